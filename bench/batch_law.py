@@ -1,13 +1,15 @@
-"""Which law do batches on the real engine obey? Padded and elastic batches of the same lengths, measured and fitted.
+"""Which law do batches on the real engine obey? Padded and elastic batches of the same lengths,
+measured and fitted.
 
     padded     k1 b + k2 + (k3 b + k4) l_max
     unpadded   k1 b + k2 + k3 sum(l) + k4 l_max
 
-Both laws are fitted to both kinds of batches; the own one must win, with a bootstrap interval over the shapes. The
-lengths are forced first (no policy can know them), then geometric by `logit_bias` on the end-of-sequence token (nobody
-knows them). The machine's speed wanders by tens of percent over seconds: every pair of batches stands between two
-reference batches of one fixed shape, and its times are divided by their speed (mean reference time / median of all
-references); the raw times are kept and judged too. Writes a table, a picture and the measurements.
+Both laws are fitted to both kinds of batches; the own one must win, with a bootstrap interval over
+the shapes. The lengths are forced first (no policy can know them), then geometric by `logit_bias`
+on the end-of-sequence token (nobody knows them). The machine's speed wanders by tens of percent
+over seconds: every pair of batches stands between two reference batches of one fixed shape, and its
+times are divided by their speed (mean reference time / median of all references); the raw times are
+kept and judged too. Writes a table, a picture and the measurements.
 
     .venv/bin/python bench/batch_law.py --output docs/batch-law
 """
@@ -65,9 +67,18 @@ def shapes(count: int, rng: np.random.Generator, *, forced: bool) -> list[Shape]
     """Sizes and length laws in turn; lengths geometric, cut at the limit."""
     found = []
     for index in range(count):
-        size, mean = SIZES[index % len(SIZES)], MEAN_LENGTHS[index // len(SIZES) % len(MEAN_LENGTHS)]
+        size, mean = (
+            SIZES[index % len(SIZES)],
+            MEAN_LENGTHS[index // len(SIZES) % len(MEAN_LENGTHS)],
+        )
         lengths = tuple(int(n) for n in np.minimum(rng.geometric(1 / mean, size), LIMIT))
-        found.append(Shape(lengths if forced else None, tuple(int(s) for s in rng.integers(1, 2**31, size)), mean))
+        found.append(
+            Shape(
+                lengths if forced else None,
+                tuple(int(s) for s in rng.integers(1, 2**31, size)),
+                mean,
+            )
+        )
     return found
 
 
@@ -76,7 +87,9 @@ REFERENCE = Shape((16,) * 8, tuple(range(8)), 16)
 
 
 class Bench:
-    """Serves shapes through the gateway's batcher and counts the engine steps in which a batch began."""
+    """Serves shapes through the gateway's batcher and counts the engine steps in which a batch
+    began.
+    """
 
     def __init__(self, engine: Engine, capabilities: Capabilities) -> None:
         self._batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
@@ -85,14 +98,18 @@ class Bench:
         self._steps: list[Step] = []
         engine.on_step = self._steps.append
 
-    async def serve(self, index: int, shape: Shape, rng: np.random.Generator, *, padded: bool) -> Observed:
+    async def serve(
+        self, index: int, shape: Shape, rng: np.random.Generator, *, padded: bool
+    ) -> Observed:
         """One batch, from its dispatch until the server is free."""
         size = len(shape.seeds)
         policy: Policy = Fixed(batch_size=size) if padded else Elastic(max_batch_size=size)
         self._batcher.switch(policy)
         self._steps.clear()
         consumers = [Awaited() for _ in shape.seeds]
-        tickets = self._batcher.submit([self._work(shape, member, rng) for member in range(size)], consumers)
+        tickets = self._batcher.submit(
+            [self._work(shape, member, rng) for member in range(size)], consumers
+        )
         for ticket, consumer in zip(tickets, consumers, strict=True):
             await consumer.answered
             ticket.released()
@@ -101,17 +118,34 @@ class Bench:
         assert at.server_free is not None
         assert at.dispatched is not None
         starts = sum(step.admitted > 0 for step in self._steps)
-        return Observed(index, padded, tuple(t.ending.output_tokens for t in tickets), at.server_free - at.dispatched, starts)
+        return Observed(
+            index,
+            padded,
+            tuple(t.ending.output_tokens for t in tickets),
+            at.server_free - at.dispatched,
+            starts,
+        )
 
     def _work(self, shape: Shape, member: int, rng: np.random.Generator) -> Work:
         self._count += 1
         prompt = rng.integers(5, self._capabilities.vocab_size, PROMPT_TOKENS).tolist()
-        request = Request(id=f"bench-{self._count}", arrived_at=self._batcher.now(), prompt_tokens=PROMPT_TOKENS, max_output_tokens=LIMIT)
+        request = Request(
+            id=f"bench-{self._count}",
+            arrived_at=self._batcher.now(),
+            prompt_tokens=PROMPT_TOKENS,
+            max_output_tokens=LIMIT,
+        )
         if shape.lengths is not None:
-            return Work(request, prompt, Sampling(max_tokens=LIMIT, temperature=0.0), shape.lengths[member])
+            return Work(
+                request, prompt, Sampling(max_tokens=LIMIT, temperature=0.0), shape.lengths[member]
+            )
         bias = math.log((self._capabilities.vocab_size - 1) / (shape.mean_length - 1))
         eos = min(self._capabilities.eos_token_ids)
-        return Work(request, prompt, Sampling(max_tokens=LIMIT, seed=shape.seeds[member], logit_bias={eos: bias}))
+        return Work(
+            request,
+            prompt,
+            Sampling(max_tokens=LIMIT, seed=shape.seeds[member], logit_bias={eos: bias}),
+        )
 
 
 async def measure(count: int, repeats: int, seed: int, *, forced: bool) -> list[Observed]:
@@ -128,7 +162,9 @@ async def measure(count: int, repeats: int, seed: int, *, forced: bool) -> list[
         pairs, references = [], [await bench.serve(-1, REFERENCE, rng, padded=True)]
         for done, index in enumerate(order):
             pair = [
-                await bench.serve(index, wanted[index], np.random.default_rng(prompts[index]), padded=bool(padded))
+                await bench.serve(
+                    index, wanted[index], np.random.default_rng(prompts[index]), padded=bool(padded)
+                )
                 for padded in rng.permutation(2)
             ]
             pairs.append(pair)
@@ -137,28 +173,50 @@ async def measure(count: int, repeats: int, seed: int, *, forced: bool) -> list[
         print()
         times = np.array([reference.service_time for reference in references])
         speeds = (times[:-1] + times[1:]) / 2 / np.median(times)
-        return [replace(one, speed=float(speed)) for pair, speed in zip(pairs, speeds, strict=True) for one in pair]
+        return [
+            replace(one, speed=float(speed))
+            for pair, speed in zip(pairs, speeds, strict=True)
+            for one in pair
+        ]
     finally:
         await engine.stop()
 
 
 def medians(observed: Sequence[Observed], *, padded: bool, raw: bool = False) -> list[Measured]:
-    """The median service time of every shape, by the lengths that it really had, at the machine's median speed."""
+    """The median service time of every shape, by the lengths that it really had, at the
+    machine's median speed.
+    """
     times: dict[tuple[int, tuple[int, ...]], list[float]] = {}
     for one in observed:
         if one.padded == padded:
-            times.setdefault((one.shape, one.lengths), []).append(one.service_time / (1.0 if raw else one.speed))
-    return [Measured(lengths, len(lengths) * PROMPT_TOKENS, float(np.median(all_))) for (_, lengths), all_ in times.items()]
+            times.setdefault((one.shape, one.lengths), []).append(
+                one.service_time / (1.0 if raw else one.speed)
+            )
+    return [
+        Measured(lengths, len(lengths) * PROMPT_TOKENS, float(np.median(all_)))
+        for (_, lengths), all_ in times.items()
+    ]
 
 
 def mape(batches: Sequence[Measured], *, padded_law: bool) -> float:
     """Mean absolute percentage error of a law fitted to these batches."""
     law = fit_law(batches, np.random.default_rng(0), padded=padded_law, bootstrap=0).law
-    return float(np.mean([abs(batch.service_time / lawful(law, batch, padded_law=padded_law) - 1) for batch in batches]))
+    return float(
+        np.mean(
+            [
+                abs(batch.service_time / lawful(law, batch, padded_law=padded_law) - 1)
+                for batch in batches
+            ]
+        )
+    )
 
 
-def verdict(observed: Sequence[Observed], rng: np.random.Generator, *, padded: bool) -> dict[str, object]:
-    """The own law's error, the other's, and the interval of the difference over resampled shapes."""
+def verdict(
+    observed: Sequence[Observed], rng: np.random.Generator, *, padded: bool
+) -> dict[str, object]:
+    """The own law's error, the other's, and the interval of the difference over resampled
+    shapes.
+    """
     batches = medians(observed, padded=padded)
     differences = []
     for _ in range(BOOTSTRAP):
@@ -195,7 +253,15 @@ def draw(observed: Sequence[Observed], name: str, path: Path) -> None:
         for law_padded, colour, mark in ((padded, "#1f4e79", "o"), (not padded, "#e07b39", "x")):
             law = fit_law(batches, np.random.default_rng(0), padded=law_padded, bootstrap=0).law
             fitted = [1e3 * lawful(law, batch, padded_law=law_padded) for batch in batches]
-            axis.plot(fitted, measured, mark, ms=4, color=colour, alpha=0.8, label=f"{'padded' if law_padded else 'unpadded'} law")
+            axis.plot(
+                fitted,
+                measured,
+                mark,
+                ms=4,
+                color=colour,
+                alpha=0.8,
+                label=f"{'padded' if law_padded else 'unpadded'} law",
+            )
         ends = [0, measured.max() * 1.05]
         axis.plot(ends, ends, lw=0.8, color="grey")
         axis.set_title(f"{'padded' if padded else 'elastic'} batches, {name} lengths", fontsize=10)
@@ -213,28 +279,44 @@ def lawful(law: LatencyModel, batch: Measured, *, padded_law: bool) -> float:
 
 def report(observed: Sequence[Observed], name: str, run: dict[str, object], folder: Path) -> None:
     """Verdicts on the terminal; data and picture in the folder."""
-    verdicts = [verdict(observed, np.random.default_rng(1), padded=padded) for padded in (True, False)]
+    verdicts = [
+        verdict(observed, np.random.default_rng(1), padded=padded) for padded in (True, False)
+    ]
     for one in verdicts:
         print(json.dumps({"lengths": name} | one))
     folder.mkdir(parents=True, exist_ok=True)
-    found = run | {"lengths": name, "verdicts": verdicts, "batches": [asdict(one) for one in observed]}
+    found = run | {
+        "lengths": name,
+        "verdicts": verdicts,
+        "batches": [asdict(one) for one in observed],
+    }
     (folder / f"{name}.json").write_text(json.dumps(found) + "\n")
     draw(observed, name, folder / f"{name}.png")
 
 
 def main() -> None:
     """Measure, judge, draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("runs/batch-law"))
     parser.add_argument("--lengths", choices=("forced", "geometric", "both"), default="both")
     parser.add_argument("--shapes", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    run = {"seed": options.seed, "shapes": options.shapes, "repeats": options.repeats, "hardware": hardware(), "versions": versions()}
+    run = {
+        "seed": options.seed,
+        "shapes": options.shapes,
+        "repeats": options.repeats,
+        "hardware": hardware(),
+        "versions": versions(),
+    }
     for name in ("forced", "geometric"):
         if options.lengths in (name, "both"):
-            observed = asyncio.run(measure(options.shapes, options.repeats, options.seed, forced=name == "forced"))
+            observed = asyncio.run(
+                measure(options.shapes, options.repeats, options.seed, forced=name == "forced")
+            )
             report(observed, name, run, options.output)
 
 

@@ -1,15 +1,18 @@
-"""What does a client library cost? aiohttp, httpx, httpcore, and what Kendall has instead (httptools, loadgen/sending/client/wire.py).
+"""What does a client library cost? aiohttp, httpx, httpcore, and what Kendall has instead
+(httptools, loadgen/sending/client/wire.py).
 
-All read the same answers of the same server (a child that writes server-sent events by hand) in one run, in turn, eight
+All read the same answers of the same server (a child that writes server-sent events by hand) in one
+run, in turn, eight
 streams at a time, connections kept open. Two lengths of answers give two numbers:
 
     per token    (time with LONG tokens - time with one) / (LONG - 1)
     per request  time with one token
 
-in microseconds of the client's processor time, median of the rounds. Every token comes in a write of its own, as a
-gateway sends them. A third number is the closest that one sender can bring two requests: the time from the decision to
-send one until the loop is free for the next, with the bytes of the first handed to the kernel. The libraries' answers
-are only read; Kendall's row also parses the events and makes the record.
+in microseconds of the client's processor time, median of the rounds. Every token comes in a write
+of its own, as a gateway sends them. A third number is the closest that one sender can bring two
+requests: the time from the decision to send one until the loop is free for the next, with the bytes
+of the first handed to the kernel. The libraries' answers are only read; Kendall's row also parses
+the events and makes the record.
 
     .venv/bin/python bench/client_library.py
 """
@@ -41,13 +44,22 @@ from loadgen.sending.urgency import urgent
 LONG = 51
 STREAMS = 8
 TOKEN = (
-    b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
+    b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m",'
+    b'"choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n'
 )
-END = TOKEN.replace(b"null}", b'"length"}') + b'data: {"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+END = (
+    TOKEN.replace(b"null}", b'"length"}')
+    + b'data: {"choices":[],"usage":{"prompt_tokens":16,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 Post = Callable[[bytes], Awaitable[None]]
 HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
-BODY = {"model": "m", "stream": True, "prompt": list(range(10, 42)), "stream_options": {"include_usage": True}}
+BODY = {
+    "model": "m",
+    "stream": True,
+    "prompt": list(range(10, 42)),
+    "stream_options": {"include_usage": True},
+}
 
 
 def framed(data: bytes) -> bytes:
@@ -131,7 +143,9 @@ async def with_httpx(url: str) -> AsyncIterator[Post]:
     async with httpx.AsyncClient(timeout=None, limits=limits, headers=HEADERS) as client:
 
         async def post(body: bytes) -> None:
-            async with client.stream("POST", url, content=body, headers={"x-request-id": "a"}) as response:
+            async with client.stream(
+                "POST", url, content=body, headers={"x-request-id": "a"}
+            ) as response:
                 async for _ in response.aiter_raw():
                     pass
 
@@ -141,7 +155,9 @@ async def with_httpx(url: str) -> AsyncIterator[Post]:
 @asynccontextmanager
 async def with_httpcore(url: str) -> AsyncIterator[Post]:
     """The layer below httpx."""
-    async with httpcore.AsyncConnectionPool(max_connections=None, max_keepalive_connections=None) as pool:
+    async with httpcore.AsyncConnectionPool(
+        max_connections=None, max_keepalive_connections=None
+    ) as pool:
 
         async def post(body: bytes) -> None:
             headers = {**HEADERS, "x-request-id": "a"}
@@ -152,7 +168,12 @@ async def with_httpcore(url: str) -> AsyncIterator[Post]:
         yield post
 
 
-LIBRARIES = {"aiohttp": with_aiohttp, "httpcore": with_httpcore, "httpx": with_httpx, "httptools, as Kendall": with_wire}
+LIBRARIES = {
+    "aiohttp": with_aiohttp,
+    "httpcore": with_httpcore,
+    "httpx": with_httpx,
+    "httptools, as Kendall": with_wire,
+}
 
 
 def processor_time() -> float:
@@ -184,7 +205,9 @@ async def closest(post: Post, pairs: int = 200) -> float:
         begins.append(now())
         await post(body)
 
-    with urgent():  # as senders are; else the server that is woken by the first may take the processor from the second
+    # as senders are; else the server that is woken by the first may take the processor from the
+    # second
+    with urgent():
         for _ in range(pairs):
             begins: list[float] = []
             await asyncio.gather(timed(begins), timed(begins))
@@ -198,9 +221,17 @@ async def measure(url: str, rounds: int, requests: int) -> dict[str, tuple[float
     for _ in range(rounds):
         for name, opened in LIBRARIES.items():
             async with opened(url) as post:
-                one, many = await cost(post, 1, requests), await cost(post, LONG, max(requests // 8, STREAMS))
-                found[name].append((one * 1e6, (many - one) / (LONG - 1) * 1e6, await closest(post) * 1e6))
-    return {name: tuple(map(statistics.median, zip(*rounds_, strict=True))) for name, rounds_ in found.items()}
+                one, many = (
+                    await cost(post, 1, requests),
+                    await cost(post, LONG, max(requests // 8, STREAMS)),
+                )
+                found[name].append(
+                    (one * 1e6, (many - one) / (LONG - 1) * 1e6, await closest(post) * 1e6)
+                )
+    return {
+        name: tuple(map(statistics.median, zip(*rounds_, strict=True)))
+        for name, rounds_ in found.items()
+    }
 
 
 async def ready(port: int) -> None:
@@ -219,7 +250,9 @@ async def run(arguments: argparse.Namespace) -> dict[str, tuple[float, ...]]:
     child = await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve", str(port))
     try:
         await ready(port)
-        return await measure(f"http://127.0.0.1:{port}/v1/completions", arguments.rounds, arguments.requests)
+        return await measure(
+            f"http://127.0.0.1:{port}/v1/completions", arguments.rounds, arguments.requests
+        )
     finally:
         child.terminate()
         await child.wait()
@@ -227,7 +260,9 @@ async def run(arguments: argparse.Namespace) -> dict[str, tuple[float, ...]]:
 
 def main() -> None:
     """Print the table; JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--json", type=Path)
@@ -238,12 +273,24 @@ def main() -> None:
         return
     found = asyncio.run(run(arguments))
     request, token, _ = found["aiohttp"]
-    print(f"{'':24}{'us/request':>11}{'of aiohttp':>11}{'us/token':>10}{'of aiohttp':>11}{'us apart':>10}")
+    print(
+        f"{'':24}{'us/request':>11}{'of aiohttp':>11}{'us/token':>10}{'of aiohttp':>11}{'us apart':>10}"
+    )
     for name, (per_request, per_token, apart) in found.items():
-        print(f"{name:24}{per_request:11.0f}{per_request / request:10.2f}x{per_token:10.1f}{per_token / token:10.2f}x{apart:10.0f}")
+        print(
+            f"{name:24}{per_request:11.0f}{per_request / request:10.2f}x{per_token:10.1f}{per_token / token:10.2f}x{apart:10.0f}"
+        )
     if arguments.json:
-        names = {"aiohttp": aiohttp.__version__, "httpx": httpx.__version__, "httpcore": httpcore.__version__}
-        arguments.json.write_text(json.dumps({"found": found, "versions": versions() | names, "hardware": hardware()}, indent=1))
+        names = {
+            "aiohttp": aiohttp.__version__,
+            "httpx": httpx.__version__,
+            "httpcore": httpcore.__version__,
+        }
+        arguments.json.write_text(
+            json.dumps(
+                {"found": found, "versions": versions() | names, "hardware": hardware()}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""The law of a 7-billion-weight Llama on a GPU: measured with a plain PyTorch decode loop and static batches, then fitted.
+"""The law of a 7-billion-weight Llama on a GPU: measured with a plain PyTorch decode loop and
+static batches, then fitted.
 
-Two commands, on two machines if need be. The first needs python3, PyTorch (2.4 or newer) and NumPy, and no network: the weights
-are random. It ends within its budget, whatever was measured by then, and writes every batch to OUTPUT/NAME.jsonl as it comes:
+Two commands, on two machines if need be. The first needs python3, PyTorch (2.4 or newer) and NumPy,
+and no network: the weights
+are random. It ends within its budget, whatever was measured by then, and writes every batch to
+OUTPUT/NAME.jsonl as it comes:
 
     python3 bench/gpu_law.py --device cuda --name llama-7b-h100 --output runs/gpu-law
 
-The second needs this project's environment and no GPU; it writes OUTPUT/NAME.json, a profile that --latency reads, and
+The second needs this project's environment and no GPU; it writes OUTPUT/NAME.json, a profile that
+--latency reads, and
 OUTPUT/NAME.md, the tables. Several raw files of one machine are taken together:
 
-    .venv/bin/python bench/gpu_law.py --fit runs/gpu-law/llama-7b-h100.jsonl --name llama-7b-h100 --output runs/gpu-law
+    .venv/bin/python bench/gpu_law.py --fit runs/gpu-law/llama-7b-h100.jsonl --name llama-7b-h100
+    --output runs/gpu-law
 
-Without a GPU and without --device it says so and measures nothing; `--model tiny --device cpu` tries it.
+Without a GPU and without --device it says so and measures nothing; `--model tiny --device cpu`
+tries it.
 """
 
 from __future__ import annotations
@@ -42,33 +48,69 @@ def numbers(text: str) -> list[int]:
 
 def parser() -> argparse.ArgumentParser:
     """The options; those of the shape override the preset's."""
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--fit", nargs="+", type=Path, metavar="RAW", help="fit these raw files instead of measuring")
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument(
+        "--fit",
+        nargs="+",
+        type=Path,
+        metavar="RAW",
+        help="fit these raw files instead of measuring",
+    )
     found.add_argument("--name", default="gpu-law", help="of the files and of the profile")
     found.add_argument("--output", type=Path, default=Path("runs/gpu-law"), help="folder")
-    found.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="auto: the GPU, or nothing")
-    found.add_argument("--model", choices=tuple(PRESETS), default="llama-7b", help="shape of the model")
+    found.add_argument(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="auto: the GPU, or nothing",
+    )
+    found.add_argument(
+        "--model", choices=tuple(PRESETS), default="llama-7b", help="shape of the model"
+    )
     for field in fields(Shape):
-        found.add_argument(f"--{field.name}", type=int, help="of the model, instead of the preset's")
+        found.add_argument(
+            f"--{field.name}", type=int, help="of the model, instead of the preset's"
+        )
     found.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
     found.add_argument("--batch-sizes", type=numbers, default=[1, 2, 4, 8, 16, 32, 64])
-    found.add_argument("--prompt-tokens", type=numbers, default=[128, 32, 512], help="the first with every output length")
+    found.add_argument(
+        "--prompt-tokens",
+        type=numbers,
+        default=[128, 32, 512],
+        help="the first with every output length",
+    )
     found.add_argument("--output-tokens", type=numbers, default=[16, 64, 256, 1024])
-    found.add_argument("--repeats", type=int, default=5, help="rounds over all cells; six or more if time is left")
-    found.add_argument("--budget-seconds", type=float, default=540.0, help="no batch is begun that would end later")
-    found.add_argument("--seed", type=int, default=1, help="of the order, the weights and the prompts")
+    found.add_argument(
+        "--repeats", type=int, default=5, help="rounds over all cells; six or more if time is left"
+    )
+    found.add_argument(
+        "--budget-seconds", type=float, default=540.0, help="no batch is begun that would end later"
+    )
+    found.add_argument(
+        "--seed", type=int, default=1, help="of the order, the weights and the prompts"
+    )
     return found
 
 
 def shape_of(options: argparse.Namespace) -> Shape:
     """The preset with what was given instead."""
-    given = {field.name: getattr(options, field.name) for field in fields(Shape) if getattr(options, field.name) is not None}
+    given = {
+        field.name: getattr(options, field.name)
+        for field in fields(Shape)
+        if getattr(options, field.name) is not None
+    }
     return replace(PRESETS[options.model], **given)
 
 
 def lacking() -> list[str]:
     """What measuring needs and this machine does not have."""
-    return [f"the package {name}" for name in ("torch", "numpy") if importlib.util.find_spec(name) is None]
+    return [
+        f"the package {name}"
+        for name in ("torch", "numpy")
+        if importlib.util.find_spec(name) is None
+    ]
 
 
 def choose_device(asked: str) -> str | None:
@@ -87,38 +129,71 @@ def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
 
     sizes = sizes_that_fit(options, free_memory(device))
     if not sizes:
-        return refuse(f"got {free_memory(device) / 1e9:.0f} GB of free device memory; expected room for the weights and one sequence")
+        return refuse(
+            f"got {free_memory(device) / 1e9:.0f} GB of free device memory; expected room for the "
+            "weights and one sequence"
+        )
     cells = cells_of(sizes, options.prompt_tokens, options.output_tokens)
     joules, facts = energy_counter(device)
-    header = configuration(options, sizes) | {"machine": machine(device) | facts, "versions": versions(), "date": now()}
+    header = configuration(options, sizes) | {
+        "machine": machine(device) | facts,
+        "versions": versions(),
+        "date": now(),
+    }
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"{options.name}.jsonl"
     with path.open("w") as file:
         write = line_writer(file)
         write(header)
-        bench = Bench(shape_of(options), cells, device=device, dtype=DTYPES[options.dtype], seed=options.seed)
+        bench = Bench(
+            shape_of(options), cells, device=device, dtype=DTYPES[options.dtype], seed=options.seed
+        )
         until = began + options.budget_seconds
-        served = measure(bench, cells, repeats=options.repeats, seed=options.seed, until=until, joules=joules, write=write)
-    print(f"{served} of {options.repeats * len(cells)} batches in {perf_counter() - began:.0f} s: {path}")
+        served = measure(
+            bench,
+            cells,
+            repeats=options.repeats,
+            seed=options.seed,
+            until=until,
+            joules=joules,
+            write=write,
+        )
+    print(
+        f"{served} of {options.repeats * len(cells)} batches in {perf_counter() - began:.0f} s: "
+        f"{path}"
+    )
     return 0
 
 
 def sizes_that_fit(options: argparse.Namespace, memory: float) -> list[int]:
     """The batch sizes that `memory` bytes hold; those left out are named."""
     tokens = longest(cells_of([1], options.prompt_tokens, options.output_tokens))
-    sizes = fitting(options.batch_sizes, shape_of(options), tokens, NUMBER_BYTES[options.dtype], memory)
+    sizes = fitting(
+        options.batch_sizes, shape_of(options), tokens, NUMBER_BYTES[options.dtype], memory
+    )
     left_out = sorted(set(options.batch_sizes) - set(sizes))
     if left_out:
-        print(f"left out, since weights and cache would fill more than 0.9 of the memory: b = {', '.join(map(str, left_out))}")
+        print(
+            "left out, since weights and cache would fill more than 0.9 of the memory: b = "
+            f"{', '.join(map(str, left_out))}"
+        )
     return sizes
 
 
 def configuration(options: argparse.Namespace, sizes: list[int]) -> dict[str, Any]:
     """What was asked for, and the batch sizes that fit."""
-    shape, names = shape_of(options), ("seed", "prompt_tokens", "output_tokens", "repeats", "budget_seconds")
+    shape, names = (
+        shape_of(options),
+        ("seed", "prompt_tokens", "output_tokens", "repeats", "budget_seconds"),
+    )
     model = options.model if shape == PRESETS[options.model] else f"changed {options.model}"
     asked = {name: getattr(options, name) for name in names}
-    return {"model": model, "shape": asdict(shape), "dtype": DTYPES[options.dtype], "batch_sizes": sizes} | asked
+    return {
+        "model": model,
+        "shape": asdict(shape),
+        "dtype": DTYPES[options.dtype],
+        "batch_sizes": sizes,
+    } | asked
 
 
 def fit_all(options: argparse.Namespace) -> int:
@@ -154,7 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reasons = lacking()
     device = None if reasons else choose_device(options.device)
     if device is None:
-        print(f"nothing measured: this machine lacks {', '.join(reasons) or 'a CUDA device that PyTorch sees'}", file=sys.stderr)
+        print(
+            "nothing measured: this machine lacks "
+            f"{', '.join(reasons) or 'a CUDA device that PyTorch sees'}",
+            file=sys.stderr,
+        )
         return 0 if options.device == "auto" else 1  # `make bench` goes on without a GPU
     return measure_all(options, device, began)
 

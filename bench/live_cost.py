@@ -1,19 +1,24 @@
-"""What the live model costs: the share of one core, and the pauses it puts into the event loop, at 500 requests/s.
+"""What the live model costs: the share of one core, and the pauses it puts into the event loop, at
+500 requests/s.
 
-Each policy serves a simulated run at 500 requests/s and load 0.6; its records go into the feed in the order of their ends, its
-arrivals in theirs, as in the gateway. Every 5 s of the run the feed is taken, pickled, unpickled and added to the mirror, and
-the window is assessed, with what the last assessment handed on. Looks are counted once the window has reached its full
-number of rows. CPU seconds are `process_time`, all in one process (the gateway's part and the predicting process's):
+Each policy serves a simulated run at 500 requests/s and load 0.6; its records go into the feed in
+the order of their ends, its arrivals in theirs, as in the gateway. Every 5 s of the run the feed is
+taken, pickled, unpickled and added to the mirror, and the window is assessed, with what the last
+assessment handed on. Looks are counted once the window has reached its full
+number of rows. CPU seconds are `process_time`, all in one process (the gateway's part and the
+predicting process's):
 
-    share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5 s
-    total = share + what-ifs / 60 s
+    share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5
+    s total = share + what-ifs / 60 s
 
-Each look hands its assessment to the next; the sensitivity and the exact prediction that are renewed every minute, or when
-the estimates have moved, are within the looks with their true frequency: the looks cover two minutes. Compilation of the simulator
-is over before (it is kept on disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in CPU
-seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS has one thread, as in the
-predicting process. A look includes the plain values that `/admin/prediction` shows; not in here are the autopilot (off by default),
-what the interpreter and the pool's pipe do besides, and starting the process (seconds, once).
+Each look hands its assessment to the next; the sensitivity and the exact prediction that are
+renewed every minute, or when the estimates have moved, are within the looks with their true
+frequency: the looks cover two minutes. Compilation of the simulator is over before (it is kept on
+disk). Pauses of the event loop: feeding by request, in wall seconds; take and pickle by look, in
+CPU seconds and in wall seconds, which on a busy machine hold what others did meanwhile. OpenBLAS
+has one thread, as in the predicting process. A look includes the plain values that
+`/admin/prediction` shows; not in here are the autopilot (off by default), what the interpreter and
+the pool's pipe do besides, and starting the process (seconds, once).
 
     .venv/bin/python bench/live_cost.py [--json FILE] [--policy TEXT ...]
 """
@@ -58,7 +63,9 @@ LOOKS = 24  # two minutes of them
 ALLOWED = 0.03  # of one core
 LONGEST_PAUSE = 1e-3  # seconds, p99
 LENGTHS = parse_distribution("lognormal:mu=3.85,sigma=0.7", 256)
-LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15)  # of the small engine of docs, before it is scaled
+LAW = LatencyModel(
+    k1=0.0003, k2=0.0014, k3=0.00002, k4=0.0012, cv=0.15
+)  # of the small engine of docs, before it is scaled
 LIMITS = Limits(max_output_tokens=256, max_num_seqs=64)
 POLICIES = (
     "single",
@@ -91,16 +98,27 @@ class Costs:
 
     def share(self, rate: float) -> float:
         """Of one core."""
-        per_look = [sum(parts) for parts in zip(self.handing, self.reading, self.assessing, strict=True)]
+        per_look = [
+            sum(parts) for parts in zip(self.handing, self.reading, self.assessing, strict=True)
+        ]
         return self.per_request * rate + float(np.mean(per_look)) / EVERY
 
 
 def scaled(policy: str) -> Model:
     """The queue whose load is `LOAD` at `RATE`."""
-    plain = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=LIMITS.max_num_seqs)
+    plain = Model(
+        policy=parse_policy(policy),
+        output_tokens=LENGTHS,
+        law=LAW,
+        max_num_seqs=LIMITS.max_num_seqs,
+    )
     factor = LOAD * plain.largest_stable_rate / RATE
-    law = LatencyModel(**{name: factor * getattr(LAW, name) for name in ("k1", "k2", "k3", "k4")}, cv=LAW.cv)
-    return Model(policy=plain.policy, output_tokens=LENGTHS, law=law, max_num_seqs=LIMITS.max_num_seqs)
+    law = LatencyModel(
+        **{name: factor * getattr(LAW, name) for name in ("k1", "k2", "k3", "k4")}, cv=LAW.cv
+    )
+    return Model(
+        policy=plain.policy, output_tokens=LENGTHS, law=law, max_num_seqs=LIMITS.max_num_seqs
+    )
 
 
 def events(model: Model, seconds: float) -> Iterator[tuple[float, Record | None]]:
@@ -144,8 +162,12 @@ def slices(model: Model, looks: int) -> Iterator[list[tuple[float, Record | None
         kept.append((at, record))
 
 
-def feed_all(feed: Feed, part: Sequence[tuple[float, Record | None]], costs: Costs, *, timed: bool) -> None:
-    """One slice; `timed`: with the wall time of each call (then the CPU time is not counted: the clock costs as much as the call)."""
+def feed_all(
+    feed: Feed, part: Sequence[tuple[float, Record | None]], costs: Costs, *, timed: bool
+) -> None:
+    """One slice; `timed`: with the wall time of each call (then the CPU time is not counted: the
+    clock costs as much as the call).
+    """
     on_arrival, on_record, clock = feed.on_arrival, feed.on_record, time.perf_counter
     if timed:
         for at, record in part:
@@ -213,7 +235,9 @@ def measure(policy: str) -> dict[str, Any]:
             costs.handing, costs.reading, costs.assessing = [], [], []
         if number == filling + LOOKS:
             break
-    return summary(policy, model, costs, found) | {"look_bytes": _allocated(predicting, number * EVERY)}
+    return summary(policy, model, costs, found) | {
+        "look_bytes": _allocated(predicting, number * EVERY)
+    }
 
 
 def _allocated(predicting: Predicting, now: float) -> int:
@@ -229,10 +253,23 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     """Milliseconds, microseconds and shares of one core."""
     feeding, handing = np.array(costs.feeding_pauses), np.array(costs.handing_pauses)
     began = time.process_time()
-    predict_model(Model(policy=model.policy, output_tokens=LENGTHS, law=model.law, max_num_seqs=model.max_num_seqs), RATE)
+    predict_model(
+        Model(
+            policy=model.policy,
+            output_tokens=LENGTHS,
+            law=model.law,
+            max_num_seqs=model.max_num_seqs,
+        ),
+        RATE,
+    )
     predicting = time.process_time() - began
     began = time.process_time()
-    what_ifs(found.estimates, model.law, Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens), LIMITS)
+    what_ifs(
+        found.estimates,
+        model.law,
+        Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
+        LIMITS,
+    )
     wondering = time.process_time() - began
     return {
         "policy": policy,
@@ -258,13 +295,32 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     }
 
 
-COLUMNS = ("feed_us", "hand_over_ms", "read_ms", "assess_ms", "assess_max_ms", "predict_ms", "what_if_ms", "share", "total")
-MORE = ("feed_p99_us", "feed_max_us", "take_cpu_max_us", "take_p50_us", "take_max_us", "pause_p99_us")
+COLUMNS = (
+    "feed_us",
+    "hand_over_ms",
+    "read_ms",
+    "assess_ms",
+    "assess_max_ms",
+    "predict_ms",
+    "what_if_ms",
+    "share",
+    "total",
+)
+MORE = (
+    "feed_p99_us",
+    "feed_max_us",
+    "take_cpu_max_us",
+    "take_p50_us",
+    "take_max_us",
+    "pause_p99_us",
+)
 
 
 def main() -> int:
     """Measure, print, and fail where the share or the pauses are beyond what is allowed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--policy", action="append", help="policy text; repeatable (default: six)")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args()
@@ -274,15 +330,37 @@ def main() -> int:
         found = measure(policy)
         measured.append(found)
         numbers = (f"{found[name]:13.4g}" for name in (*COLUMNS, *MORE))
-        print(policy.ljust(30), *numbers, f"{found['look_bytes'] / 2**20:7.1f}", found["verdict"], *found["failing"], flush=True)
+        print(
+            policy.ljust(30),
+            *numbers,
+            f"{found['look_bytes'] / 2**20:7.1f}",
+            found["verdict"],
+            *found["failing"],
+            flush=True,
+        )
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    good = all(each["total"] < ALLOWED and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6 for each in measured)
+    good = all(
+        each["total"] < ALLOWED
+        and max(each["pause_p99_us"], each["take_cpu_max_us"]) < LONGEST_PAUSE * 1e6
+        for each in measured
+    )
     share, total = (max(each[name] for each in measured) for name in ("share", "total"))
-    print(f"largest share of one core {share:.2%}, with what-ifs {total:.2%}; largest resident memory {resident:.0f} MiB")
+    print(
+        f"largest share of one core {share:.2%}, with what-ifs {total:.2%}; largest resident "
+        f"memory {resident:.0f} MiB"
+    )
     print("within 3 % of one core and 1 ms" if good else "NOT within 3 % of one core and 1 ms")
     if options.json:
         options.json.write_text(
-            json.dumps({"rate": RATE, "hardware": hardware(), "resident_mib": resident, "policies": measured}, indent=1)
+            json.dumps(
+                {
+                    "rate": RATE,
+                    "hardware": hardware(),
+                    "resident_mib": resident,
+                    "policies": measured,
+                },
+                indent=1,
+            )
         )
     return 0 if good else 1
 

@@ -1,14 +1,17 @@
-"""What the live model costs a running gateway at 500 requests/s: the predicting process's CPU, and how late the event loop runs.
+"""What the live model costs a running gateway at 500 requests/s: the predicting process's CPU, and
+how late the event loop runs.
 
-The same load, an emulated engine, two gateways in turn: one predicts every 5 s and asks what-ifs every minute, the other never
-predicts. In each, a thread pings the event loop every 2 ms. Compared are the last seconds of each run, behind the start of the
-predicting process and one round of what-ifs; differences are of medians over the rounds, printed beside each round.
+The same load, an emulated engine, two gateways in turn: one predicts every 5 s and asks what-ifs
+every minute, the other never predicts. In each, a thread pings the event loop every 2 ms. Compared
+are the last seconds of each run, behind the start of the predicting process and one round of
+what-ifs; differences are of medians over the rounds, printed beside each round.
 
     predicting    CPU seconds of the predicting process per second of the run, from /proc
     gateway       the same of the gateway's own process; its difference is what handing over costs (and the machine's noise)
     late p99      of the pings, milliseconds; its difference is what is added to the event loop
 
-What the gateway pays per request for feeding the live model is paid by both: bench/live_cost.py measures it alone.
+What the gateway pays per request for feeding the live model is paid by both: bench/live_cost.py
+measures it alone.
 
     .venv/bin/python bench/live_gateway_cost.py [--rounds 3] [--seconds 75] [--json FILE]
 """
@@ -56,7 +59,11 @@ def helpers(gateway: int) -> Iterator[int]:
     """The processes of the gateway's session besides itself."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and int(entry.name) != gateway and os.getsid(int(entry.name)) == gateway:
+            if (
+                entry.name.isdigit()
+                and int(entry.name) != gateway
+                and os.getsid(int(entry.name)) == gateway
+            ):
                 yield int(entry.name)
 
 
@@ -64,12 +71,25 @@ async def one(folder: Path, seconds: float, *, predicts: bool, seed: int) -> dic
     """One run; shares of a core, lateness in seconds."""
     pings = folder / f"pings-{seed}-{predicts}.bin"
     os.environ[PINGS_FILE] = str(pings)
-    arguments = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", "capped:max_batch_size=32", "--allow-forced-lengths"]
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        LAW,
+        "--policy",
+        "capped:max_batch_size=32",
+        "--allow-forced-lengths",
+    ]
     arguments += LIVE if predicts else ["--prediction-interval", "0"]
     async with PingedGateway(arguments, free_port(0), pings.with_suffix(".log")) as gateway:
         await gateway.ready()
         timetable = draw(RATE, int(RATE * (WARM + seconds)), seed, PROMPTS, LENGTHS)
-        load = asyncio.create_task(run_load(Target(base_url=gateway.url, model="tiny", max_tokens=LONGEST), timetable, seed=seed))
+        load = asyncio.create_task(
+            run_load(
+                Target(base_url=gateway.url, model="tiny", max_tokens=LONGEST), timetable, seed=seed
+            )
+        )
         await asyncio.sleep(WARM)
         began, others = time.perf_counter(), list(helpers(gateway.pid))
         before = cpu(gateway.pid), sum(map(cpu, others))
@@ -98,7 +118,10 @@ async def rounds(count: int, seconds: float, folder: Path) -> list[dict[bool, di
             this[predicts] = run = await one(folder, seconds, predicts=predicts, seed=number)
             name = "predicts" if predicts else "does not"
             shares = f"predicting {run['predicting']:6.2%}  gateway {run['gateway']:6.2%}"
-            lateness = f"late p50 {run['late_p50'] * 1e3:.3f}  p99 {run['late_p99'] * 1e3:.3f}  max {run['late_max'] * 1e3:.1f} ms"
+            lateness = (
+                f"late p50 {run['late_p50'] * 1e3:.3f}  p99 {run['late_p99'] * 1e3:.3f}  "
+                f"max {run['late_max'] * 1e3:.1f} ms"
+            )
             print(f"round {number + 1}  {name}  {shares}  {lateness}", flush=True)
         found.append(this)
     return found
@@ -106,13 +129,18 @@ async def rounds(count: int, seconds: float, folder: Path) -> list[dict[bool, di
 
 def summary(found: list[dict[bool, dict[str, float]]]) -> dict[str, Any]:
     """Medians over the rounds."""
-    added = {name: median(each[True][name] - each[False][name] for each in found) for name in ("predicting", "gateway", "late_p99")}
+    added = {
+        name: median(each[True][name] - each[False][name] for each in found)
+        for name in ("predicting", "gateway", "late_p99")
+    }
     return {"rate": RATE, "rounds": found, "added": added, "hardware": hardware()}
 
 
 def main() -> int:
     """Measure, print; 1 where it costs more than is allowed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=75.0, help="of each measurement")
     parser.add_argument("--json", type=Path, help="file for the numbers")
@@ -121,8 +149,13 @@ def main() -> int:
         whole = summary(asyncio.run(rounds(options.rounds, options.seconds, Path(folder))))
     added = whole["added"]
     good = added["predicting"] < ALLOWED and added["late_p99"] < ALLOWED_LATE
-    shares = f"predicting process {added['predicting']:.2%} of a core, gateway {added['gateway']:+.2%}"
-    late, verdict = f"event loop p99 {added['late_p99'] * 1e3:+.3f} ms", "within" if good else "NOT within"
+    shares = (
+        f"predicting process {added['predicting']:.2%} of a core, gateway {added['gateway']:+.2%}"
+    )
+    late, verdict = (
+        f"event loop p99 {added['late_p99'] * 1e3:+.3f} ms",
+        "within" if good else "NOT within",
+    )
     print(f"added at {RATE:g} requests/s: {shares}, {late}: {verdict} 3 % and 1 ms")
     if options.json:
         options.json.write_text(json.dumps(whole, indent=1))

@@ -1,8 +1,10 @@
-"""Is the live prediction right on a real engine? Six policies at four loads, unattended, one file per cell, then a page.
+"""Is the live prediction right on a real engine? Six policies at four loads, unattended, one file
+per cell, then a page.
 
-Starts a gateway with the tiny model, calibrates the law's shape once, and sends every policy stationary Poisson load until the
-mean delay is known to 7 % or the cell's share of the time is over. What the gateway itself predicted while it served is set
-beside what its records say of the same window. The machine should be quiet: no compiler, no browser, no other analysis.
+Starts a gateway with the tiny model, calibrates the law's shape once, and sends every policy
+stationary Poisson load until the mean delay is known to 7 % or the cell's share of the time is
+over. What the gateway itself predicted while it served is set beside what its records say of the
+same window. The machine should be quiet: no compiler, no browser, no other analysis.
 
     .venv/bin/python bench/live_validation.py                          all 24 cells, 90 minutes, then docs/live-validation.md
     .venv/bin/python bench/live_validation.py --max-seconds 500        a piece; the next command goes on:
@@ -11,7 +13,8 @@ beside what its records say of the same window. The machine should be quiet: no 
     .venv/bin/python bench/live_validation.py --page                   the page anew from the files, nothing is measured
     .venv/bin/python bench/live_validation.py --fast --cells dynamic --max-seconds 60 --folder runs/try       an emulated engine
 
-Exit status: 0 all cells of the plan are there; 1 the gateway could not go on; 2 wrong arguments; 3 cells are left; 130 interrupted.
+Exit status: 0 all cells of the plan are there; 1 the gateway could not go on; 2 wrong arguments; 3
+cells are left; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,19 +34,50 @@ DONE, FAILED, WRONG, LEFT, INTERRUPTED = 0, 1, 2, 3, 130
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--folder", type=Path, default=ROOT / "runs/live-validation", help="where everything is kept")
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / "runs/live-validation",
+        help="where everything is kept",
+    )
     found.add_argument("--resume", action="store_true", help="go on in a folder that has results")
-    found.add_argument("--total-seconds", type=float, default=5400.0, help="of all cells together: what each may take follows from it")
-    found.add_argument("--max-seconds", type=float, default=7200.0, help="of this session; cells that are left wait for another")
-    found.add_argument("--cells", help="comma-separated parts of names, for example single,load0.75")
+    found.add_argument(
+        "--total-seconds",
+        type=float,
+        default=5400.0,
+        help="of all cells together: what each may take follows from it",
+    )
+    found.add_argument(
+        "--max-seconds",
+        type=float,
+        default=7200.0,
+        help="of this session; cells that are left wait for another",
+    )
+    found.add_argument(
+        "--cells", help="comma-separated parts of names, for example single,load0.75"
+    )
     found.add_argument("--loads", help="comma-separated, for example 0.3,0.5")
-    found.add_argument("--longer", action="store_true", help="two cells at loads 0.75 and 0.9, as long as the run-length rule advises")
-    found.add_argument("--fast", action="store_true", help="an emulated engine and cells of seconds: tries the script, shows nothing")
+    found.add_argument(
+        "--longer",
+        action="store_true",
+        help="two cells at loads 0.75 and 0.9, as long as the run-length rule advises",
+    )
+    found.add_argument(
+        "--fast",
+        action="store_true",
+        help="an emulated engine and cells of seconds: tries the script, shows nothing",
+    )
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--port", type=int, default=8093)
-    found.add_argument("--page", action="store_true", help="write the page from the folder's files and end")
-    found.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the page and its data go")
+    found.add_argument(
+        "--page", action="store_true", help="write the page from the folder's files and end"
+    )
+    found.add_argument(
+        "--docs", type=Path, default=ROOT / "docs", help="where the page and its data go"
+    )
     return found
 
 
@@ -63,14 +97,21 @@ async def measure(options: argparse.Namespace) -> int:
     every = [point for point in points(plan) if point.longer == options.longer]
     wanted = chosen(every, options.cells, options.loads)
     if options.folder.joinpath("cells").exists() and not options.resume:
-        raise ValueError(f"got --folder {options.folder}, which has results; expected --resume to go on there, or an empty folder")
+        raise ValueError(
+            f"got --folder {options.folder}, which has results; expected --resume to go on there, "
+            "or an empty folder"
+        )
     store = Store.open(options.folder, plan)
     try:
         async with Status(sys.stderr) as status:
-            gateway = OwnGateway(plan, options.folder, options.port, gateway_arguments(rules, fast=options.fast))
+            gateway = OwnGateway(
+                plan, options.folder, options.port, gateway_arguments(rules, fast=options.fast)
+            )
             apparatus = Apparatus(plan, store, status, gateway, repeats=rules.repeats)
             with cancelled_by_signals():
-                whole = await Session(apparatus, rules, every, wanted, options.max_seconds, options.total_seconds).run()
+                whole = await Session(
+                    apparatus, rules, every, wanted, options.max_seconds, options.total_seconds
+                ).run()
     except GatewayError as lost:
         print(f"live_validation: {lost}", file=sys.stderr)
         return FAILED
@@ -103,7 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = INTERRUPTED
     write(options)
     if status in (LEFT, INTERRUPTED):
-        print(f"live_validation: cells are left; `--resume --folder {options.folder}` goes on with them", file=sys.stderr)
+        print(
+            f"live_validation: cells are left; `--resume --folder {options.folder}` goes on with "
+            "them",
+            file=sys.stderr,
+        )
     return status
 
 

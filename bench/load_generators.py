@@ -1,10 +1,12 @@
-"""What rate does a load generator really send? Kendall, `vllm bench serve` and AIPerf against one emulated gateway, in one run.
+"""What rate does a load generator really send? Kendall, `vllm bench serve` and AIPerf against one
+emulated gateway, in one run.
 
-Every tool is asked for evenly spaced requests, whose timetable needs nothing that a tool may not tell: request k belongs
-at k / rate. The gateway writes down when each arrived, and the lateness is counted from the earliest arrival (the
-alignment that is kindest to the tool). A rate counts as sent when the 99th percentile of the lateness, median of the
-rounds, is below 10 ms and nothing is missing. At its highest rate each then sends Poisson arrivals, which are audited.
-Gateway and tool share the machine; answers have one token, so that the sender's work is the sending.
+Every tool is asked for evenly spaced requests, whose timetable needs nothing that a tool may not
+tell: request k belongs at k / rate. The gateway writes down when each arrived, and the lateness is
+counted from the earliest arrival (the alignment that is kindest to the tool). A rate counts as sent
+when the 99th percentile of the lateness, median of the rounds, is below 10 ms and nothing is
+missing. At its highest rate each then sends Poisson arrivals, which are audited. Gateway and tool
+share the machine; answers have one token, so that the sender's work is the sending.
 
     python -m venv PEERS && PEERS/bin/pip install aiperf
     .venv/bin/python bench/load_generators.py --aiperf PEERS/bin/aiperf
@@ -64,9 +66,36 @@ def ours(processes: int) -> Command:
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
         return [
-            *(sys.executable, "-m", "kendall", "load", "--base-url", url, "--request-rate", str(rate), "--num-prompts", str(requests)),
-            *("--burstiness", "1" if poisson else "inf", "--processes", str(processes), "--seed", "1", "--drain-limit", "20"),
-            *("--prompt-tokens", "deterministic:value=16", "--output-tokens", "deterministic:value=1", "--no-save", "--json"),
+            *(
+                sys.executable,
+                "-m",
+                "kendall",
+                "load",
+                "--base-url",
+                url,
+                "--request-rate",
+                str(rate),
+                "--num-prompts",
+                str(requests),
+            ),
+            *(
+                "--burstiness",
+                "1" if poisson else "inf",
+                "--processes",
+                str(processes),
+                "--seed",
+                "1",
+                "--drain-limit",
+                "20",
+            ),
+            *(
+                "--prompt-tokens",
+                "deterministic:value=16",
+                "--output-tokens",
+                "deterministic:value=1",
+                "--no-save",
+                "--json",
+            ),
         ]
 
     return command
@@ -77,9 +106,36 @@ def vllm(tokenizer: Path) -> Command:
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
         return [
-            *(sys.executable, "-c", VLLM, "--base-url", url, "--backend", "openai", "--endpoint", "/v1/completions"),
-            *("--model", "tiny", "--tokenizer", str(tokenizer), "--dataset-name", "random", "--random-input-len", "16"),
-            *("--random-output-len", "1", "--request-rate", str(rate), "--num-prompts", str(requests), "--disable-tqdm"),
+            *(
+                sys.executable,
+                "-c",
+                VLLM,
+                "--base-url",
+                url,
+                "--backend",
+                "openai",
+                "--endpoint",
+                "/v1/completions",
+            ),
+            *(
+                "--model",
+                "tiny",
+                "--tokenizer",
+                str(tokenizer),
+                "--dataset-name",
+                "random",
+                "--random-input-len",
+                "16",
+            ),
+            *(
+                "--random-output-len",
+                "1",
+                "--request-rate",
+                str(rate),
+                "--num-prompts",
+                str(requests),
+                "--disable-tqdm",
+            ),
             *("--burstiness", "1" if poisson else "inf", "--seed", "1"),
         ]
 
@@ -91,24 +147,74 @@ def aiperf(program: str, tokenizer: Path, folder: Path) -> Command:
 
     def command(url: str, rate: float, requests: int, poisson: bool) -> list[str]:
         return [
-            *(program, "profile", "--model", "tiny", "--tokenizer", str(tokenizer), "--url", url, "--endpoint-type", "completions"),
-            *("--streaming", "--request-rate", str(rate), "--arrival-pattern", "poisson" if poisson else "constant"),
-            *("--request-count", str(requests), "--isl", "16", "--osl", "1", "--use-server-token-count", "--workers-max", "2"),
-            *("--record-processors", "1", "--ui", "none", "--random-seed", "1", "--artifact-dir", str(folder / "aiperf")),
+            *(
+                program,
+                "profile",
+                "--model",
+                "tiny",
+                "--tokenizer",
+                str(tokenizer),
+                "--url",
+                url,
+                "--endpoint-type",
+                "completions",
+            ),
+            *(
+                "--streaming",
+                "--request-rate",
+                str(rate),
+                "--arrival-pattern",
+                "poisson" if poisson else "constant",
+            ),
+            *(
+                "--request-count",
+                str(requests),
+                "--isl",
+                "16",
+                "--osl",
+                "1",
+                "--use-server-token-count",
+                "--workers-max",
+                "2",
+            ),
+            *(
+                "--record-processors",
+                "1",
+                "--ui",
+                "none",
+                "--random-seed",
+                "1",
+                "--artifact-dir",
+                str(folder / "aiperf"),
+            ),
         ]
 
     return command
 
 
-async def send(gateway: GatewayProcess, run_file: Path, command: Command, rate: float, *, seconds: float, poisson: bool) -> Sent | str:
+async def send(
+    gateway: GatewayProcess,
+    run_file: Path,
+    command: Command,
+    rate: float,
+    *,
+    seconds: float,
+    poisson: bool,
+) -> Sent | str:
     """One run; a text where the tool failed."""
     await gateway.ask("GET", "/admin/state")
     before = len(read_run(run_file)[1])
     requests = round(rate * seconds)
     arguments = command(gateway.url, rate, requests, poisson)
-    environment = dict(os.environ, HF_HUB_OFFLINE="1") if "aiperf" not in arguments[0] else dict(os.environ)
+    environment = (
+        dict(os.environ, HF_HUB_OFFLINE="1") if "aiperf" not in arguments[0] else dict(os.environ)
+    )
     process = await asyncio.create_subprocess_exec(
-        *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd=run_file.parent
+        *arguments,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=run_file.parent,
     )
     try:
         async with asyncio.timeout(seconds * 4 + 120):
@@ -119,31 +225,61 @@ async def send(gateway: GatewayProcess, run_file: Path, command: Command, rate: 
     await gateway.ask("GET", "/admin/state")
     records = read_run(run_file)[1][before:]
     if len(records) < requests / 2:
-        return errors.decode(errors="replace").strip().splitlines()[-1][:100] if errors.strip() else "sent next to nothing"
+        return (
+            errors.decode(errors="replace").strip().splitlines()[-1][:100]
+            if errors.strip()
+            else "sent next to nothing"
+        )
     return judged(records, requests, rate, poisson)
 
 
 def judged(records: list[Record], requests: int, rate: float, poisson: bool) -> Sent:
-    """Lateness and audit of the last `requests` arrivals: what came before is a tool's own trial request."""
-    arrived = np.sort(np.array([record.received_at or record.arrived_at for record in records], dtype=np.float64))[-requests:]
+    """Lateness and audit of the last `requests` arrivals: what came before is a tool's own trial
+    request.
+    """
+    arrived = np.sort(
+        np.array([record.received_at or record.arrived_at for record in records], dtype=np.float64)
+    )[-requests:]
     offsets = arrived - np.arange(arrived.size) / rate
     verdict = audit_arrivals(arrived, asked_rate=rate).verdict if poisson else ""
-    return Sent(requests, arrived.size, delivered_rate(arrived), float(np.quantile(offsets - offsets.min(), 0.99)), verdict)
+    return Sent(
+        requests,
+        arrived.size,
+        delivered_rate(arrived),
+        float(np.quantile(offsets - offsets.min(), 0.99)),
+        verdict,
+    )
 
 
-async def measure(tools: dict[str, Command], folder: Path, rates: list[float], rounds: int, seconds: float) -> dict[str, object]:
+async def measure(
+    tools: dict[str, Command], folder: Path, rates: list[float], rounds: int, seconds: float
+) -> dict[str, object]:
     """Climb the rates, tools in turn, until a tool has failed twice; then its Poisson run."""
     run_file = folder / "gateway.jsonl"
-    serve = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", "continuous", "--allow-forced-lengths"]
+    serve = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        LAW,
+        "--policy",
+        "continuous",
+        "--allow-forced-lengths",
+    ]
     options = ["--record-file", str(run_file), "--prediction-interval", "0"]
     best: dict[str, float] = {}
     failures = dict.fromkeys(tools, 0)
     rows: list[dict[str, object]] = []
-    async with GatewayProcess([*serve, *options], free_port(8097), folder / "gateway.log") as gateway:
+    async with GatewayProcess(
+        [*serve, *options], free_port(8097), folder / "gateway.log"
+    ) as gateway:
         await gateway.ready()
         for rate in rates:
             for name in [name for name in tools if failures[name] < 2]:
-                runs = [await send(gateway, run_file, tools[name], rate, seconds=seconds, poisson=False) for _ in range(rounds)]
+                runs = [
+                    await send(gateway, run_file, tools[name], rate, seconds=seconds, poisson=False)
+                    for _ in range(rounds)
+                ]
                 row = summary(name, rate, runs)
                 rows.append(row)
                 print(line(row), flush=True)
@@ -153,8 +289,17 @@ async def measure(tools: dict[str, Command], folder: Path, rates: list[float], r
                     failures[name] += 1
         audits = {}
         for name, rate in best.items():
-            run = await send(gateway, run_file, tools[name], rate, seconds=max(seconds, 2000 / rate), poisson=True)
-            audits[name] = run if isinstance(run, str) else f"{run.rate:.1f}/s delivered: {run.dispersion}"
+            run = await send(
+                gateway,
+                run_file,
+                tools[name],
+                rate,
+                seconds=max(seconds, 2000 / rate),
+                poisson=True,
+            )
+            audits[name] = (
+                run if isinstance(run, str) else f"{run.rate:.1f}/s delivered: {run.dispersion}"
+            )
             print(f"{name}: highest rate {rate:g}/s; Poisson there: {audits[name]}", flush=True)
     return {"rows": rows, "highest_rate": best, "poisson": audits}
 
@@ -162,13 +307,22 @@ async def measure(tools: dict[str, Command], folder: Path, rates: list[float], r
 def summary(name: str, rate: float, runs: list[Sent | str]) -> dict[str, object]:
     """The rounds of one tool at one rate."""
     good = [run for run in runs if isinstance(run, Sent)]
-    row: dict[str, object] = {"tool": name, "asked_rate": rate, "failed": [run for run in runs if isinstance(run, str)]}
+    row: dict[str, object] = {
+        "tool": name,
+        "asked_rate": rate,
+        "failed": [run for run in runs if isinstance(run, str)],
+    }
     if not good:
         return row | {"sent": False}
     p99 = statistics.median(run.p99_lateness for run in good)
     complete = len(good) == len(runs) and all(run.arrived == run.asked for run in good)
     delivered = statistics.median(run.rate for run in good)
-    return row | {"delivered_rate": delivered, "p99_lateness": p99, "complete": complete, "sent": complete and p99 < LATE}
+    return row | {
+        "delivered_rate": delivered,
+        "p99_lateness": p99,
+        "complete": complete,
+        "sent": complete and p99 < LATE,
+    }
 
 
 def line(row: dict[str, object]) -> str:
@@ -184,7 +338,9 @@ def line(row: dict[str, object]) -> str:
 
 def main() -> int:
     """Print the table; JSON where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--aiperf", default=shutil.which("aiperf"), help="AIPerf's program")
     parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
     parser.add_argument("--rounds", type=int, default=3)
@@ -194,15 +350,27 @@ def main() -> int:
     tokenizer = make_tiny()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        tools = {"kendall": ours(1), "kendall, 2 processes": ours(2), "vllm bench serve": vllm(tokenizer)}
+        tools = {
+            "kendall": ours(1),
+            "kendall, 2 processes": ours(2),
+            "vllm bench serve": vllm(tokenizer),
+        }
         if arguments.aiperf:
             tools["aiperf"] = aiperf(arguments.aiperf, tokenizer, folder)
-        found = asyncio.run(measure(tools, folder, arguments.rates, arguments.rounds, arguments.seconds))
+        found = asyncio.run(
+            measure(tools, folder, arguments.rates, arguments.rounds, arguments.seconds)
+        )
     if arguments.json:
-        arguments.json.write_text(json.dumps(found | {"versions": versions(), "hardware": hardware()}, indent=1))
+        arguments.json.write_text(
+            json.dumps(found | {"versions": versions(), "hardware": hardware()}, indent=1)
+        )
     best = dict(found["highest_rate"])  # type: ignore[call-overload]
     peers = [rate for tool, rate in best.items() if not tool.startswith("kendall")]
-    return 0 if peers and max(best.get("kendall", 0), best.get("kendall, 2 processes", 0)) >= max(peers) else 1
+    return (
+        0
+        if peers and max(best.get("kendall", 0), best.get("kendall, 2 processes", 0)) >= max(peers)
+        else 1
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What the live page costs: bytes of a first visit, and the share of one core that viewers take from a gateway under load.
+"""What the live page costs: bytes of a first visit, and the share of one core that viewers take
+from a gateway under load.
 
-Bytes: the document, every file that it names, the history and the first events, as they travel (compressed, heads included).
-CPU: user and system time of the gateway's own process, from /proc, in stretches without and with VIEWERS streams that read every
-event, in turn (ABAB...), at a Poisson load on the emulated engine; the difference of the means, with a 95 % interval from the
-pairs. The predicting process, which draws the distribution while somebody looks, is counted too and shown apart.
+Bytes: the document, every file that it names, the history and the first events, as they travel
+(compressed, heads included). CPU: user and system time of the gateway's own process, from /proc, in
+stretches without and with VIEWERS streams that read every event, in turn (ABAB...), at a Poisson
+load on the emulated engine; the difference of the means, with a 95 % interval from the pairs. The
+predicting process, which draws the distribution while somebody looks, is counted too and shown
+apart.
 
-    .venv/bin/python bench/page_cost.py [--viewers 20] [--seconds 20] [--pairs 4] [--rate 20] [--json FILE]
+    .venv/bin/python bench/page_cost.py [--viewers 20] [--seconds 20] [--pairs 4] [--rate 20]
+    [--json FILE]
 """
 
 from __future__ import annotations
@@ -38,14 +42,18 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 async def first_visit(url: str) -> int:
     """Bytes on the wire, heads included as far as aiohttp tells them."""
-    async with aiohttp.ClientSession(auto_decompress=False, headers={"accept-encoding": "gzip"}) as client:
+    async with aiohttp.ClientSession(
+        auto_decompress=False, headers={"accept-encoding": "gzip"}
+    ) as client:
         total = 0
 
         async def get(path: str) -> bytes:
             nonlocal total
             async with client.get(f"{url}/{path}") as answer:
                 body = await answer.read()
-                total += len(body) + sum(len(name) + len(value) + 4 for name, value in answer.raw_headers)
+                total += len(body) + sum(
+                    len(name) + len(value) + 4 for name, value in answer.raw_headers
+                )
                 return body
 
         import gzip
@@ -73,7 +81,9 @@ async def watched(url: str, viewers: int) -> AsyncIterator[list[int]]:
                 received[index] += len(chunk)
 
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as client:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as client:
         tasks = [asyncio.create_task(view(index, client)) for index in range(viewers)]
         try:
             yield received
@@ -116,7 +126,13 @@ async def measure(viewers: int, seconds: float, pairs: int, rate: float) -> dict
                 async with watched(gateway.url, viewers) as received:
                     await asyncio.sleep(2)
                     before = sum(received)
-                    rows.append((without, await stretch(gateway.pid, seconds), (sum(received) - before) / viewers / seconds))
+                    rows.append(
+                        (
+                            without,
+                            await stretch(gateway.pid, seconds),
+                            (sum(received) - before) / viewers / seconds,
+                        )
+                    )
     own = np.array([seen[0] - without[0] for without, seen, _ in rows])
     others = np.array([seen[1] - without[1] for without, seen, _ in rows])
     return {
@@ -131,7 +147,11 @@ async def measure(viewers: int, seconds: float, pairs: int, rate: float) -> dict
 
 def summary(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
     """Mean with a 95 % interval."""
-    half = float(t.ppf(0.975, values.size - 1)) * float(values.std(ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.nan
+    half = (
+        float(t.ppf(0.975, values.size - 1)) * float(values.std(ddof=1)) / math.sqrt(values.size)
+        if values.size > 1
+        else math.nan
+    )
     return {"mean": float(values.mean()), "half_width": half}
 
 
@@ -141,17 +161,31 @@ def main() -> int:
     parser.add_argument("--viewers", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=RATE, help="requests/s; the fewer, the less noise: 0.01 is an idle gateway")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=RATE,
+        help="requests/s; the fewer, the less noise: 0.01 is an idle gateway",
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = asyncio.run(measure(given.viewers, given.seconds, given.pairs, given.rate))
     share, other = found["share_of_a_core"], found["predicting_process"]
-    print(f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed {MOST_BYTES:,})")
     print(
-        f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- {share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
+        f"first visit              {found['first_visit_bytes']:>9,} bytes        (allowed "
+        f"{MOST_BYTES:,})"
     )
-    print(f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}")
-    print(f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {given.rate:g} requests/s")
+    print(
+        f"{given.viewers} viewers               {share['mean']:>9.2%} of a core, +- "
+        f"{share['half_width']:.2%}  (allowed {MOST_SHARE:.0%})"
+    )
+    print(
+        f"  in the predicting process {other['mean']:>6.2%} of a core, +- {other['half_width']:.2%}"
+    )
+    print(
+        f"gateway without viewers  {found['without_viewers']:>9.1%} of a core at {given.rate:g} "
+        "requests/s"
+    )
     print(f"a viewer receives        {found['bytes_per_second_and_viewer']:>9,.0f} bytes/s")
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

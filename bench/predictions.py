@@ -1,4 +1,5 @@
-"""How long predictions take: from the shell, in process with tables built, and a sweep of rates that shares tables.
+"""How long predictions take: from the shell, in process with tables built, and a sweep of rates
+that shares tables.
 
 .venv/bin/python bench/predictions.py
 """
@@ -36,19 +37,34 @@ POLICIES = (
 
 def model(policy: str) -> Model:
     """The queue that is predicted."""
-    return Model(policy=parse_policy(policy), output_tokens=parse_distribution(LENGTHS, 1024), law=LAW)
+    return Model(
+        policy=parse_policy(policy), output_tokens=parse_distribution(LENGTHS, 1024), law=LAW
+    )
 
 
 def shell(runs: int) -> None:
     """The command, interpreter start included."""
-    arguments = ["predict", "--policy", "capped:max_batch_size=8", "--arrival-rate", "5", "--output-tokens", LENGTHS]
+    arguments = [
+        "predict",
+        "--policy",
+        "capped:max_batch_size=8",
+        "--arrival-rate",
+        "5",
+        "--output-tokens",
+        LENGTHS,
+    ]
     arguments += ["--max-output-tokens", "1024", "--latency", "reference", "--json"]
     seconds = []
     for _ in range(runs):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "kendall", *arguments], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "kendall", *arguments], check=True, stdout=subprocess.DEVNULL
+        )
         seconds.append(time.perf_counter() - start)
-    print(f"kendall predict from the shell: median {statistics.median(seconds):.2f} s of {', '.join(f'{s:.2f}' for s in seconds)}")
+    print(
+        f"kendall predict from the shell: median {statistics.median(seconds):.2f} s of "
+        f"{', '.join(f'{s:.2f}' for s in seconds)}"
+    )
 
 
 def in_process(runs: int) -> None:
@@ -61,7 +77,10 @@ def in_process(runs: int) -> None:
             start = time.perf_counter()
             predict_model(queue, load * queue.largest_stable_rate)
             seconds.append(time.perf_counter() - start)
-        print(f"capped, b_max = 64, load {load}: median {1e3 * statistics.median(seconds):.0f} ms, least {1e3 * min(seconds):.0f} ms")
+        print(
+            f"capped, b_max = 64, load {load}: median {1e3 * statistics.median(seconds):.0f} ms, "
+            f"least {1e3 * min(seconds):.0f} ms"
+        )
 
 
 def sweep(rates: int) -> None:
@@ -72,7 +91,10 @@ def sweep(rates: int) -> None:
         methods = set()
         for load in np.linspace(0.02, 0.8 if policy == "dynamic" else 0.95, rates):
             methods.add(predict_model(queue, float(load) * queue.largest_stable_rate).method)
-        print(f"  {policy:<30}{time.perf_counter() - start:6.1f} s  {', '.join(sorted(methods))}", flush=True)
+        print(
+            f"  {policy:<30}{time.perf_counter() - start:6.1f} s  {', '.join(sorted(methods))}",
+            flush=True,
+        )
     print(f"sweep of {rates} rates x {len(POLICIES)} policies: {time.perf_counter() - total:.1f} s")
 
 

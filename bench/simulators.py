@@ -1,15 +1,17 @@
-"""How fast is the compiled simulator? The same queues by SimPy, by Ciw and by us: one thread, one run, sampling included.
+"""How fast is the compiled simulator? The same queues by SimPy, by Ciw and by us: one thread, one
+run, sampling included.
 
-Four queues at load 0.8: M/M/1 and M/G/1 first come, first served, and padded batches of at most 8 and at most 64. SimPy is
-written twice. `textbook` is how its documentation writes it: a process per customer that requests a `Resource`; for batches,
-which it has no word for, a server that draws on a `Store`. `lean` is the fastest that we could write: a queue of our own, one
-process for the arrivals, one for the server, an event only where the server sleeps. All numbers that SimPy needs are drawn by
-NumPy in one block. Ciw has no batch service, so it serves the first two. Ours is `simulate_run`: the draws and the whole
-sample path; all return each request's queueing delay.
+Four queues at load 0.8: M/M/1 and M/G/1 first come, first served, and padded batches of at most 8
+and at most 64. SimPy is written twice. `textbook` is how its documentation writes it: a process per
+customer that requests a `Resource`; for batches, which it has no word for, a server that draws on a
+`Store`. `lean` is the fastest that we could write: a queue of our own, one process for the
+arrivals, one for the server, an event only where the server sleeps. All numbers that SimPy needs
+are drawn by NumPy in one block. Ciw has no batch service, so it serves the first two. Ours is
+`simulate_run`: the draws and the whole sample path; all return each request's queueing delay.
 
-Rounds are interleaved. The rate is requests per CPU second of the process (others may use the machine), the median of the
-rounds; ratios are the medians of those within a round. Compilation is over before the first. The mean delays must agree
-within 4 standard errors, else the bench fails.
+Rounds are interleaved. The rate is requests per CPU second of the process (others may use the
+machine), the median of the rounds; ratios are the medians of those within a round. Compilation is
+over before the first. The mean delays must agree within 4 standard errors, else the bench fails.
 
     pip install simpy ciw
     .venv/bin/python bench/simulators.py
@@ -70,12 +72,22 @@ class Queue:
 def queues() -> list[Queue]:
     """What is simulated."""
     exponential = Model(
-        policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=LatencyModel(k4=1, cv=1)
+        policy=parse_policy("single"),
+        output_tokens=parse_distribution("deterministic:value=1"),
+        law=LatencyModel(k4=1, cv=1),
     )
-    general = Model(policy=parse_policy("single"), output_tokens=TOKENS, law=LatencyModel(k2=0.776, k4=0.022))
+    general = Model(
+        policy=parse_policy("single"), output_tokens=TOKENS, law=LatencyModel(k2=0.776, k4=0.022)
+    )
     batches = [
         Queue(
-            f"M/G^[1,{size}]/1", "batch", Model(policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=TOKENS, law=BATCH_LAW)
+            f"M/G^[1,{size}]/1",
+            "batch",
+            Model(
+                policy=parse_policy(f"capped:max_batch_size={size}"),
+                output_tokens=TOKENS,
+                law=BATCH_LAW,
+            ),
         )
         for size in (8, 64)
     ]
@@ -84,7 +96,9 @@ def queues() -> list[Queue]:
 
 def ours(queue: Queue, requests: int, seed: int) -> Vector:
     """The compiled replay."""
-    return simulate_run(queue.model, queue.rate, requests, np.random.SeedSequence(seed)).queueing_delay
+    return simulate_run(
+        queue.model, queue.rate, requests, np.random.SeedSequence(seed)
+    ).queueing_delay
 
 
 def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
@@ -94,7 +108,9 @@ def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
     gaps, tokens, residuals = queue.draws(requests, seed)
     law = queue.model.law
     setup, step = law.setup(1), law.step(1)
-    services = iter([residual * (setup + step * n) for n, residual in zip(tokens, residuals, strict=True)])
+    services = iter(
+        [residual * (setup + step * n) for n, residual in zip(tokens, residuals, strict=True)]
+    )
     env = simpy.Environment()
     server, delays = simpy.Resource(env), []
 
@@ -116,7 +132,9 @@ def simpy_resource(queue: Queue, requests: int, seed: int) -> Vector:
 
 
 def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
-    """A server that sleeps on a Store and empties it up to the bound: one `get` a batch, the others without an event."""
+    """A server that sleeps on a Store and empties it up to the bound: one `get` a batch, the
+    others without an event.
+    """
     import simpy
 
     gaps, tokens, _ = queue.draws(requests, seed)
@@ -193,7 +211,12 @@ def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
         """a n + c, n drawn in blocks."""
 
         def __init__(self) -> None:
-            self.times = iter((law.setup(1) + law.step(1) * tokens.sample(np.random.default_rng(seed), requests + 1000)).tolist())
+            self.times = iter(
+                (
+                    law.setup(1)
+                    + law.step(1) * tokens.sample(np.random.default_rng(seed), requests + 1000)
+                ).tolist()
+            )
 
         def sample(self, t: float | None = None, ind: object = None) -> float:  # noqa: ARG002  # Ciw's own names
             """The next."""
@@ -202,7 +225,9 @@ def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
     ciw.seed(seed)
     service = ciw.dists.Exponential(1 / law.k4) if law.cv else Service()
     network = ciw.create_network(
-        arrival_distributions=[ciw.dists.Exponential(queue.rate)], service_distributions=[service], number_of_servers=[1]
+        arrival_distributions=[ciw.dists.Exponential(queue.rate)],
+        service_distributions=[service],
+        number_of_servers=[1],
     )
     simulation = ciw.Simulation(network)
     simulation.simulate_until_max_customers(requests, method="Finish")
@@ -211,7 +236,12 @@ def ciw_network(queue: Queue, requests: int, seed: int) -> Vector:
 
 
 PROGRAMS: dict[str, dict[str, Run]] = {
-    "fcfs": {"ours": ours, "SimPy, textbook": simpy_resource, "SimPy, lean": simpy_lean, "Ciw": ciw_network},
+    "fcfs": {
+        "ours": ours,
+        "SimPy, textbook": simpy_resource,
+        "SimPy, lean": simpy_lean,
+        "Ciw": ciw_network,
+    },
     "batch": {"ours": ours, "SimPy, textbook": simpy_store, "SimPy, lean": simpy_lean},
 }
 
@@ -264,7 +294,10 @@ def disagreements(queue: Queue, found: dict[str, Measured]) -> list[str]:
     for name, one in found.items():
         apart = abs(one.mean - found["ours"].mean)
         if apart > 4 * math.hypot(one.error, found["ours"].error) or one.error > 0.05 * one.mean:
-            faults.append(f"{queue.name}, {name}: mean delay {one.mean:.4g} +- {one.error:.2g} s, ours {found['ours'].mean:.4g} s")
+            faults.append(
+                f"{queue.name}, {name}: mean delay {one.mean:.4g} +- {one.error:.2g} s, ours "
+                f"{found['ours'].mean:.4g} s"
+            )
     return faults
 
 
@@ -278,25 +311,46 @@ def row(queue: Queue, name: str, found: dict[str, Measured]) -> str:
     one, mine = found[name], found["ours"]
     ratio = "" if name == "ours" else f"{ratio_to(one, mine):.0f} x"
     spread = f"{min(one.rates) / 1e6:.3g} to {max(one.rates) / 1e6:.3g}"
-    return f"| {queue.name} | {name} | {one.rate / 1e6:.3g} | {spread} | {ratio} | {one.mean:.4g} ± {one.error:.1g} |"
+    return (
+        f"| {queue.name} | {name} | {one.rate / 1e6:.3g} | {spread} | {ratio} | {one.mean:.4g} "
+        f"± {one.error:.1g} |"
+    )
 
 
 def versions() -> dict[str, str]:
     """Of what was compared."""
-    return {name: importlib.metadata.version(name) for name in ("simpy", "ciw", "numpy", "numba")} | {"python": sys.version.split()[0]}
+    return {
+        name: importlib.metadata.version(name) for name in ("simpy", "ciw", "numpy", "numba")
+    } | {"python": sys.version.split()[0]}
 
 
 def main() -> int:
     """Measure, print the table, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100_000, help="per replication; the product's default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--requests", type=int, default=100_000, help="per replication; the product's default"
+    )
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     if any(importlib.util.find_spec(name) is None for name in ("simpy", "ciw")):
         print("this bench compares with SimPy and Ciw: pip install simpy ciw", file=sys.stderr)
         return 1
-    print(json.dumps({"requests": options.requests, "rounds": options.rounds, "hardware": hardware(), "versions": versions()}))
-    print("| queue | simulator | 10^6 requests/s, median | rounds | ours against it | mean delay (s) |\n|---|---|--:|--:|--:|--:|")
+    print(
+        json.dumps(
+            {
+                "requests": options.requests,
+                "rounds": options.rounds,
+                "hardware": hardware(),
+                "versions": versions(),
+            }
+        )
+    )
+    print(
+        "| queue | simulator | 10^6 requests/s, median | rounds | ours against it | mean delay "
+        "(s) |\n|---|---|--:|--:|--:|--:|"
+    )
     faults = []
     for queue in queues():
         found = measure(queue, options.requests, options.rounds)
@@ -304,7 +358,10 @@ def main() -> int:
         faults += disagreements(queue, found)
         ratio = ratio_to(found["SimPy, textbook"], found["ours"])
         if ratio < LEAST_RATIO[queue.kind]:
-            faults.append(f"{queue.name}: {ratio:.0f} times SimPy; expected at least {LEAST_RATIO[queue.kind]}")
+            faults.append(
+                f"{queue.name}: {ratio:.0f} times SimPy; expected at least "
+                f"{LEAST_RATIO[queue.kind]}"
+            )
     for fault in faults:
         print(fault, file=sys.stderr)
     return 3 if faults else 0

@@ -1,4 +1,6 @@
-"""Write grafana/dashboards/*.json, or with `--check` say which of them are not what the code says (exit status 3)."""
+"""Write grafana/dashboards/*.json, or with `--check` say which of them are not what the code
+says (exit status 3).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ BUILDERS: dict[str, Callable[[], Dashboard]] = {
 
 def texts() -> dict[str, str]:
     """Every file's text by its name."""
-    return {name: json.dumps(build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n" for name, build in BUILDERS.items()}
+    return {
+        name: json.dumps(build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+        for name, build in BUILDERS.items()
+    }
 
 
 def outdated() -> list[str]:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from grafana.frame import Section, dashboard
-from grafana.panels import ATTENTION, COUNT, FRACTION, LOAD, PER_SECOND, SECONDS, TOKENS_PER_SECOND, Series, density, lines, number
+from grafana.panels import (
+    ATTENTION,
+    COUNT,
+    FRACTION,
+    LOAD,
+    PER_SECOND,
+    SECONDS,
+    TOKENS_PER_SECOND,
+    Series,
+    density,
+    lines,
+    number,
+)
 from grafana.queries import gauge, mean, quantile, rate, within
 
 ALL = ("instance",)
@@ -14,8 +26,13 @@ LEVELS = (0.5, 0.95, 0.99)
 
 def build() -> Dashboard:
     """Offered against served, latencies as `vllm bench serve` names them, and rejections."""
-    says = "A run of `kendall load` or of another load generator, measured at the gateway: arrivals, completions and latencies."
-    return dashboard("kendall-load", "Kendall / Load test", says, [_offered(), _latency(), _waiting()])
+    says = (
+        "A run of `kendall load` or of another load generator, measured at the gateway: "
+        "arrivals, completions and latencies."
+    )
+    return dashboard(
+        "kendall-load", "Kendall / Load test", says, [_offered(), _latency(), _waiting()]
+    )
 
 
 def _offered() -> Section:
@@ -24,11 +41,19 @@ def _offered() -> Section:
     return "Throughput", [
         number(
             "Arriving",
-            "Calls that arrive per second, averaged over the last minute. A call may ask for several sequences.",
+            (
+                "Calls that arrive per second, averaged over the last minute. A call may ask for "
+                "several sequences."
+            ),
             PER_SECOND,
             Series(gauge("kendall_arrival_rate"), "{{instance}}"),
         ),
-        number("Completed", "Requests completed per second.", PER_SECOND, Series(completed, "{{instance}}")),
+        number(
+            "Completed",
+            "Requests completed per second.",
+            PER_SECOND,
+            Series(completed, "{{instance}}"),
+        ),
         number(
             "Success",
             "Fraction of the ended requests that completed.",
@@ -52,26 +77,62 @@ def _offered() -> Section:
             "Unfinished",
             "Requests waiting or in service.",
             COUNT,
-            Series(f"{gauge('kendall_queue_length')} + {gauge('kendall_in_service')}", "{{instance}}"),
+            Series(
+                f"{gauge('kendall_queue_length')} + {gauge('kendall_in_service')}", "{{instance}}"
+            ),
         ),
     ]
 
 
 def _quantiles(histogram: str) -> list[Series]:
-    return [Series(quantile(histogram, level, by=ALL), f"p{level * 100:.0f} {{{{instance}}}}") for level in LEVELS]
+    return [
+        Series(quantile(histogram, level, by=ALL), f"p{level * 100:.0f} {{{{instance}}}}")
+        for level in LEVELS
+    ]
 
 
 def _latency() -> Section:
-    first, between, whole = "kendall_time_to_first_token_seconds", "kendall_inter_token_latency_seconds", "kendall_sojourn_time_seconds"
-    good = [Series(within(first, bound, by=ALL), f"first token within {bound:g} s {{{{instance}}}}") for bound in (0.5, 1.0, 5.0)]
+    first, between, whole = (
+        "kendall_time_to_first_token_seconds",
+        "kendall_inter_token_latency_seconds",
+        "kendall_sojourn_time_seconds",
+    )
+    good = [
+        Series(within(first, bound, by=ALL), f"first token within {bound:g} s {{{{instance}}}}")
+        for bound in (0.5, 1.0, 5.0)
+    ]
     return "Latency", [
         lines(
-            "Time to first token", "Time from arrival to the first token, queueing included.", SECONDS, _quantiles(first), limits=ATTENTION
+            "Time to first token",
+            "Time from arrival to the first token, queueing included.",
+            SECONDS,
+            _quantiles(first),
+            limits=ATTENTION,
         ),
-        lines("Between tokens", "Mean time between the tokens of an answer (TPOT).", SECONDS, _quantiles(between)),
-        lines("End to end", "Time from arrival to the last byte of the answer.", SECONDS, _quantiles(whole), limits=ATTENTION),
-        lines("First tokens within a target", "Fraction of the answers whose first token came within the target.", FRACTION, good),
-        density("Distribution of the end-to-end time", "Answers per second by sojourn time.", rate(f"{whole}_bucket", by=("le",))),
+        lines(
+            "Between tokens",
+            "Mean time between the tokens of an answer (TPOT).",
+            SECONDS,
+            _quantiles(between),
+        ),
+        lines(
+            "End to end",
+            "Time from arrival to the last byte of the answer.",
+            SECONDS,
+            _quantiles(whole),
+            limits=ATTENTION,
+        ),
+        lines(
+            "First tokens within a target",
+            "Fraction of the answers whose first token came within the target.",
+            FRACTION,
+            good,
+        ),
+        density(
+            "Distribution of the end-to-end time",
+            "Answers per second by sojourn time.",
+            rate(f"{whole}_bucket", by=("le",)),
+        ),
         lines(
             "Answer length",
             "Mean output tokens of completed answers.",
@@ -106,10 +167,19 @@ def _waiting() -> Section:
         ),
         lines(
             "Error of the predicted waits",
-            "Sum of the observed waits divided by the sum of the waits predicted at arrival, minus 1.",
+            (
+                "Sum of the observed waits divided by the sum of the waits predicted at arrival, "
+                "minus 1."
+            ),
             FRACTION,
             [Series(f"{rate(seen, by=ALL)} / ({rate(told, by=ALL)} > 0) - 1", "{{instance}}")],
-            limits=[(-1.0, "red"), (-0.25, "orange"), (-0.1, "green"), (0.1, "orange"), (0.25, "red")],
+            limits=[
+                (-1.0, "red"),
+                (-0.25, "orange"),
+                (-0.1, "green"),
+                (0.1, "orange"),
+                (0.25, "red"),
+            ],
             width=8,
         ),
     ]

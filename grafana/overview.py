@@ -5,7 +5,20 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from grafana.frame import Section, dashboard
-from grafana.panels import ATTENTION, COUNT, FRACTION, HOLDS, LOAD, PER_SECOND, SECONDS, STATE, Series, lines, number, states
+from grafana.panels import (
+    ATTENTION,
+    COUNT,
+    FRACTION,
+    HOLDS,
+    LOAD,
+    PER_SECOND,
+    SECONDS,
+    STATE,
+    Series,
+    lines,
+    number,
+    states,
+)
 from grafana.queries import gauge, mean, quantile, rate, share
 
 LEVELS = (0.5, 0.95, 0.99)
@@ -13,37 +26,62 @@ LEVELS = (0.5, 0.95, 0.99)
 
 def build() -> Dashboard:
     """Arrival rate, queue length, delays and service apart, utilisation."""
-    says = "Arrival rate, queue length, queueing delay, service time and utilisation of each gateway."
-    return dashboard("kendall", "Kendall / Overview", says, [_now(), _queue(), _delays(), _service(), _health()])
+    says = (
+        "Arrival rate, queue length, queueing delay, service time and utilisation of each gateway."
+    )
+    return dashboard(
+        "kendall", "Kendall / Overview", says, [_now(), _queue(), _delays(), _service(), _health()]
+    )
 
 
 def _now() -> Section:
     per_gateway = "{{instance}}"
     return "Now", [
-        number("Policy", "The policy in force.", STATE, Series(gauge("kendall_policy_info"), "{{policy}}")),
+        number(
+            "Policy",
+            "The policy in force.",
+            STATE,
+            Series(gauge("kendall_policy_info"), "{{policy}}"),
+        ),
         number(
             "Load",
-            "Arrival rate divided by the largest stable arrival rate of the policy in force, by the model. Above 0.9 the "
-            "delay grows steeply.",
+            "Arrival rate divided by the largest stable arrival rate of the policy in force, by "
+            "the model. Above 0.9 the delay grows steeply.",
             FRACTION,
             Series(gauge("kendall_load", known=">= 0"), per_gateway),
             limits=LOAD,
         ),
         number(
             "Utilisation",
-            "Fraction of the last minute in which a server was busy. For batches it may be near 1 at a moderate load.",
+            (
+                "Fraction of the last minute in which a server was busy. For batches it may be "
+                "near 1 at a moderate load."
+            ),
             FRACTION,
             Series(gauge("kendall_utilisation"), per_gateway),
             limits=[(0.9, "orange")],
         ),
         number(
             "Arrival rate",
-            "Calls that arrive per second, averaged over the last minute. A call may ask for several sequences.",
+            (
+                "Calls that arrive per second, averaged over the last minute. A call may ask for "
+                "several sequences."
+            ),
             PER_SECOND,
             Series(gauge("kendall_arrival_rate"), per_gateway),
         ),
-        number("Waiting", "Requests in the queue.", COUNT, Series(gauge("kendall_queue_length"), per_gateway)),
-        number("In service", "Sequences in service in the engine.", COUNT, Series(gauge("kendall_in_service"), per_gateway)),
+        number(
+            "Waiting",
+            "Requests in the queue.",
+            COUNT,
+            Series(gauge("kendall_queue_length"), per_gateway),
+        ),
+        number(
+            "In service",
+            "Sequences in service in the engine.",
+            COUNT,
+            Series(gauge("kendall_in_service"), per_gateway),
+        ),
     ]
 
 
@@ -56,7 +94,10 @@ def _queue() -> Section:
             PER_SECOND,
             [
                 Series(gauge("kendall_arrival_rate"), "arriving {{instance}}"),
-                Series(rate("kendall_requests_total", 'outcome="completed"', by=("instance",)), "completed {{instance}}"),
+                Series(
+                    rate("kendall_requests_total", 'outcome="completed"', by=("instance",)),
+                    "completed {{instance}}",
+                ),
             ],
         ),
         lines(
@@ -72,7 +113,9 @@ def _queue() -> Section:
 
 
 def _quantiles(histogram: str) -> list[Series]:
-    return [Series(quantile(histogram, level), f"p{level * 100:.0f} {{{{policy}}}}") for level in LEVELS]
+    return [
+        Series(quantile(histogram, level), f"p{level * 100:.0f} {{{{policy}}}}") for level in LEVELS
+    ]
 
 
 def _delays() -> Section:
@@ -86,7 +129,10 @@ def _delays() -> Section:
         ),
         lines(
             "Service time",
-            "Time from dispatch until the server can take the next dispatch. It depends on the engine.",
+            (
+                "Time from dispatch until the server can take the next dispatch. It depends on the "
+                "engine."
+            ),
             SECONDS,
             _quantiles("kendall_service_time_seconds"),
             limits=ATTENTION,
@@ -112,13 +158,16 @@ def _service() -> Section:
     return "Service", [
         lines(
             "Load and utilisation",
-            "Load: arrival rate divided by the largest stable one. Utilisation: fraction of time that a server is busy, "
-            "observed and predicted.",
+            "Load: arrival rate divided by the largest stable one. Utilisation: fraction of time "
+            "that a server is busy, observed and predicted.",
             FRACTION,
             [
                 Series(gauge("kendall_load", known=">= 0"), "load {{instance}}"),
                 Series(gauge("kendall_utilisation"), "utilisation {{instance}}"),
-                Series(gauge("kendall_predicted_utilisation", known=">= 0"), "utilisation, predicted {{instance}}"),
+                Series(
+                    gauge("kendall_predicted_utilisation", known=">= 0"),
+                    "utilisation, predicted {{instance}}",
+                ),
             ],
             limits=LOAD,
         ),
@@ -145,7 +194,10 @@ def _health() -> Section:
         ),
         lines(
             "Clipped answers",
-            "Fraction of the completed answers that the gateway's token limit clipped, and the largest fraction that is allowed.",
+            (
+                "Fraction of the completed answers that the gateway's token limit clipped, and the "
+                "largest fraction that is allowed."
+            ),
             FRACTION,
             [
                 Series(share(rate("kendall_clipped_requests_total"), completed), "{{policy}}"),
@@ -155,8 +207,8 @@ def _health() -> Section:
         ),
         states(
             "Engine and self-checks",
-            "Whether the engine serves, and whether conservation, Little's law and the utilisation law hold between the "
-            "gateway's counters and its records.",
+            "Whether the engine serves, and whether conservation, Little's law and the "
+            "utilisation law hold between the gateway's counters and its records.",
             [
                 Series(gauge("kendall_engine_up"), "engine {{instance}}"),
                 Series(gauge("kendall_self_check_holds"), "{{check}} {{instance}}"),

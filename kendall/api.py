@@ -1,7 +1,8 @@
 """The functions behind `import kendall`: what `kendall predict` and `kendall simulate` compute.
 
-Times are seconds, rates are requests per second, lengths are tokens. Every function takes and returns single
-values, no arrays, and changes nothing. Three arguments are texts in the grammar of the command line, or what the
+Times are seconds, rates are requests per second, lengths are tokens. Every function takes and
+returns single values, no arrays, and changes nothing. Three arguments are texts in the grammar of
+the command line, or what the
 parser of that text returns:
 
 policy          when waiting requests start, and how many together: "capped:max_batch_size=8" (`parse_policy`)
@@ -55,7 +56,8 @@ __all__ = [
 
 
 class Limits(TypedDict, total=False):
-    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what leaving one out means.
+    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
+    leaving one out means.
 
     max_output_tokens   token limit: a longer output is cut there (no limit)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
@@ -88,14 +90,15 @@ def predict(
     method: str = "auto",
     **limits: Unpack[Limits],
 ) -> Prediction:
-    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` says otherwise, as `kendall predict --json` prints it.
+    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` says otherwise, as
+    `kendall predict --json` prints it.
 
-    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, ... (see `Limits`). `method`: "auto" is
-    the most accurate one that this queue has; else "exact", "approximation", "bound", "paper" or "simulation". What
-    the method cannot give is None.
+    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, ... (see `Limits`).
+    `method`: "auto" is the most accurate one that this queue has; else "exact", "approximation",
+    "bound", "paper" or "simulation". What the method cannot give is None.
 
-    Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError; NotConvergedError, not
-    under "auto".
+    Raises SpecError, also where `method` has no answer for this queue; UnstableQueueError;
+    NotConvergedError, not under "auto".
 
     >>> law = "k1=0.001,k2=0.004,k3=0.0001,k4=0.002"
     >>> answer = predict("capped:max_batch_size=8", 20, "uniform:low=8,high=24", law)
@@ -119,10 +122,12 @@ def simulate(
     replications: int = 1,
     **limits: Unpack[Limits],
 ) -> Prediction:
-    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json` prints it.
+    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json`
+    prints it.
 
-    Each mean has a `standard_error`. `num_requests` is for each replication, at least 40; the first tenth is warm-up.
-    One `seed` gives the same arrivals and lengths under every policy. `limits` as for `predict`.
+    Each mean has a `standard_error`. `num_requests` is for each replication, at least 40; the first
+    tenth is warm-up. One `seed` gives the same arrivals and lengths under every policy. `limits` as
+    for `predict`.
 
     Raises SpecError, UnstableQueueError.
 
@@ -133,13 +138,19 @@ def simulate(
     rate = positive("arrival_rate", arrival_rate, "requests per second")
     model = _model(policy, output_tokens, latency, limits)
     model.stable_load(rate)
-    return simulate_model(model, rate, num_requests=num_requests, seed=seed, replications=replications)
+    return simulate_model(
+        model, rate, num_requests=num_requests, seed=seed, replications=replications
+    )
 
 
 def largest_stable_rate(
-    policy: Policy | str, output_tokens: TokenDistribution | str, latency: LatencyModel | str, **limits: Unpack[Limits]
+    policy: Policy | str,
+    output_tokens: TokenDistribution | str,
+    latency: LatencyModel | str,
+    **limits: Unpack[Limits],
 ) -> float:
-    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable below.
+    """Arrival rate, requests per second, at which the load of a policy is 1: its queue is stable
+    below.
 
     `limits` as for `predict`. Raises SpecError.
 
@@ -159,10 +170,16 @@ def parse_latency(text: str) -> LatencyModel:
     return load_law(text)
 
 
-def _model(policy: Policy | str, output_tokens: TokenDistribution | str, latency: LatencyModel | str, limits: Limits) -> Model:
+def _model(
+    policy: Policy | str,
+    output_tokens: TokenDistribution | str,
+    latency: LatencyModel | str,
+    limits: Limits,
+) -> Model:
     for name in limits:
         if name not in Limits.__annotations__:
             raise TypeError(
-                f"got the argument {name!r}; expected {', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
+                f"got the argument {name!r}; expected "
+                f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
             )
     return Model.read(policy, output_tokens, latency, **limits)

@@ -1,7 +1,8 @@
-"""The command `kendall`: each subcommand is a thin call into a package, imported only when it is used.
+"""The command `kendall`: each subcommand is a thin call into a package, imported only when it is
+used.
 
-Exit status: 0 done, 1 failed, 2 wrong arguments (also a key that a server refuses), 3 a check failed or no stable choice
-exists. Every error is a line that begins with `kendall:`.
+Exit status: 0 done, 1 failed, 2 wrong arguments (also a key that a server refuses), 3 a check
+failed or no stable choice exists. Every error is a line that begins with `kendall:`.
 """
 
 from __future__ import annotations
@@ -13,25 +14,67 @@ import sys
 from typing import Any, NoReturn
 
 COMMANDS = {
-    "demo": ("loadgen.commands.demo_cli", "measure an engine under every policy and compare with predictions"),
-    "serve": ("server.operations.cli", "serve an OpenAI-compatible endpoint with a queue and a policy"),
-    "load": ("loadgen.commands.load_cli", "send open-loop load and report the delays that clients see"),
-    "summary": ("loadgen.commands.summary_cli", "print the report of a saved load run, complete or killed"),
-    "sweep": ("loadgen.commands.sweep_cli", "measure policies x loads x token limits; resumable, with a report"),
-    "compare": ("loadgen.commands.compare_cli", "compare the observed queueing delay of a run with predictions"),
-    "audit": ("loadgen.commands.audit_cli", "test whether the arrivals of a run are the process asked for"),
+    "demo": (
+        "loadgen.commands.demo_cli",
+        "measure an engine under every policy and compare with predictions",
+    ),
+    "serve": (
+        "server.operations.cli",
+        "serve an OpenAI-compatible endpoint with a queue and a policy",
+    ),
+    "load": (
+        "loadgen.commands.load_cli",
+        "send open-loop load and report the delays that clients see",
+    ),
+    "summary": (
+        "loadgen.commands.summary_cli",
+        "print the report of a saved load run, complete or killed",
+    ),
+    "sweep": (
+        "loadgen.commands.sweep_cli",
+        "measure policies x loads x token limits; resumable, with a report",
+    ),
+    "compare": (
+        "loadgen.commands.compare_cli",
+        "compare the observed queueing delay of a run with predictions",
+    ),
+    "audit": (
+        "loadgen.commands.audit_cli",
+        "test whether the arrivals of a run are the process asked for",
+    ),
     "calibrate": ("server.operations.cli", "measure the latency law of an engine"),
     "predict": ("queueing.commands.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.commands.cli", "simulate a policy on Poisson arrivals"),
-    "optimize": ("queueing.commands.optimize_cli", "choose a token limit, batch size, policy, number of servers or rate"),
-    "advise": ("server.operations.advising", "ask a running gateway which settings its model recommends"),
-    "reproduce": ("queueing.commands.reproduce_cli", "compute the papers' tables and figures and compare them"),
+    "optimize": (
+        "queueing.commands.optimize_cli",
+        "choose a token limit, batch size, policy, number of servers or rate",
+    ),
+    "advise": (
+        "server.operations.advising",
+        "ask a running gateway which settings its model recommends",
+    ),
+    "reproduce": (
+        "queueing.commands.reproduce_cli",
+        "compute the papers' tables and figures and compare them",
+    ),
 }
-OPTIONS = ("--help", "--version", "--install-completion", "--show-completion")  # of `kendall` itself
+OPTIONS = (
+    "--help",
+    "--version",
+    "--install-completion",
+    "--show-completion",
+)  # of `kendall` itself
 NO_OPTIONS = frozenset(
-    {"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS", "KENDALL_ENGINE_ERROR_FILE", "KENDALL_FLAVOUR", "KENDALL_GATEWAY_PID"}
+    {
+        "KENDALL_DEBUG",
+        "KENDALL_ENGINE_CPUS",
+        "KENDALL_ENGINE_ERROR_FILE",
+        "KENDALL_FLAVOUR",
+        "KENDALL_GATEWAY_PID",
+    }
 )  # variables of the same prefix
-# options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets them
+# options whose name another command has for something else: only KENDALL_<COMMAND>_<OPTION> sets
+# them
 OTHER_MEANING = {
     "calibrate": {"prompt-tokens", "output"},  # a number, elsewhere a distribution; a file
     "compare": {"output"},  # files
@@ -67,7 +110,11 @@ def main(arguments: list[str] | None = None) -> None:
         if output.failure() is None or os.environ.get("KENDALL_DEBUG"):
             raise
         output.discard()  # whoever has closed the pipe, such as `head`, wants no message
-        status = 1 if isinstance(error, BrokenPipeError) else _complain(f"cannot write to stdout: {error.strerror}", 1)
+        status = (
+            1
+            if isinstance(error, BrokenPipeError)
+            else _complain(f"cannot write to stdout: {error.strerror}", 1)
+        )
     _exit(status)
 
 
@@ -102,12 +149,18 @@ def _help(names: list[str]) -> int:
         return 0
     name, *more = names
     if more:
-        return _complain(f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help {name}`", 2)
+        return _complain(
+            f"got {' '.join(more)!r:.80} too many; expected one command, as in `kendall help "
+            f"{name}`",
+            2,
+        )
     return _run(name, ["--help"])
 
 
 def _exit(status: int) -> NoReturn:
-    """Without tidying up where a thread was left in the middle of starting or ending vLLM: that could abort the process."""
+    """Without tidying up where a thread was left in the middle of starting or ending vLLM: that
+    could abort the process.
+    """
     boot = sys.modules.get("server.engines.vllm.boot")
     if boot is not None and boot.left_behind():
         sys.stdout.flush()
@@ -122,7 +175,9 @@ def _print_usage() -> None:
 
     to = console()
     names = {f"  {name} " for name in COMMANDS}
-    for line in USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())).split("\n"):
+    for line in USAGE.format(
+        commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+    ).split("\n"):
         say(to, line, hang=13 if any(map(line.startswith, names)) else 2)
 
 
@@ -146,7 +201,10 @@ def _run(name: str, arguments: list[str]) -> int:
         near = suggest(name, OPTIONS).replace("'", "")
         return _complain(f"got {name}; expected a command or one of {', '.join(OPTIONS)}{near}", 2)
     if name not in COMMANDS:
-        return _complain(f"got command {name!r}; expected one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}", 2)
+        return _complain(
+            f"got command {name!r}; expected one of {', '.join(COMMANDS)}{suggest(name, COMMANDS)}",
+            2,
+        )
     from typer.exceptions import Exit
 
     try:
@@ -154,7 +212,10 @@ def _run(name: str, arguments: list[str]) -> int:
         _check_environment(name, command, arguments)
         _check_one_key(name, command, arguments)
         again = tuple(arguments)  # a gateway reads its options again on SIGHUP
-        return int(command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False, obj=again) or 0)
+        return int(
+            command.main(arguments, prog_name=f"kendall {name}", standalone_mode=False, obj=again)
+            or 0
+        )
     except Exit as stop:
         return stop.exit_code
     except KeyboardInterrupt:
@@ -191,11 +252,23 @@ def _failed(error: Exception, name: str, arguments: list[str]) -> int:
 
 
 def _as_typed(message: str, name: str) -> str:
-    """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set patience`: names in Python."""
-    flags = {parameter.name: parameter.opts[0] for parameter in _command(name).params if parameter.opts[0].startswith("--")}
+    """`got --arrival-rate -1` for `got arrival_rate=-1`, and `set --patience` for `set
+    patience`: names in Python.
+    """
+    flags = {
+        parameter.name: parameter.opts[0]
+        for parameter in _command(name).params
+        if parameter.opts[0].startswith("--")
+    }
     got, semicolon, expected = message.partition("; ")
-    got = re.sub(r"\b([a-z_]+)=(?=\S)", lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0], got)
-    expected = re.sub(r"\bset ([a-z_]+)\b", lambda found: f"set {flags.get(found[1], found[1])}", expected)
+    got = re.sub(
+        r"\b([a-z_]+)=(?=\S)",
+        lambda found: f"{flags[found[1]]} " if found[1] in flags else found[0],
+        got,
+    )
+    expected = re.sub(
+        r"\bset ([a-z_]+)\b", lambda found: f"set {flags.get(found[1], found[1])}", expected
+    )
     return got + semicolon + expected
 
 
@@ -214,15 +287,21 @@ def _command(name: str):  # type: ignore[no-untyped-def]
         if parameter.param_type_name == "option" or parameter.envvar:
             twins = _twins(name, parameter)
             rule = _variable(key_of(parameter))
-            parameter.envvar = next((twin for twin in twins if twin in os.environ), rule if rule in twins else twins[0])
+            parameter.envvar = next(
+                (twin for twin in twins if twin in os.environ), rule if rule in twins else twins[0]
+            )
             parameter.show_envvar = rule not in twins  # the help ends with the rule
     show_as_written(command)
     return command
 
 
 def _twins(name: str, parameter: Any) -> list[str]:
-    """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it means the same; of each of its names."""
-    flags = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [parameter.name]
+    """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it
+    means the same; of each of its names.
+    """
+    flags = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [
+        parameter.name
+    ]
     shared = [flag for flag in flags if flag not in OTHER_MEANING.get(name, ())]
     return [*(_variable(f"{name}_{flag}") for flag in flags), *map(_variable, shared)]
 
@@ -235,7 +314,11 @@ def _origin(message: str, name: str, arguments: list[str]) -> str:
     """Which variable set the option that a message complains of; nothing where a flag did."""
     named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", message)
     for parameter in _command(name).params:
-        if (parameter.envvar or "") in os.environ and not _is_flag_of(parameter, arguments) and _is_flag_of(parameter, named):
+        if (
+            (parameter.envvar or "") in os.environ
+            and not _is_flag_of(parameter, arguments)
+            and _is_flag_of(parameter, named)
+        ):
             return f" ({parameter.opts[0]} came from {parameter.envvar})"
     return ""
 
@@ -245,27 +328,48 @@ def _is_flag_of(parameter: Any, arguments: list[str]) -> bool:
 
 
 def _check_environment(name: str, command: Any, arguments: list[str]) -> None:
-    """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or a setting that is gone."""
+    """Raises SpecError: a variable KENDALL_... that no command reads, which is a typing error or
+    a setting that is gone.
+    """
     from policies.text import SpecError
 
-    for variable in [variable for variable, value in os.environ.items() if _is_service_link(variable, value)]:
+    for variable in [
+        variable for variable, value in os.environ.items() if _is_service_link(variable, value)
+    ]:
         del os.environ[variable]
     ours = _read_by(name, command)
-    strange = [variable for variable in os.environ if variable.startswith("KENDALL_") and variable not in ours]
+    strange = [
+        variable
+        for variable in os.environ
+        if variable.startswith("KENDALL_") and variable not in ours
+    ]
     if not strange or "--help" in arguments:
         return
-    known = ours.union(*(_read_by(other, _command(other)) for other in COMMANDS))  # imports them all
+    known = ours.union(
+        *(_read_by(other, _command(other)) for other in COMMANDS)
+    )  # imports them all
     for variable in strange:
         if variable not in known:
             near = _near_variable(variable, ours) or _near_variable(variable, known)
-            raise SpecError(f"got {variable} in the environment; expected the name of an option{near}")
+            raise SpecError(
+                f"got {variable} in the environment; expected the name of an option{near}"
+            )
 
 
 def _near_variable(variable: str, known: frozenset[str]) -> str:
-    """`"; did you mean 'KENDALL_POLICY'?"`; what all variables, or all of one command, begin with does not make two of them alike."""
+    """`"; did you mean 'KENDALL_POLICY'?"`; what all variables, or all of one command, begin
+    with does not make two of them alike.
+    """
     from policies.text import suggest
 
-    prefix = next((own for own in map(_variable, (f"{name}_" for name in COMMANDS)) if variable.startswith(own)), "KENDALL_")
+    prefix = next(
+        (
+            own
+            for own in map(_variable, (f"{name}_" for name in COMMANDS))
+            if variable.startswith(own)
+        ),
+        "KENDALL_",
+    )
     rests = tuple(name.removeprefix(prefix) for name in sorted(known) if name.startswith(prefix))
     return suggest(variable.removeprefix(prefix), rests).replace("mean '", f"mean '{prefix}")
 
@@ -275,24 +379,39 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
     from policies.text import SpecError
 
     for parameter in command.params:
-        if parameter.name not in ("api_key", "admin_key") or parameter.multiple or _is_flag_of(parameter, arguments):
+        if (
+            parameter.name not in ("api_key", "admin_key")
+            or parameter.multiple
+            or _is_flag_of(parameter, arguments)
+        ):
             continue
         if len(os.environ.get(parameter.envvar, "").split()) > 1:
             own = _twins(name, parameter)[0]
-            raise SpecError(f"got several keys in {parameter.envvar}; expected one to send: set {own} too")
+            raise SpecError(
+                f"got several keys in {parameter.envvar}; expected one to send: set {own} too"
+            )
 
 
 def _read_by(name: str, command: Any) -> frozenset[str]:
-    return NO_OPTIONS.union(*(_twins(name, parameter) for parameter in command.params if parameter.envvar))
+    return NO_OPTIONS.union(
+        *(_twins(name, parameter) for parameter in command.params if parameter.envvar)
+    )
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes set it, for a service whose name begins with kendall: KENDALL_PORT=tcp://10.0.0.1:8080."""
+    """Whether Kubernetes set it, for a service whose name begins with kendall:
+    KENDALL_PORT=tcp://10.0.0.1:8080.
+    """
     if not variable.startswith("KENDALL_"):
         return False
     if variable.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
         return True
-    return re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", variable) is not None
+    return (
+        re.search(
+            r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", variable
+        )
+        is not None
+    )
 
 
 def _complain(message: str, status: int) -> int:

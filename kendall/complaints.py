@@ -1,4 +1,6 @@
-"""What typer finds wrong with the arguments, in this project's words: got, expected, what to do, in one line."""
+"""What typer finds wrong with the arguments, in this project's words: got, expected, what to do,
+in one line.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 
 def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
-    """The message, with the value that was got and where it came from. `error` is typer's; `command` the one that was run."""
+    """The message, with the value that was got and where it came from. `error` is typer's;
+    `command` the one that was run.
+    """
     message = " ".join(error.format_message().split())
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     if parameter is None or context is None:
@@ -24,52 +28,94 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
     source = context.get_parameter_source(parameter.name)
     match source.name if source is not None else "COMMANDLINE":
         case "ENVIRONMENT":
-            return f"got {name} {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}; expected {_expected(parameter, message)}"
+            return (
+                f"got {name} {os.environ.get(parameter.envvar)!r:.80} from {parameter.envvar}; "
+                f"expected {_expected(parameter, message)}"
+            )
         case "DEFAULT_MAP":
             file = context.params.get("config")
-            return f"got {name} {context.default_map[parameter.name]!r:.80} from {file}; expected {_expected(parameter, message)}"
+            return (
+                f"got {name} {context.default_map[parameter.name]!r:.80} from {file}; expected "
+                f"{_expected(parameter, message)}"
+            )
         case "DEFAULT":
             expected = f"{_expected(parameter, message)}; {name} {parameter.metavar} names another"
             return f"got the default {name} {parameter.default}; expected {expected}"
         case _:
             value = _value(parameter, arguments)
-            return message if value is None else f"got {name} {value:.80}; expected {_expected(parameter, message)}"
+            return (
+                message
+                if value is None
+                else f"got {name} {value:.80}; expected {_expected(parameter, message)}"
+            )
 
 
 def _usage(error: Any, message: str, command: Any, arguments: Sequence[str]) -> str:
-    """What no single parameter's value is to blame for; the message as it is where typer says something new."""
+    """What no single parameter's value is to blame for; the message as it is where typer says
+    something new.
+    """
     more = f"`kendall {command.name} --help` lists them"
     match type(error).__name__:
         case "NoSuchOption":
-            if command.name == "serve" and (argument := error.option_name.lstrip("-").replace("-", "_")) in _engine_arguments():
-                return f"got {error.option_name}, an engine argument of vLLM; expected --engine-arg {argument}=VALUE"
+            if (
+                command.name == "serve"
+                and (argument := error.option_name.lstrip("-").replace("-", "_"))
+                in _engine_arguments()
+            ):
+                return (
+                    f"got {error.option_name}, an engine argument of vLLM; expected "
+                    f"--engine-arg {argument}=VALUE"
+                )
             near = _near_option(error.option_name, command)
-            return f"got {error.option_name}; expected an option of `kendall {command.name}`{near or ';'} {more}"
+            return (
+                f"got {error.option_name}; expected an option of `kendall "
+                f"{command.name}`{near or ';'} {more}"
+            )
         case "BadOptionUsage":
             return _bad_usage(error, message, command)
         case _ if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             if (second := _second_value(extra[1].split()[0], command, arguments)) is not None:
                 return second
-            names = [parameter.metavar for parameter in command.params if parameter.param_type_name == "argument"]
+            names = [
+                parameter.metavar
+                for parameter in command.params
+                if parameter.param_type_name == "argument"
+            ]
             expected = "options only" if not names else f"one {names[0]} and options"
-            return f"got {extra[1]!r:.80} too many; expected {expected}; `kendall {command.name} --help` lists the options"
+            return (
+                f"got {extra[1]!r:.80} too many; expected {expected}; `kendall {command.name} "
+                "--help` lists the options"
+            )
         case _:
             return message
 
 
 def _second_value(extra: str, command: Any, arguments: Sequence[str]) -> str | None:
-    """The message where the superfluous word stands behind an option's value, as in `--policy single dynamic`; None elsewhere."""
-    known = {opt: parameter for parameter in command.params if not getattr(parameter, "is_flag", True) for opt in parameter.opts}
+    """The message where the superfluous word stands behind an option's value, as in `--policy
+    single dynamic`; None elsewhere.
+    """
+    known = {
+        opt: parameter
+        for parameter in command.params
+        if not getattr(parameter, "is_flag", True)
+        for opt in parameter.opts
+    }
     for flag, value, behind in zip(arguments, arguments[1:], arguments[2:], strict=False):
         if behind == extra and flag in known and not value.startswith("--"):
-            form = f"{flag} {value},{extra}" if "," in (known[flag].help or "") else f"{flag} {value} alone"
+            form = (
+                f"{flag} {value},{extra}"
+                if "," in (known[flag].help or "")
+                else f"{flag} {value} alone"
+            )
             form = f"{flag} {value} {flag} {extra}" if known[flag].multiple else form
             return f"got {extra!r:.80} behind {flag} {value:.80}; expected {form:.160}"
     return None
 
 
 def _bad_usage(error: Any, message: str, command: Any) -> str:
-    parameter = next((parameter for parameter in command.params if error.option_name in parameter.opts), None)
+    parameter = next(
+        (parameter for parameter in command.params if error.option_name in parameter.opts), None
+    )
     if parameter is None:
         return message
     if "not take a value" in message:
@@ -78,7 +124,9 @@ def _bad_usage(error: Any, message: str, command: Any) -> str:
 
 
 def _near_option(flag: str, command: Any) -> str:
-    """`"; did you mean --request-rate?"` for --rate: an option that ends so, else one that is spelled nearly so."""
+    """`"; did you mean --request-rate?"` for --rate: an option that ends so, else one that is
+    spelled nearly so.
+    """
     known = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
     tails = [opt for opt in known if opt.endswith(f"-{flag.lstrip('-')}")]
     if len(tails) == 1:
@@ -110,7 +158,9 @@ def _value(parameter: Any, arguments: Sequence[str]) -> str | None:
 
 
 def _expected(parameter: Any, message: str) -> str:
-    """The part behind `expected` where our own parser has spoken, else the kind of number and its range."""
+    """The part behind `expected` where our own parser has spoken, else the kind of number and
+    its range.
+    """
     _, ours, expected = message.partition("; expected ")
     if ours:
         return expected
@@ -121,4 +171,6 @@ def _expected(parameter: Any, message: str) -> str:
         return f"another value ({message})"
     if least is not None and most is not None:
         return f"{kind} from {least} to {most}"
-    return kind + ("" if least is None else f" >= {least}") + ("" if most is None else f" <= {most}")
+    return (
+        kind + ("" if least is None else f" >= {least}") + ("" if most is None else f" <= {most}")
+    )

@@ -1,4 +1,6 @@
-"""Shell completion of `kendall`: names of commands without importing them, options of one command by importing only it."""
+"""Shell completion of `kendall`: names of commands without importing them, options of one
+command by importing only it.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,16 @@ class Root(TyperGroup):
         del ctx
         from typer.core import CompletionItem  # type: ignore[attr-defined]
 
-        known = ROOT_OPTIONS if incomplete.startswith("-") else self._abouts | {"help": "Show the help of a command."}
-        return [CompletionItem(name, help=about) for name, about in known.items() if name.startswith(incomplete)]
+        known = (
+            ROOT_OPTIONS
+            if incomplete.startswith("-")
+            else self._abouts | {"help": "Show the help of a command."}
+        )
+        return [
+            CompletionItem(name, help=about)
+            for name, about in known.items()
+            if name.startswith(incomplete)
+        ]
 
 
 def answer(root: Root) -> int | None:
@@ -70,11 +80,15 @@ def set_up(flag: str, shell: str | None) -> int:
     shell = shell or _get_shell_name()
     if shell not in SHELLS:
         got = f"shell {shell!r}" if shell else "no shell that can be detected"
-        raise SpecError(f"got {got}; expected {flag} {' | '.join(SHELLS)}{suggest(shell or '', SHELLS)}")
+        raise SpecError(
+            f"got {got}; expected {flag} {' | '.join(SHELLS)}{suggest(shell or '', SHELLS)}"
+        )
     if flag == "--show-completion":
         print(get_completion_script(prog_name="kendall", complete_var=VARIABLE, shell=shell))
         return 0
-    print(f"completion for {shell} is installed in {_install(shell)}; it works in the next terminal")
+    print(
+        f"completion for {shell} is installed in {_install(shell)}; it works in the next terminal"
+    )
     return 0
 
 
@@ -94,4 +108,6 @@ def _install(shell: str) -> Path:
                 failed = cannot_write(error.filename, error)
             case _:
                 failed = f"cannot install completion: {str(error).rstrip('.')}"
-        raise CommandError(f"{failed}; `kendall --show-completion {shell}` prints the script") from None
+        raise CommandError(
+            f"{failed}; `kendall --show-completion {shell}` prints the script"
+        ) from None

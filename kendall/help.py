@@ -1,4 +1,6 @@
-"""How `kendall COMMAND --help` shows a command: texts as they are written, kinds of value, which variable sets an option."""
+"""How `kendall COMMAND --help` shows a command: texts as they are written, kinds of value, which
+variable sets an option.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,30 @@ from policies.durations import Duration
 
 KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT"}
 VARIABLES = (
-    "An option can also be set in the environment: KENDALL_<OPTION> for every command that has the option, "
-    "KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag wins."
+    "An option can also be set in the environment: KENDALL_<OPTION> for every command that has "
+    "the option, KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag "
+    "wins."
 )
 STATUSES = (
-    "Exit status: 0 done; 1 failed, for example because nobody answers; 2 a wrong argument, also a key that a server refuses; "
-    "3 a check failed, or no stable choice exists."
+    "Exit status: 0 done; 1 failed, for example because nobody answers; 2 a wrong argument, also "
+    "a key that a server refuses; 3 a check failed, or no stable choice exists."
 )
-DURATIONS = "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min (or 1.5m), 1h."
+DURATIONS = (
+    "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min "
+    "(or 1.5m), 1h."
+)
 
 
 def show_as_written(command: Any, shared_variables: bool = True) -> None:
-    """Make typer show a command's texts literally: it takes `[engine-args]` for markup and drops it."""
+    """Make typer show a command's texts literally: it takes `[engine-args]` for markup and drops
+    it.
+    """
     durations = any(_takes_duration(parameter) for parameter in command.params)
-    notes = [*((DURATIONS,) if durations else ()), *((VARIABLES,) if shared_variables else ()), STATUSES]
+    notes = [
+        *((DURATIONS,) if durations else ()),
+        *((VARIABLES,) if shared_variables else ()),
+        STATUSES,
+    ]
     command.help = _literal(command.help)
     command.epilog = _literal("\n\n".join(notes))
     command.context_settings = {**command.context_settings, "help_option_names": ["-h", "--help"]}
@@ -30,13 +42,21 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
     for parameter in command.params:
         parameter.help = _literal(" ".join([parameter.help or "", *_other_ways(parameter)]))
         parameter.show_envvar = False
-        parameter.min = parameter.max = None  # shown beside the kind they would take a third of the width; an error names them
+        parameter.min = parameter.max = (
+            None  # shown beside the kind they would take a third of the width; an error names them
+        )
         if parameter.metavar is None:
-            parameter.metavar = kind_of(parameter) if parameter.param_type_name == "option" else parameter.name.upper().removesuffix("S")
+            parameter.metavar = (
+                kind_of(parameter)
+                if parameter.param_type_name == "option"
+                else parameter.name.upper().removesuffix("S")
+            )
 
 
 def _other_ways(parameter: Any) -> list[str]:
-    """What sets an option besides its first name, where the rule at the end of the help does not say it."""
+    """What sets an option besides its first name, where the rule at the end of the help does not
+    say it.
+    """
     ways = []
     if parameter.param_type_name == "option" and len(parameter.opts) > 1:
         ways.append(f"Also {', '.join(parameter.opts[1:])}.")
@@ -48,7 +68,9 @@ def _other_ways(parameter: Any) -> list[str]:
 
 
 def _format_help(as_before: Any, command: Any, ctx: Any, formatter: Any) -> None:
-    """With one name an option: several would be cut in the column of names. Nothing is parsed after this."""
+    """With one name an option: several would be cut in the column of names. Nothing is parsed
+    after this.
+    """
     command.get_help_option(ctx).metavar = ""
     for parameter in command.params:
         parameter.opts, parameter.secondary_opts = parameter.opts[:1], []

@@ -1,4 +1,6 @@
-"""stdout of the command, watched: an OSError of writing it can be told from one of a file or a connection."""
+"""stdout of the command, watched: an OSError of writing it can be told from one of a file or a
+connection.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 
 class _Watched(io.FileIO):
-    """Keeps its first error. Without a buffer above it (PYTHONUNBUFFERED) nothing is left that would fail again."""
+    """Keeps its first error. Without a buffer above it (PYTHONUNBUFFERED) nothing is left that
+    would fail again.
+    """
 
     error: OSError | None = None
 
@@ -23,7 +27,9 @@ class _Watched(io.FileIO):
 
 
 def watch() -> None:
-    """Put a watched stream of the same kind in the place of `sys.stdout`; one that a test has put there stays."""
+    """Put a watched stream of the same kind in the place of `sys.stdout`; one that a test has
+    put there stays.
+    """
     stream = sys.stdout
     if stream is None or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
         return
@@ -38,7 +44,9 @@ def watch() -> None:
 
 
 def flush() -> None:
-    """Write what is still buffered: a full disk or a closed pipe may show only now. Raises OSError."""
+    """Write what is still buffered: a full disk or a closed pipe may show only now. Raises
+    OSError.
+    """
     if sys.stdout is not None:
         sys.stdout.flush()
 
@@ -51,7 +59,9 @@ def failure() -> OSError | None:
 
 
 def discard() -> None:
-    """Send what is still buffered nowhere: it would fail once more, with a traceback, when the process ends."""
+    """Send what is still buffered nowhere: it would fail once more, with a traceback, when the
+    process ends.
+    """
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,1 +1,3 @@
-"""Open-loop load: timetables of absolute instants, a streaming client, run records, statistics, reports."""
+"""Open-loop load: timetables of absolute instants, a streaming client, run records, statistics,
+reports.
+"""

@@ -1,7 +1,8 @@
 """What a policy sees and what it answers: plain values, no clock, no I/O, no randomness.
 
-A driver (the live batcher, the simulator) shows a policy the queue as a `QueueState` and carries out the
-`Decision` it gets back. Nothing here is modified by a policy, nothing waits, nothing is logged.
+A driver (the live batcher, the simulator) shows a policy the queue as a `QueueState` and carries
+out the `Decision` it gets back. Nothing here is modified by a policy, nothing waits, nothing is
+logged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Request:
     id: str
     arrived_at: float  # instant on the driver's clock, seconds
     prompt_tokens: int
-    max_output_tokens: int  # the limit in force: the client's own, the gateway's clip and the context, whichever is least
+    # the limit in force: the client's own, the gateway's clip and the context, whichever is least
+    max_output_tokens: int
     predicted_output_tokens: float | None = None
     priority: int = 0
     deadline: float = math.inf  # instant at which its patience runs out
@@ -30,7 +32,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue; `output_tokens_so_far` > 0 after a preemption or an engine's death."""
+    """A request in the queue; `output_tokens_so_far` > 0 after a preemption or an engine's
+    death.
+    """
 
     request: Request
     output_tokens_so_far: int = 0
@@ -38,7 +42,9 @@ class Waiting:
 
 @dataclass(slots=True)
 class Running:
-    """A request in service. A read-only view for policies; its driver keeps the token count current."""
+    """A request in service. A read-only view for policies; its driver keeps the token count
+    current.
+    """
 
     request: Request
     started_at: float
@@ -53,7 +59,9 @@ class Server:
     in_service: Sequence[Running] = ()
     max_batch_size: int = 2**31
     max_prompt_tokens: int = 2**31  # sum over the batch: all prompts are computed in one step
-    max_context_tokens: int = UNBOUNDED  # sum over the batch of prompt + limit: what the KV memory holds
+    max_context_tokens: int = (
+        UNBOUNDED  # sum over the batch of prompt + limit: what the KV memory holds
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +88,18 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Take these requests out of service and put them back into the queue with what they have so far."""
+    """Take these requests out of service and put them back into the queue with what they have so
+    far.
+    """
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to do now; ask again at `deadline` (an instant; infinity = only when something happens)."""
+    """Nothing to do now; ask again at `deadline` (an instant; infinity = only when something
+    happens).
+    """
 
     deadline: float
 
@@ -106,15 +118,17 @@ class Policy(Protocol):
     joins_running: ClassVar[bool]  # a request may start on a server that already holds others
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """The next thing to do. Does not modify `state`, does not wait; the same input gives the same answer."""
+        """The next thing to do. Does not modify `state`, does not wait; the same input gives the
+        same answer.
+        """
         ...
 
 
 def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
 
-    An empty server always gets the oldest: what cannot run even alone was refused at admission. Where others are in
-    service, what they may yet hold counts, and there may be room for none.
+    An empty server always gets the oldest: what cannot run even alone was refused at admission.
+    Where others are in service, what they may yet hold counts, and there may be room for none.
     """
     if size <= 0:
         return ()
@@ -122,7 +136,12 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     prompt_tokens = 0
     context_tokens = 0
     if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 in service
-        context_tokens = sum([each.request.prompt_tokens + each.request.max_output_tokens for each in server.in_service])
+        context_tokens = sum(
+            [
+                each.request.prompt_tokens + each.request.max_output_tokens
+                for each in server.in_service
+            ]
+        )
     for waiting in state.waiting[: min(size, server.max_batch_size)]:
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
         context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens

@@ -1,6 +1,8 @@
-"""Durations as a person writes them: `2s`, `100ms`, `500us`, `1.5min`, `1m30s`, `1h`; a bare number is seconds.
+"""Durations as a person writes them: `2s`, `100ms`, `500us`, `1.5min`, `1m30s`, `1h`; a bare number
+is seconds.
 
-Every flag, variable, key of a file, header and service level objective that holds a duration is read here.
+Every flag, variable, key of a file, header and service level objective that holds a duration is
+read here.
 """
 
 from __future__ import annotations
@@ -12,13 +14,25 @@ from decimal import Decimal
 
 from policies.errors import SpecError
 
-UNITS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "m": "60", "h": "3600"}  # seconds
+UNITS = {
+    "ns": "1e-9",
+    "us": "1e-6",
+    "µs": "1e-6",
+    "ms": "1e-3",
+    "s": "1",
+    "min": "60",
+    "m": "60",
+    "h": "3600",
+}  # seconds
 EXAMPLES = "2s, 100ms, 500us, 1.5min (or 1.5m), 1h or a bare number of seconds"
-_PART = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)(?![a-zµ])\s*")
+_PART = re.compile(
+    r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(ns|us|µs|ms|s|min|m|h)(?![a-zµ])\s*"
+)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, correctly rounded. Raises SpecError for another unit, not a number, a negative duration.
+    """Seconds, correctly rounded. Raises SpecError for another unit, not a number, a negative
+    duration.
 
     >>> [parse_duration(text) for text in ("2s", "100ms", "500us", "1.5min", "1m30s", "0.25")]
     [2.0, 0.1, 0.0005, 90.0, 90.0, 0.25]
@@ -71,7 +85,9 @@ def rounded_duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The type of an option that takes a duration, as text or as a number of seconds; `least` may be set."""
+    """The type of an option that takes a duration, as text or as a number of seconds; `least`
+    may be set.
+    """
 
     least: float = 0.0  # seconds
 

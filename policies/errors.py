@@ -4,4 +4,6 @@ from __future__ import annotations
 
 
 class SpecError(ValueError):
-    """A text that names no policy, distribution or law: what was got, what was expected, what to do."""
+    """A text that names no policy, distribution or law: what was got, what was expected, what to
+    do.
+    """

@@ -11,7 +11,9 @@ from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUnt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
-    """Exactly `batch_size` together, as one padded batch; fewer only once the oldest has waited `max_wait` or at the end."""
+    """Exactly `batch_size` together, as one padded batch; fewer only once the oldest has waited
+    `max_wait` or at the end.
+    """
 
     batch_size: int
     max_wait: float = math.inf  # seconds since the oldest waiting request arrived
@@ -29,8 +31,12 @@ class Fixed:
             return IDLE
         size = min(self.batch_size, server.max_batch_size)
         ids = first_ids(state, size, server)
-        full = len(ids) == size or len(ids) < len(state.waiting)  # a token bound makes a smaller batch full too
-        oldest = min(waiting.request.arrived_at for waiting in state.waiting[:size])  # the first, unless priorities reorder the queue
+        full = len(ids) == size or len(ids) < len(
+            state.waiting
+        )  # a token bound makes a smaller batch full too
+        oldest = min(
+            waiting.request.arrived_at for waiting in state.waiting[:size]
+        )  # the first, unless priorities reorder the queue
         deadline = oldest + self.max_wait
         if full or now >= deadline or state.closing:
             return Dispatch(ids, server.id)

@@ -1,4 +1,6 @@
-"""Policies that never wait on purpose: an empty server (or a free slot) and a waiting request make a dispatch."""
+"""Policies that never wait on purpose: an empty server (or a free slot) and a waiting request
+make a dispatch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def _take(state: QueueState, size: int | None) -> Decision:
     server = state.empty_server()
     if server is None or not state.waiting:
         return IDLE
-    return Dispatch(first_ids(state, len(state.waiting) if size is None else size, server), server.id)
+    return Dispatch(
+        first_ids(state, len(state.waiting) if size is None else size, server), server.id
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,9 @@ class Capped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """As dynamic or capped, not padded: each member leaves when it is done, the server is free after the last."""
+    """As dynamic or capped, not padded: each member leaves when it is done, the server is free
+    after the last.
+    """
 
     max_batch_size: int | None = None
     order: str = "fcfs"
@@ -83,7 +89,9 @@ class Elastic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuous:
-    """A request starts as soon as a slot is free; at most `max_batch_size` in service per server."""
+    """A request starts as soon as a slot is free; at most `max_batch_size` in service per
+    server.
+    """
 
     max_batch_size: int | None = None
     order: str = "fcfs"
@@ -94,7 +102,9 @@ class Continuous:
     joins_running: ClassVar[bool] = True
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """Fill the free slots of the server that has most of them, among those with memory for the oldest request."""
+        """Fill the free slots of the server that has most of them, among those with memory for
+        the oldest request.
+        """
         if not state.waiting:
             return IDLE
         for server in sorted(state.servers, key=self._free_slots, reverse=True):
@@ -104,5 +114,11 @@ class Continuous:
         return IDLE
 
     def _free_slots(self, server: Server) -> int:
-        bound = server.max_batch_size if self.max_batch_size is None else min(self.max_batch_size, server.max_batch_size)
-        return max(bound - len(server.in_service), 0)  # more than the bound may be in service after the bound was lowered
+        bound = (
+            server.max_batch_size
+            if self.max_batch_size is None
+            else min(self.max_batch_size, server.max_batch_size)
+        )
+        return max(
+            bound - len(server.in_service), 0
+        )  # more than the bound may be in service after the bound was lowered

@@ -1,4 +1,6 @@
-"""The text form of policies and distributions: `name[:key=value{,key=value}]`, parsed, checked and written canonically."""
+"""The text form of policies and distributions: `name[:key=value{,key=value}]`, parsed, checked
+and written canonically.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,17 @@ __all__ = [
 
 
 def check_text(name: str, value: object, example: str) -> None:
-    """Raises SpecError for anything but a str; `name` is what Python and the command line call it."""
+    """Raises SpecError for anything but a str; `name` is what Python and the command line call
+    it.
+    """
     if not isinstance(value, str):
         raise SpecError(f"got {name}={value!r}; expected a text, for example {example!r}")
 
 
 def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
-    """`"name:a=1,b=2"` as `("name", {"a": "1", "b": "2"})`. Raises SpecError where the grammar is broken; `examples` by name."""
+    """`"name:a=1,b=2"` as `("name", {"a": "1", "b": "2"})`. Raises SpecError where the grammar
+    is broken; `examples` by name.
+    """
     name, colon, rest = text.strip().partition(":")
     if not name:
         raise SpecError(f"got {text!r}; expected name[:key=value,...]")
@@ -66,14 +72,20 @@ def split_spec(text: str, examples: Mapping[str, str] | None = None) -> tuple[st
 
 
 def split_pairs(text: str, context: str, example: str = "") -> dict[str, str]:
-    """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key, and on an empty value."""
+    """`"a=1,b=2"` as a dict. Raises SpecError on an empty or repeated key, and on an empty
+    value.
+    """
     pairs: dict[str, str] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
         if key and equals and not value:
-            raise SpecError(f"got {key} without a value in {context!r}; expected {key}=VALUE{_as_in(example)}")
+            raise SpecError(
+                f"got {key} without a value in {context!r}; expected {key}=VALUE{_as_in(example)}"
+            )
         if not (key and equals):
-            raise SpecError(f"got {item!r} in {context!r}; expected key=value{_as_in(_filled(example, text))}")
+            raise SpecError(
+                f"got {item!r} in {context!r}; expected key=value{_as_in(_filled(example, text))}"
+            )
         if key in pairs:
             raise SpecError(f"got {key} twice in {context!r}; expected it once")
         pairs[key] = value
@@ -85,16 +97,27 @@ def _as_in(example: str) -> str:
 
 
 def _filled(example: str, values: str) -> str:
-    """The example with the values that were given without their keys, where there is one for each: `geometric:mean=64` for `64`."""
+    """The example with the values that were given without their keys, where there is one for
+    each: `geometric:mean=64` for `64`.
+    """
     name, _, rest = example.partition(":")
     keys, given = [pair.partition("=")[0] for pair in rest.split(",")], values.split(",")
-    if not rest or "=" in values or not all(value.strip() for value in given) or len(keys) != len(given):
+    if (
+        not rest
+        or "=" in values
+        or not all(value.strip() for value in given)
+        or len(keys) != len(given)
+    ):
         return example
-    return f"{name}:" + ",".join(f"{key}={value.strip()}" for key, value in zip(keys, given, strict=True))
+    return f"{name}:" + ",".join(
+        f"{key}={value.strip()}" for key, value in zip(keys, given, strict=True)
+    )
 
 
 def short_form(text: str) -> str:
-    """The name and the values without their keys: `fixed 8 0.5`. For tables; nothing reads it back."""
+    """The name and the values without their keys: `fixed 8 0.5`. For tables; nothing reads it
+    back.
+    """
     name, _, parameters = text.partition(":")
     return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
 
@@ -111,7 +134,9 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """For people: so many significant digits, without an exponent for large numbers (`11,160`); `-` for not a number."""
+    """For people: so many significant digits, without an exponent for large numbers (`11,160`);
+    `-` for not a number.
+    """
     if math.isnan(value):
         return "-"
     text = f"{value:.{digits}g}"
@@ -139,45 +164,72 @@ def parse_number(key: str, text: str, context: str) -> float:
 
 def format_number(value: float) -> str:
     """The shortest text that reads back as the same number; whole numbers without a point."""
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e16 else repr(float(value))
+    return (
+        str(int(value)) if float(value).is_integer() and abs(value) < 1e16 else repr(float(value))
+    )
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy that a text names. Raises SpecError: no text, unknown name or key, missing key, value out of range."""
+    """The policy that a text names. Raises SpecError: no text, unknown name or key, missing key,
+    value out of range.
+    """
     check_text("policy", text, "capped:max_batch_size=8")
     if not text.strip():
-        raise SpecError(f"got an empty policy; expected one of {', '.join(POLICIES)}, for example capped:max_batch_size=8")
+        raise SpecError(
+            f"got an empty policy; expected one of {', '.join(POLICIES)}, for example "
+            "capped:max_batch_size=8"
+        )
     name, pairs = split_spec(text, EXAMPLES)
     if name not in POLICIES:
-        raise SpecError(f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}")
+        raise SpecError(
+            f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}"
+        )
     cls = POLICIES[name]
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = [key for key in pairs if key not in fields]
     if unknown:
-        raise SpecError(f"got key {unknown[0]!r} for policy {name}; expected {', '.join(fields)}{suggest(unknown[0], tuple(fields))}")
-    missing = [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in pairs]
+        raise SpecError(
+            f"got key {unknown[0]!r} for policy {name}; expected "
+            f"{', '.join(fields)}{suggest(unknown[0], tuple(fields))}"
+        )
+    missing = [
+        key
+        for key, field in fields.items()
+        if field.default is dataclasses.MISSING and key not in pairs
+    ]
     if missing:
-        raise SpecError(f"got {text!r}; expected {missing[0]} too, for example {name}:{missing[0]}=8")
+        raise SpecError(
+            f"got {text!r}; expected {missing[0]} too, for example {name}:{missing[0]}=8"
+        )
     return cls(**{key: _value(name, key, value) for key, value in pairs.items()})
 
 
 def _value(policy: str, key: str, text: str) -> int | float | str:
     if key == "order":
         if text not in ORDERS:
-            raise SpecError(f"got order={text!r} for policy {policy}; expected one of {', '.join(ORDERS)}{suggest(text, ORDERS)}")
+            raise SpecError(
+                f"got order={text!r} for policy {policy}; expected one of "
+                f"{', '.join(ORDERS)}{suggest(text, ORDERS)}"
+            )
         return text
     if key == "max_wait":
         return _max_wait(policy, text)
     number = parse_number(key, text, policy)
     if not number.is_integer() or not 1 <= number <= LARGEST_BATCH:
-        raise SpecError(f"got {key}={text} for policy {policy}; expected a whole number from 1 to {LARGEST_BATCH:,}")
+        raise SpecError(
+            f"got {key}={text} for policy {policy}; expected a whole number from 1 to "
+            f"{LARGEST_BATCH:,}"
+        )
     return int(number)
 
 
 def _max_wait(policy: str, text: str) -> float:
     seconds = seconds_or_nan(text)
     if not seconds > 0:
-        raise SpecError(f"got max_wait={text} for policy {policy}; expected seconds > 0, for example 0.5 or 500ms")
+        raise SpecError(
+            f"got max_wait={text} for policy {policy}; expected seconds > 0, for example 0.5 or "
+            "500ms"
+        )
     return seconds
 
 
@@ -187,7 +239,9 @@ def format_policy(policy: Policy) -> str:
     for field in dataclasses.fields(policy):  # type: ignore[arg-type]
         value = getattr(policy, field.name)
         if value != field.default:
-            parts.append(f"{field.name}={value if isinstance(value, str) else format_number(value)}")
+            parts.append(
+                f"{field.name}={value if isinstance(value, str) else format_number(value)}"
+            )
     return policy.name + (":" + ",".join(parts) if parts else "")
 
 

@@ -1,1 +1,3 @@
-"""The mathematics: token distributions, the latency law, exact predictions, simulation, run records."""
+"""The mathematics: token distributions, the latency law, exact predictions, simulation, run
+records.
+"""

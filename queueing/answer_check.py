@@ -1,4 +1,6 @@
-"""What every predicted number must be: finite, and not below zero. Anything else is no answer, but a method that failed."""
+"""What every predicted number must be: finite, and not below zero. Anything else is no answer,
+but a method that failed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _ROUNDING = 1e-9  # of the sojourn: a number below zero by no more is zero
 
 
 def checked_answer(solve: Callable[[], Prediction]) -> Prediction:
-    """What `solve` returns, its numbers checked. Raises NotConvergedError: an overflow on the way, or a number that cannot be right."""
+    """What `solve` returns, its numbers checked. Raises NotConvergedError: an overflow on the
+    way, or a number that cannot be right.
+    """
     try:
         with np.errstate(over="raise", invalid="raise", divide="raise"):
             return _checked(solve())
@@ -37,8 +41,15 @@ def _checked(answer: Prediction) -> Prediction:
 
 
 def _numbers(name: str, value: Quantiles | Mean, slack: float) -> dict[str, Any]:
-    given = {key: number for key, number in dataclasses.asdict(value).items() if number is not None and number != math.inf}
-    return {key: _number(f"{key} of the {name.replace('_', ' ')}", number, slack) for key, number in given.items()}
+    given = {
+        key: number
+        for key, number in dataclasses.asdict(value).items()
+        if number is not None and number != math.inf
+    }
+    return {
+        key: _number(f"{key} of the {name.replace('_', ' ')}", number, slack)
+        for key, number in given.items()
+    }
 
 
 def _number(name: str, value: float, slack: float) -> float:

@@ -11,11 +11,18 @@ LARGEST_WHOLE = 2**128 - 1  # a seed as long as numpy draws them
 
 
 def whole_number(name: str, value: int, least: int = 1) -> int:
-    """`value` as an int. Raises SpecError unless it is a whole number that is large enough, and not beyond `LARGEST_WHOLE`."""
+    """`value` as an int. Raises SpecError unless it is a whole number that is large enough, and
+    not beyond `LARGEST_WHOLE`.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise SpecError(f"got {name}={short_repr(value)}; expected a whole number, at least {least}")
+        raise SpecError(
+            f"got {name}={short_repr(value)}; expected a whole number, at least {least}"
+        )
     if value > LARGEST_WHOLE:
-        raise SpecError(f"got {name}={short_repr(value)}; expected a whole number of at most {len(str(LARGEST_WHOLE))} digits")
+        raise SpecError(
+            f"got {name}={short_repr(value)}; expected a whole number of at most "
+            f"{len(str(LARGEST_WHOLE))} digits"
+        )
     return int(value)
 
 
@@ -23,12 +30,17 @@ def positive(name: str, value: float, unit: str) -> float:
     """`value` as a float. Raises SpecError unless it is a finite number above 0."""
     number = real_number(name, value, f"{unit} > 0")
     if not 0 < number < math.inf:
-        raise SpecError(f"got {name}={short_repr(value)}; expected {unit} > 0{', a finite number' if number > 0 else ''}")
+        raise SpecError(
+            f"got {name}={short_repr(value)}; expected {unit} > "
+            f"0{', a finite number' if number > 0 else ''}"
+        )
     return number
 
 
 def real_number(name: str, value: float, expected: str = "a number") -> float:
-    """`value` as a float, infinite where it is too large for one. Raises SpecError for what is no number."""
+    """`value` as a float, infinite where it is too large for one. Raises SpecError for what is
+    no number.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise SpecError(f"got {name}={short_repr(value)}; expected {expected}")
     try:

@@ -1,15 +1,19 @@
-"""What the documents give for a queue where we have the exact answer: `--method bound` and `--method paper`.
+"""What the documents give for a queue where we have the exact answer: `--method bound` and
+`--method paper`.
 
 dynamic   Yang et al. Eq. 16 (Inoue's Theorem 2 as a queueing delay), H <= alpha b + beta:
-          psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2 alpha^2))
-          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); prompts padded, at most m1: alpha + kp m1 (Eq. 17).
+          psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2
+          alpha^2)) padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); prompts
+          padded, at most m1: alpha + kp m1 (Eq. 17).
           A bound where H has no residual and no cap binds:
-          derived for deterministic H, it held for H below a line in every case tried; with a random H of the same mean it fails.
+          derived for deterministic H, it held for H below a line in every case tried; with a random
+          H of the same mean it fails.
 elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a bound: k3 sum N is random.
 fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
           the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
 single    Eq. 1-5 are right and are the exact answer; other arrivals than Poisson: Kingman's bound, and the serving chapter's 25.4 as
-          "paper" (queueing.models.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9), queueing.models.mg1d.
+          "paper" (queueing.models.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9),
+          queueing.models.mg1d.
 """
 
 from __future__ import annotations
@@ -31,17 +35,30 @@ from queueing.result import Quantiles
 
 
 def has_bound(model: Model) -> bool:
-    """Whether a bound on the mean delay is known: GI/G/1, and uncapped padded batches without a residual or stalls."""
+    """Whether a bound on the mean delay is known: GI/G/1, and uncapped padded batches without a
+    residual or stalls.
+    """
     if is_renewal(model):
         return True
     open_ended = isinstance(model.policy, Dynamic) and model.bound is None
-    return open_ended and model.arrival_scv == 1 and model.law.cv == model.law.stall_share == 0 and _plain_prompts(model) and _plain(model)
+    return (
+        open_ended
+        and model.arrival_scv == 1
+        and model.law.cv == model.law.stall_share == 0
+        and _plain_prompts(model)
+        and _plain(model)
+    )
 
 
 def is_renewal(model: Model) -> bool:
     """GI/G/1 with gaps that are not Poisson's."""
     alone = model.servers == 1 and model.patience is None and model.sequences is None
-    return model.arrival_scv != 1 and isinstance(model.policy, Single) and alone and not model.disaggregated
+    return (
+        model.arrival_scv != 1
+        and isinstance(model.policy, Single)
+        and alone
+        and not model.disaggregated
+    )
 
 
 def two_moments(model: Model, arrival_rate: float) -> tuple[TwoMomentDelay, ServiceTime]:
@@ -61,7 +78,9 @@ def has_paper(model: Model) -> bool:
 
 
 def delay_bound(model: Model, arrival_rate: float) -> float:
-    """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the bound's own line is."""
+    """Upper bound of the mean queueing delay, seconds. Raises UnstableQueueError where the
+    bound's own line is.
+    """
     if is_renewal(model):
         return two_moments(model, arrival_rate)[0].upper_bound
     return psi(arrival_rate, *_line(model))
@@ -73,15 +92,23 @@ def paper_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _single(model, arrival_rate)
     if isinstance(model.policy, Fixed):
         service = model.batch_time.mean(model.bound or 1)
-        return {"queueing_delay": Quantiles(fixed_batch_delay(arrival_rate, service, model.bound or 1))}
+        return {
+            "queueing_delay": Quantiles(fixed_batch_delay(arrival_rate, service, model.bound or 1))
+        }
     return {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
 
 
 def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
     if is_renewal(model):
         renewal, own = two_moments(model, arrival_rate)
-        delay = kingman_delay(arrival_rate, own.mean, math.sqrt(model.arrival_scv), math.sqrt(own.scv))
-        return {"queueing_delay": Quantiles(delay), "sojourn_time": Quantiles(delay + own.mean), "utilisation": renewal.load}
+        delay = kingman_delay(
+            arrival_rate, own.mean, math.sqrt(model.arrival_scv), math.sqrt(own.scv)
+        )
+        return {
+            "queueing_delay": Quantiles(delay),
+            "sojourn_time": Quantiles(delay + own.mean),
+            "utilisation": renewal.load,
+        }
     service = model.batch_time
     mean, second = service.mean(1), service.second_moment(1)
     if model.patience is not None:
@@ -92,14 +119,20 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
             "loss_fraction": lossy.loss_fraction,
         }
     delay = arrival_rate * second / (2 * (1 - arrival_rate * mean))
-    return {"queueing_delay": Quantiles(delay), "sojourn_time": Quantiles(delay + mean), "utilisation": arrival_rate * mean}
+    return {
+        "queueing_delay": Quantiles(delay),
+        "sojourn_time": Quantiles(delay + mean),
+        "utilisation": arrival_rate * mean,
+    }
 
 
 def _line(model: Model) -> tuple[float, float]:
     law, longest = model.law, model.output_tokens.longest
     each = longest if model.policy.padded else model.output_tokens.mean
     prompt = 0 if model.prompt_tokens is None else model.prompt_tokens.longest
-    return law.speed * (law.k1 + law.kp * prompt + law.k3 * each), law.speed * (law.k2 + law.k4 * longest)
+    return law.speed * (law.k1 + law.kp * prompt + law.k3 * each), law.speed * (
+        law.k2 + law.k4 * longest
+    )
 
 
 def _plain_prompts(model: Model) -> bool:
@@ -108,7 +141,12 @@ def _plain_prompts(model: Model) -> bool:
 
 
 def _plain(model: Model) -> bool:
-    return model.servers == 1 and model.patience is None and model.sequences is None and not isinstance(model.policy, Continuous)
+    return (
+        model.servers == 1
+        and model.patience is None
+        and model.sequences is None
+        and not isinstance(model.policy, Continuous)
+    )
 
 
 def _pure_fixed(policy: Policy) -> bool:

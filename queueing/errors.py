@@ -17,12 +17,17 @@ from typing import Any
 
 from policies.text import short_number
 
-INFINITE_MEAN = "the mean delay is infinite: batches without a bound, whose residual makes their sizes heavy-tailed"
+INFINITE_MEAN = (
+    "the mean delay is infinite: batches without a bound, whose residual makes their "
+    "sizes heavy-tailed"
+)
 SMALLER = "bound the batch size or the output tokens lower, or use the method simulation"
 
 
 class CommandError(RuntimeError):
-    """A command cannot do what was asked although its arguments are right; the message is one line."""
+    """A command cannot do what was asked although its arguments are right; the message is one
+    line.
+    """
 
 
 class PredictionError(Exception):
@@ -33,7 +38,9 @@ class PredictionError(Exception):
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
-def _as_it_was(kind: type[PredictionError], args: tuple[Any, ...], state: dict[str, Any]) -> PredictionError:
+def _as_it_was(
+    kind: type[PredictionError], args: tuple[Any, ...], state: dict[str, Any]
+) -> PredictionError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)
@@ -52,30 +59,42 @@ class UnstableQueueError(PredictionError):
 
 
 class NotConvergedError(PredictionError):
-    """The numbers could not be made accurate; `residual` is what was left of the equation, `reason` the message without advice."""
+    """The numbers could not be made accurate; `residual` is what was left of the equation,
+    `reason` the message without advice.
+    """
 
-    def __init__(self, what: str, residual: float, advice: str = "use the method simulation") -> None:
+    def __init__(
+        self, what: str, residual: float, advice: str = "use the method simulation"
+    ) -> None:
         self.reason = f"{what} did not converge: residual {residual:.3g}"
         super().__init__(f"{self.reason}; {advice}")
         self.residual = residual
 
 
 class OutOfReachError(NotConvergedError):
-    """The method cannot follow this queue within a few seconds, 1 GB of memory and the range of a float."""
+    """The method cannot follow this queue within a few seconds, 1 GB of memory and the range of
+    a float.
+    """
 
-    def __init__(self, what: str, advice: str = "use the method simulation", residual: float = math.inf) -> None:
+    def __init__(
+        self, what: str, advice: str = "use the method simulation", residual: float = math.inf
+    ) -> None:
         self.reason = f"{what} is out of reach of this method"
         PredictionError.__init__(self, f"{self.reason}; {advice}")
         self.residual = residual
 
 
 class LargeBatchesError(OutOfReachError):
-    """Batches occur that are larger than the largest a chain follows; `lost`: their share, `bound`: the policy's or the engine's."""
+    """Batches occur that are larger than the largest a chain follows; `lost`: their share,
+    `bound`: the policy's or the engine's.
+    """
 
     def __init__(self, largest: int, lost: float, bound: int | None, followed: int) -> None:
         limit = "no bound is set" if bound is None else f"the bound is {bound}"
         what = f"a batch size above {largest} ({lost:.2g} of the batches; {limit})"
-        super().__init__(what, f"bound the batch size at {followed} or less, or use the method simulation", lost)
+        super().__init__(
+            what, f"bound the batch size at {followed} or less, or use the method simulation", lost
+        )
 
 
 class InfiniteMeanError(NotConvergedError):
@@ -83,7 +102,13 @@ class InfiniteMeanError(NotConvergedError):
 
     def __init__(self) -> None:
         self.reason = INFINITE_MEAN
-        PredictionError.__init__(self, f"{INFINITE_MEAN}; bound the batch size, or use the method simulation, which gives its quantiles")
+        PredictionError.__init__(
+            self,
+            (
+                f"{INFINITE_MEAN}; bound the batch size, or use the method simulation, which gives "
+                "its quantiles"
+            ),
+        )
         self.residual = math.inf
 
 
@@ -91,5 +116,8 @@ class NoStableChoiceError(PredictionError):
     """An optimisation found nothing to choose; `load` is the smallest load among what it tried."""
 
     def __init__(self, tried: str, why: str, load: float) -> None:
-        super().__init__(f"tried {tried}: {why} (smallest load {short_number(load)}); lower the arrival rate, or relax the constraint")
+        super().__init__(
+            f"tried {tried}: {why} (smallest load {short_number(load)}); lower the arrival rate, "
+            "or relax the constraint"
+        )
         self.load = load

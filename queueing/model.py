@@ -1,4 +1,6 @@
-"""Policy, lengths, law and engine bounds put together: which queue this is, and where its stability ends."""
+"""Policy, lengths, law and engine bounds put together: which queue this is, and where its
+stability ends.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,21 @@ from functools import cached_property
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.text import LARGEST_BATCH, POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies.text import (
+    LARGEST_BATCH,
+    POLICIES,
+    SpecError,
+    format_policy,
+    parse_policy,
+    policy_batch_size,
+)
 from queueing.arguments import positive, real_number, short_repr, whole_number
-from queueing.distributions.token_distribution import SET_LIMIT, SHORTER, TokenDistribution, parse_distribution
+from queueing.distributions.token_distribution import (
+    SET_LIMIT,
+    SHORTER,
+    TokenDistribution,
+    parse_distribution,
+)
 from queueing.errors import UnstableQueueError
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.durations import check_durations
@@ -28,7 +42,9 @@ LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Model:
-    """Everything a prediction depends on but the arrival rate; `output_tokens` are those after clipping."""
+    """Everything a prediction depends on but the arrival rate; `output_tokens` are those after
+    clipping.
+    """
 
     policy: Policy
     output_tokens: TokenDistribution
@@ -37,22 +53,37 @@ class Model:
     max_num_seqs: int | None = None
     servers: int = 1
     patience: float | None = None  # seconds a request waits before it is lost
-    sequences: TokenDistribution | None = None  # requests that arrive together, as one call; None: always one
+    sequences: TokenDistribution | None = (
+        None  # requests that arrive together, as one call; None: always one
+    )
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
-    arrival_scv: float = 1.0  # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
+    arrival_scv: float = (
+        1.0  # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
+    )
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
-            raise SpecError(f"got servers={self.servers}; expected a whole number from 1 to {LARGEST_SERVERS:,}")
+            raise SpecError(
+                f"got servers={self.servers}; expected a whole number from 1 to {LARGEST_SERVERS:,}"
+            )
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= LARGEST_BATCH:
-            raise SpecError(f"got max_num_seqs={self.max_num_seqs}; expected a whole number from 1 to {LARGEST_BATCH:,}")
+            raise SpecError(
+                f"got max_num_seqs={self.max_num_seqs}; expected a whole number from 1 to "
+                f"{LARGEST_BATCH:,}"
+            )
         if self.patience is not None and not self.patience > 0:
             raise SpecError(f"got patience={self.patience}; expected seconds > 0")
         if self.pad_prompts and self.prompt_tokens is None:
-            raise SpecError("got pad_prompts without prompt_tokens; expected the distribution of the prompts' lengths too")
+            raise SpecError(
+                "got pad_prompts without prompt_tokens; expected the distribution of the prompts' "
+                "lengths too"
+            )
         if not 0 <= self.arrival_scv <= LARGEST_SCV:
-            raise SpecError(f"got arrival_scv={self.arrival_scv}; expected 0 (regular arrivals) to {LARGEST_SCV:g}, 1 for Poisson arrivals")
+            raise SpecError(
+                f"got arrival_scv={self.arrival_scv}; expected 0 (regular arrivals) to "
+                f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
+            )
         if self.sequences is not None and self.sequences.longest == 1:
             object.__setattr__(self, "sequences", None)
         if self.disaggregated:
@@ -65,15 +96,21 @@ class Model:
             "sequences": self.sequences is not None,
         }
         if not isinstance(self.policy, Single):
-            raise SpecError(f"got policy {self.text} for disaggregated prefill and decode; expected single: one request at a time at each")
+            raise SpecError(
+                f"got policy {self.text} for disaggregated prefill and decode; expected single: "
+                "one request at a time at each"
+            )
         if refused := [name for name, is_given in given.items() if is_given]:
             raise SpecError(
-                f"got {', '.join(refused)} for disaggregated prefill and decode; expected one server each, one sequence a call, no patience"
+                f"got {', '.join(refused)} for disaggregated prefill and decode; expected one "
+                "server each, one sequence a call, no patience"
             )
 
     @property
     def pads_prompts(self) -> bool:
-        """Whether prompts are padded here: batches of one have nothing to pad, and a continuous engine admits prompts one by one."""
+        """Whether prompts are padded here: batches of one have nothing to pad, and a continuous
+        engine admits prompts one by one.
+        """
         return self.pad_prompts and self.bound != 1 and not self.policy.joins_running
 
     @property
@@ -83,7 +120,9 @@ class Model:
 
     @property
     def endless(self) -> bool:
-        """Whether the lengths have a tail beyond their table (queueing.distributions.heavy_tail)."""
+        """Whether the lengths have a tail beyond their table
+        (queueing.distributions.heavy_tail).
+        """
         return self.output_tokens.tail is not None
 
     @property
@@ -98,8 +137,14 @@ class Model:
 
     @property
     def bound(self) -> int | None:
-        """`effective_max_batch_size`: the policy's bound or the engine's, whichever is less; None where there is neither."""
-        bounds = [bound for bound in (policy_batch_size(self.policy), self.max_num_seqs) if bound is not None]
+        """`effective_max_batch_size`: the policy's bound or the engine's, whichever is less;
+        None where there is neither.
+        """
+        bounds = [
+            bound
+            for bound in (policy_batch_size(self.policy), self.max_num_seqs)
+            if bound is not None
+        ]
         return min(bounds) if bounds else None
 
     @classmethod
@@ -122,7 +167,9 @@ class Model:
         """The model with the token limit applied. Raises SpecError."""
         return cls(
             policy=policy,
-            output_tokens=output_tokens if max_output_tokens is None else output_tokens.clip(max_output_tokens),
+            output_tokens=output_tokens
+            if max_output_tokens is None
+            else output_tokens.clip(max_output_tokens),
             law=law,
             prompt_tokens=prompt_tokens,
             max_num_seqs=max_num_seqs,
@@ -151,17 +198,26 @@ class Model:
         arrival_scv: float = 1.0,
         disaggregated: bool = False,
     ) -> Model:
-        """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a heavy tail needs no table then.
+        """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a
+        heavy tail needs no table then.
 
         Raises SpecError.
         """
-        limit = None if max_output_tokens is None else whole_number("max_output_tokens", max_output_tokens)
+        limit = (
+            None
+            if max_output_tokens is None
+            else whole_number("max_output_tokens", max_output_tokens)
+        )
         return cls(
             policy=_policy(policy),
             output_tokens=_lengths("output_tokens", output_tokens, limit, tail=True),
             law=_law(latency),
-            prompt_tokens=None if prompt_tokens is None else _lengths("prompt_tokens", prompt_tokens, None),
-            max_num_seqs=None if max_num_seqs is None else whole_number("max_num_seqs", max_num_seqs),
+            prompt_tokens=None
+            if prompt_tokens is None
+            else _lengths("prompt_tokens", prompt_tokens, None),
+            max_num_seqs=None
+            if max_num_seqs is None
+            else whole_number("max_num_seqs", max_num_seqs),
             servers=whole_number("servers", servers),
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=None if sequences is None else _lengths("sequences", sequences, None),
@@ -172,17 +228,25 @@ class Model:
 
     @cached_property
     def batch_time(self) -> BatchTime:
-        """The law of a batch's service time; kept, so that predictions at many rates share its tables."""
-        return BatchTime(self.law, self.output_tokens, self.prompt_tokens, self.policy.padded, self.pads_prompts)
+        """The law of a batch's service time; kept, so that predictions at many rates share its
+        tables.
+        """
+        return BatchTime(
+            self.law, self.output_tokens, self.prompt_tokens, self.policy.padded, self.pads_prompts
+        )
 
     @cached_property
     def stations(self) -> tuple[ServiceTime, ServiceTime]:
-        """Service times of prefill and decode where these are two servers. Raises SpecError: prefill takes no time."""
+        """Service times of prefill and decode where these are two servers. Raises SpecError:
+        prefill takes no time.
+        """
         return phases(self.law, self.output_tokens, self.prompt_tokens)
 
     @property
     def draws_in_advance(self) -> bool:
-        """Whether a simulation draws residuals or gaps between stalls before it starts. With a continuous policy it draws neither."""
+        """Whether a simulation draws residuals or gaps between stalls before it starts. With a
+        continuous policy it draws neither.
+        """
         return bool(self.law.cv or self.law.stall_share) and not self.policy.joins_running
 
     @property
@@ -192,20 +256,32 @@ class Model:
 
     @cached_property
     def largest_stable_rate(self) -> float:
-        """Calls/s (each of one request or of `sequences`) from which on the queue of all servers has no steady state.
+        """Calls/s (each of one request or of `sequences`) from which on the queue of all servers
+        has no steady state.
 
         Raises SpecError: a batch that takes no time.
         """
-        check_durations(self.law, self.output_tokens, self.prompt_tokens, self.bound, batches=not self.policy.joins_running)
+        check_durations(
+            self.law,
+            self.output_tokens,
+            self.prompt_tokens,
+            self.bound,
+            batches=not self.policy.joins_running,
+        )
         if self.endless and self.bound is None and self.policy.padded and self.law.k3:
             raise SpecError(
-                f"got policy {self.text} without a bound for lengths without one, so that the load is infinite at every arrival rate; "
-                "bound the batch size, or set max_output_tokens"
+                f"got policy {self.text} without a bound for lengths without one, so that the "
+                "load is infinite at every arrival rate; bound the batch size, or set "
+                "max_output_tokens"
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
         if isinstance(self.policy, Continuous):
-            each = self.slot_time.limit() if self.bound is None else self.slot_time.throughput(self.bound, refilled=True)
+            each = (
+                self.slot_time.limit()
+                if self.bound is None
+                else self.slot_time.throughput(self.bound, refilled=True)
+            )
         else:
             each = self.batch_time.largest_stable_rate(self.bound)
         return self.servers * each / self.call_size
@@ -214,11 +290,16 @@ class Model:
         """arrival_rate / largest stable rate."""
         rate = positive("arrival_rate", arrival_rate, "requests per second")
         if not SMALLEST_RATE <= rate <= LARGEST_RATE:
-            raise SpecError(f"got arrival_rate={rate:g}; expected requests per second between {SMALLEST_RATE:g} and {LARGEST_RATE:g}")
+            raise SpecError(
+                f"got arrival_rate={rate:g}; expected requests per second between "
+                f"{SMALLEST_RATE:g} and {LARGEST_RATE:g}"
+            )
         return rate / self.largest_stable_rate
 
     def stable_load(self, arrival_rate: float) -> float:
-        """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and nobody gives up waiting."""
+        """`load` of a queue that has a steady state. Raises UnstableQueueError: load >= 1 and
+        nobody gives up waiting.
+        """
         load = self.load(arrival_rate)
         if load >= 1 and self.patience is None:
             raise UnstableQueueError(load)
@@ -238,41 +319,76 @@ class Model:
         elif isinstance(self.policy, Fixed):
             kind = f"{arrivals}/G^{size}"
         else:
-            kind = f"{arrivals}/G(n)-PS[{size}]" if isinstance(self.policy, Continuous) else f"{arrivals}/G^[1,{size}]"
+            kind = (
+                f"{arrivals}/G(n)-PS[{size}]"
+                if isinstance(self.policy, Continuous)
+                else f"{arrivals}/G^[1,{size}]"
+            )
         return f"{kind}/{self.servers}{patience}"
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the prediction to hold."""
-        common = [self._arrivals, "lengths independent of each other and of the queue", "first come, first served"]
+        common = [
+            self._arrivals,
+            "lengths independent of each other and of the queue",
+            "first come, first served",
+        ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
         if self.disaggregated:
-            common.append("prefill and decode on two engines of one law, one request at a time at each, no time between them")
-        common += ["service times obey the latency law", "token and memory bounds of the engine do not bind"]
+            common.append(
+                "prefill and decode on two engines of one law, one request at a time at each, no "
+                "time between them"
+            )
+        common += [
+            "service times obey the latency law",
+            "token and memory bounds of the engine do not bind",
+        ]
         if self.patience is not None:
             lost = f"a lost one counts as {self.patience:g} s"
-            common.append(f"queueing delay: of all requests, {lost}; the other durations: of the requests that are served")
+            common.append(
+                f"queueing delay: of all requests, {lost}; the other durations: of the requests "
+                "that are served"
+            )
         if self.pad_prompts and not self.law.kp:
-            common.append("padded prompts change nothing: the latency law has no kp, so prompts take no time")
+            common.append(
+                "padded prompts change nothing: the latency law has no kp, so prompts take no time"
+            )
         elif self.pads_prompts:
-            common.append("the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp sum(prompt)")
+            common.append(
+                "the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp "
+                "sum(prompt)"
+            )
         if self.bound is None and self.policy.padded and not self.endless:
-            common.append(f"padded batches without a bound: stable only while no output exceeds {self.output_tokens.longest} tokens")
+            common.append(
+                "padded batches without a bound: stable only while no output exceeds "
+                f"{self.output_tokens.longest} tokens"
+            )
         return tuple(common)
 
     @property
     def _arrivals(self) -> str:
         if self.arrival_scv == 1:
             return "Poisson arrivals at a constant rate"
-        return f"independent gaps between arrivals at a constant rate, squared coefficient of variation {self.arrival_scv:g}"
+        return (
+            "independent gaps between arrivals at a constant rate, squared coefficient of "
+            f"variation {self.arrival_scv:g}"
+        )
 
 
-def _lengths(name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False) -> TokenDistribution:
+def _lengths(
+    name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False
+) -> TokenDistribution:
     if isinstance(given, str):
-        return parse_distribution(given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER)
+        return parse_distribution(
+            given, limit, tail=tail, remedy=SET_LIMIT if name == "output_tokens" else SHORTER
+        )
     if not isinstance(given, TokenDistribution):
-        raise SpecError(f"got {name}={short_repr(given)}; expected a distribution or its text, for example 'deterministic:value=64'")
+        raise SpecError(
+            f"got {name}={short_repr(given)}; expected a distribution or its text, for example "
+            "'deterministic:value=64'"
+        )
     return given if limit is None else given.clip(limit)
 
 
@@ -280,7 +396,10 @@ def _law(given: LatencyModel | str) -> LatencyModel:
     if isinstance(given, str):
         return load_law(given)
     if not isinstance(given, LatencyModel):
-        raise SpecError(f"got latency={short_repr(given)}; expected a latency law, its text ('a=..,c=..'), or a profile's name or path")
+        raise SpecError(
+            f"got latency={short_repr(given)}; expected a latency law, its text ('a=..,c=..'), or "
+            "a profile's name or path"
+        )
     return given
 
 
@@ -288,5 +407,8 @@ def _policy(given: Policy | str) -> Policy:
     if isinstance(given, str):
         return parse_policy(given)
     if type(given) not in POLICIES.values():  # a policy of another class has no model here
-        raise SpecError(f"got policy={short_repr(given)}; expected one of {', '.join(POLICIES)}, as a text or as parse_policy returns it")
+        raise SpecError(
+            f"got policy={short_repr(given)}; expected one of {', '.join(POLICIES)}, as a text or "
+            "as parse_policy returns it"
+        )
     return given

@@ -6,11 +6,12 @@ fixed without max_wait            exact            mgb1
 continuous                        approximation    continuous
 several servers or patience with a batch policy, fixed with max_wait     simulation
 single, other than Poisson        approximation    gg1, GI/G/1; other policies with such arrivals: simulation
-prefill and decode on two servers exact where Burke's or Friedman's theorem holds, else approximation, tandem
+prefill and decode on two servers exact where Burke's or Friedman's theorem holds, else
+approximation, tandem
 calls of several sequences        exact means for single, dynamic, capped, elastic on one server: call_chain; else simulation
 
-`bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that the documents print
-(queueing.models.printed).
+`bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that
+the documents print (queueing.models.printed).
 """
 
 from __future__ import annotations
@@ -42,7 +43,16 @@ from queueing.models.mg1 import solve_mg1
 from queueing.models.mg1d import solve_mg1d
 from queueing.models.mgc import solve_mgc
 from queueing.models.tandem import is_exact, solve_tandem
-from queueing.result import FALLBACK, LEVELS, MEANLESS, PARTIAL, Mean, Prediction, Quantiles, Station
+from queueing.result import (
+    FALLBACK,
+    LEVELS,
+    MEANLESS,
+    PARTIAL,
+    Mean,
+    Prediction,
+    Quantiles,
+    Station,
+)
 from queueing.simulation.experiment import simulate_model
 from queueing.simulation.settling import no_second_moment, tail_notes
 
@@ -55,28 +65,44 @@ __all__ = ["METHODS", "Mean", "Prediction", "Quantiles", "largest_stable_rate", 
 
 
 def predict(
-    policy: Policy, arrival_rate: float, output_tokens: TokenDistribution, law: LatencyModel, *, method: str = "auto", **limits: Any
+    policy: Policy,
+    arrival_rate: float,
+    output_tokens: TokenDistribution,
+    law: LatencyModel,
+    *,
+    method: str = "auto",
+    **limits: Any,
 ) -> Prediction:
     """The steady state; `limits` are those of `Model.clipped`.
 
-    Raises SpecError where `method` has no answer for this queue, UnstableQueueError, NotConvergedError.
+    Raises SpecError where `method` has no answer for this queue, UnstableQueueError,
+    NotConvergedError.
     """
     return predict_model(Model.clipped(policy, output_tokens, law, **limits), arrival_rate, method)
 
 
 def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
-    """`predict` for a model that is put together already: predictions at several rates share its tables."""
+    """`predict` for a model that is put together already: predictions at several rates share its
+    tables.
+    """
     best = best_method(model)
     known = methods(model)
     if method not in METHODS:
         raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
     if method != "auto" and method not in known:
         expected = ", ".join(("auto", *known[:-1]))
-        raise SpecError(f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} or {known[-1]}")
+        raise SpecError(
+            f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} "
+            f"or {known[-1]}"
+        )
     load = model.stable_load(arrival_rate)
     chosen = best if method == "auto" else method
     if chosen == "simulation":
-        notes = (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",) if method == "auto" else ()
+        notes = (
+            (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",)
+            if method == "auto"
+            else ()
+        )
         return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: _answer(model, arrival_rate, chosen))
@@ -84,23 +110,34 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
     except NotConvergedError as error:
         if method != "auto":
             raise _with_reason(error, model, load) from None
-        return _finite_means(_simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load)
+        return _finite_means(
+            _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load
+        )
 
 
-def _with_quantiles(found: Prediction, model: Model, arrival_rate: float, *, simulating: bool) -> Prediction:
-    """The same means; quantiles that no exact law gives, as of calls of several sequences and of heavy tails, are simulated or named."""
+def _with_quantiles(
+    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool
+) -> Prediction:
+    """The same means; quantiles that no exact law gives, as of calls of several sequences and of
+    heavy tails, are simulated or named.
+    """
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
     if found.method != "exact" or not missing:
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 
     count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
-    noted = dataclasses.replace(found, assumptions=(*found.assumptions, _without(model, missing, count)))
+    noted = dataclasses.replace(
+        found, assumptions=(*found.assumptions, _without(model, missing, count))
+    )
     if not simulating:
         return noted
     simulated = simulate_model(model, arrival_rate, num_requests=count)
     means = {name: getattr(found, name).mean for name in missing}
-    quantiles = {name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None) for name in missing}
+    quantiles = {
+        name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None)
+        for name in missing
+    }
     return dataclasses.replace(noted, **quantiles)
 
 
@@ -112,14 +149,25 @@ def _without(model: Model, missing: list[str], simulated: int) -> str:
     if model.patience is None:  # then every request is served: one delay
         missing = [name for name in missing if name != "served_queueing_delay"]
     every = len(_DURATIONS) - (model.patience is None)
-    of = "" if len(missing) == every else " of the " + " and the ".join(name.replace("_", " ") for name in missing)
+    of = (
+        ""
+        if len(missing) == every
+        else " of the " + " and the ".join(name.replace("_", " ") for name in missing)
+    )
     if model.sequences is not None:
-        drawn, why = "sequences", "no formula covers the law of the delay where calls hold several sequences"
+        drawn, why = (
+            "sequences",
+            "no formula covers the law of the delay where calls hold several sequences",
+        )
     elif model.disaggregated:
         drawn, why = "requests", "no formula covers the law of the delay at two stations"
     else:
         drawn, why = "requests", "their law could not be computed accurately"
-    what = f"quantiles{of} from a simulation of {simulated:,} {drawn}" if simulated else f"no quantiles{of}"
+    what = (
+        f"quantiles{of} from a simulation of {simulated:,} {drawn}"
+        if simulated
+        else f"no quantiles{of}"
+    )
     return f"{PARTIAL}{what}: {why}"
 
 
@@ -127,7 +175,9 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
     from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
 
     count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
-    simulated = checked_answer(lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count))
+    simulated = checked_answer(
+        lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
+    )
     return dataclasses.replace(
         simulated,
         effective_max_batch_size=model.bound,
@@ -147,15 +197,27 @@ def _with_reason(error: NotConvergedError, model: Model, load: float) -> NotConv
 
 
 def infinite_mean(model: Model, load: float) -> bool:
-    """Whether the delay has no mean though the queue is stable: unbounded batches with a residual are a Kesten recursion (THEORY c)."""
-    unbounded = model.bound is None and not model.policy.joins_running and model.servers == 1 and model.patience is None
+    """Whether the delay has no mean though the queue is stable: unbounded batches with a
+    residual are a Kesten recursion (THEORY c).
+    """
+    unbounded = (
+        model.bound is None
+        and not model.policy.joins_running
+        and model.servers == 1
+        and model.patience is None
+    )
     return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
 
 
 def without_means(prediction: Prediction) -> Prediction:
     """A simulated mean of something that has none says nothing."""
     bare = prediction.without_means(*_DURATIONS)
-    return dataclasses.replace(bare, batch_size=Mean(), time_to_first_token=Quantiles(), assumptions=(*bare.assumptions, INFINITE_MEAN))
+    return dataclasses.replace(
+        bare,
+        batch_size=Mean(),
+        time_to_first_token=Quantiles(),
+        assumptions=(*bare.assumptions, INFINITE_MEAN),
+    )
 
 
 def unstable(model: Model, load: float, method: str) -> Prediction:
@@ -173,7 +235,9 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
     )
 
 
-def largest_stable_rate(policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any) -> float:
+def largest_stable_rate(
+    policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any
+) -> float:
     """Requests/s at which `load` is 1; `limits` are those of `Model.clipped`."""
     return Model.clipped(policy, output_tokens, law, **limits).largest_stable_rate
 
@@ -189,16 +253,36 @@ def methods(model: Model) -> tuple[str, ...]:
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
     if model.disaggregated:
-        return ("simulation",) if model.arrival_scv != 1 else ("exact" if _is_exact_tandem(model) else "approximation", "simulation")
+        return (
+            ("simulation",)
+            if model.arrival_scv != 1
+            else ("exact" if _is_exact_tandem(model) else "approximation", "simulation")
+        )
     if model.arrival_scv != 1:
-        return ("approximation", "bound", "paper", "simulation") if is_renewal(model) else ("simulation",)
+        return (
+            ("approximation", "bound", "paper", "simulation")
+            if is_renewal(model)
+            else ("simulation",)
+        )
     alone = model.servers == 1 and model.patience is None
     if model.sequences is not None:
-        return ("exact", "simulation") if alone and not isinstance(model.policy, Continuous | Fixed) else ("simulation",)
+        return (
+            ("exact", "simulation")
+            if alone and not isinstance(model.policy, Continuous | Fixed)
+            else ("simulation",)
+        )
     if isinstance(model.policy, Single):
-        found.append("exact" if model.servers == 1 else "approximation" if model.patience is None else "")
+        found.append(
+            "exact" if model.servers == 1 else "approximation" if model.patience is None else ""
+        )
     elif alone:
-        found.append("approximation" if isinstance(model.policy, Continuous) else "" if _timed(model) else "exact")
+        found.append(
+            "approximation"
+            if isinstance(model.policy, Continuous)
+            else ""
+            if _timed(model)
+            else "exact"
+        )
     found += ["bound"] if has_bound(model) else []
     found += ["paper"] if has_paper(model) else []
     return (*(name for name in found if name), "simulation")
@@ -219,7 +303,11 @@ def _is_plain_single(model: Model) -> bool:
 
 
 def _timed(model: Model) -> bool:
-    return isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait) and model.bound != 1
+    return (
+        isinstance(model.policy, Fixed)
+        and math.isfinite(model.policy.max_wait)
+        and model.bound != 1
+    )
 
 
 def _described(model: Model) -> str:
@@ -235,7 +323,11 @@ def _described(model: Model) -> str:
 
 def _answer(model: Model, arrival_rate: float, method: str) -> Prediction:
     if method in ("bound", "paper"):
-        values = {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))} if method == "bound" else paper_values(model, arrival_rate)
+        values = (
+            {"queueing_delay": Quantiles(delay_bound(model, arrival_rate))}
+            if method == "bound"
+            else paper_values(model, arrival_rate)
+        )
     else:
         values = _solved(model, arrival_rate)
     values.setdefault("served_queueing_delay", values["queueing_delay"])
@@ -275,18 +367,32 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         delay, sojourn = Quantiles(queue.queueing_delay), Quantiles(queue.sojourn_time)
     sizes = range(1, queue.largest + 1)
     first = queue.by_request(np.array([time.first_token(b) for b in sizes]))
-    step = queue.by_request(np.array([time.law.step(b) for b in sizes])) if model.policy.padded else None  # unpadded batches shrink
-    return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(delay, first, step)
+    step = (
+        queue.by_request(np.array([time.law.step(b) for b in sizes]))
+        if model.policy.padded
+        else None
+    )  # unpadded batches shrink
+    return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(
+        delay, first, step
+    )
 
 
-def _answered(delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float) -> dict[str, Any]:
-    return {"queueing_delay": delay, "sojourn_time": sojourn, "batch_size": Mean(batch_size), "utilisation": utilisation}
+def _answered(
+    delay: Quantiles, sojourn: Quantiles, batch_size: float, utilisation: float
+) -> dict[str, Any]:
+    return {
+        "queueing_delay": delay,
+        "sojourn_time": sojourn,
+        "batch_size": Mean(batch_size),
+        "utilisation": utilisation,
+    }
 
 
 def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str, Any]:
     """`first` seconds from dispatch to the first token, `step` seconds from one token to the next.
 
-    A law with a negative k1 or k2, fitted to longer answers, may put the first token before the dispatch: then it says nothing of it.
+    A law with a negative k1 or k2, fitted to longer answers, may put the first token before the
+    dispatch: then it says nothing of it.
     """
     arrived = None if first < 0 or delay.mean is None else delay.mean + first
     return {"time_to_first_token": Quantiles(arrived), "inter_token_latency": Quantiles(step)}
@@ -294,33 +400,68 @@ def _token_times(delay: Quantiles, first: float, step: float | None) -> dict[str
 
 def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
-    answer = _answered(slots.delay, Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation)
-    answer |= {"time_to_first_token": Quantiles(slots.time_to_first_token), "inter_token_latency": Quantiles(slots.inter_token_latency)}
+    answer = _answered(
+        slots.delay, Quantiles(slots.sojourn_time), slots.batch_size, slots.utilisation
+    )
+    answer |= {
+        "time_to_first_token": Quantiles(slots.time_to_first_token),
+        "inter_token_latency": Quantiles(slots.inter_token_latency),
+    }
     reason = doubt(model.slot_time, arrival_rate, model.bound)
-    return answer if reason is None else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
+    return (
+        answer
+        if reason is None
+        else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
+    )
 
 
 def _renewal(model: Model, arrival_rate: float) -> dict[str, Any]:
     delays, service = two_moments(model, arrival_rate)
     delay = Quantiles(best_estimate(delays, model.arrival_scv))
     sojourn = Quantiles((delay.mean or 0.0) + service.mean)
-    error = "-42 % at load 0.3, -6 % at 0.85 (SCV 4)" if model.arrival_scv > 1 else "0 to +10 % from load 0.3 on"
-    note = f"approximation from two moments: {error} for gamma gaps and exponential services; the method simulation draws gamma gaps"
-    answer = _answered(delay, sojourn, 1.0, delays.load) | {"assumptions": (*model.assumptions, note)}
+    error = (
+        "-42 % at load 0.3, -6 % at 0.85 (SCV 4)"
+        if model.arrival_scv > 1
+        else "0 to +10 % from load 0.3 on"
+    )
+    note = (
+        f"approximation from two moments: {error} for gamma gaps and exponential services; the "
+        "method simulation draws gamma gaps"
+    )
+    answer = _answered(delay, sojourn, 1.0, delays.load) | {
+        "assumptions": (*model.assumptions, note)
+    }
     return answer | _token_times(delay, model.batch_time.first_token(1), model.law.step(1))
 
 
 def _tandem(model: Model, arrival_rate: float) -> dict[str, Any]:
-    queue, services, step = solve_tandem(*model.stations, arrival_rate), model.stations, model.law.step(1)
+    queue, services, step = (
+        solve_tandem(*model.stations, arrival_rate),
+        model.stations,
+        model.law.step(1),
+    )
     behind = queue.second_delay
-    delay = queue.first.delay if behind == 0 else Quantiles((queue.first.delay.mean or 0.0) + behind)
+    delay = (
+        queue.first.delay if behind == 0 else Quantiles((queue.first.delay.mean or 0.0) + behind)
+    )
     answer = _answered(delay, Quantiles(queue.sojourn), 1.0, sum(queue.loads) / 2)
     answer |= _token_times(delay, services[0].mean + step, step)
     delays = queue.first.delay, Quantiles(behind)
-    answer["stations"] = tuple(map(Station, ("prefill", "decode"), queue.loads, delays, (Mean(service.mean) for service in services)))
+    answer["stations"] = tuple(
+        map(
+            Station,
+            ("prefill", "decode"),
+            queue.loads,
+            delays,
+            (Mean(service.mean) for service in services),
+        )
+    )
     if queue.exact:
         return answer
-    note = "approximation of the decode delay: within 7 % where prefill has at most half the load of decode, -38 to +51 % at equal loads"
+    note = (
+        "approximation of the decode delay: within 7 % where prefill has at most half the load "
+        "of decode, -38 to +51 % at equal loads"
+    )
     return answer | {"assumptions": (*model.assumptions, note)}
 
 
@@ -329,13 +470,27 @@ def _single(model: Model, arrival_rate: float) -> dict[str, Any]:
     own = model.batch_time.first_token(1), model.law.step(1)
     if model.patience is not None:
         lossy = solve_mg1d(*given, model.patience, model.prompt_tokens)
-        answer = _answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | _token_times(lossy.served, *own)
-        return answer | {"served_queueing_delay": lossy.served, "loss_fraction": lossy.loss_fraction}
+        answer = _answered(lossy.delay, lossy.sojourn, 1.0, lossy.utilisation) | _token_times(
+            lossy.served, *own
+        )
+        return answer | {
+            "served_queueing_delay": lossy.served,
+            "loss_fraction": lossy.loss_fraction,
+        }
     if model.servers > 1:
         several = solve_mgc(*given, model.servers, model.prompt_tokens)
-        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(several.delay, *own)
+        return _answered(several.delay, several.sojourn, 1.0, several.load) | _token_times(
+            several.delay, *own
+        )
     single = solve_mg1(*given, model.prompt_tokens)
-    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(single.delay, *own)
+    answer = _answered(single.delay, single.sojourn, 1.0, single.load) | _token_times(
+        single.delay, *own
+    )
     if single.delay.mean is not None:
         return answer
-    return answer | {"assumptions": (*model.assumptions, f"{MEANLESS}the mean delay is infinite: {no_second_moment(model)}")}
+    return answer | {
+        "assumptions": (
+            *model.assumptions,
+            f"{MEANLESS}the mean delay is infinite: {no_second_moment(model)}",
+        )
+    }

@@ -1,4 +1,6 @@
-"""What a prediction or a simulation answers: the same object, and its JSON form (DESIGN, Contracts)."""
+"""What a prediction or a simulation answers: the same object, and its JSON form (DESIGN,
+Contracts).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` 
 PARTIAL = "exact means, but "  # and the one that says why quantiles are simulated or missing
 MEANLESS = "exact quantiles, but "  # or why means are
 Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
-_DELAYS, _AFTER = ("queueing_delay", "served_queueing_delay"), ("sojourn_time", "time_to_first_token")
+_DELAYS, _AFTER = (
+    ("queueing_delay", "served_queueing_delay"),
+    ("sojourn_time", "time_to_first_token"),
+)
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -55,16 +60,23 @@ class Station:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
-        times = {"queueing_delay": self.queueing_delay.as_dict(), "service_time": self.service_time.as_dict()}
+        times = {
+            "queueing_delay": self.queueing_delay.as_dict(),
+            "service_time": self.service_time.as_dict(),
+        }
         return {"name": self.name, "load": _finite(self.load), **times}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The steady state of one policy under one load. Null where the method cannot give a quantity, or the queue is unstable."""
+    """The steady state of one policy under one load. Null where the method cannot give a
+    quantity, or the queue is unstable.
+    """
 
     policy: str
-    effective_max_batch_size: int | None  # what holds: the policy's own bound or the engine's, whichever is less
+    effective_max_batch_size: (
+        int | None
+    )  # what holds: the policy's own bound or the engine's, whichever is less
     model: str
     method: str  # exact | approximation | simulation
     stable: bool
@@ -75,39 +87,64 @@ class Prediction:
     batch_size: Mean = field(default_factory=Mean)
     loss_fraction: float | None = 0.0
     served_queueing_delay: Quantiles = field(default_factory=Quantiles)
-    time_to_first_token: Quantiles = field(default_factory=Quantiles)  # arrival to first token, of the served
-    inter_token_latency: Quantiles = field(default_factory=Quantiles)  # from one token of an answer to its next
+    time_to_first_token: Quantiles = field(
+        default_factory=Quantiles
+    )  # arrival to first token, of the served
+    inter_token_latency: Quantiles = field(
+        default_factory=Quantiles
+    )  # from one token of an answer to its next
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
 
     @property
     def fallback(self) -> str | None:
-        """What is not exact where more was to be expected: all is simulated, or quantiles or means are or are missing. Else None."""
-        return next((text for text in self.assumptions if text.startswith((FALLBACK, PARTIAL, MEANLESS))), None)
+        """What is not exact where more was to be expected: all is simulated, or quantiles or
+        means are or are missing. Else None.
+        """
+        return next(
+            (text for text in self.assumptions if text.startswith((FALLBACK, PARTIAL, MEANLESS))),
+            None,
+        )
 
     def without_means(self, *names: str) -> Prediction:
         """Those of these durations say nothing."""
         return dataclasses.replace(
-            self, **{name: dataclasses.replace(getattr(self, name), mean=None, standard_error=None) for name in names}
+            self,
+            **{
+                name: dataclasses.replace(getattr(self, name), mean=None, standard_error=None)
+                for name in names
+            },
         )
 
     def with_turnaround(self, seconds: float) -> Prediction:
-        """As a gateway measures it that needs `seconds` itself from an arrival to its dispatch: no delay is shorter.
+        """As a gateway measures it that needs `seconds` itself from an arrival to its dispatch: no
+        delay is shorter.
 
-        Waiting and the gateway's own work overlap, so only what is missing is added, also to all that follows the dispatch.
+        Waiting and the gateway's own work overlap, so only what is missing is added, also to all
+        that follows the dispatch.
         """
         mean = self.served_queueing_delay.mean
         later = 0.0 if mean is None else max(0.0, seconds - mean)
         if not seconds > 0:
             return self
-        delays: dict[str, Any] = {name: _mapped(getattr(self, name), lambda value: max(value, seconds)) for name in _DELAYS}
-        after: dict[str, Any] = {name: _mapped(getattr(self, name), lambda value: value + later) for name in _AFTER}
-        bounds = {name: max(value, seconds) if name == "queueing_delay_upper" else value for name, value in self.bounds.items()}
+        delays: dict[str, Any] = {
+            name: _mapped(getattr(self, name), lambda value: max(value, seconds))
+            for name in _DELAYS
+        }
+        after: dict[str, Any] = {
+            name: _mapped(getattr(self, name), lambda value: value + later) for name in _AFTER
+        }
+        bounds = {
+            name: max(value, seconds) if name == "queueing_delay_upper" else value
+            for name, value in self.bounds.items()
+        }
         return dataclasses.replace(self, bounds=bounds, **delays, **after)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of the contract; an infinite number, which JSON does not have, is null."""
+        """The JSON object of the contract; an infinite number, which JSON does not have, is
+        null.
+        """
         answer: dict[str, Any] = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
@@ -126,12 +163,17 @@ class Prediction:
 
 
 def _mapped(value: Quantiles, change: Callable[[float], float]) -> Quantiles:
-    numbers: dict[str, Any] = {name: None if number is None else change(number) for name, number in dataclasses.asdict(value).items()}
+    numbers: dict[str, Any] = {
+        name: None if number is None else change(number)
+        for name, number in dataclasses.asdict(value).items()
+    }
     return Quantiles(**numbers | {"standard_error": value.standard_error})
 
 
 def _without_empty_error(value: Quantiles | Mean) -> dict[str, float | None]:
-    numbers: dict[str, float | None] = {name: _finite(number) for name, number in dataclasses.asdict(value).items()}
+    numbers: dict[str, float | None] = {
+        name: _finite(number) for name, number in dataclasses.asdict(value).items()
+    }
     if numbers["standard_error"] is None:
         del numbers["standard_error"]
     return numbers

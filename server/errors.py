@@ -1,4 +1,6 @@
-"""What goes wrong at the HTTP edge, in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""What goes wrong at the HTTP edge, in OpenAI's shape: `{"error": {"message", "type", "param",
+"code"}}`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 
 from server.security.wording import brief, public
 
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 MAX_RETRY_AFTER = 120  # seconds; the OpenAI client gives up on more
 DROPPED_REASON = "x-llm-d-request-dropped-reason"  # llm-d's, with its values
 EVICTED = "evicted"  # after its dispatch
@@ -42,16 +49,25 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        kind = TYPES.get(
+            self.status, "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        error: dict[str, Any] = {
+            "message": self.message,
+            "type": kind,
+            "param": self.param,
+            "code": self.code,
+        }
         if self.details is not None:
             error["kendall"] = dict(self.details)
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms` where it is known; on 401 how to come.
+        """`Retry-After` on every 429 and 503, whole seconds, at most 120, and `retry-after-ms`
+        where it is known; on 401 how to come.
 
-        After a 501, and after a 500 that is the request's own fault, OpenAI's clients would ask again.
+        After a 501, and after a 500 that is the request's own fault, OpenAI's clients would ask
+        again.
         """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
@@ -60,11 +76,20 @@ class ApiError(Exception):
         if self.status not in (429, 503):
             return {}
         seconds = min(float(MAX_RETRY_AFTER), 1.0 if self.retry_after is None else self.retry_after)
-        whole = {"retry-after": str(max(1, math.ceil(seconds))), DROPPED_REASON: _DROPPED.get(self.code, "rejected-saturated")}
-        return whole if self.retry_after is None else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
+        whole = {
+            "retry-after": str(max(1, math.ceil(seconds))),
+            DROPPED_REASON: _DROPPED.get(self.code, "rejected-saturated"),
+        }
+        return (
+            whole
+            if self.retry_after is None
+            else whole | {"retry-after-ms": str(max(1, math.ceil(seconds * 1e3)))}
+        )
 
 
-OWN_FAULTS = frozenset({"engine_error", "engine_killed"})  # the engine fails over this request alone, and would again
+OWN_FAULTS = frozenset(
+    {"engine_error", "engine_killed"}
+)  # the engine fails over this request alone, and would again
 STATUS_OF_LOSS = {
     "queue_timeout": 429,
     "queue_full": 429,

@@ -1,4 +1,6 @@
-"""The gateway behind its HTTP routes: an engine that comes up, a batcher, the limits in force, what is observed."""
+"""The gateway behind its HTTP routes: an engine that comes up, a batcher, the limits in force,
+what is observed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ log = logging.getLogger("kendall")
 
 
 class Gateway:
-    """One engine and its queue. `start` returns when the engine serves; until then requests are refused with 503."""
+    """One engine and its queue. `start` returns when the engine serves; until then requests are
+    refused with 503.
+    """
 
     def __init__(self, settings: Settings, engine: Engine, law: LatencyModel | None = None) -> None:
         self.settings = settings
@@ -52,12 +56,20 @@ class Gateway:
         self.max_output_tokens = settings.max_output_tokens
         self.patience = settings.patience
         self.draining = False
-        self.leaving = False  # the process ends soon: not ready, but requests are accepted until it drains
+        self.leaving = (
+            False  # the process ends soon: not ready, but requests are accepted until it drains
+        )
         self.ending = False  # the process shuts down: it drains for good
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None
-        self.supervisor = Supervisor(engine, settings.supervision, on_down=self._on_down, on_up=self._on_up, on_given_up=self._on_given_up)
+        self.supervisor = Supervisor(
+            engine,
+            settings.supervision,
+            on_down=self._on_down,
+            on_up=self._on_up,
+            on_given_up=self._on_given_up,
+        )
         self.steady = Steady(engine, self.supervisor)
         self.dead: str | None = None  # why the engine is lost
         self.calibrator: Calibrator | None = None  # while it runs
@@ -88,16 +100,27 @@ class Gateway:
                 versions=dict(capabilities.versions),
                 hardware=dict(capabilities.hardware),
             )
-            self._recorder = Recorder(self.settings.record_file, header, self.metrics.dropped_records.inc)
+            self._recorder = Recorder(
+                self.settings.record_file, header, self.metrics.dropped_records.inc
+            )
             observers.append(self._recorder)
         self.live = LiveModel(self, capabilities)
         observers.append(self.live)
         observers += self.overload.observers()
         suspect_after = self.settings.supervision.suspect_after
-        self._batcher = Batcher(self.engine, capabilities, self._policy, observers, self.overload.queue(), suspect_after=suspect_after)
+        self._batcher = Batcher(
+            self.engine,
+            capabilities,
+            self._policy,
+            observers,
+            self.overload.queue(),
+            suspect_after=suspect_after,
+        )
         self._batcher.trials.on_sound = self.supervisor.forgive
         self.metrics.failures_of(self._batcher.failures)
-        self.metrics.gauge_of("queue_length", "Sequences waiting in the queue", lambda: self.batcher.queue_length)
+        self.metrics.gauge_of(
+            "queue_length", "Sequences waiting in the queue", lambda: self.batcher.queue_length
+        )
         self.metrics.gauge_of(
             "max_clipped_fraction",
             "Largest fraction of answers that autopilot may clip (--max-clipped-fraction)",
@@ -106,15 +129,26 @@ class Gateway:
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.gauge_of(
             "requests_in_system",
-            "Requests that have arrived and are not counted by outcome yet: received = the sum of kendall_requests_total + these",
+            (
+                "Requests that have arrived and are not counted by outcome yet: received = the "
+                "sum of kendall_requests_total + these"
+            ),
             lambda: self.batcher.unrecorded,
         )
         self.metrics.gauge_of(
-            "engine_up", "Whether the engine serves: 1 yes, 0 it restarts or has failed for good", lambda: self.supervisor.serving
+            "engine_up",
+            "Whether the engine serves: 1 yes, 0 it restarts or has failed for good",
+            lambda: self.supervisor.serving,
         )
-        self.metrics.gauge_of("engine_restarts", "Restarts of a failed engine since the start", lambda: self.supervisor.restarts)
+        self.metrics.gauge_of(
+            "engine_restarts",
+            "Restarts of a failed engine since the start",
+            lambda: self.supervisor.restarts,
+        )
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
-        self.metrics.switched(format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False)
+        self.metrics.switched(
+            format_policy(self._policy), self.max_output_tokens, 0, changed_policy=False
+        )
         if (timeout := self.settings.supervision.stuck_timeout) > 0:
             watch = StuckWatch(
                 self._batcher,
@@ -125,7 +159,10 @@ class Gateway:
                 form_time=self.settings.security.max_form_compile_time,
             )
             self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
-        named = f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy {format_policy(self._policy)}"
+        named = (
+            f"{capabilities.engine} engine, model {self.settings.served_model_name}, policy "
+            f"{format_policy(self._policy)}"
+        )
         scheme = "http" if self.settings.security.tls.certfile is None else "https"
         log.info("ready: %s, %s://%s:%d", named, scheme, self.settings.host, self.settings.port)
         self.live.restore()
@@ -139,7 +176,9 @@ class Gateway:
             self.probes = IdleProbes(self, on_offer=self._on_offer)
             self._tasks.append(asyncio.create_task(self.probes.run()))
         if self.settings.prediction_interval > 0:
-            self._tasks.append(asyncio.create_task(self.live.run(self.settings.prediction_interval)))
+            self._tasks.append(
+                asyncio.create_task(self.live.run(self.settings.prediction_interval))
+            )
 
     async def stop(self) -> None:
         """Fail what is unanswered, let the engine go, close the files."""
@@ -154,7 +193,9 @@ class Gateway:
             self._recorder.close()
 
     async def drain(self) -> bool:
-        """Take nothing new; return when everything that had arrived is answered, or False if the drain was undone before."""
+        """Take nothing new; return when everything that had arrived is answered, or False if the
+        drain was undone before.
+        """
         self._close_queue()
         if self._batcher is None:
             return True
@@ -165,19 +206,30 @@ class Gateway:
     def undo_drain(self) -> None:
         """Take requests again. Raises ApiError 409: the gateway shuts down."""
         if self.ending or self.leaving:
-            raise ApiError(409, "shutting_down", "the gateway shuts down; this drain cannot be undone")
+            raise ApiError(
+                409, "shutting_down", "the gateway shuts down; this drain cannot be undone"
+            )
         self.draining = False
         if self._batcher is not None:
             self._batcher.reopen()
 
     def begin_drain(self) -> None:
-        """The process ends: take nothing new, for good; a partial batch waits no longer for company."""
+        """The process ends: take nothing new, for good; a partial batch waits no longer for
+        company.
+        """
         self.ending = True
         self._close_queue()
 
     def _close_queue(self) -> None:
         self.draining = True
-        self.stop_calibration(ApiError(503, "shutting_down", "calibration: the gateway takes no new requests", retry_after=10))
+        self.stop_calibration(
+            ApiError(
+                503,
+                "shutting_down",
+                "calibration: the gateway takes no new requests",
+                retry_after=10,
+            )
+        )
         if self._batcher is not None:
             self._batcher.close()
 
@@ -194,38 +246,56 @@ class Gateway:
             self._recorder.flush()
 
     def stop_calibration(self, error: ApiError) -> bool:
-        """End the one that runs, with this error; the law in force stays. Returns whether one ran."""
+        """End the one that runs, with this error; the law in force stays. Returns whether one
+        ran.
+        """
         if self.calibrator is None:
             return False
         self.calibrator.stop(error)
         return True
 
     def _on_down(self, message: str) -> None:
-        self.stop_calibration(ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}"))
+        self.stop_calibration(
+            ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
+        )
         if self._batcher is not None:
             guilty = self._batcher.interrupt(message, self.settings.supervision.max_interruptions)
             if guilty is not None:
                 self._refuse(guilty.work, self._batcher)
 
     def _refuse(self, work: Work, batcher: Batcher) -> None:
-        """It kills engines: refused for a while, with what its caller has sent of the same prompt already."""
+        """It kills engines: refused for a while, with what its caller has sent of the same
+        prompt already.
+        """
         self.refusals.add(work)
         for ticket in list(batcher.unanswered_tickets()):
-            same = ticket.work.caller == work.caller and ticket.work.prompt_token_ids == work.prompt_token_ids
+            same = (
+                ticket.work.caller == work.caller
+                and ticket.work.prompt_token_ids == work.prompt_token_ids
+            )
             if same and ticket.ending.finish_reason is None:
-                batcher.lose(ticket, "failed", poison.CODE, "another request with this prompt killed the engine; do not send it again")
+                batcher.lose(
+                    ticket,
+                    "failed",
+                    poison.CODE,
+                    "another request with this prompt killed the engine; do not send it again",
+                )
 
     def _on_up(self, capabilities: Capabilities) -> None:
         self.stuck = None
         if self._batcher is not None:
-            self.begin_epoch()  # what waited meanwhile waited for the restart, what was in service was served by two engines
+            # what waited meanwhile waited for the restart, what was in service was served by two
+            # engines
+            self.begin_epoch()
             self._batcher.resume(capabilities)
         if self.on_restarted is not None:
             self.on_restarted()
 
     def _on_given_up(self, message: str) -> None:
         self.dead = message
-        self.stop_calibration(ApiError(503, "engine_unavailable", f"calibration: the engine is gone: {message}"))
+        self.stop_calibration(
+            ApiError(503, "engine_unavailable", f"calibration: the engine is gone: {message}")
+        )
         if self._batcher is not None:
             self._batcher.lose_all("engine_unavailable", "the engine is gone")
         if self.on_given_up is not None:
@@ -249,7 +319,9 @@ class Gateway:
 
     @property
     def holding(self) -> bool:
-        """Whether the queue waits for something else than service: a calibration, the trial of requests that may kill engines, a proof."""
+        """Whether the queue waits for something else than service: a calibration, the trial of
+        requests that may kill engines, a proof.
+        """
         return self.calibrating or (self._batcher is not None and self._batcher.trials.holding)
 
     @property
@@ -259,7 +331,9 @@ class Gateway:
 
     @property
     def healthy(self) -> bool:
-        """Whether to be left alone: it starts, serves or replaces its engine, which ends in bounded time, serving or dead."""
+        """Whether to be left alone: it starts, serves or replaces its engine, which ends in
+        bounded time, serving or dead.
+        """
         return self.dead is None
 
     @property
@@ -271,21 +345,38 @@ class Gateway:
     def batcher(self) -> Batcher:
         """The queue; only once ready."""
         if self._batcher is None:
-            raise ApiError(503, "engine_unavailable", "the engine is starting; wait until /ready answers 200", retry_after=5)
+            raise ApiError(
+                503,
+                "engine_unavailable",
+                "the engine is starting; wait until /ready answers 200",
+                retry_after=5,
+            )
         return self._batcher
 
     def live_model(self) -> LiveModel:
         """What it knows of itself; only once ready."""
         if self.live is None:
-            raise ApiError(503, "engine_unavailable", "the engine is starting; wait until /ready answers 200", retry_after=5)
+            raise ApiError(
+                503,
+                "engine_unavailable",
+                "the engine is starting; wait until /ready answers 200",
+                retry_after=5,
+            )
         return self.live
 
     def admit(self) -> Batcher:
         """The queue, if it takes requests now."""
         if self.dead is not None:
-            raise ApiError(503, "engine_unavailable", "the engine has failed for good; restart the gateway", retry_after=10)
+            raise ApiError(
+                503,
+                "engine_unavailable",
+                "the engine has failed for good; restart the gateway",
+                retry_after=10,
+            )
         if self.draining:
-            raise ApiError(503, "shutting_down", "the gateway takes no new requests", retry_after=10)
+            raise ApiError(
+                503, "shutting_down", "the gateway takes no new requests", retry_after=10
+            )
         return self.batcher
 
     def effective_max_batch_size(self) -> int:
@@ -320,9 +411,16 @@ class Gateway:
         }
 
     def begin_epoch(self, policy: Policy | None = None) -> int:
-        """Another policy, or only another limit or law: statistics begin anew. Returns the epoch's number."""
+        """Another policy, or only another limit or law: statistics begin anew. Returns the
+        epoch's number.
+        """
         epoch = self.batcher.switch(policy)
-        self.metrics.switched(self.batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None)
+        self.metrics.switched(
+            self.batcher.policy_text,
+            self.max_output_tokens,
+            epoch,
+            changed_policy=policy is not None,
+        )
         self.overload.begin_epoch()
         if self.live is not None:
             self.live.begin_epoch(epoch)
@@ -376,9 +474,13 @@ class Gateway:
     # requests
 
     def begin_timing(self) -> Timing | None:
-        """For one call in some dozens: what times its stages. None before it is up, too: it then refuses calls."""
+        """For one call in some dozens: what times its stages. None before it is up, too: it then
+        refuses calls.
+        """
         return self.metrics.own_time.begin(self.now) if self.ready else None
 
     def next_call_id(self, prefix: str) -> str:
-        """A fresh id for a call: random, so that no restart and no replica repeats one, and none tells how many calls there were."""
+        """A fresh id for a call: random, so that no restart and no replica repeats one, and none
+        tells how many calls there were.
+        """
         return f"{prefix}-{self._call_ids.next()}"

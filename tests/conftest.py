@@ -11,9 +11,19 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.support import require_vllm
 
-for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "GITHUB_ACTIONS"):
+for _name in (
+    "COLUMNS",
+    "LINES",
+    "FORCE_COLOR",
+    "NO_COLOR",
+    "PY_COLORS",
+    "CLICOLOR_FORCE",
+    "GITHUB_ACTIONS",
+):
     os.environ.pop(_name, None)  # they change what commands print; a test that needs one sets it
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)  # a busy machine is no error
+PATIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)  # a busy machine is no error
 settings.register_profile("same", PATIENT, derandomize=True)
 settings.register_profile("fuzz", PATIENT)  # `make fuzz`
 settings.load_profile("same")
@@ -27,26 +37,39 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     `make fuzz`: the property tests only, with `MORE` times the examples that each asks for.
     """
-    folders = {folder: place for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))}
+    folders = {
+        folder: place
+        for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))
+    }
     items.sort(key=lambda item: folders[item.path.parent])
     if config.getoption("--hypothesis-profile") != "fuzz":
         return
     properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
     for function in {getattr(item.obj, "__func__", item.obj) for item in properties}:  # type: ignore[attr-defined]
-        asked = function._hypothesis_internal_use_settings  # there is no public way to a decorated test's settings
-        function._hypothesis_internal_use_settings = settings(asked, max_examples=MORE * asked.max_examples)
+        asked = (
+            function._hypothesis_internal_use_settings
+        )  # there is no public way to a decorated test's settings
+        function._hypothesis_internal_use_settings = settings(
+            asked, max_examples=MORE * asked.max_examples
+        )
     config.hook.pytest_deselected(items=[item for item in items if item not in properties])
     items[:] = properties
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Continuous integration has every part: there a skipped test is a failure, elsewhere it is visible."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Continuous integration has every part: there a skipped test is a failure, elsewhere it is
+    visible.
+    """
     return unless_on_ci((yield))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a whole file."""
     return unless_on_ci((yield))
 

@@ -1,6 +1,8 @@
-"""Waits for what another task, thread or process does: until it is so, within a bound that no machine that works meets.
+"""Waits for what another task, thread or process does: until it is so, within a bound that no
+machine that works meets.
 
-What is asked for is a state that stays, or that the test itself ends: one that passes by may be gone before anybody looks.
+What is asked for is a state that stays, or that the test itself ends: one that passes by may be
+gone before anybody looks.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ PAUSE = 0.01
 
 
 async def eventually(look: Callable[[], Any | Awaitable[Any]], seconds: float = LIMIT) -> Any:
-    """The first answer of `look`, which may be awaited, that is true. Raises AssertionError with the last one that was not."""
+    """The first answer of `look`, which may be awaited, that is true. Raises AssertionError with
+    the last one that was not.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while True:

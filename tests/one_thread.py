@@ -1,4 +1,6 @@
-"""Loaded by pytest before any other plugin, as one of them loads NumPy: on small matrices more threads of OpenBLAS only spin."""
+"""Loaded by pytest before any other plugin, as one of them loads NumPy: on small matrices more
+threads of OpenBLAS only spin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Run the shell lines that the documentation prints, as a reader would: in order, in an empty folder, on a fresh account."""
+"""Run the shell lines that the documentation prints, as a reader would: in order, in an empty
+folder, on a fresh account.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PRINTED_URL = re.compile(r"(?P<host>localhost|127\.0\.0\.1):8080\b")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = frozenset({"sh", "bash", "shell"})
-# the emulated engine's law: a calibration takes seconds, and what a token costs shows in the longest answer on a busy machine too
+# the emulated engine's law: a calibration takes seconds, and what a token costs shows in the
+# longest answer on a busy machine too
 QUICK = "k1=2e-05,k2=0.0002,k3=2e-06,k4=0.0004"
 LIMIT = 300.0  # seconds a line may take
 
-# Appended to a line, where the later of two options wins: a line is run with all its own arguments, and made short.
+# Appended to a line, where the later of two options wins: a line is run with all its own arguments,
+# and made short.
 SHORTENED = {
     "load": ["--num-prompts", "16"],
-    "load --request-rate": ["--num-prompts", "60"],  # more than the live model needs before it predicts
+    "load --request-rate": [
+        "--num-prompts",
+        "60",
+    ],  # more than the live model needs before it predicts
     "load --duration": ["--duration", "3"],
     "sweep": ["--num-prompts", "6", "--tolerance", "1"],
     "calibrate": ["--repeats", "3", "--max-batch-size", "4", "--max-output-tokens", "64"],
@@ -51,7 +58,9 @@ class Line:
 
 
 def shell_lines(page: Path) -> list[Line]:
-    """The commands of every shell block of a page; a line that ends in a backslash takes the next one along."""
+    """The commands of every shell block of a page; a line that ends in a backslash takes the
+    next one along.
+    """
     text, found = page.read_text(), []
     for block in FENCE.finditer(text):
         if block["language"] not in SHELL:
@@ -72,7 +81,13 @@ def shell_lines(page: Path) -> list[Line]:
 def pages() -> list[Path]:
     """Every page of the documentation that a person reads."""
     return sorted(
-        page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md"), *ROOT.glob("requirements/*.md")]
+        page
+        for page in [
+            *ROOT.glob("*.md"),
+            *ROOT.glob("docs/**/*.md"),
+            *ROOT.glob("docker/*.md"),
+            *ROOT.glob("requirements/*.md"),
+        ]
     )
 
 
@@ -83,7 +98,9 @@ def words(text: str) -> list[str]:
 
 @dataclass
 class Reader:
-    """Somebody who types line after line: a folder, an account without a cache, at most one gateway at a time."""
+    """Somebody who types line after line: a folder, an account without a cache, at most one
+    gateway at a time.
+    """
 
     folder: Path
     engine: str = "emulated"
@@ -106,14 +123,18 @@ class Reader:
             stdin=subprocess.DEVNULL,
             check=False,
         )
-        assert result.returncode == 0, f"exit status {result.returncode}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        assert result.returncode == 0, (
+            f"exit status {result.returncode}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        )
 
     def _here(self, text: str) -> str:
         """With the port of this test in place of the printed one."""
         return PRINTED_URL.sub(lambda match: f"{match['host']}:{self._port}", text)
 
     def _environment(self) -> dict[str, str]:
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("KENDALL_")}
+        ours = {
+            name: value for name, value in os.environ.items() if not name.startswith("KENDALL_")
+        }
         cache = self.folder / "home"
         cache.mkdir(exist_ok=True)
         places = [_strict_curl(cache / "bin"), Path(sys.executable).parent, os.environ["PATH"]]
@@ -125,7 +146,11 @@ class Reader:
             "MPLCONFIGDIR": str(cache / "matplotlib"),
             "KENDALL_PORT": str(self._port),
             "KENDALL_ENGINE": self.engine,
-            **({"KENDALL_SERVE_LATENCY": self.latency, "KENDALL_SWEEP_LATENCY": self.latency} if self.engine == "emulated" else {}),
+            **(
+                {"KENDALL_SERVE_LATENCY": self.latency, "KENDALL_SWEEP_LATENCY": self.latency}
+                if self.engine == "emulated"
+                else {}
+            ),
         }
 
     def _serve(self, text: str) -> None:
@@ -133,13 +158,17 @@ class Reader:
         log = self.folder / "serve.log"
         with log.open("wb") as output:
             command = ["bash", "-c", f"exec {self._here(text)}"]
-            self._gateway = subprocess.Popen(command, cwd=self.folder, env=self._environment(), stdout=output, stderr=output)
+            self._gateway = subprocess.Popen(
+                command, cwd=self.folder, env=self._environment(), stdout=output, stderr=output
+            )
         scheme = "https" if "--ssl-certfile" in text else "http"
         deadline = time.perf_counter() + LIMIT
         while not _ready(f"{scheme}://127.0.0.1:{self._port}/ready"):
             status = self._gateway.poll()
             assert status is None, f"exit status {status}\n{log.read_text()[-3000:]}"
-            assert time.perf_counter() < deadline, f"not ready after {LIMIT:g} s\n{log.read_text()[-3000:]}"
+            assert time.perf_counter() < deadline, (
+                f"not ready after {LIMIT:g} s\n{log.read_text()[-3000:]}"
+            )
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -168,7 +197,9 @@ def reader(folder: Path, **settings: str) -> Iterator[Reader]:
 
 
 def _strict_curl(folder: Path) -> Path:
-    """A folder with a `curl` that fails on 400 and above: curl itself ends with 0 there unless a flag asks for it."""
+    """A folder with a `curl` that fails on 400 and above: curl itself ends with 0 there unless a
+    flag asks for it.
+    """
     real = shutil.which("curl")
     if real is not None and not folder.exists():
         folder.mkdir()
@@ -178,7 +209,9 @@ def _strict_curl(folder: Path) -> Path:
 
 
 def _is_server(text: str) -> bool:
-    return words(text)[:2] == ["kendall", "serve"] and not {"--show-config", "--help"} & set(words(text))
+    return words(text)[:2] == ["kendall", "serve"] and not {"--show-config", "--help"} & set(
+        words(text)
+    )
 
 
 def _shortened(text: str) -> str:

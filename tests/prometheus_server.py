@@ -1,4 +1,6 @@
-"""A real Prometheus with the project's own configuration, scraping every second, and questions to it."""
+"""A real Prometheus with the project's own configuration, scraping every second, and questions
+to it.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +68,20 @@ class Prometheus:
 
     def at(self, expr: str, instant: float) -> list[dict[str, Any]]:
         """Series of an instant query, each with one value, in the form of `over`."""
-        return [each | {"values": [each["value"]]} for each in self._ask("query", query=expr, time=instant)]
+        return [
+            each | {"values": [each["value"]]}
+            for each in self._ask("query", query=expr, time=instant)
+        ]
 
     def scrapes_since(self, instant: float) -> int:
-        """How often it has scraped the gateway since then, at most a minute ago; what it scraped can be asked for."""
-        return sum(at > instant for series in self._ask("query", query="kendall_queue_length[1m]") for at, _ in series["values"])
+        """How often it has scraped the gateway since then, at most a minute ago; what it scraped
+        can be asked for.
+        """
+        return sum(
+            at > instant
+            for series in self._ask("query", query="kendall_queue_length[1m]")
+            for at, _ in series["values"]
+        )
 
     def rules(self) -> list[dict[str, Any]]:
         """Every rule with its health."""

@@ -1,4 +1,6 @@
-"""What serves while a test that is no coroutine looks on: a gateway in a process of its own, an application on a socket in a thread."""
+"""What serves while a test that is no coroutine looks on: a gateway in a process of its own, an
+application on a socket in a thread.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def on_a_socket(
     sock: socket.socket | None = None,
     **options: Any,
 ) -> Iterator[int]:
-    """The port of uvicorn with this protocol, on an event loop of its own. `sock` listens already; `options`: more of `uvicorn.Config`."""
+    """The port of uvicorn with this protocol, on an event loop of its own. `sock` listens
+    already; `options`: more of `uvicorn.Config`.
+    """
     sock = sock or socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(
@@ -79,7 +83,25 @@ def on_a_socket(
 def self_signed(folder: Path) -> tuple[Path, Path]:
     """A certificate for this machine and its key, valid for a day."""
     certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return certificate, key

@@ -1,4 +1,6 @@
-"""Images and compose without a container engine: schemas, a linter, and the Dockerfile's own commands run in a folder."""
+"""Images and compose without a container engine: schemas, a linter, and the Dockerfile's own
+commands run in a folder.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def read(path: Path) -> dict[str, Any]:
 
 def check(document: Any, name: str) -> None:
     """By the schema that check-jsonschema ships. Raises jsonschema.ValidationError."""
-    text = resources.files("check_jsonschema").joinpath("builtin_schemas", "vendor", f"{name}.json").read_text()
+    text = (
+        resources.files("check_jsonschema")
+        .joinpath("builtin_schemas", "vendor", f"{name}.json")
+        .read_text()
+    )
     schema = json.loads(text)
     jsonschema.validators.validator_for(schema)(schema).validate(document)
 
@@ -69,7 +75,11 @@ def test_compose_passes_the_hugging_face_token_and_names_the_capability_for_numa
     for name in ("gateway", "gateway-gpu"):
         assert services[name]["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
         assert "cap_add" not in services[name]  # a note only: one NUMA node needs no capability
-    (note,) = re.findall(r"^ +# (cap_add: \[SYS_NICE\])  # (.*NUMA.*)$", (DOCKER / "compose.yaml").read_text(), re.MULTILINE)
+    (note,) = re.findall(
+        r"^ +# (cap_add: \[SYS_NICE\])  # (.*NUMA.*)$",
+        (DOCKER / "compose.yaml").read_text(),
+        re.MULTILINE,
+    )
     written = (DOCKER / "compose.yaml").read_text().replace(f"# {note[0]}", note[0])
     for name in ("gateway", "gateway-gpu"):
         assert yaml.safe_load(written)["services"][name]["cap_add"] == ["SYS_NICE"]
@@ -77,7 +87,9 @@ def test_compose_passes_the_hugging_face_token_and_names_the_capability_for_numa
 
 
 def test_compose_leaves_no_right_that_nobody_needs() -> None:
-    """A read-only root with places for all that is written, no forced lengths, and no login with a known password."""
+    """A read-only root with places for all that is written, no forced lengths, and no login with
+    a known password.
+    """
     services = read(DOCKER / "compose.yaml")["services"]
     for name in ("gateway", "gateway-gpu"):
         service = services[name]
@@ -86,9 +98,15 @@ def test_compose_leaves_no_right_that_nobody_needs() -> None:
         assert "--allow-forced-lengths" not in service["command"]
         written = {mount.split(":")[0]: mount.split(":")[1] for mount in service["tmpfs"]}
         assert set(written) == {"/tmp", "/home/kendall", "/home/kendall/.cache"}
-        assert all("exec" in options.split(",") for options in written.values()), "compiled kernels are loaded from there"
+        assert all("exec" in options.split(",") for options in written.values()), (
+            "compiled kernels are loaded from there"
+        )
     grafana = services["grafana"]["environment"]
-    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == grafana["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert (
+        grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"]
+        == grafana["GF_AUTH_DISABLE_LOGIN_FORM"]
+        == "true"
+    )
     assert grafana["GF_AUTH_BASIC_ENABLED"] == "false"
 
 
@@ -96,17 +114,24 @@ def test_what_stops_a_container_waits_longer_than_the_drain() -> None:
     from server.settings import Settings
 
     grace = read(DOCKER / "compose.yaml")["services"]["gateway"]["stop_grace_period"]
-    assert int(grace.removesuffix("s")) > Settings(model="m", served_model_name="m").shutdown_timeout + 10
+    assert (
+        int(grace.removesuffix("s"))
+        > Settings(model="m", served_model_name="m").shutdown_timeout + 10
+    )
 
 
 # the image
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    hadolint = shutil.which(
+        "hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if hadolint is None:
         missing("hadolint", "it is in requirements/dev.txt")
-    result = subprocess.run([hadolint, str(DOCKER / "Dockerfile")], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [hadolint, str(DOCKER / "Dockerfile")], capture_output=True, text=True, check=False
+    )
     assert (result.returncode, result.stdout) == (0, "")
 
 
@@ -137,7 +162,9 @@ def test_a_target_runs_without_rights_has_a_check_and_its_own_flavour(target: st
     assert any("useradd" in rest and "--uid 10001" in rest for name, rest in mine if name == "RUN")
     assert any(name == "HEALTHCHECK" for name, _ in mine)
     assert ("COPY", f"--from=built-{target} /opt/kendall /opt/kendall") in mine
-    built = [rest for stage, name, rest in instructions() if stage == f"built-{target}" and name == "RUN"]
+    built = [
+        rest for stage, name, rest in instructions() if stage == f"built-{target}" and name == "RUN"
+    ]
     assert len(built) == 1
     assert f"--flavour {target} " in built[0]
     assert "sources" not in lineage, "the sources and the build's tools stay behind"
@@ -149,7 +176,9 @@ def test_the_last_stage_is_the_cpu_image() -> None:
 
 @pytest.mark.slow
 def test_the_dockerfiles_own_commands_make_an_environment_that_serves(tmp_path: Path) -> None:
-    """The target `emulated`, step by step in a folder: what COPY brings, what RUN does, what CMD starts, what HEALTHCHECK asks."""
+    """The target `emulated`, step by step in a folder: what COPY brings, what RUN does, what CMD
+    starts, what HEALTHCHECK asks.
+    """
     source, made = tmp_path / "src", tmp_path / "opt/kendall"
     source.mkdir()
     for _, name, rest in (step for step in instructions() if step[0] == "sources"):
@@ -157,12 +186,23 @@ def test_the_dockerfiles_own_commands_make_an_environment_that_serves(tmp_path: 
             *sources, where = rest.split()
             for what in sources:
                 copy(ROOT / what, source / where / what if where == "./" else source / where)
-    (run,) = [rest for stage, name, rest in instructions() if stage == "built-emulated" and name == "RUN"]
+    (run,) = [
+        rest for stage, name, rest in instructions() if stage == "built-emulated" and name == "RUN"
+    ]
     run = re.sub(r"--mount=\S+ ", "", run).replace("/opt/kendall", str(made))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # python and uv, as the stage before has them
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("KENDALL_", "VIRTUAL_ENV", "PYTHON"))}
-    subprocess.run(["sh", "-c", run], cwd=source, env=environment | {"PATH": path}, check=True, timeout=300)
-    assert not list(made.glob("lib/python*/site-packages/pip")), "nothing is installed into a container that runs"
+    # python and uv, as the stage before has them
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KENDALL_", "VIRTUAL_ENV", "PYTHON"))
+    }
+    subprocess.run(
+        ["sh", "-c", run], cwd=source, env=environment | {"PATH": path}, check=True, timeout=300
+    )
+    assert not list(made.glob("lib/python*/site-packages/pip")), (
+        "nothing is installed into a container that runs"
+    )
     source.rename(tmp_path / "gone")  # a copy was installed, no link
     starts_and_is_healthy(made / "bin", tmp_path)
 
@@ -185,15 +225,26 @@ def starts_and_is_healthy(binaries: Path, home: Path) -> None:
     assert "8080" in check[-1]
     command = [port if part == "8080" else part for part in command]
     check = [part.replace("8080", port) for part in check]
-    environment = {"PATH": f"{binaries}:/usr/bin:/bin", "HOME": str(home), "KENDALL_API_KEY": "a-key-of-this-test-alone"}
-    gateway = subprocess.Popen([str(binaries / command[0]), *command[1:]], cwd=home, env=environment)
+    environment = {
+        "PATH": f"{binaries}:/usr/bin:/bin",
+        "HOME": str(home),
+        "KENDALL_API_KEY": "a-key-of-this-test-alone",
+    }
+    gateway = subprocess.Popen(
+        [str(binaries / command[0]), *command[1:]], cwd=home, env=environment
+    )
     try:
         answers = []
         while len(answers) < 120 and 0 not in answers:
             assert gateway.poll() is None, "the gateway ended"
             with contextlib.suppress(subprocess.TimeoutExpired):
                 gateway.wait(0.5)
-            asked = subprocess.run([str(binaries / check[0]), *check[1:]], env=environment, capture_output=True, check=False)
+            asked = subprocess.run(
+                [str(binaries / check[0]), *check[1:]],
+                env=environment,
+                capture_output=True,
+                check=False,
+            )
             answers.append(asked.returncode)
         assert answers[-1] == 0
     finally:

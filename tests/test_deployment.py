@@ -31,13 +31,20 @@ def exposed() -> set[str]:
 
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", run_virtual(main()).decode(), flags=re.MULTILINE)
     parts = ("_bucket", "_sum", "_count")
-    return {name + part for name, kind in kinds for part in (parts if kind == "histogram" else ("",))}
+    return {
+        name + part for name, kind in kinds for part in (parts if kind == "histogram" else ("",))
+    }
 
 
 SERIES = exposed()
 
 YAML_FILES = sorted(
-    [*DOCKER.rglob("*.y*ml"), *(ROOT / "grafana").rglob("*.y*ml"), ROOT / ".pre-commit-config.yaml", ROOT / "tests/rules_test.yml"]
+    [
+        *DOCKER.rglob("*.y*ml"),
+        *(ROOT / "grafana").rglob("*.y*ml"),
+        ROOT / ".pre-commit-config.yaml",
+        ROOT / "tests/rules_test.yml",
+    ]
 )
 DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 RULES = yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"]
@@ -54,7 +61,13 @@ def compose() -> dict[str, dict[str, Any]]:
 
 def values(tree: Any, key: str) -> Iterator[Any]:
     """Every value that stands under `key`, however deep."""
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    children = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for name, child in children:
         if name == key:
             yield child
@@ -63,7 +76,11 @@ def values(tree: Any, key: str) -> Iterator[Any]:
 
 def series_of(expression: str) -> set[str]:
     """The series that a query names: no recorded rule (level:metric:operation), no label."""
-    return {name for name in re.findall(r"[a-zA-Z_:][\w:]*", expression) if name.startswith(("kendall_", "process_"))}
+    return {
+        name
+        for name in re.findall(r"[a-zA-Z_:][\w:]*", expression)
+        if name.startswith(("kendall_", "process_"))
+    }
 
 
 def recorded_of(expression: str) -> set[str]:
@@ -135,7 +152,9 @@ def test_a_dashboard_asks_only_for_metrics_that_vllm_has() -> None:
     named = set(re.findall(r'name="(vllm:\w+)"', source))
     asked = set(re.findall(r"vllm:\w+", "".join(path.read_text() for path in DASHBOARDS)))
     assert len(asked) > 8
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= named | {f"{name}_total" for name in named}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= named | {
+        f"{name}_total" for name in named
+    }
 
 
 def test_the_rules_record_only_from_metrics_that_exist() -> None:
@@ -148,16 +167,26 @@ def test_the_rules_record_only_from_metrics_that_exist() -> None:
 
 def test_every_alarm_asks_for_metrics_that_exist_and_has_its_line_in_the_runbook() -> None:
     alarms = RULES[1]["rules"]
-    headings = {f"#{line[4:].lower()}" for line in (ROOT / "docs/operating.md").read_text().splitlines() if line.startswith("### ")}
+    headings = {
+        f"#{line[4:].lower()}"
+        for line in (ROOT / "docs/operating.md").read_text().splitlines()
+        if line.startswith("### ")
+    }
     for alarm in alarms:
         assert series_of(alarm["expr"]) <= SERIES, alarm["alert"]
         assert set(alarm["annotations"]) == {"summary", "description", "runbook_url"}
-        assert 80 < len(alarm["annotations"]["description"]) < 400, "what it means and what to do first"
+        assert 80 < len(alarm["annotations"]["description"]) < 400, (
+            "what it means and what to do first"
+        )
         page, anchor = alarm["annotations"]["runbook_url"].split("#")
         assert (ROOT / page).is_file()
         assert f"#{anchor}" in headings
-    fired = read_yaml(ROOT / "tests/rules_test.yml")["tests"][1]["promql_expr_test"][0]["exp_samples"]
-    assert {alarm["alert"] for alarm in alarms} == {re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in fired}
+    fired = read_yaml(ROOT / "tests/rules_test.yml")["tests"][1]["promql_expr_test"][0][
+        "exp_samples"
+    ]
+    assert {alarm["alert"] for alarm in alarms} == {
+        re.findall(r'alertname="(\w+)"', sample["labels"])[0] for sample in fired
+    }
 
 
 def test_promtool_accepts_the_rules_and_they_compute_what_they_say() -> None:
@@ -167,26 +196,34 @@ def test_promtool_accepts_the_rules_and_they_compute_what_they_say() -> None:
         ["check", "rules", "docker/rules.yml"],
         ["test", "rules", "tests/rules_test.yml"],
     ):
-        result = subprocess.run([promtool, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            [promtool, *command], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_promtool_accepts_every_query_of_the_dashboards(tmp_path: Path) -> None:
     """As the expressions of recording rules, Grafana's variables filled in."""
     promtool = require_program("promtool")
-    expressions = [expr for path in DASHBOARDS for expr in values(json.loads(path.read_text()), "expr")]
+    expressions = [
+        expr for path in DASHBOARDS for expr in values(json.loads(path.read_text()), "expr")
+    ]
     complete = [filled(expr, window="20s", shown="900s") for expr in expressions]
     assert not [expr for expr in complete if "$" in expr]
     rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(complete)]
     file = tmp_path / "queries.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
-    result = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def copied() -> set[str]:
     """What the Dockerfile copies from the source tree."""
-    lines = re.findall(r"^COPY (?!--from)(.+)$", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.findall(
+        r"^COPY (?!--from)(.+)$", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE
+    )
     return {source for line in lines for source in line.split()[:-1]}
 
 
@@ -203,7 +240,11 @@ def test_the_dockerfile_copies_all_that_a_wheel_is_made_of() -> None:
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["only-include"], project["project"]["readme"], *project["project"]["license-files"]}
+    needed = {
+        *wheel["only-include"],
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+    }
     assert needed | {"pyproject.toml", "requirements", "tools/setup_env.py"} == copied()
 
 
@@ -216,11 +257,20 @@ def pins(lock: str) -> dict[str, str]:
 def test_a_flavour_and_the_tools_of_development_pin_the_same_versions(flavour: str) -> None:
     """They are installed together, in one environment."""
     ours, tools = pins(flavour), pins("dev.txt")
-    assert {name: ours[name] for name in ours.keys() & tools} == {name: tools[name] for name in ours.keys() & tools}
+    assert {name: ours[name] for name in ours.keys() & tools} == {
+        name: tools[name] for name in ours.keys() & tools
+    }
 
 
 def test_no_file_names_a_package_index_or_a_folder_of_wheels() -> None:
     """Locks and set-up take them from the configuration of whoever installs."""
-    named = re.compile(r"^\s*(--)?(extra-)?(index-url|find-links)\b|https?://\S*(simple|whl)\b", re.MULTILINE)
-    files = [*(ROOT / "requirements").glob("*.[it][nx]*"), *(ROOT / "tools").glob("*.*"), DOCKER / "Dockerfile", ROOT / "Makefile"]
+    named = re.compile(
+        r"^\s*(--)?(extra-)?(index-url|find-links)\b|https?://\S*(simple|whl)\b", re.MULTILINE
+    )
+    files = [
+        *(ROOT / "requirements").glob("*.[it][nx]*"),
+        *(ROOT / "tools").glob("*.*"),
+        DOCKER / "Dockerfile",
+        ROOT / "Makefile",
+    ]
     assert [file.name for file in files if named.search(file.read_text())] == []

@@ -9,7 +9,14 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docker").glob("*.md"), *(ROOT / "requirements").glob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "docker").glob("*.md"),
+        *(ROOT / "requirements").glob("*.md"),
+    ]
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -48,7 +55,11 @@ def test_the_notices_name_every_file_of_others_and_every_package_that_is_asked_f
         for licence in folder.glob("LICENSE*"):
             assert licence.name in notices, licence
             assert str(folder.relative_to(ROOT)) in notices
-    asked = [line.split("<")[0] for line in (ROOT / "requirements/base.in").read_text().splitlines() if line and line[0] not in "#-"]
+    asked = [
+        line.split("<")[0]
+        for line in (ROOT / "requirements/base.in").read_text().splitlines()
+        if line and line[0] not in "#-"
+    ]
     assert [name for name in asked if f"| {name} |" not in notices] == []
 
 
@@ -64,8 +75,17 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
     from server.live import state_file
 
     text = (ROOT / "docs/versions.md").read_text()
-    rows = {cells[1].strip(): cells[2].strip() for line in text.splitlines() if len(cells := line.split("|")) > 3}
-    for what, module in (("run file", record), ("latency profile", profile), ("state file", state_file), ("estimates", estimates)):
+    rows = {
+        cells[1].strip(): cells[2].strip()
+        for line in text.splitlines()
+        if len(cells := line.split("|")) > 3
+    }
+    for what, module in (
+        ("run file", record),
+        ("latency profile", profile),
+        ("state file", state_file),
+        ("estimates", estimates),
+    ):
         (version,) = (version for name, version in rows.items() if name.startswith(what))
         assert version == str(module.SCHEMA_VERSION)
     assert rows["Grafana dashboards"] == str(Dashboard().schema_version)

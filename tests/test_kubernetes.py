@@ -1,4 +1,6 @@
-"""Every overlay of docker/k8s as `kubectl apply -k` would send it, with and without each component, against the schemas."""
+"""Every overlay of docker/k8s as `kubectl apply -k` would send it, with and without each
+component, against the schemas.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ Document = dict[str, Any]
 @functools.cache
 def built(overlay: Path) -> tuple[Document, ...]:
     """What `kubectl kustomize` makes of a folder."""
-    kubectl = shutil.which("kubectl") or missing("kubectl", "kubernetes.io/docs/tasks/tools says how to install it")
-    result = subprocess.run([kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    kubectl = shutil.which("kubectl") or missing(
+        "kubectl", "kubernetes.io/docs/tasks/tools says how to install it"
+    )
+    result = subprocess.run(
+        [kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     assert result.stderr == "", "no deprecated field"
     return tuple(yaml.safe_load_all(result.stdout))
@@ -48,17 +54,25 @@ def kinds(documents: tuple[Document, ...]) -> set[str]:
 
 
 def own_components(overlay: str) -> set[str]:
-    named = yaml.safe_load((FOLDER / overlay / "kustomization.yaml").read_text()).get("components", [])
+    named = yaml.safe_load((FOLDER / overlay / "kustomization.yaml").read_text()).get(
+        "components", []
+    )
     return {Path(name).name for name in named}
 
 
-# The two kinds of the operator, as far as they are used here: a key that is not named is a spelling mistake.
+# The two kinds of the operator, as far as they are used here: a key that is not named is a spelling
+# mistake.
 DURATION = {"type": "string", "pattern": "^([0-9]+(ms|s|m|h|d))+$"}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 
 def strict(properties: Document, *required: str) -> Document:
-    return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required or properties)}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": list(required or properties),
+    }
 
 
 def listed(items: Document) -> Document:
@@ -68,15 +82,29 @@ def listed(items: Document) -> Document:
 RULE = {
     "oneOf": [
         strict({"record": {"type": "string"}, "expr": {"type": "string"}}),
-        strict({"alert": {"type": "string"}, "expr": {"type": "string"}, "for": DURATION, "labels": TEXTS, "annotations": TEXTS}),
+        strict(
+            {
+                "alert": {"type": "string"},
+                "expr": {"type": "string"},
+                "for": DURATION,
+                "labels": TEXTS,
+                "annotations": TEXTS,
+            }
+        ),
     ]
 }
 ENDPOINT = strict({"port": {"type": "string"}, "path": {"type": "string"}, "interval": DURATION})
 SPECS = {
     "ServiceMonitor": strict(
-        {"jobLabel": {"type": "string"}, "selector": strict({"matchLabels": TEXTS}), "endpoints": listed(ENDPOINT)},
+        {
+            "jobLabel": {"type": "string"},
+            "selector": strict({"matchLabels": TEXTS}),
+            "endpoints": listed(ENDPOINT),
+        },
     ),
-    "PrometheusRule": strict({"groups": listed(strict({"name": {"type": "string"}, "rules": listed(RULE)}))}),
+    "PrometheusRule": strict(
+        {"groups": listed(strict({"name": {"type": "string"}, "rules": listed(RULE)}))}
+    ),
 }
 
 
@@ -100,8 +128,17 @@ def test_an_overlay_is_valid(overlay: str) -> None:
 @pytest.mark.parametrize("overlay", ["base", "gpu"])
 def test_what_needs_no_operator_names_none_of_its_kinds(overlay: str) -> None:
     """A cluster without the CRDs refuses the whole `apply`."""
-    assert [document["kind"] for document in built(FOLDER / overlay) if document["apiVersion"] == OPERATOR] == []
-    assert kinds(built(FOLDER / "operator")) == {"Deployment", "Service", "ServiceMonitor", "PrometheusRule"}
+    assert [
+        document["kind"]
+        for document in built(FOLDER / overlay)
+        if document["apiVersion"] == OPERATOR
+    ] == []
+    assert kinds(built(FOLDER / "operator")) == {
+        "Deployment",
+        "Service",
+        "ServiceMonitor",
+        "PrometheusRule",
+    }
 
 
 def combined(overlay: str, components: tuple[str, ...], folder: Path) -> tuple[Document, ...]:
@@ -109,7 +146,10 @@ def combined(overlay: str, components: tuple[str, ...], folder: Path) -> tuple[D
     shutil.copytree(FOLDER, folder / "k8s")
     mine = folder / "k8s/mine"
     mine.mkdir()
-    own = {"resources": [f"../{overlay}"], "components": [f"../components/{name}" for name in components]}
+    own = {
+        "resources": [f"../{overlay}"],
+        "components": [f"../components/{name}" for name in components],
+    }
     (mine / "kustomization.yaml").write_text(yaml.safe_dump(own))
     return built(mine)
 
@@ -123,8 +163,14 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("overlay", "components"), CHOICES, ids=lambda value: value if isinstance(value, str) else "+".join(value))
-def test_every_overlay_takes_every_component_that_it_lacks(overlay: str, components: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overlay", "components"),
+    CHOICES,
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_every_overlay_takes_every_component_that_it_lacks(
+    overlay: str, components: tuple[str, ...], tmp_path: Path
+) -> None:
     documents = combined(overlay, components, tmp_path)
     for document in documents:
         validate(document)
@@ -134,7 +180,9 @@ def test_every_overlay_takes_every_component_that_it_lacks(overlay: str, compone
         "network-policy": {"NetworkPolicy"},
         "scaling": {"HorizontalPodAutoscaler", "PodDisruptionBudget"},
     }
-    assert kinds(documents) == kinds(built(FOLDER / overlay)).union(*(adds[name] for name in components))
+    assert kinds(documents) == kinds(built(FOLDER / overlay)).union(
+        *(adds[name] for name in components)
+    )
 
 
 def test_a_misspelt_key_is_found() -> None:
@@ -149,8 +197,13 @@ def test_a_misspelt_key_is_found() -> None:
         validate(rule)
 
 
-@pytest.mark.parametrize(("overlay", "component"), [(overlay, name) for overlay in OVERLAYS for name in sorted(own_components(overlay))])
-def test_a_component_that_an_overlay_has_already_is_refused_and_the_readme_says_so(overlay: str, component: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overlay", "component"),
+    [(overlay, name) for overlay in OVERLAYS for name in sorted(own_components(overlay))],
+)
+def test_a_component_that_an_overlay_has_already_is_refused_and_the_readme_says_so(
+    overlay: str, component: str, tmp_path: Path
+) -> None:
     refused = "may not add resource with an already registered id"
     with pytest.raises(AssertionError, match=refused):
         combined(overlay, (component,), tmp_path)
@@ -170,7 +223,9 @@ def test_the_release_by_which_prometheus_selects_is_one_line(tmp_path: Path) -> 
     (line,) = (line for line in file.read_text().splitlines() if "labels/release" in line)
     file.write_text(file.read_text().replace(line, line.replace("kube-prometheus-stack", "mine")))
     documents = built(tmp_path / "k8s/operator")
-    assert {document["kind"]: document["metadata"]["labels"].get("release") for document in documents} == {
+    assert {
+        document["kind"]: document["metadata"]["labels"].get("release") for document in documents
+    } == {
         "ServiceMonitor": "mine",
         "PrometheusRule": "mine",
         "Deployment": None,
@@ -196,29 +251,55 @@ def test_the_gpu_overlay_has_a_gpu_the_cuda_image_a_model_and_its_volume() -> No
     assert gateway["image"] == "kendall:cuda"
     assert gateway["resources"]["limits"]["nvidia.com/gpu"] == "1"
     base = container(built(FOLDER / "base"))["args"]
-    assert [(a, b) for a, b in zip(base, gateway["args"], strict=True) if a != b] == [("tiny", "Qwen/Qwen2.5-0.5B-Instruct")]
-    (line,) = (line for line in (FOLDER / "gpu/kustomization.yaml").read_text().splitlines() if "args/1" in line)
+    assert [(a, b) for a, b in zip(base, gateway["args"], strict=True) if a != b] == [
+        ("tiny", "Qwen/Qwen2.5-0.5B-Instruct")
+    ]
+    (line,) = (
+        line
+        for line in (FOLDER / "gpu/kustomization.yaml").read_text().splitlines()
+        if "args/1" in line
+    )
     assert line.endswith("# your model")
     claim = of("PersistentVolumeClaim", documents)["metadata"]["name"]
-    (volume,) = (each for each in deployment["spec"]["template"]["spec"]["volumes"] if "persistentVolumeClaim" in each)
+    (volume,) = (
+        each
+        for each in deployment["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in each
+    )
     assert volume["persistentVolumeClaim"]["claimName"] == claim
     (mount,) = (each for each in gateway["volumeMounts"] if each["name"] == volume["name"])
-    assert mount["mountPath"] in (DOCKER / "Dockerfile").read_text(), "a folder that belongs to the user of the image"
+    assert mount["mountPath"] in (DOCKER / "Dockerfile").read_text(), (
+        "a folder that belongs to the user of the image"
+    )
 
 
 def test_a_pod_takes_the_token_of_hugging_face_from_a_secret_and_starts_without_it() -> None:
-    (token,) = (each for each in container(built(FOLDER / "base"))["env"] if each["name"] == "HF_TOKEN")
-    assert token["valueFrom"]["secretKeyRef"] == {"name": "kendall-huggingface", "key": "HF_TOKEN", "optional": True}
-    assert "generic kendall-huggingface --from-literal=HF_TOKEN=" in (DOCKER / "README.md").read_text()
+    (token,) = (
+        each for each in container(built(FOLDER / "base"))["env"] if each["name"] == "HF_TOKEN"
+    )
+    assert token["valueFrom"]["secretKeyRef"] == {
+        "name": "kendall-huggingface",
+        "key": "HF_TOKEN",
+        "optional": True,
+    }
+    assert (
+        "generic kendall-huggingface --from-literal=HF_TOKEN=" in (DOCKER / "README.md").read_text()
+    )
 
 
 def test_the_pod_is_given_time_to_drain() -> None:
-    """preStop, then --shutdown-timeout, then letting the engine go, within the grace period; clients are told 503 by then."""
+    """preStop, then --shutdown-timeout, then letting the engine go, within the grace period;
+    clients are told 503 by then.
+    """
     documents = built(FOLDER / "base")
     gateway = container(documents)
     grace = of("Deployment", documents)["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     before = int(gateway["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = int(next(argument for argument in gateway["args"] if argument.startswith("--shutdown-timeout")).split("=")[1])
+    drain = int(
+        next(
+            argument for argument in gateway["args"] if argument.startswith("--shutdown-timeout")
+        ).split("=")[1]
+    )
     assert before + drain + 15 <= grace
     readiness = gateway["readinessProbe"]
     assert before > readiness["periodSeconds"] * readiness["failureThreshold"]
@@ -238,7 +319,9 @@ def test_labels_ports_and_job_fit_together() -> None:
     service, monitor = of("Service", documents), of("ServiceMonitor", documents)
     assert of("Deployment", documents)["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert service["spec"]["selector"].items() <= labels.items()
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
     (port,) = service["spec"]["ports"]
     assert port["targetPort"] == container(documents)["ports"][0]["name"]
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]
@@ -253,32 +336,52 @@ def test_the_root_file_system_is_read_only_and_what_is_written_has_a_volume(over
     gateway = container(documents)
     assert gateway["securityContext"]["readOnlyRootFilesystem"] is True
     places = {mount["mountPath"] for mount in gateway["volumeMounts"]}
-    assert {"/tmp", "/dev/shm", "/home/kendall", "/home/kendall/.cache", "/var/lib/kendall"} <= places
+    assert {
+        "/tmp",
+        "/dev/shm",
+        "/home/kendall",
+        "/home/kendall/.cache",
+        "/var/lib/kendall",
+    } <= places
     assert {mount["name"] for mount in gateway["volumeMounts"]} == {
-        volume["name"] for volume in of("Deployment", documents)["spec"]["template"]["spec"]["volumes"]
+        volume["name"]
+        for volume in of("Deployment", documents)["spec"]["template"]["spec"]["volumes"]
     }
 
 
 def test_the_network_policy_means_this_pod_and_its_port(tmp_path: Path) -> None:
     documents = combined("base", ("network-policy",), tmp_path)
-    spec, pod = of("NetworkPolicy", documents)["spec"], of("Deployment", documents)["spec"]["template"]
+    spec, pod = (
+        of("NetworkPolicy", documents)["spec"],
+        of("Deployment", documents)["spec"]["template"],
+    )
     assert spec["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} == {container(documents)["ports"][0]["name"]}
-    assert all(rule.get("from") for rule in spec["ingress"]), "a rule without `from` lets everybody in"
+    assert {port["port"] for rule in spec["ingress"] for port in rule["ports"]} == {
+        container(documents)["ports"][0]["name"]
+    }
+    assert all(rule.get("from") for rule in spec["ingress"]), (
+        "a rule without `from` lets everybody in"
+    )
     label = spec["ingress"][0]["from"][0]["podSelector"]["matchLabels"]["kendall-client"]
     assert f'kendall-client: "{label}"' in (DOCKER / "README.md").read_text()
 
 
 def test_budget_and_autoscaler_mean_this_deployment(tmp_path: Path) -> None:
     documents = combined("base", ("scaling",), tmp_path)
-    deployment, autoscaler, budget = (of(kind, documents) for kind in ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget"))
+    deployment, autoscaler, budget = (
+        of(kind, documents)
+        for kind in ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
+    )
     target = autoscaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"], target["apiVersion"]) == (
         "Deployment",
         deployment["metadata"]["name"],
         deployment["apiVersion"],
     )
-    assert budget["spec"]["selector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        budget["spec"]["selector"]["matchLabels"].items()
+        <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    )
     assert "replicas" not in deployment["spec"], "the autoscaler sets them"
     metric = autoscaler["spec"]["metrics"][0]["pods"]["metric"]["name"]
     assert metric in (DOCKER / "rules.yml").read_text()
@@ -287,18 +390,24 @@ def test_budget_and_autoscaler_mean_this_deployment(tmp_path: Path) -> None:
 
 def test_the_operators_rules_are_the_rules() -> None:
     """`make manifests` writes them."""
-    assert of("PrometheusRule", built(FOLDER / "operator"))["spec"] == yaml.safe_load((DOCKER / "rules.yml").read_text())
+    assert of("PrometheusRule", built(FOLDER / "operator"))["spec"] == yaml.safe_load(
+        (DOCKER / "rules.yml").read_text()
+    )
 
 
 def test_the_links_of_the_alerts_can_be_given_an_address(tmp_path: Path) -> None:
     shutil.copytree(DOCKER, tmp_path / "docker")
     shutil.copy(ROOT / "Makefile", tmp_path)
     for base in ("https://example.org/kendall/", ""):  # and back
-        subprocess.run(["make", "-s", "manifests", f"RUNBOOK_BASE={base}"], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["make", "-s", "manifests", f"RUNBOOK_BASE={base}"], cwd=tmp_path, check=True
+        )
         links = re.findall(r"runbook_url: (\S+)", (tmp_path / "docker/rules.yml").read_text())
         assert len(links) == 9
         assert all(link.startswith(f"{base}docs/operating.md#kendall") for link in links)
         rules = of("PrometheusRule", built(tmp_path / "docker/k8s/operator"))
-        assert [rule["annotations"]["runbook_url"] for rule in rules["spec"]["groups"][1]["rules"]] == links
+        assert [
+            rule["annotations"]["runbook_url"] for rule in rules["spec"]["groups"][1]["rules"]
+        ] == links
         built.cache_clear()
     assert (tmp_path / "docker/rules.yml").read_text() == (DOCKER / "rules.yml").read_text()

@@ -1,4 +1,6 @@
-"""The package's metadata: complete, the same in every file that holds some of it, and no package is asked for that nothing imports."""
+"""The package's metadata: complete, the same in every file that holds some of it, and no package
+is asked for that nothing imports.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-PACKAGES: tuple[str, ...] = tuple(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"])
+PACKAGES: tuple[str, ...] = tuple(
+    PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+)
 ONLY_FOR_TESTS = ("tests", "bench", "grafana")
 
 
@@ -42,12 +46,16 @@ def imported_by(folders: tuple[str, ...]) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 # uvicorn's module for httptools needs that package
-                found |= {node.module.partition(".")[0]} | {name for name in asked_in("base.in") if f".{name}_impl" in node.module}
+                found |= {node.module.partition(".")[0]} | {
+                    name for name in asked_in("base.in") if f".{name}_impl" in node.module
+                }
     return found
 
 
 def test_authors_keywords_and_version_are_those_of_the_citation() -> None:
-    assert [author["name"] for author in PROJECT["authors"]] == [author["name"] for author in CITATION["authors"]]
+    assert [author["name"] for author in PROJECT["authors"]] == [
+        author["name"] for author in CITATION["authors"]
+    ]
     assert set(CITATION["keywords"]) <= set(PROJECT["keywords"])
     assert PROJECT["version"] == CITATION["version"]
     assert PROJECT["license"] == CITATION["license"]
@@ -55,11 +63,15 @@ def test_authors_keywords_and_version_are_those_of_the_citation() -> None:
 
 def test_classifiers_exist_and_name_the_pythons_that_are_allowed() -> None:
     assert set(PROJECT["classifiers"]) <= set(classifiers)
-    pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    pythons = [
+        name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)
+    ]
     allowed = SpecifierSet(PROJECT["requires-python"])
     assert pythons == [f"3.{minor}" for minor in range(8, 20) if f"3.{minor}" in allowed]
     assert "Typing :: Typed" in PROJECT["classifiers"]
-    assert not [name for name in PROJECT["classifiers"] if name.startswith("License ::")], "the licence expression says it"
+    assert not [name for name in PROJECT["classifiers"] if name.startswith("License ::")], (
+        "the licence expression says it"
+    )
 
 
 def test_what_is_asked_for_at_run_time_is_the_list_that_the_locks_are_made_of() -> None:
@@ -72,12 +84,30 @@ def test_every_package_that_is_asked_for_is_imported(name: str) -> None:
 
 
 def test_what_is_imported_at_run_time_is_asked_for() -> None:
-    """A package that is there only because another one needs it may go with that one's next version."""
-    engines = {"vllm", "torch", "transformers", "jinja2", "tqdm"}  # imported only where vLLM is installed, which brings the last two
-    brought = {"starlette": "fastapi", "PIL": "matplotlib", "pydantic_core": "pydantic"}  # part of what the other one offers
+    """A package that is there only because another one needs it may go with that one's next
+    version.
+    """
+    engines = {
+        "vllm",
+        "torch",
+        "transformers",
+        "jinja2",
+        "tqdm",
+    }  # imported only where vLLM is installed, which brings the last two
+    brought = {
+        "starlette": "fastapi",
+        "PIL": "matplotlib",
+        "pydantic_core": "pydantic",
+    }  # part of what the other one offers
     asked = {name.replace("-", "_") for name in asked_in("base.in")}
     assert set(brought.values()) <= asked
-    modules = imported_by(PACKAGES) - set(sys.stdlib_module_names) - set(PACKAGES) - engines - set(brought)
+    modules = (
+        imported_by(PACKAGES)
+        - set(sys.stdlib_module_names)
+        - set(PACKAGES)
+        - engines
+        - set(brought)
+    )
     assert modules == asked
 
 

@@ -22,9 +22,17 @@ SKIPPED = {
     """curl -i localhost:8080/v1/completions -d '{"model": "Llama""": "asks that model",
     "make ": "it made the environment that runs this test; its targets are looked up instead",
     "KENDALL_ADMIN_KEY=... docker ": "as docker",
-    "docker ": "no container engine here; tests/test_containers.py holds the commands of images and compose",
-    "kubectl ": "no cluster here; tests/test_deployment.py renders the overlays and checks them against the schemas",
-    "uv pip compile ": "resolves against the package index; tests/test_deployment.py holds the locks",
+    "docker ": (
+        "no container engine here; tests/test_containers.py holds the commands of images "
+        "and compose"
+    ),
+    "kubectl ": (
+        "no cluster here; tests/test_deployment.py renders the overlays and checks them "
+        "against the schemas"
+    ),
+    "uv pip compile ": (
+        "resolves against the package index; tests/test_deployment.py holds the locks"
+    ),
 }
 SOURCES = [
     path
@@ -54,12 +62,17 @@ LONG = ("docs/load-testing.md",)  # its sweeps take minutes
 
 def with_commands() -> list[Any]:
     found = [(page, str(page.relative_to(ROOT))) for page in pages() if commands(page)]
-    return [pytest.param(page, id=name, marks=pytest.mark.slow if name in LONG else ()) for page, name in found]
+    return [
+        pytest.param(page, id=name, marks=pytest.mark.slow if name in LONG else ())
+        for page, name in found
+    ]
 
 
 @pytest.mark.parametrize("page", with_commands())
 def test_every_printed_line_works(page: Path, tmp_path: Path) -> None:
-    """In order, in an empty folder, with nothing in the user's cache, before the emulated engine."""
+    """In order, in an empty folder, with nothing in the user's cache, before the emulated
+    engine.
+    """
     with reader(tmp_path) as someone:
         for line in commands(page):
             with named(line):
@@ -77,7 +90,11 @@ def test_the_first_page_works_on_the_real_engine(tmp_path: Path) -> None:
 
 def test_a_misspelt_line_fails(tmp_path: Path) -> None:
     with reader(tmp_path) as someone:
-        for text in ("kendall predcit --arrival-rate 1", "kendall reproduce --lst", "kendall serve tiny --polcy single"):
+        for text in (
+            "kendall predcit --arrival-rate 1",
+            "kendall reproduce --lst",
+            "kendall serve tiny --polcy single",
+        ):
             with pytest.raises(AssertionError, match="exit status 2"):
                 someone.run(text)
 
@@ -89,17 +106,23 @@ def test_a_misspelt_line_fails(tmp_path: Path) -> None:
         ("""/v1/completions -d '{"model": "tiny\"""", """/v1/completion -d '{"model": "tiny\""""),
     ],
 )
-def test_a_misspelt_line_in_a_page_fails_the_test_of_the_page(right: str, wrong: str, tmp_path: Path) -> None:
+def test_a_misspelt_line_in_a_page_fails_the_test_of_the_page(
+    right: str, wrong: str, tmp_path: Path
+) -> None:
     text = (ROOT / "README.md").read_text()
     assert right in text
     (copy := tmp_path / "README.md").write_text(text.replace(right, wrong, 1))
     (folder := tmp_path / "reader").mkdir()
-    with pytest.raises(pytest.fail.Exception, match=rf"^README\.md:\d+: .*{re.escape(wrong.strip())}"):
+    with pytest.raises(
+        pytest.fail.Exception, match=rf"^README\.md:\d+: .*{re.escape(wrong.strip())}"
+    ):
         test_every_printed_line_works(copy, folder)
 
 
 def test_a_printed_curl_line_that_gets_an_http_error_fails(tmp_path: Path) -> None:
-    printed = [line.text for page in pages() for line in commands(page) if line.text.startswith("curl ")]
+    printed = [
+        line.text for page in pages() for line in commands(page) if line.text.startswith("curl ")
+    ]
     assert len(printed) >= 3
     with reader(tmp_path) as someone:
         someone.run("kendall serve tiny")
@@ -112,7 +135,9 @@ def test_a_printed_curl_line_that_gets_an_http_error_fails(tmp_path: Path) -> No
 @cache
 def flags(command: str) -> frozenset[str]:
     options = kendall.cli._command(command).params
-    return frozenset(flag for option in options for flag in (*option.opts, *option.secondary_opts)) | {"--help"}
+    return frozenset(
+        flag for option in options for flag in (*option.opts, *option.secondary_opts)
+    ) | {"--help"}
 
 
 def misnamed(text: str) -> list[str]:
@@ -125,8 +150,16 @@ def misnamed(text: str) -> list[str]:
         if command not in {VALUE, *kendall.cli.COMMANDS}:
             found.append(f"kendall {command}")
             continue
-        known = frozenset().union(*map(flags, kendall.cli.COMMANDS)) if command == VALUE else flags(command)
-        found += [f"kendall {command} {flag}" for flag in FLAG.findall(match["rest"].partition(" # ")[0]) if flag not in known]
+        known = (
+            frozenset().union(*map(flags, kendall.cli.COMMANDS))
+            if command == VALUE
+            else flags(command)
+        )
+        found += [
+            f"kendall {command} {flag}"
+            for flag in FLAG.findall(match["rest"].partition(" # ")[0])
+            if flag not in known
+        ]
     return found
 
 
@@ -136,26 +169,45 @@ def texts(source: str) -> Iterator[str]:
     joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     inside = {id(part) for node in joined for part in node.values}
     for node in joined:
-        yield "".join(part.value if isinstance(part, ast.Constant) else VALUE for part in node.values)
+        yield "".join(
+            part.value if isinstance(part, ast.Constant) else VALUE for part in node.values
+        )
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in inside
+        ):
             yield node.value
 
 
 def test_what_is_looked_for_in_texts() -> None:
     assert misnamed("`kendall load --request-rate 5`, then `kendall advise URL --slo ...`") == []
-    assert misnamed("`kendall laod`; `kendall load --rate 5`") == ["kendall laod", "kendall load --rate"]
-    assert misnamed("kendall load (kendall comprae reads it); kendall {} --hlep") == ["kendall comprae", "kendall {} --hlep"]
+    assert misnamed("`kendall laod`; `kendall load --rate 5`") == [
+        "kendall laod",
+        "kendall load --rate",
+    ]
+    assert misnamed("kendall load (kendall comprae reads it); kendall {} --hlep") == [
+        "kendall comprae",
+        "kendall {} --hlep",
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
         ('say(f"`kendall sweep --resum {folder}` continues")', ["kendall sweep --resum"]),
-        ('say(f"differences: kendall compare --sweeep {shlex.quote(folder)}", soft_wrap=True)', ["kendall compare --sweeep"]),
+        (
+            'say(f"differences: kendall compare --sweeep {shlex.quote(folder)}", soft_wrap=True)',
+            ["kendall compare --sweeep"],
+        ),
         ('say(f"one command, as in `kendall {name} --hlep`")', ["kendall {} --hlep"]),
         ('say("to continue: kendall sweep " "--resum FOLDER.")', ["kendall sweep --resum"]),
-        ('say("kendall: cannot write"); say(f"`kendall {name}`"); say(f"{n} of `kendall sweep --resume {folder!r:>{width}}`")', []),
+        (
+            'say("kendall: cannot write"); say(f"`kendall {name}`"); say(f"{n} of `kendall sweep '
+            '--resume {folder!r:>{width}}`")',
+            [],
+        ),
     ],
 )
 def test_texts_are_looked_through_wherever_values_are_put_in(source: str, wrong: list[str]) -> None:
@@ -164,7 +216,10 @@ def test_texts_are_looked_through_wherever_values_are_put_in(source: str, wrong:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_in_the_prose_exists(page: Path) -> None:
-    inline = re.findall(r"`((?:kendall|make|curl) [^`]*)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    inline = re.findall(
+        r"`((?:kendall|make|curl) [^`]*)`",
+        re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL),
+    )
     fenced = [line.text for line in shell_lines(page)]
     assert [wrong for text in [*inline, *fenced] for wrong in misnamed(text)] == []
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -175,9 +230,20 @@ def test_every_command_in_the_prose_exists(page: Path) -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    """In backticks or not, in any text of the sources: help, errors, log lines, dashboards, alerts, the page."""
-    found = [f"{path.relative_to(ROOT)}: {wrong}" for path in SOURCES for text in texts(path.read_text()) for wrong in misnamed(text)]
+    """In backticks or not, in any text of the sources: help, errors, log lines, dashboards,
+    alerts, the page.
+    """
+    found = [
+        f"{path.relative_to(ROOT)}: {wrong}"
+        for path in SOURCES
+        for text in texts(path.read_text())
+        for wrong in misnamed(text)
+    ]
     found += [f"rules.yml: {wrong}" for wrong in misnamed((ROOT / "docker/rules.yml").read_text())]
     for path in (ROOT / "server/page/static").glob("*.js"):
-        found += [f"{path.name}: {wrong}" for text in re.findall(r"(kendall [^`<\"]*)", path.read_text()) for wrong in misnamed(text)]
+        found += [
+            f"{path.name}: {wrong}"
+            for text in re.findall(r"(kendall [^`<\"]*)", path.read_text())
+            for wrong in misnamed(text)
+        ]
     assert found == []

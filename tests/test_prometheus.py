@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a gateway under load: what the dashboards and the rules ask is answered, finite, in the right unit.
+"""A real Prometheus scrapes a gateway under load: what the dashboards and the rules ask is
+answered, finite, in the right unit.
 
 vLLM's own metrics: tests/server/test_real_gateway.py.
 """
@@ -29,10 +30,14 @@ from tests.grafana.asked import FILES, Asked, faults, filled, queries_of
 from tests.prometheus_server import ROOT, Prometheus
 from tests.serving import started
 
-LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"  # docs/live-validation.md
+# docs/live-validation.md
+LAW = "k1=1.8e-05,k2=0.0044,k3=0.00013,k4=0.0035,kp=5.4e-05,cv=0.08,turnaround=0.0095"
 POLICIES = ("dynamic", "continuous:max_batch_size=4")
 RATE = 15.0  # requests a second: far from unstable, also on a machine that does something else
-AT_LEAST, AT_MOST = 6.0, 60.0  # seconds of load under each policy: until the gateway predicts, and Prometheus has seen it
+AT_LEAST, AT_MOST = (
+    6.0,
+    60.0,
+)  # seconds of load under each policy: until the gateway predicts, and Prometheus has seen it
 SEEN = 3  # scrapes
 
 
@@ -48,12 +53,18 @@ class Watched:
     @property
     def longest(self) -> float:
         """Seconds, of any sojourn."""
-        return max(record.sojourn_time for record in self.records if record.sojourn_time is not None)
+        return max(
+            record.sojourn_time for record in self.records if record.sojourn_time is not None
+        )
 
     def answer(self, asked: Asked) -> list[dict[str, Any]]:
         """As Grafana would ask: over the run, or at its end."""
         expr = filled(asked.expr, window="5s", shown=f"{round(self.end - self.start)}s")
-        return self.prometheus.at(expr, self.end) if asked.instant else self.prometheus.over(expr, self.start, self.end)
+        return (
+            self.prometheus.at(expr, self.end)
+            if asked.instant
+            else self.prometheus.over(expr, self.start, self.end)
+        )
 
     def faults(self, asked: Asked) -> list[str]:
         """Empty: the panel can be drawn."""
@@ -62,12 +73,32 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """An emulated engine with the tiny model's law (what vLLM adds is tested where a real one runs anyway); one policy after the other."""
+    """An emulated engine with the tiny model's law (what vLLM adds is tested where a real one
+    runs anyway); one policy after the other.
+    """
     folder = tmp_path_factory.mktemp("watched")
     port = free_port(0)
     records = folder / "records.jsonl"
-    arguments = ["tiny", "--engine", "emulated", "--policy", POLICIES[0], "--latency", LAW, "--allow-forced-lengths"]
-    arguments += ["--prediction-interval", "1", "--what-if-interval", "5", "--max-output-tokens", "24", "--record-file", str(records)]
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--policy",
+        POLICIES[0],
+        "--latency",
+        LAW,
+        "--allow-forced-lengths",
+    ]
+    arguments += [
+        "--prediction-interval",
+        "1",
+        "--what-if-interval",
+        "5",
+        "--max-output-tokens",
+        "24",
+        "--record-file",
+        str(records),
+    ]
     gateway = GatewayProcess(arguments, port, folder / "gateway.log")
     with Prometheus(folder, f"127.0.0.1:{port}") as prometheus, started(gateway) as runner:
         start, end = runner.run(_drive(gateway, prometheus))
@@ -77,7 +108,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 async def _drive(gateway: GatewayProcess, prometheus: Prometheus) -> tuple[float, float]:
     """Load under each policy. Returns when it began and ended."""
     target = Target(base_url=gateway.url, model="tiny", max_tokens=32)
-    lengths, prompts = parse_distribution("uniform:low=1,high=31"), parse_distribution("deterministic:value=32")
+    lengths, prompts = (
+        parse_distribution("uniform:low=1,high=31"),
+        parse_distribution("deterministic:value=32"),
+    )
     start = _unix_time()
     for number, policy in enumerate(POLICIES):
         await gateway.ask("PUT", "/admin/policy", {"policy": policy})
@@ -93,13 +127,20 @@ async def _drive(gateway: GatewayProcess, prometheus: Prometheus) -> tuple[float
 
 
 async def _predicts(gateway: GatewayProcess, policy: str) -> None:
-    """Return once the gateway shows a prediction for this policy beside what it observed, and what-ifs of others."""
+    """Return once the gateway shows a prediction for this policy beside what it observed, and
+    what-ifs of others.
+    """
     await asyncio.sleep(AT_LEAST / 2)
     async with asyncio.timeout(AT_MOST - AT_LEAST):
         while True:
             found = await gateway.ask("GET", "/admin/prediction")
             prediction = found["prediction"]
-            if found["what_if"] and prediction and prediction["policy"] == policy and prediction["comparison"]["error"] is not None:
+            if (
+                found["what_if"]
+                and prediction
+                and prediction["policy"] == policy
+                and prediction["comparison"]["error"] is not None
+            ):
                 break
             await asyncio.sleep(0.3)
 
@@ -120,8 +161,12 @@ def _unix_time() -> float:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_query_of_a_dashboard_returns_finite_data_in_its_unit(watched: Watched, path: Path) -> None:
-    found = [fault for asked in queries_of(path) if not asked.vllm for fault in watched.faults(asked)]
+def test_every_query_of_a_dashboard_returns_finite_data_in_its_unit(
+    watched: Watched, path: Path
+) -> None:
+    found = [
+        fault for asked in queries_of(path) if not asked.vllm for fault in watched.faults(asked)
+    ]
     assert found == []
 
 
@@ -134,7 +179,9 @@ def test_every_recording_rule_records_finite_data(watched: Watched) -> None:
 
 
 def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
-    """The delay's mean over the run, the arrival rate and the mean batch against the gateway's own records."""
+    """The delay's mean over the run, the arrival rate and the mean batch against the gateway's
+    own records.
+    """
     of_policy = [record for record in watched.records if record.policy == POLICIES[0]]
     delays = [record.queueing_delay for record in of_policy if record.queueing_delay is not None]
 
@@ -143,7 +190,9 @@ def test_what_prometheus_computes_is_what_happened(watched: Watched) -> None:
         return float(series["values"][0][1])
 
     mine = f'{{policy="{POLICIES[0]}"}}'
-    total, count = (value(f"kendall_queueing_delay_seconds_{part}{mine}") for part in ("sum", "count"))
+    total, count = (
+        value(f"kendall_queueing_delay_seconds_{part}{mine}") for part in ("sum", "count")
+    )
     assert count == len(delays)
     assert math.isclose(total, sum(delays), rel_tol=1e-6)
     completed = value(f'kendall_requests_total{{policy="{POLICIES[0]}", outcome="completed"}}')
@@ -165,12 +214,24 @@ def broken(asked: Asked, **changes: str) -> Asked:
 
 
 def test_a_broken_panel_is_found(watched: Watched) -> None:
-    """A metric, a label or a function that is not there, milliseconds under "s", a mean of nothing, an expression that is none."""
+    """A metric, a label or a function that is not there, milliseconds under "s", a mean of
+    nothing, an expression that is none.
+    """
     (path,) = (path for path in FILES if path.stem == "kendall")
     good = next(asked for asked in queries_of(path) if asked.panel == "Queueing delay")
     assert watched.faults(good) == []
-    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("queueing_delay", "queuing_delay")))[0]
-    assert "no data" in watched.faults(broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace("$policy", "x")))[0]
+    assert (
+        "no data"
+        in watched.faults(broken(good, expr=good.expr.replace("queueing_delay", "queuing_delay")))[
+            0
+        ]
+    )
+    assert (
+        "no data"
+        in watched.faults(
+            broken(good, expr=good.expr.replace("policy=~", "polcy=~").replace("$policy", "x"))
+        )[0]
+    )
     assert "unit 's'" in watched.faults(broken(good, expr=f"1000 * ({good.expr})"))[0]
     assert "not finite" in watched.faults(broken(good, expr="0 * kendall_queue_length / 0"))[0]
     with pytest.raises(ValueError, match="parse error"):

@@ -1,4 +1,6 @@
-"""`tools/setup_env.py`: which parts are installed when, and what of the installer's output a person sees."""
+"""`tools/setup_env.py`: which parts are installed when, and what of the installer's output a
+person sees.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,20 @@ class Environment:
         self.checked += 1
 
     def install(self, *arguments: str) -> int:
-        part = re.sub(r".*/requirements/|\.txt$", "", arguments[-1]) if arguments[-2] == "-r" else "kendall"
+        part = (
+            re.sub(r".*/requirements/|\.txt$", "", arguments[-1])
+            if arguments[-2] == "-r"
+            else "kendall"
+        )
         if part == self.fails_at:
             return 1
         how = "linked" if "--editable" in arguments else "copied"
         self.installed.append(part if part != "kendall" else f"kendall {how}")
         return 0
 
-    def set_up(self, *, dev: bool = False, flavour: str | None = None, copy: bool = False) -> list[str]:
+    def set_up(
+        self, *, dev: bool = False, flavour: str | None = None, copy: bool = False
+    ) -> list[str]:
         """What was installed by it."""
         self.installed.clear()
         self.tool.set_up(argparse.Namespace(venv=self.venv, dev=dev, flavour=flavour, copy=copy))
@@ -76,13 +84,17 @@ def environment(tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return Environment(tool, tmp_path, monkeypatch)
 
 
-def test_a_users_environment_holds_its_flavour_and_nothing_of_development(environment: Environment) -> None:
+def test_a_users_environment_holds_its_flavour_and_nothing_of_development(
+    environment: Environment,
+) -> None:
     assert environment.set_up() == ["cpu", "kendall linked"]
     assert environment.set_up() == []
 
 
 @pytest.mark.parametrize(("dev", "copy"), [(False, False), (True, False), (False, True)])
-def test_everything_is_compiled_for_development_and_images_only(environment: Environment, dev: bool, copy: bool) -> None:
+def test_everything_is_compiled_for_development_and_images_only(
+    environment: Environment, dev: bool, copy: bool
+) -> None:
     environment.set_up(dev=dev, copy=copy)
     assert environment.compiling is (dev or copy)
 
@@ -95,10 +107,14 @@ def test_the_tools_of_development_are_added_to_what_is_there(environment: Enviro
     assert environment.set_up(dev=True) == []
 
 
-def test_the_tools_of_development_stay_until_the_environment_is_made_anew(environment: Environment) -> None:
+def test_the_tools_of_development_stay_until_the_environment_is_made_anew(
+    environment: Environment,
+) -> None:
     assert environment.set_up(dev=True) == ["cpu", "dev", "kendall linked"]
     assert environment.set_up() == [], "`make demo` after `make test`"
-    assert environment.set_up(flavour="emulated") == ["emulated", "dev", "kendall linked"], "two builds of vLLM do not mix"
+    assert environment.set_up(flavour="emulated") == ["emulated", "dev", "kendall linked"], (
+        "two builds of vLLM do not mix"
+    )
     assert environment.set_up() == [], "a flavour that was asked for once stays"
 
 
@@ -108,7 +124,11 @@ def test_only_the_part_whose_lock_has_changed_is_installed_again(
 ) -> None:
     environment.set_up(dev=True)
     digest = environment.tool._digest
-    monkeypatch.setattr(environment.tool, "_digest", lambda venv, name, copy=False: digest(venv, name, copy) + "+" * (name == part))
+    monkeypatch.setattr(
+        environment.tool,
+        "_digest",
+        lambda venv, name, copy=False: digest(venv, name, copy) + "+" * (name == part),
+    )
     assert environment.set_up(dev=True) == [part]
     assert environment.set_up() == []
 
@@ -116,7 +136,9 @@ def test_only_the_part_whose_lock_has_changed_is_installed_again(
 def test_a_run_that_fails_keeps_what_it_had_and_is_taken_up_again(environment: Environment) -> None:
     environment.set_up()
     environment.fails_at = "dev"
-    with pytest.raises(environment.tool.SetupError, match=r"requirements/dev\.txt could not be installed"):
+    with pytest.raises(
+        environment.tool.SetupError, match=r"requirements/dev\.txt could not be installed"
+    ):
         environment.set_up(dev=True)
     environment.fails_at = None
     assert environment.set_up() == ["dev"], "what was wanted is remembered"
@@ -128,7 +150,9 @@ def test_a_copy_is_made_again_when_a_source_has_changed_and_a_link_is_not(
     assert environment.set_up(copy=True) == ["cpu", "kendall copied"]
     assert environment.set_up(copy=True) == []
     assert environment.set_up() == ["kendall linked"]
-    monkeypatch.setattr(environment.tool, "OWN", ("kendall",))  # as if the sources of the others were gone
+    monkeypatch.setattr(
+        environment.tool, "OWN", ("kendall",)
+    )  # as if the sources of the others were gone
     assert environment.set_up() == []
     assert environment.set_up(copy=True) == ["kendall copied"]
 
@@ -156,14 +180,25 @@ sys.exit(2)
 
 def installer(tool: ModuleType, ends_with: Path = Path("/")) -> Any:
     """It ends once a file is there."""
-    return tool.Installer([sys.executable, "-c", UV.replace("{ends_with!r}", repr(str(ends_with))), "pip"], dict(os.environ), [])
+    return tool.Installer(
+        [sys.executable, "-c", UV.replace("{ends_with!r}", repr(str(ends_with))), "pip"],
+        dict(os.environ),
+        [],
+    )
 
 
-def test_warnings_errors_and_sums_are_shown_and_packages_are_not(tool: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_errors_and_sums_are_shown_and_packages_are_not(
+    tool: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Through a pipe: no line is written anew."""
     assert installer(tool).install("-r", "lock.txt") == 2
     shown = capfd.readouterr().err
-    assert shown.splitlines() == ["warning: this stays", "Installed 2 packages in 3ms", "error: so does this", "  hint: and this"]
+    assert shown.splitlines() == [
+        "warning: this stays",
+        "Installed 2 packages in 3ms",
+        "error: so does this",
+        "  hint: and this",
+    ]
 
 
 def on_a_terminal(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -205,6 +240,15 @@ def test_a_terminal_sees_signs_of_life_while_nothing_else_is_said(
 
 
 def test_the_users_targets_and_those_of_development_ask_for_what_they_need() -> None:
-    targets = dict(re.findall(r"^([a-z-]+): ?(setup[a-z-]*)? ?##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = dict(
+        re.findall(
+            r"^([a-z-]+): ?(setup[a-z-]*)? ?##", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
+        )
+    )
     assert targets["demo"] == "setup"
-    assert {name for name, needs in targets.items() if needs == "setup-dev"} >= {"test", "test-all", "check", "dashboards"}
+    assert {name for name, needs in targets.items() if needs == "setup-dev"} >= {
+        "test",
+        "test-all",
+        "check",
+        "dashboards",
+    }

@@ -34,7 +34,26 @@ pytest.importorskip("no_such_module_anywhere")
 )
 def test_what_is_skipped_fails_on_ci(text: str, on_ci: str, elsewhere: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        "/dev/null",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        str(tmp_path),
+    ]
     for value, expected in (("true", on_ci), ("", elsewhere)):
-        ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"CI": value}, capture_output=True, text=True, check=False, timeout=120)
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"CI": value},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         assert expected in ended.stdout.splitlines()[-1], ended.stdout

@@ -1,6 +1,8 @@
-"""Every command's tables, as they look at 80 columns, at 100 and without a terminal: nothing is cut, every number stands whole.
+"""Every command's tables, as they look at 80 columns, at 100 and without a terminal: nothing is
+cut, every number stands whole.
 
-`WRITE_GOLDEN=1 pytest tests/test_tables.py` writes tests/golden anew; look at the difference before it is committed.
+`WRITE_GOLDEN=1 pytest tests/test_tables.py` writes tests/golden anew; look at the difference before
+it is committed.
 """
 
 from __future__ import annotations
@@ -39,9 +41,35 @@ QUEUE = ("--output-tokens", "uniform:low=8,high=24", "--latency", "reference")
 COMMANDS = {
     "predict": ("predict", "--policy", "capped:max_batch_size=8", "--arrival-rate", "200", *QUEUE),
     "predict-unstable": ("predict", "--policy", "single", "--arrival-rate", "200", *QUEUE),
-    "predict-renewal": ("predict", "--policy", "single", "--arrival-rate", "40", "--arrival-scv", "4", *QUEUE),
-    "predict-tandem": ("predict", "--policy", "single", "--arrival-rate", "40", "--disaggregated", *QUEUE),
-    "simulate": ("simulate", "--policy", "single", "--arrival-rate", "40", "--num-requests", "2000", *QUEUE),
+    "predict-renewal": (
+        "predict",
+        "--policy",
+        "single",
+        "--arrival-rate",
+        "40",
+        "--arrival-scv",
+        "4",
+        *QUEUE,
+    ),
+    "predict-tandem": (
+        "predict",
+        "--policy",
+        "single",
+        "--arrival-rate",
+        "40",
+        "--disaggregated",
+        *QUEUE,
+    ),
+    "simulate": (
+        "simulate",
+        "--policy",
+        "single",
+        "--arrival-rate",
+        "40",
+        "--num-requests",
+        "2000",
+        *QUEUE,
+    ),
     "optimize-policy": ("optimize", "--target", "policy", "--arrival-rate", "20", *QUEUE),
     "optimize-token-limit": (
         "optimize",
@@ -55,7 +83,18 @@ COMMANDS = {
         "20",
         *QUEUE,
     ),
-    "optimize-batch-size": ("optimize", "--target", "batch-size", "--policy", "elastic", "--largest", "6", "--arrival-rate", "200", *QUEUE),
+    "optimize-batch-size": (
+        "optimize",
+        "--target",
+        "batch-size",
+        "--policy",
+        "elastic",
+        "--largest",
+        "6",
+        "--arrival-rate",
+        "200",
+        *QUEUE,
+    ),
     "optimize-servers": (
         "optimize",
         "--target",
@@ -129,21 +168,59 @@ def summary() -> LoadSummary:
 
 
 def advice() -> list[dict[str, Any]]:
-    def one(target: str, now: Any, best: Any, gain: tuple[float, float, float] | None) -> dict[str, Any]:
+    def one(
+        target: str, now: Any, best: Any, gain: tuple[float, float, float] | None
+    ) -> dict[str, Any]:
         low, high = (None, None) if gain is None else gain[1:]
-        says = f"set {target} to what is printed above: mean queueing delay 12345.6 ms -> 8000.1 ms, 34 % less (95 %: 28 to 40 % less)"
+        says = (
+            f"set {target} to what is printed above: mean queueing delay 12345.6 ms -> 8000.1 "
+            "ms, 34 % less (95 %: 28 to 40 % less)"
+        )
         found = {"value": None if gain is None else gain[0], "low": low, "high": high}
-        now, best = (None if each is None else each | predicted for each, predicted in ((now, before), (best, after)))
-        return {"target": target, "objective": "delay", "current": now, "best": best, "gain": found, "says": says}
+        now, best = (
+            None if each is None else each | predicted
+            for each, predicted in ((now, before), (best, after))
+        )
+        return {
+            "target": target,
+            "objective": "delay",
+            "current": now,
+            "best": best,
+            "gain": found,
+            "says": says,
+        }
 
-    before = {"stable": True, "queueing_delay": {"mean": 12.3456}, "sojourn_time": {"mean": 14.5678}, "clipped_fraction": 0.0}
-    after = {"stable": True, "queueing_delay": {"mean": 0.00034}, "sojourn_time": {"mean": 8.0001}, "clipped_fraction": 0.0312}
+    before = {
+        "stable": True,
+        "queueing_delay": {"mean": 12.3456},
+        "sojourn_time": {"mean": 14.5678},
+        "clipped_fraction": 0.0,
+    }
+    after = {
+        "stable": True,
+        "queueing_delay": {"mean": 0.00034},
+        "sojourn_time": {"mean": 8.0001},
+        "clipped_fraction": 0.0312,
+    }
 
-    fixed, running = {"policy": "fixed:batch_size=16,max_wait=0.25"}, {"policy": "continuous:max_batch_size=256"}
+    fixed, running = (
+        {"policy": "fixed:batch_size=16,max_wait=0.25"},
+        {"policy": "continuous:max_batch_size=256"},
+    )
     return [
         one("policy", fixed, running, (0.34, 0.28, 0.4)),
-        one("batch-size", fixed, {"policy": "fixed:batch_size=128,max_wait=0.25"}, (0.123, 0.101, 0.15)),
-        one("max-output-tokens", {"max_output_tokens": None}, {"max_output_tokens": 131072}, (0.01, -0.02, 0.04)),
+        one(
+            "batch-size",
+            fixed,
+            {"policy": "fixed:batch_size=128,max_wait=0.25"},
+            (0.123, 0.101, 0.15),
+        ),
+        one(
+            "max-output-tokens",
+            {"max_output_tokens": None},
+            {"max_output_tokens": 131072},
+            (0.01, -0.02, 0.04),
+        ),
         one("servers", {"servers": 1}, None, None),
     ]
 
@@ -154,7 +231,9 @@ def law() -> Profile:
 
 SHOWN: dict[str, Callable[[Console], None]] = {
     "load": lambda to: to.print(load_table(summary())),
-    "demo": lambda to: print_report([Cell(each.policy, each.load or 0.0, each, (1.0, 1.12)) for each in comparisons("demo")], to),
+    "demo": lambda to: print_report(
+        [Cell(each.policy, each.load or 0.0, each, (1.0, 1.12)) for each in comparisons("demo")], to
+    ),
     "compare": lambda to: show_comparisons(comparisons(), to),
     "advise": lambda to: show_advice(advice(), to),
     "calibrate": lambda to: show_law(law(), Path("profiles/tiny.json"), to),
@@ -164,18 +243,34 @@ SHOWN: dict[str, Callable[[Console], None]] = {
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where `audit` finds a Poisson run and one that is far from it."""
-    gaps = {"poisson": np.random.default_rng(3).exponential(0.05, 600), "regular": np.full(600, 0.05)}
+    gaps = {
+        "poisson": np.random.default_rng(3).exponential(0.05, 600),
+        "regular": np.full(600, 0.05),
+    }
     for name, each in gaps.items():
         instants = (1e6 + np.cumsum(each)).tolist()
-        records = [Record(request_id=f"{i}", outcome="completed", intended_at=at, sent_at=at + 0.0005) for i, at in enumerate(instants)]
-        write_run(tmp_path / f"{name}.jsonl", Header(writer="load", configuration={"arrivals": "poisson", "request_rate": 20.0}), records)
-    write_run(tmp_path / "load.jsonl", Header(writer="load", configuration={"arrivals": "poisson", "request_rate": 10.0}), load_records())
+        records = [
+            Record(request_id=f"{i}", outcome="completed", intended_at=at, sent_at=at + 0.0005)
+            for i, at in enumerate(instants)
+        ]
+        write_run(
+            tmp_path / f"{name}.jsonl",
+            Header(writer="load", configuration={"arrivals": "poisson", "request_rate": 20.0}),
+            records,
+        )
+    write_run(
+        tmp_path / "load.jsonl",
+        Header(writer="load", configuration={"arrivals": "poisson", "request_rate": 10.0}),
+        load_records(),
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def printed(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def printed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """What a command, or one of `SHOWN`, prints at a width."""
 
     def text(name: str, width: int | None, *more: str) -> str:
@@ -199,7 +294,9 @@ every_table = pytest.mark.parametrize("name", [*SHOWN, *COMMANDS])
 
 def test_no_command_is_forgotten() -> None:
     shown = {name.partition("-")[0] for name in (*SHOWN, *COMMANDS)}
-    assert shown | {"serve"} >= set(cli.COMMANDS), "serve prints no table; every other command has one here"
+    assert shown | {"serve"} >= set(cli.COMMANDS), (
+        "serve prints no table; every other command has one here"
+    )
 
 
 @every_table
@@ -208,16 +305,22 @@ def test_it_looks_as_it_did_when_somebody_looked(name: str, printed: Callable[..
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("WRITE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), f"WRITE_GOLDEN=1 pytest {Path(__file__).name} writes it anew"
+    assert text == path.read_text(encoding="utf-8"), (
+        f"WRITE_GOLDEN=1 pytest {Path(__file__).name} writes it anew"
+    )
 
 
 @every_table
 @pytest.mark.parametrize("width", [40, 80, 100])
-def test_nothing_is_cut_and_lines_keep_to_the_width(name: str, width: int, printed: Callable[..., str]) -> None:
+def test_nothing_is_cut_and_lines_keep_to_the_width(
+    name: str, width: int, printed: Callable[..., str]
+) -> None:
     text = printed(name, width)
     assert not set("…─│") & set(text)
     too_long = [line for line in text.splitlines() if len(line) > width]
-    assert not [line for line in too_long if max(map(len, line.split())) < width - 14]  # a path or a law stays whole
+    assert not [
+        line for line in too_long if max(map(len, line.split())) < width - 14
+    ]  # a path or a law stays whole
 
 
 @every_table
@@ -227,19 +330,34 @@ def test_a_file_gets_80_columns(name: str, printed: Callable[..., str]) -> None:
 
 def numbers_in(text: str) -> list[tuple[float, int]]:
     """Each number that stands by itself, with its decimals."""
-    found = re.findall(r"(?<![\w.…])[-+]?(\d+(?:\.(\d+))?(?:e[-+]?\d+)?)(?![\w…]|\.\d)", text.replace("!", " ").replace(",", ", "))
-    return [(float(whole), len(decimals) if "e" not in whole else math.inf) for whole, decimals in found]  # type: ignore[misc]
+    found = re.findall(
+        r"(?<![\w.…])[-+]?(\d+(?:\.(\d+))?(?:e[-+]?\d+)?)(?![\w…]|\.\d)",
+        text.replace("!", " ").replace(",", ", "),
+    )
+    return [
+        (float(whole), len(decimals) if "e" not in whole else math.inf) for whole, decimals in found
+    ]  # type: ignore[misc]
 
 
-def stands(value: float, tokens: Iterable[tuple[float, float]], units: tuple[float, ...], digits: int = 3) -> bool:
-    """Whether a token is the value in one of the units: the same, or rounded to its decimals with at least so many digits."""
-    return any(_is(abs(value) / unit, token, decimals, digits) for token, decimals in tokens for unit in units)
+def stands(
+    value: float, tokens: Iterable[tuple[float, float]], units: tuple[float, ...], digits: int = 3
+) -> bool:
+    """Whether a token is the value in one of the units: the same, or rounded to its decimals
+    with at least so many digits.
+    """
+    return any(
+        _is(abs(value) / unit, token, decimals, digits)
+        for token, decimals in tokens
+        for unit in units
+    )
 
 
 def _is(shown: float, token: float, decimals: float, digits: int) -> bool:
     step = 10.0**-decimals if math.isfinite(decimals) else 2e-3 * shown
     near = abs(token - shown) <= 0.5001 * step
-    return math.isclose(token, shown, rel_tol=1e-9) or (near and (token == 0 or step <= shown * 10.0 ** (1 - digits)))
+    return math.isclose(token, shown, rel_tol=1e-9) or (
+        near and (token == 0 or step <= shown * 10.0 ** (1 - digits))
+    )
 
 
 def leaves(value: Any) -> Iterator[float]:
@@ -251,17 +369,28 @@ def leaves(value: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("width", [80, 100, None])
-def test_every_number_of_a_prediction_stands_whole_in_its_text(printed: Callable[..., str], width: int | None) -> None:
+def test_every_number_of_a_prediction_stands_whole_in_its_text(
+    printed: Callable[..., str], width: int | None
+) -> None:
     for name in ("predict", "simulate"):
         answer = json.loads(printed(name, width, "--json"))
         tokens = numbers_in(printed(name, width))
-        kept = ("load", "utilisation", "queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency")
+        kept = (
+            "load",
+            "utilisation",
+            "queueing_delay",
+            "sojourn_time",
+            "time_to_first_token",
+            "inter_token_latency",
+        )
         for value in leaves({key: answer[key] for key in kept}):
             assert stands(value, tokens, (1.0,), digits=3), value
 
 
 @pytest.mark.parametrize("width", [80, 100, None])
-def test_every_number_of_an_optimum_stands_whole_in_its_text(printed: Callable[..., str], width: int | None) -> None:
+def test_every_number_of_an_optimum_stands_whole_in_its_text(
+    printed: Callable[..., str], width: int | None
+) -> None:
     for name in ("optimize-policy", "optimize-batch-size", "optimize-servers"):
         answer = json.loads(printed(name, width, "--json"))
         tokens = numbers_in(printed(name, width))
@@ -271,7 +400,9 @@ def test_every_number_of_an_optimum_stands_whole_in_its_text(printed: Callable[.
 
 
 @pytest.mark.parametrize("width", [80, 100, None])
-def test_every_number_of_a_load_summary_stands_whole_in_its_table(printed: Callable[..., str], width: int | None) -> None:
+def test_every_number_of_a_load_summary_stands_whole_in_its_table(
+    printed: Callable[..., str], width: int | None
+) -> None:
     tokens = numbers_in(printed("load", width))
     for name, found in summary().durations.items():
         for value in (found.mean, found.max, *found.quantiles.values()):
@@ -281,12 +412,24 @@ def test_every_number_of_a_load_summary_stands_whole_in_its_table(printed: Calla
 
 
 @pytest.mark.parametrize("width", [80, 100, None])
-def test_every_number_of_a_comparison_stands_whole_in_its_tables(printed: Callable[..., str], width: int | None) -> None:
+def test_every_number_of_a_comparison_stands_whole_in_its_tables(
+    printed: Callable[..., str], width: int | None
+) -> None:
     tokens = numbers_in(printed("compare", width))
     for each in comparisons():
         quantity = each.quantity
-        theories = (quantity.measured_service, quantity.same_arrivals, quantity.predicted, quantity.a_priori, quantity.live)
-        seconds = [quantity.observed.mean, quantity.observed.half_width, *(theory.mean for theory in theories if theory is not None)]
+        theories = (
+            quantity.measured_service,
+            quantity.same_arrivals,
+            quantity.predicted,
+            quantity.a_priori,
+            quantity.live,
+        )
+        seconds = [
+            quantity.observed.mean,
+            quantity.observed.half_width,
+            *(theory.mean for theory in theories if theory is not None),
+        ]
         seconds += [*(quantity.quantiles[level] for level in ("p50", "p90", "p99"))]
         for value in seconds:
             assert stands(value, tokens, (1e-3,), digits=1), (each.policy, value)

@@ -1,4 +1,5 @@
-"""Which test holds which trap: mistakes that real gateways, batchers and load generators made, and where each is tried here.
+"""Which test holds which trap: mistakes that real gateways, batchers and load generators made, and
+where each is tried here.
 
 The projects named are where the mistake was seen (their tracker's number, where it has one).
 """
@@ -21,7 +22,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_http_traps.py::test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind",
         "server/test_http_traps.py::test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again",
     ),
-    "on disconnect a plain handler is not cancelled, a streaming one is (production-stack #634, LiteLLM #37140)": (
+    (
+        "on disconnect a plain handler is not cancelled, a streaming one is (production-stack "
+        "#634, LiteLLM #37140)"
+    ): (
         "server/test_http_traps.py::test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not",
         "server/test_http_traps.py::test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived",
         "server/test_presence.py::test_a_lost_connection_takes_its_call_out_of_the_engine",
@@ -53,7 +57,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_cost.py::test_policies_beyond_the_bound_share_one_label",
     ),
     # what an attack from outside found
-    "trailers and chunk extensions fill the memory, and a trailer replaces a header (uvicorn with httptools)": (
+    (
+        "trailers and chunk extensions fill the memory, and a trailer replaces a header (uvicorn "
+        "with httptools)"
+    ): (
         "server/test_request_framing.py::test_trap_a_trailer_is_no_header",
         "server/test_request_framing.py::test_trap_trailers_and_chunk_extensions_are_bounded_as_a_head_is",
     ),
@@ -116,7 +123,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "a redirect leads to the host that the client named": (
         "server/test_api_surface.py::test_a_path_with_a_slash_too_many_is_not_redirected_to_the_clients_host",
     ),
-    "errors tell internals: a path, an address in memory, an error of Python's, a kind of the schemas": (
+    (
+        "errors tell internals: a path, an address in memory, an error of Python's, a kind of the "
+        "schemas"
+    ): (
         "server/test_security.py::test_an_error_tells_no_path_and_no_address",
         "server/test_security.py::test_an_engine_that_refuses_with_a_path_in_its_words_does_not_tell_it",
         "server/test_vllm_engine.py::test_a_fault_in_the_middle_of_the_template_tells_no_internals",
@@ -136,13 +146,21 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "test_kubernetes.py::test_the_root_file_system_is_read_only_and_what_is_written_has_a_volume",
         "test_kubernetes.py::test_the_network_policy_means_this_pod_and_its_port",
     ),
-    "refused calls fill the log": ("server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",),
+    "refused calls fill the log": (
+        "server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",
+    ),
     # the queue and the policy
-    "a batch's timeout means four things in four systems; here: since the oldest waiting request arrived": (
+    (
+        "a batch's timeout means four things in four systems; here: since the oldest waiting "
+        "request arrived"
+    ): (
         "policies/test_decide.py::test_the_deadline_of_fixed_is_that_of_the_oldest_not_of_the_newest",
         "server/test_batching_traps.py::test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited",
     ),
-    "a full batch is held for the longest wait (KServe); the timer runs from the loop's turn (LitServe)": (
+    (
+        "a full batch is held for the longest wait (KServe); the timer runs from the loop's turn "
+        "(LitServe)"
+    ): (
         "server/test_batching_traps.py::test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited",
     ),
     "no comparison of gateway and simulator sees a wrong policy: they share it": (
@@ -170,7 +188,9 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_fault_chaos.py::test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind",
         "server/test_http.py::test_conservation_and_littles_law_under_a_random_load",
     ),
-    "an outer limit on calls starves the batcher (Ray #43288)": ("server/test_batching_traps.py::test_batches_fill_while_a_backlog_waits",),
+    "an outer limit on calls starves the batcher (Ray #43288)": (
+        "server/test_batching_traps.py::test_batches_fill_while_a_backlog_waits",
+    ),
     # the engine
     "the backlog builds up in the engine: places counted from scraped metrics (llm-d-router #2066)": (
         "server/test_batching_traps.py::test_the_backlog_waits_here_and_never_in_the_engine",
@@ -179,7 +199,9 @@ TRAPS: dict[str, tuple[str, ...]] = {
     "a place is given out again before its stream has ended (SGLang router #32491)": (
         "server/test_batching_traps.py::test_a_place_is_held_until_the_last_token_of_its_stream",
     ),
-    "the members of a batch enter different steps of the engine": ("server/test_vllm_engine.py::test_a_batch_begins_in_one_step",),
+    "the members of a batch enter different steps of the engine": (
+        "server/test_vllm_engine.py::test_a_batch_begins_in_one_step",
+    ),
     "ready says 200 while nothing moves (SGLang #33858)": (
         "server/test_faults.py::test_an_engine_that_makes_no_tokens_is_replaced",
         "server/test_supervision.py::test_stillness_counts_only_what_was_watched_and_only_when_busy",
@@ -189,7 +211,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_faults.py::test_an_engine_that_makes_no_tokens_is_replaced",
         "server/test_engine_starts.py::test_a_restart_that_hangs_is_ended_at_its_limit_and_the_next_one_serves_everyone",
     ),
-    "an engine that hangs while it boots is waited for without end, or thrown away and begun anew without end": (
+    (
+        "an engine that hangs while it boots is waited for without end, or thrown away and begun "
+        "anew without end"
+    ): (
         "server/test_engine_starts.py::test_restarts_that_all_hang_are_given_up_after_the_third_each_with_twice_the_time",
         "server/test_engine_starts.py::test_a_first_start_that_hangs_ends_the_gateway_at_its_limit",
         "server/test_engine_starts.py::test_a_start_that_takes_longer_than_the_limit_is_not_thrown_away_for_ever",
@@ -204,7 +229,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_faults.py::test_a_killed_engine_costs_time_and_nothing_else",
         "server/test_engine_faults.py::test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status",
     ),
-    "one prompt kills every engine, its neighbours fail with it, and a few such calls end the gateway": (
+    (
+        "one prompt kills every engine, its neighbours fail with it, and a few such calls end the "
+        "gateway"
+    ): (
         "server/test_poison.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing",
         "server/test_poison.py::test_poison_alone_does_not_end_the_gateway",
         "server/test_real_recovery.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine",
@@ -214,7 +242,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "bench/test_gateway_bench.py::test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found",
     ),
     # the process
-    "SIGTERM resets calls: idle connections are closed under a request, the backlog of the listening socket is dropped": (
+    (
+        "SIGTERM resets calls: idle connections are closed under a request, the backlog of the "
+        "listening socket is dropped"
+    ): (
         "server/test_leaving.py::test_no_call_of_50_keep_alive_clients_is_reset_by_sigterm",
         "server/test_leaving.py::test_no_call_of_200_keep_alive_clients_is_reset_by_sigterm",
         "server/test_leaving.py::test_an_answer_under_way_and_the_next_call_on_its_connection_are_both_answered",
@@ -239,7 +270,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_recorder.py::test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end",
     ),
     # arrivals and the model
-    "Poisson arrivals that are none: truncated gaps, whole seconds, one seed in every worker, rescaled ends, drift": (
+    (
+        "Poisson arrivals that are none: truncated gaps, whole seconds, one seed in every worker, "
+        "rescaled ends, drift"
+    ): (
         "loadgen/test_timetable.py::test_gaps_are_exponential",
         "loadgen/test_timetable.py::test_counts_are_dispersed_as_poisson_over_short_and_long_windows",
         "loadgen/test_timetable.py::test_the_end_is_not_pinned",
@@ -264,7 +298,9 @@ TRAPS: dict[str, tuple[str, ...]] = {
 }
 
 DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
-    "other machines that reach the gateway by mistake": ("server/test_security.py::test_a_door_to_other_machines_needs_a_key_or_a_word",),
+    "other machines that reach the gateway by mistake": (
+        "server/test_security.py::test_a_door_to_other_machines_needs_a_key_or_a_word",
+    ),
     "callers without a key": (
         "server/test_security.py::test_every_route_has_a_decision_and_every_decision_a_route",
         "server/test_security.py::test_without_a_key_only_open_routes_answer",
@@ -341,7 +377,9 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "server/test_security.py::test_no_error_text_is_longer_than_its_bound_nor_slow_to_make",
         "server/test_vllm_engine.py::test_a_fault_in_the_middle_of_the_template_tells_no_internals",
     ),
-    "prompts in logs and records": ("server/test_security.py::test_prompts_are_logged_only_where_it_is_asked_for",),
+    "prompts in logs and records": (
+        "server/test_security.py::test_prompts_are_logged_only_where_it_is_asked_for",
+    ),
     "changes that nobody can trace": (
         "server/test_audit_trail.py::test_changes_and_drains_are_logged_with_key_address_and_outcome",
         "server/test_audit_trail.py::test_every_denial_is_counted_by_its_reason",
@@ -374,11 +412,15 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
 @cache
 def _tests_of(file: str) -> set[str]:
     tree = ast.parse((HERE / file).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def _missing(tests: tuple[str, ...]) -> list[str]:
-    return [test for test in tests if test.partition("::")[2] not in _tests_of(test.partition("::")[0])]
+    return [
+        test for test in tests if test.partition("::")[2] not in _tests_of(test.partition("::")[0])
+    ]
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -388,13 +430,24 @@ def test_every_trap_has_its_tests(trap: str) -> None:
 
 
 def test_every_attack_that_the_security_page_says_is_defended_has_its_tests() -> None:
-    """Row by row, in its order; none of the tests is left out of `make test-all`, which runs all that there are."""
-    table = (HERE.parent / "SECURITY.md").read_text().partition("\n## What is defended\n")[2].partition("\n## ")[0]
+    """Row by row, in its order; none of the tests is left out of `make test-all`, which runs all
+    that there are.
+    """
+    table = (
+        (HERE.parent / "SECURITY.md")
+        .read_text()
+        .partition("\n## What is defended\n")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
     header, rule, *attacks = rows
     assert (header, rule) == ("against", "---")
     assert attacks == list(DEFENDED)
-    assert {attack: missing for attack, tests in DEFENDED.items() if (missing := _missing(tests)) or not tests} == {}
+    assert {
+        attack: missing
+        for attack, tests in DEFENDED.items()
+        if (missing := _missing(tests)) or not tests
+    } == {}
 
 
 def test_every_policy_has_hand_written_decisions_over_several_waiting_requests() -> None:

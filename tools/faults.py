@@ -1,4 +1,6 @@
-"""Small faults in a file: an operator, a number, a condition, a result or a call is another one, or missing."""
+"""Small faults in a file: an operator, a number, a condition, a result or a call is another one,
+or missing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 PAIRS = "Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn, Add Sub, Mult Div, And Or"
-SWAPS = {one: other for pair in PAIRS.split(", ") for one, other in (pair.split(), pair.split()[::-1])}
+SWAPS = {
+    one: other for pair in PAIRS.split(", ") for one, other in (pair.split(), pair.split()[::-1])
+}
 SWAPS |= {"FloorDiv": "Div", "Mod": "Mult", "Pow": "Mult"}
 
 
@@ -60,7 +64,11 @@ def fault(node: Any) -> ast.AST | None:  # noqa: C901, PLR0911 - a table
 def scopes(node: ast.AST, within: tuple[str, ...] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The classes and functions around each node below this one, by its identity."""
     yield id(node), within
-    names = (node.name,) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ()
+    names = (
+        (node.name,)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        else ()
+    )
     for child in ast.iter_child_nodes(node):
         yield from scopes(child, (*within, *names))
 
@@ -71,15 +79,34 @@ def mutants(group: str, path: Path, root: Path) -> Iterator[Mutant]:
     tree, begins = ast.parse(source), [0]
     for line in source.splitlines(keepends=True):
         begins.append(begins[-1] + len(line))
-    apart = [getattr(node, name, None) or [] for node in ast.walk(tree) for name in ("annotation", "returns", "exc", "decorator_list")]
+    apart = [
+        getattr(node, name, None) or []
+        for node in ast.walk(tree)
+        for name in ("annotation", "returns", "exc", "decorator_list")
+    ]
     roots = [each for part in apart for each in (part if isinstance(part, list) else [part])]
     left_out = {id(node) for root in roots for node in ast.walk(root)}
     around = dict(scopes(tree))
     for node in ast.walk(tree):
         changed = None if id(node) in left_out else fault(node)
         if changed is not None and isinstance(node, ast.expr | ast.stmt):
-            begin, end = begins[node.lineno - 1] + node.col_offset, begins[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0)
+            begin, end = (
+                begins[node.lineno - 1] + node.col_offset,
+                begins[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0),
+            )
             now = ast.unparse(ast.fix_missing_locations(changed))
-            text = source[:begin] + (now if isinstance(node, ast.stmt) else f"({now})").encode() + source[end:]
+            text = (
+                source[:begin]
+                + (now if isinstance(node, ast.stmt) else f"({now})").encode()
+                + source[end:]
+            )
             was = " ".join(source[begin:end].decode().split())
-            yield Mutant(group, str(path.relative_to(root)), node.lineno, text.decode(), was, now, around[id(node)])
+            yield Mutant(
+                group,
+                str(path.relative_to(root)),
+                node.lineno,
+                text.decode(),
+                was,
+                now,
+                around[id(node)],
+            )

@@ -1,8 +1,9 @@
-"""Mutation test: a seeded sample of small faults in the code, each held against the quick tests of the files that import the mutated one.
+"""Mutation test: a seeded sample of small faults in the code, each held against the quick tests of
+the files that import the mutated one.
 
-A fault is killed where a test fails or hangs, and the same file of tests passes without the fault. Ends with 1 where less than 90 % of
-all, or 80 % of a group, are killed, and with 2 where tests fail without a fault. Those that may survive are in mutants.toml with a
-reason, and are not drawn.
+A fault is killed where a test fails or hangs, and the same file of tests passes without the fault.
+Ends with 1 where less than 90 % of all, or 80 % of a group, are killed, and with 2 where tests fail
+without a fault. Those that may survive are in mutants.toml with a reason, and are not drawn.
 """
 
 from __future__ import annotations
@@ -52,17 +53,35 @@ def sample(groups: list[str], seed: int, count: int) -> list[Mutant]:
     """As many of each group, none of them known."""
     chance, chosen = random.Random(seed), []
     for group in groups:
-        paths = [path for pattern in SETTINGS["groups"][group] for path in sorted(ROOT.glob(pattern))]
-        files = [each for path in paths for each in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-        every = [mutant for path in files for mutant in mutants(group, path, ROOT) if not is_known(mutant)]
+        paths = [
+            path for pattern in SETTINGS["groups"][group] for path in sorted(ROOT.glob(pattern))
+        ]
+        files = [
+            each
+            for path in paths
+            for each in (sorted(path.rglob("*.py")) if path.is_dir() else [path])
+        ]
+        every = [
+            mutant
+            for path in files
+            for mutant in mutants(group, path, ROOT)
+            if not is_known(mutant)
+        ]
         chosen += chance.sample(every, min(len(every), count // len(groups)))
     return chance.sample(chosen, len(chosen))
 
 
 def is_known(mutant: Mutant) -> bool:
     """By its file, its texts and, where the row has one, the line `on` which it is."""
-    rows = [row for row in SETTINGS.get("known", ()) if (row["file"], row["was"], row["now"]) == (mutant.file, mutant.was, mutant.now)]
-    return any("on" not in row or row["on"] == lines_of(mutant.file)[mutant.line - 1].strip() for row in rows)
+    rows = [
+        row
+        for row in SETTINGS.get("known", ())
+        if (row["file"], row["was"], row["now"]) == (mutant.file, mutant.was, mutant.now)
+    ]
+    return any(
+        "on" not in row or row["on"] == lines_of(mutant.file)[mutant.line - 1].strip()
+        for row in rows
+    )
 
 
 @cache
@@ -72,14 +91,33 @@ def lines_of(file: str) -> list[str]:
 
 
 def failing(tests: Sequence[str], place: Path, seconds: float) -> str | None:
-    """The first file of tests that fails in a copy of the tree. Raises subprocess.TimeoutExpired."""
-    environment = os.environ | {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1", "NUMBA_CACHE_DIR": str(place / ".numba")}
+    """The first file of tests that fails in a copy of the tree. Raises
+    subprocess.TimeoutExpired.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": str(place),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "NUMBA_CACHE_DIR": str(place / ".numba"),
+    }
     result = subprocess.run(
-        [sys.executable, *PYTEST, *tests], cwd=place, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        [sys.executable, *PYTEST, *tests],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     if result.returncode in PASSED:
         return None
-    return next((test for test in tests if re.search(rf"^(FAILED|ERROR) {re.escape(test)}", result.stdout, re.MULTILINE)), tests[0])
+    return next(
+        (
+            test
+            for test in tests
+            if re.search(rf"^(FAILED|ERROR) {re.escape(test)}", result.stdout, re.MULTILINE)
+        ),
+        tests[0],
+    )
 
 
 def killer(mutant: Mutant, place: Path) -> str | None:
@@ -90,7 +128,17 @@ def killer(mutant: Mutant, place: Path) -> str | None:
     tests = tests_of(mutant.file, mutant.within)
     parts = [tests[:1], *(tests[at : at + TOGETHER] for at in range(1, len(tests), TOGETHER))]
     try:
-        return next(filter(None, (failing(part, place, max(ends_at - time.monotonic(), 0.1)) for part in parts if part)), None)
+        return next(
+            filter(
+                None,
+                (
+                    failing(part, place, max(ends_at - time.monotonic(), 0.1))
+                    for part in parts
+                    if part
+                ),
+            ),
+            None,
+        )
     except subprocess.TimeoutExpired:
         return None  # the tests are slower than the limit; none had failed
     finally:
@@ -99,7 +147,9 @@ def killer(mutant: Mutant, place: Path) -> str | None:
 
 def main() -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in (("--seed", 1), ("--count", 200), ("--workers", 2)):
         parser.add_argument(name, type=int, default=value)
     parser.add_argument("--group", choices=SETTINGS["groups"])
@@ -117,11 +167,23 @@ def main() -> int:
         results[mutant.group].append(dead := test is not None and sound[test])
         places.put(place)
         done, fate = sum(map(len, results.values())), "killed" if dead else "SURVIVED"
-        print(f"{done:3d}/{len(chosen)} {fate:8s} {mutant.file}:{mutant.line}  {mutant.was}  ->  {mutant.now}", flush=True)
+        print(
+            f"{done:3d}/{len(chosen)} {fate:8s} {mutant.file}:{mutant.line}  {mutant.was}  ->  "
+            f"{mutant.now}",
+            flush=True,
+        )
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
         for number in range(options.workers):
-            places.put(Path(shutil.copytree(ROOT, Path(folder) / str(number), ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"))))
+            places.put(
+                Path(
+                    shutil.copytree(
+                        ROOT,
+                        Path(folder) / str(number),
+                        ignore=shutil.ignore_patterns(".*", "__pycache__", "runs"),
+                    )
+                )
+            )
         list(pool.map(judge, chosen))
     results["all"] = [dead for each in results.values() for dead in each]
     for group, dead in results.items():
@@ -129,7 +191,14 @@ def main() -> int:
     if broken := sorted(test for test, good in sound.items() if not good):
         print("fail without a fault:", *broken)
         return 2
-    return 0 if all(sum(dead) >= (0.9 if group == "all" else 0.8) * len(dead) for group, dead in results.items()) else 1
+    return (
+        0
+        if all(
+            sum(dead) >= (0.9 if group == "all" else 0.8) * len(dead)
+            for group, dead in results.items()
+        )
+        else 1
+    )
 
 
 if __name__ == "__main__":

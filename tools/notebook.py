@@ -1,7 +1,8 @@
-"""Execute notebooks without Jupyter: `python tools/notebook.py FILE...` runs the code cells in order and writes their outputs.
+"""Execute notebooks without Jupyter: `python tools/notebook.py FILE...` runs the code cells in
+order and writes their outputs.
 
-What a cell prints becomes its text; the figures that are open at its end become its pictures, as in Jupyter. The value of a
-last expression is not shown: print it.
+What a cell prints becomes its text; the figures that are open at its end become its pictures, as in
+Jupyter. The value of a last expression is not shown: print it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def run(cells: list[dict[str, Any]]) -> list[list[Output]]:
 
 
 def _text(printed: str) -> list[Output]:
-    return [{"output_type": "stream", "name": "stdout", "text": printed.splitlines(keepends=True)}] if printed else []
+    return (
+        [{"output_type": "stream", "name": "stdout", "text": printed.splitlines(keepends=True)}]
+        if printed
+        else []
+    )
 
 
 def _pictures() -> list[Output]:
@@ -61,7 +66,10 @@ def _pictures() -> list[Output]:
     for number in plt.get_fignums():
         file = io.BytesIO()
         plt.figure(number).savefig(file, format="png", dpi=80, metadata={"Software": None})
-        data = {"image/png": base64.b64encode(file.getvalue()).decode() + "\n", "text/plain": ["<Figure>"]}
+        data = {
+            "image/png": base64.b64encode(file.getvalue()).decode() + "\n",
+            "text/plain": ["<Figure>"],
+        }
         outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
     plt.close("all")
     return outputs

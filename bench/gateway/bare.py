@@ -1,7 +1,9 @@
-"""What the framework alone can do: a FastAPI handler that answers with bytes it has: no queue, policy, metrics, or look at the body.
+"""What the framework alone can do: a FastAPI handler that answers with bytes it has: no queue,
+policy, metrics, or look at the body.
 
-`python -m bench.gateway.bare PORT` serves the gateway's paths: a whole answer, and one streamed event by event, each as large as the
-gateway's own. Same server (uvicorn, uvloop, httptools) and the same settings of it.
+`python -m bench.gateway.bare PORT` serves the gateway's paths: a whole answer, and one streamed
+event by event, each as large as the gateway's own. Same server (uvicorn, uvloop, httptools) and the
+same settings of it.
 """
 
 from __future__ import annotations
@@ -55,4 +57,12 @@ async def ready() -> Response:
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", access_log=False, proxy_headers=False, loop="uvloop")
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        loop="uvloop",
+    )

@@ -1,10 +1,12 @@
-"""The gateway's own work beside the framework's: an engine that takes no time against a handler that has its answer ready.
+"""The gateway's own work beside the framework's: an engine that takes no time against a handler
+that has its answer ready.
 
-Servers share one core, the sender has another. Each round starts every server anew, since the layout of a process's memory alone moves
-its speed by 1 or 2 %, and loads them by turns with one kind of request and then with the other, in slices so short that neighbours of
-the machine meet all servers alike. A rate is answers (or events) by processor second of the process that speaks HTTP, so that what
-else ran on the machine falls out; the wall-clock rate stands beside it, and the share of its core that the server had: below 0.9 the
-sender or the machine was in its way.
+Servers share one core, the sender has another. Each round starts every server anew, since the
+layout of a process's memory alone moves its speed by 1 or 2 %, and loads them by turns with one
+kind of request and then with the other, in slices so short that neighbours of the machine meet all
+servers alike. A rate is answers (or events) by processor second of the process that speaks HTTP, so
+that what else ran on the machine falls out; the wall-clock rate stands beside it, and the share of
+its core that the server had: below 0.9 the sender or the machine was in its way.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
 PROMPT = list(range(100, 116))
 KINDS = ("whole", "stream")
 CONNECTIONS = 32
-WARM_UP, SECONDS, SLICES = 1.0, 0.15, 16  # before the slices of a kind; of a slice; of each server and kind in a round
+WARM_UP, SECONDS, SLICES = (
+    1.0,
+    0.15,
+    16,
+)  # before the slices of a kind; of a slice; of each server and kind in a round
 LEAST_REQUESTS, LEAST_TOKENS = 1 / 3, 0.6  # of the bare handler's rates
 BOUND = "1000"  # of the queue: far away, but looked at twice a request
 LEAST_SHARE = 0.9  # of its core
@@ -66,7 +72,10 @@ def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
     """By server and kind: the request, and the events of its answer."""
     call = {"model": "tiny", "prompt": PROMPT, "ignore_eos": True, "temperature": 0.0}
     whole, stream = call | {"max_tokens": 1}, call | {"max_tokens": TOKENS, "stream": True}
-    found = {("bare", "whole"): (post("/whole", whole), 0), ("bare", "stream"): (post("/stream", stream), TOKENS + 1)}
+    found = {
+        ("bare", "whole"): (post("/whole", whole), 0),
+        ("bare", "stream"): (post("/stream", stream), TOKENS + 1),
+    }
     for name in ("gateway", "before"):
         found[name, "whole"] = post("/v1/completions", whole), 0
         found[name, "stream"] = post("/v1/completions", stream), TOKENS + 2
@@ -74,7 +83,9 @@ def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
 
 
 def load(server: Server, pool: Pool, kind: str, seconds: float) -> Run:
-    """One slice: a closed loop; what is in flight at the end is waited for and counted, as its processor time is."""
+    """One slice: a closed loop; what is in flight at the end is waited for and counted, as its
+    processor time is.
+    """
     request, events = requests()[server.name, kind]
     before = server.cpu()
     found = pool.keep_asking(itertools.repeat(request), seconds)
@@ -86,17 +97,27 @@ def load(server: Server, pool: Pool, kind: str, seconds: float) -> Run:
 
 def together(slices: Sequence[Run]) -> Run:
     """Of one server and kind, as one run."""
-    sums = [sum(getattr(each, field) for each in slices) for field in ("count", "seconds", "cpu", "cpu_all", "sender_cpu")]
+    sums = [
+        sum(getattr(each, field) for each in slices)
+        for field in ("count", "seconds", "cpu", "cpu_all", "sender_cpu")
+    ]
     return Run(slices[0].server, slices[0].kind, *sums)
 
 
 def _check(name: str, kind: str, found: Load, events: int) -> None:
     if found.sizes != {events}:
-        raise WireError(f"{name}, {kind}: got answers of {sorted(found.sizes)} events; expected {events} in each")
+        raise WireError(
+            f"{name}, {kind}: got answers of {sorted(found.sizes)} events; expected {events} in "
+            "each"
+        )
 
 
-def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path | None = None) -> Iterator[Run]:
-    """Every round, all servers and both kinds of request; `before`: an earlier checkout, served too."""
+def measure(
+    folder: Path, rounds: int, seconds: float, seed: int, before: Path | None = None
+) -> Iterator[Run]:
+    """Every round, all servers and both kinds of request; `before`: an earlier checkout, served
+    too.
+    """
     rng = np.random.default_rng(seed)
     cpus = sorted(os.sched_getaffinity(0))
     try:
@@ -105,12 +126,19 @@ def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path |
             with ExitStack() as stack:
                 servers = [stack.enter_context(each) for each in launches(folder, before)]
                 os.sched_setaffinity(0, cpus[1:2] or cpus)
-                pools = {server.name: stack.enter_context(Pool(server.port, CONNECTIONS)) for server in servers}
+                pools = {
+                    server.name: stack.enter_context(Pool(server.port, CONNECTIONS))
+                    for server in servers
+                }
                 for kind in KINDS:
                     slices: dict[str, list[Run]] = {server.name: [] for server in servers}
                     for server in servers:
                         load(server, pools[server.name], kind, WARM_UP)
-                    for index in (index for _ in range(SLICES) for index in rng.permutation(len(servers)).tolist()):
+                    for index in (
+                        index
+                        for _ in range(SLICES)
+                        for index in rng.permutation(len(servers)).tolist()
+                    ):
                         server = servers[index]
                         slices[server.name].append(load(server, pools[server.name], kind, seconds))
                     yield from map(together, slices.values())
@@ -121,28 +149,70 @@ def measure(folder: Path, rounds: int, seconds: float, seed: int, before: Path |
 def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[Server]]:
     """The servers of a round, not yet started."""
     law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
-    gateway = ["loadgen.gateway.gateway_child", str(os.getpid()), "serve", "tiny", *law, "--max-num-queued-reqs", BOUND, "--port", "{port}"]
-    found = [serving("bare", ["bench.gateway.bare", "{port}"], folder), serving("gateway", gateway, folder)]
-    return found if before is None else [*found, serving("before", gateway, folder, checkout=before)]
+    gateway = [
+        "loadgen.gateway.gateway_child",
+        str(os.getpid()),
+        "serve",
+        "tiny",
+        *law,
+        "--max-num-queued-reqs",
+        BOUND,
+        "--port",
+        "{port}",
+    ]
+    found = [
+        serving("bare", ["bench.gateway.bare", "{port}"], folder),
+        serving("gateway", gateway, folder),
+    ]
+    return (
+        found if before is None else [*found, serving("before", gateway, folder, checkout=before)]
+    )
 
 
 def findings(runs: list[Run]) -> list[Finding]:
     """Rates of both, and their ratios."""
     found: list[Finding] = []
-    for kind, unit, least in (("whole", "requests", LEAST_REQUESTS), ("stream", "tokens", LEAST_TOKENS)):
+    for kind, unit, least in (
+        ("whole", "requests", LEAST_REQUESTS),
+        ("stream", "tokens", LEAST_TOKENS),
+    ):
         bare, ours = (_of(runs, name, kind) for name in ("bare", "gateway"))
         for name, some in (("bare FastAPI handler", bare), ("gateway", ours)):
-            found.append(Finding(f"{name}: {unit} by processor second", mean_of([run.by_cpu for run in some]), "/s"))
-            found.append(Finding(f"{name}: {unit} by second of the clock", mean_of([run.by_clock for run in some]), "/s"))
-            found.append(Finding(f"{name}: share of its core, {kind}", mean_of([run.share for run in some])))
-        found.append(Finding(f"gateway: processor time of one of the {unit}", mean_of([1e6 * run.cpu / run.count for run in ours]), "us"))
+            found.append(
+                Finding(
+                    f"{name}: {unit} by processor second",
+                    mean_of([run.by_cpu for run in some]),
+                    "/s",
+                )
+            )
+            found.append(
+                Finding(
+                    f"{name}: {unit} by second of the clock",
+                    mean_of([run.by_clock for run in some]),
+                    "/s",
+                )
+            )
+            found.append(
+                Finding(f"{name}: share of its core, {kind}", mean_of([run.share for run in some]))
+            )
+        found.append(
+            Finding(
+                f"gateway: processor time of one of the {unit}",
+                mean_of([1e6 * run.cpu / run.count for run in ours]),
+                "us",
+            )
+        )
         ratio = ratio_of([run.by_cpu for run in ours], [run.by_cpu for run in bare])
         found.append(Finding(f"gateway / bare: {unit} by processor second", ratio, at_least=least))
         clock = ratio_of([run.by_clock for run in ours], [run.by_clock for run in bare])
         found.append(Finding(f"gateway / bare: {unit} by second of the clock", clock))
         if earlier := _of(runs, "before", kind):
             ratio = ratio_of([run.by_cpu for run in ours], [run.by_cpu for run in earlier])
-            found.append(Finding(f"gateway / before: {unit} by processor second", ratio, at_least=LEAST_BEFORE))
+            found.append(
+                Finding(
+                    f"gateway / before: {unit} by processor second", ratio, at_least=LEAST_BEFORE
+                )
+            )
     return found
 
 

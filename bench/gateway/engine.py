@@ -1,8 +1,10 @@
-"""The gateway on the real engine beside `vllm serve`: same version, same model, same engine arguments, three servers in turn.
+"""The gateway on the real engine beside `vllm serve`: same version, same model, same engine
+arguments, three servers in turn.
 
-`default` is what `vllm serve` does by itself (the model in a worker process); `uni` spares that process, as the gateway does. Each
-round gives every server, in random order, the same saturating closed loop (all lengths drawn once: a server cannot be lucky) and the same
-Poisson arrivals at a moderate rate. Throughput is output tokens over the time from the first request to the last answer.
+`default` is what `vllm serve` does by itself (the model in a worker process); `uni` spares that
+process, as the gateway does. Each round gives every server, in random order, the same saturating
+closed loop (all lengths drawn once: a server cannot be lucky) and the same Poisson arrivals at a
+moderate rate. Throughput is output tokens over the time from the first request to the last answer.
 """
 
 from __future__ import annotations
@@ -29,10 +31,17 @@ PROMPT_TOKENS = 64
 SHORTEST, LONGEST = 32, 96  # output tokens, uniform
 SATURATING, CONNECTIONS = 384, 96  # requests of the closed loop; more at once than there are slots
 SLOTS = 64
-RATE, SECONDS = 10.0, 20.0  # of the moderate load: requests/s, seconds; a busy machine must bear it too
+RATE, SECONDS = (
+    10.0,
+    20.0,
+)  # of the moderate load: requests/s, seconds; a busy machine must bear it too
 LEAST = {"default": 1.0, "uni": 0.95, BEFORE: LEAST_BEFORE}  # of the other's throughput
 MOST_TTFT = 2.0  # milliseconds more than the peer's, upper end
-NOT_THE_PEERS = {"model", "use_tqdm_on_load", "distributed_executor_backend"}  # arguments of the gateway's own
+NOT_THE_PEERS = {
+    "model",
+    "use_tqdm_on_load",
+    "distributed_executor_backend",
+}  # arguments of the gateway's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,14 @@ class Round:
 def request(tokens: int, rng: np.random.Generator) -> bytes:
     """A stream of exactly so many tokens, of a prompt of its own."""
     prompt = rng.integers(10, 1000, PROMPT_TOKENS).tolist()
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.0, "stream": True}
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+    }
     return post("/v1/completions", body)
 
 
@@ -73,7 +89,14 @@ def load(server: Server, seed: np.random.SeedSequence) -> Round:
         answers = np.array(pool.ask_at(timetable(rng, RATE, SECONDS)))
     ttft, latency = np.median(answers, axis=0) * 1e3
     tokens = int(lengths.sum())
-    return Round(server.name, tokens / found.seconds, 1e6 * everything / tokens, 1e6 * front / tokens, float(ttft), float(latency))
+    return Round(
+        server.name,
+        tokens / found.seconds,
+        1e6 * everything / tokens,
+        1e6 * front / tokens,
+        float(ttft),
+        float(latency),
+    )
 
 
 def peer_flags(model: str) -> list[str]:
@@ -91,7 +114,9 @@ def peer_flags(model: str) -> list[str]:
 
 
 def measure(folder: Path, rounds: int, seed: int, before: Path | None = None) -> Iterator[Round]:
-    """Every round, the servers in random order; `before`: an earlier checkout, which is one of them then."""
+    """Every round, the servers in random order; `before`: an earlier checkout, which is one of
+    them then.
+    """
     rng = np.random.default_rng(seed)
     with ExitStack() as stack:
         servers = [stack.enter_context(each) for each in _servers(folder, before)]
@@ -102,8 +127,24 @@ def measure(folder: Path, rounds: int, seed: int, before: Path | None = None) ->
 
 def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
     model, parent = str(make_tiny()), str(os.getpid())
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    vllm = ["bench.gateway.peer", parent, "serve", model, "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", "{port}"]
+    quiet = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    vllm = [
+        "bench.gateway.peer",
+        parent,
+        "serve",
+        model,
+        "--served-model-name",
+        "tiny",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+    ]
     vllm += ["--disable-uvicorn-access-log", *peer_flags(model)]
     gateway = [
         "loadgen.gateway.gateway_child",
@@ -133,13 +174,31 @@ def findings(rounds: list[Round]) -> list[Finding]:
     for name, some in by_server.items():
         label = _label(name)
         found += [
-            Finding(f"{label}: output tokens a second, saturated", mean_of([each.throughput for each in some]), "/s"),
-            Finding(f"{label}: processor time by token, all processes", mean_of([each.cpu_by_token for each in some]), "us"),
             Finding(
-                f"{label}: processor time by token, the process that speaks HTTP", mean_of([each.front_by_token for each in some]), "us"
+                f"{label}: output tokens a second, saturated",
+                mean_of([each.throughput for each in some]),
+                "/s",
             ),
-            Finding(f"{label}: p50 time to first token at {RATE:g}/s", mean_of([each.ttft for each in some]), "ms"),
-            Finding(f"{label}: p50 time to the end at {RATE:g}/s", mean_of([each.latency for each in some]), "ms"),
+            Finding(
+                f"{label}: processor time by token, all processes",
+                mean_of([each.cpu_by_token for each in some]),
+                "us",
+            ),
+            Finding(
+                f"{label}: processor time by token, the process that speaks HTTP",
+                mean_of([each.front_by_token for each in some]),
+                "us",
+            ),
+            Finding(
+                f"{label}: p50 time to first token at {RATE:g}/s",
+                mean_of([each.ttft for each in some]),
+                "ms",
+            ),
+            Finding(
+                f"{label}: p50 time to the end at {RATE:g}/s",
+                mean_of([each.latency for each in some]),
+                "ms",
+            ),
         ]
     for name in names:
         if name != OURS:
@@ -160,7 +219,12 @@ def _beside(ours: list[Round], theirs: list[Round], name: str) -> list[Finding]:
     return [
         Finding(f"{label}: throughput", throughput, at_least=LEAST[name]),
         Finding(f"{label}: processor time by token", cpu),
-        Finding(f"gateway - {_label(name)}: p50 time to first token", ttft, "ms", upper_end_at_most=MOST_TTFT),
+        Finding(
+            f"gateway - {_label(name)}: p50 time to first token",
+            ttft,
+            "ms",
+            upper_end_at_most=MOST_TTFT,
+        ),
         Finding(f"gateway - {_label(name)}: p50 time to the end", latency, "ms"),
     ]
 

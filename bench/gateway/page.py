@@ -1,4 +1,6 @@
-"""The section of a page that says what was measured: written from the numbers, between two marks."""
+"""The section of a page that says what was measured: written from the numbers, between two
+marks.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,24 @@ from typing import Any
 
 BEGIN, END = "<!-- run:gateway -->", "<!-- end:gateway -->"
 TITLES = {
-    "engine": "On the real engine, continuous, beside `vllm serve` of the same version, model and engine arguments",
+    "engine": (
+        "On the real engine, continuous, beside `vllm serve` of the same version, model and "
+        "engine arguments"
+    ),
     "edge": "On an engine that takes no time, beside a bare FastAPI handler",
 }
 
 
 def write(report: Mapping[str, Any], page: Path) -> None:
-    """Put the section in place of the one that is there. Raises ValueError where the page has no place for it."""
+    """Put the section in place of the one that is there. Raises ValueError where the page has no
+    place for it.
+    """
     text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"got {page} without one {BEGIN} and one {END}; expected both, around the place of the section")
+        raise ValueError(
+            f"got {page} without one {BEGIN} and one {END}; expected both, around the place of "
+            "the section"
+        )
     before, _, rest = text.partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{section(report)}\n{END}{rest.partition(END)[2]}")
 
@@ -30,13 +40,21 @@ def section(report: Mapping[str, Any]) -> str:
 
 
 def _part(title: str, part: Mapping[str, Any]) -> str:
-    lines = [f"{title}; {part['rounds']} rounds:", "", "| | measured | 95 % interval | bound |", "|---|--:|--:|---|"]
+    lines = [
+        f"{title}; {part['rounds']} rounds:",
+        "",
+        "| | measured | 95 % interval | bound |",
+        "|---|--:|--:|---|",
+    ]
     return "\n".join(lines + [_line(finding) for finding in part["findings"]])
 
 
 def _line(finding: Mapping[str, Any]) -> str:
     found, unit = finding["found"], f" {finding['unit']}" if finding["unit"] else ""
-    return f"| {finding['what']} | {found['value']:.4g}{unit} | {_interval(found['low'], found['high'])} | {_bound(finding)} |"
+    return (
+        f"| {finding['what']} | {found['value']:.4g}{unit} | "
+        f"{_interval(found['low'], found['high'])} | {_bound(finding)} |"
+    )
 
 
 def _interval(low: float, high: float) -> str:

@@ -1,4 +1,5 @@
-"""vLLM's own command, which the CPU wheel breaks: its distribution has another name than the one that the command asks for.
+"""vLLM's own command, which the CPU wheel breaks: its distribution has another name than the one
+that the command asks for.
 
 `python -m bench.gateway.peer PARENT serve ...` ends when the process PARENT ends.
 """
@@ -14,7 +15,9 @@ _version = importlib.metadata.version
 
 
 def version(name: str) -> str:
-    """As asked, and the CPU wheel's for `vllm`; without the suffix vLLM would not know what it computes on."""
+    """As asked, and the CPU wheel's for `vllm`; without the suffix vLLM would not know what it
+    computes on.
+    """
     try:
         return _version(name)
     except importlib.metadata.PackageNotFoundError:

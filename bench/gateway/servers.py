@@ -1,4 +1,6 @@
-"""The servers that are compared, each a session of processes of its own: started, awaited, their processor time read, stopped."""
+"""The servers that are compared, each a session of processes of its own: started, awaited, their
+processor time read, stopped.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ class Server:
     log: Path
 
     def cpu(self) -> dict[int, float]:
-        """Processor seconds so far, by process of its session; the first is the one that speaks HTTP."""
+        """Processor seconds so far, by process of its session; the first is the one that speaks
+        HTTP.
+        """
         own = self.process.pid
-        return {own: 0.0} | {pid: seconds for pid, session, seconds in _processes() if session == own}
+        return {own: 0.0} | {
+            pid: seconds for pid, session, seconds in _processes() if session == own
+        }
 
 
 def used(before: Mapping[int, float], after: Mapping[int, float]) -> tuple[float, float]:
@@ -53,15 +59,23 @@ def _processes() -> Iterator[tuple[int, int, float]]:
 
 
 def _seconds(pid: int) -> float:
-    """Processor time of all threads of a process, nanoseconds exact where `stat` counts ticks of 10 ms. Raises OSError."""
+    """Processor time of all threads of a process, nanoseconds exact where `stat` counts ticks of
+    10 ms. Raises OSError.
+    """
     return time.clock_gettime((~pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
 
 
 @contextmanager
 def serving(
-    name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, checkout: Path = ROOT
+    name: str,
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    checkout: Path = ROOT,
 ) -> Iterator[Server]:
-    """`python -m ARGUMENTS --port PORT` with the code of a checkout until the block is left; nothing of it stays behind."""
+    """`python -m ARGUMENTS --port PORT` with the code of a checkout until the block is left;
+    nothing of it stays behind.
+    """
     port = free_port(0)
     log = folder / f"{name.replace(' ', '-')}.log"
     command = [sys.executable, "-m", *(text.replace("{port}", str(port)) for text in arguments)]

@@ -1,7 +1,9 @@
-"""Requests on the wire: prepared bytes out, answers counted, with epoll in one thread and no HTTP library in between.
+"""Requests on the wire: prepared bytes out, answers counted, with epoll in one thread and no HTTP
+library in between.
 
-A connection asks one request at a time. An answer is over with its `content-length` or with the last chunk of a chunked one;
-server-sent events are counted when it is. Instants are seconds of `time.perf_counter`.
+A connection asks one request at a time. An answer is over with its `content-length` or with the
+last chunk of a chunked one; server-sent events are counted when it is. Instants are seconds of
+`time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ class WireError(RuntimeError):
 def post(path: str, body: object) -> bytes:
     """A whole request with a JSON body."""
     raw = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: */*\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    )
     return head.encode() + raw
 
 
@@ -72,13 +77,17 @@ class Connection:
         if self.missed:
             return False
         if not data:
-            raise WireError(f"the connection was closed within an answer: {bytes(self.answer[:200])!r}")
+            raise WireError(
+                f"the connection was closed within an answer: {bytes(self.answer[:200])!r}"
+            )
         self.answer += data
         if self._length is None and not self._read_head():
             return False
         if not self.first_event_at and EVENT in data:
             self.first_event_at = time.perf_counter()
-        over = self.answer.endswith(_END) if self._chunked else len(self.answer) >= (self._length or 0)
+        over = (
+            self.answer.endswith(_END) if self._chunked else len(self.answer) >= (self._length or 0)
+        )
         if over:
             self.ended_at, self.idle = time.perf_counter(), True
         return over
@@ -122,7 +131,9 @@ class Pool:
         self._poll = select.epoll()
         for connection in self._connections:
             self._poll.register(connection.socket, select.EPOLLIN)
-        self._by_number = {connection.socket.fileno(): connection for connection in self._connections}
+        self._by_number = {
+            connection.socket.fileno(): connection for connection in self._connections
+        }
 
     def __enter__(self) -> Pool:
         return self
@@ -156,7 +167,9 @@ class Pool:
         self._by_number[connection.socket.fileno()] = connection
 
     def keep_asking(self, requests: Iterable[bytes], seconds: float = float("inf")) -> Load:
-        """A closed loop: whoever is answered asks the next one, until there are none left or time is up. Waits for what was asked."""
+        """A closed loop: whoever is answered asks the next one, until there are none left or
+        time is up. Waits for what was asked.
+        """
         load, left = Load(), iter(requests)
         list(self.answered(0.0))  # those that were closed since the last loop are opened anew
         began, cpu = time.perf_counter(), time.process_time()
@@ -180,7 +193,9 @@ class Pool:
         return load
 
     def ask_at(self, timetable: Sequence[tuple[float, bytes]]) -> list[tuple[float, float]]:
-        """An open loop: request k leaves at its instant after the start. Seconds to the first event and to the end of each, as they end."""
+        """An open loop: request k leaves at its instant after the start. Seconds to the first
+        event and to the end of each, as they end.
+        """
         free = list(self._connections)
         found: list[tuple[float, float]] = []
         began = time.perf_counter()
@@ -190,12 +205,22 @@ class Pool:
             now = time.perf_counter() - began
             while due is not None and due[0] <= now:
                 if not free:
-                    raise WireError(f"got more than {len(self._connections)} requests unanswered; expected a rate that the server can bear")
+                    raise WireError(
+                        f"got more than {len(self._connections)} requests unanswered; expected a "
+                        "rate that the server can bear"
+                    )
                 free.pop().ask(due[1])
                 due = next(waiting, None)
-            for connection in self.answered(1.0 if due is None else max(0.0, due[0] - (time.perf_counter() - began))):
+            for connection in self.answered(
+                1.0 if due is None else max(0.0, due[0] - (time.perf_counter() - began))
+            ):
                 free.append(connection)
-                found.append((connection.first_event_at - connection.asked_at, connection.ended_at - connection.asked_at))
+                found.append(
+                    (
+                        connection.first_event_at - connection.asked_at,
+                        connection.ended_at - connection.asked_at,
+                    )
+                )
         return found
 
 

@@ -3,8 +3,9 @@
     x = x + O softmax(rope(q) rope(k)^T / sqrt(d)) v,    q, k, v = QKV norm(x)
     x = x + D (silu(g) u),                               g, u = GU norm(x)
 
-The projections that share an input are one matrix each, as serving engines have it. Equal to transformers'
-LlamaForCausalLM (tests/bench/test_gpu_law.py); own code, so that the measuring machine needs PyTorch alone (2.4 or newer).
+The projections that share an input are one matrix each, as serving engines have it. Equal to
+transformers' LlamaForCausalLM (tests/bench/test_gpu_law.py); own code, so that the measuring
+machine needs PyTorch alone (2.4 or newer).
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ THETA = 10_000.0  # of the rotary positions
 
 
 class Cache:
-    """Keys and values of at most `sequences` sequences of at most `tokens` tokens, allocated once, for all layers."""
+    """Keys and values of at most `sequences` sequences of at most `tokens` tokens, allocated
+    once, for all layers.
+    """
 
-    def __init__(self, shape: Shape, sequences: int, tokens: int, *, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, sequences: int, tokens: int, *, device: str, dtype: torch.dtype
+    ) -> None:
         size = (shape.layers, 2, sequences, shape.heads, tokens, shape.head_dim)
         self.numbers = torch.zeros(size, device=device, dtype=dtype)
 
     def extend(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store these from position `start` on; all keys and values of these sequences up to the last of them."""
+        """Store these from position `start` on; all keys and values of these sequences up to the
+        last of them.
+        """
         sequences, end = keys.shape[0], start + keys.shape[2]
         held = self.numbers[layer, :, :sequences, :, :end]
         held[0, :, :, start:], held[1, :, :, start:] = keys, values
@@ -47,10 +54,16 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.ffn, bias=False)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache, index: int, start: int) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], cache: Cache, index: int, start: int
+    ) -> Tensor:
         """One layer over the new tokens, `start` being the position of the first."""
         sequences, tokens, hidden = x.shape
-        joint = self.qkv(norm(x, self.attention_norm)).view(sequences, tokens, 3, self.heads, hidden // self.heads).transpose(1, 3)
+        joint = (
+            self.qkv(norm(x, self.attention_norm))
+            .view(sequences, tokens, 3, self.heads, hidden // self.heads)
+            .transpose(1, 3)
+        )
         query, keys = rotated(joint[:, :, :2], rotation).unbind(2)
         keys, values = cache.extend(index, start, keys, joint[:, :, 2])
         seen = functional.scaled_dot_product_attention(query, keys, values, is_causal=tokens > 1)
@@ -60,7 +73,9 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Logits of the next token. Prompts are given whole: more than one new token only at position 0."""
+    """Logits of the next token. Prompts are given whole: more than one new token only at
+    position 0.
+    """
 
     def __init__(self, shape: Shape, tokens: int) -> None:
         super().__init__()
@@ -72,7 +87,9 @@ class Decoder(nn.Module):
         self.register_buffer("angles", positions(shape.head_dim, tokens), persistent=False)
 
     def forward(self, ids: Tensor, cache: Cache, start: int) -> Tensor:
-        """Logits after the last of `ids` (sequences, new tokens), whose first is at position `start`."""
+        """Logits after the last of `ids` (sequences, new tokens), whose first is at position
+        `start`.
+        """
         x = self.embedding(ids)
         angles = self.angles[:, start : start + ids.shape[1]]
         for index, layer in enumerate(self.layers):
@@ -87,9 +104,15 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def positions(head_dim: int, tokens: int) -> Tensor:
-    """Cosines and sines (2, tokens, head_dim) of the rotary angles; both halves of a head turn alike."""
-    frequencies = THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float64, device="cpu"), frequencies).repeat(1, 2)
+    """Cosines and sines (2, tokens, head_dim) of the rotary angles; both halves of a head turn
+    alike.
+    """
+    frequencies = THETA ** (
+        -torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+    )
+    angles = torch.outer(
+        torch.arange(tokens, dtype=torch.float64, device="cpu"), frequencies
+    ).repeat(1, 2)
     return torch.stack([angles.cos(), angles.sin()]).float()
 
 
@@ -99,14 +122,20 @@ def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return x * rotation[0] + torch.cat([-second, first], dim=-1) * rotation[1]
 
 
-def random_decoder(shape: Shape, tokens: int, *, device: str, dtype: torch.dtype, seed: int) -> Decoder:
-    """Weights drawn on the device, N(0, 0.02^2): times do not depend on them, the power draw does a little."""
+def random_decoder(
+    shape: Shape, tokens: int, *, device: str, dtype: torch.dtype, seed: int
+) -> Decoder:
+    """Weights drawn on the device, N(0, 0.02^2): times do not depend on them, the power draw
+    does a little.
+    """
     with torch.device("meta"):
         decoder = Decoder(shape, tokens)
     decoder = decoder.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
-            weight.fill_(1.0) if name.endswith("norm") else weight.normal_(0.0, 0.02, generator=generator)
+            weight.fill_(1.0) if name.endswith("norm") else weight.normal_(
+                0.0, 0.02, generator=generator
+            )
     decoder.angles = positions(shape.head_dim, tokens).to(device=device, dtype=dtype)
     return decoder.eval()

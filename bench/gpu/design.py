@@ -1,7 +1,8 @@
 """What is measured: the model's shape and the cells, with nothing but the standard library.
 
-Every batch size meets every output length at the first prompt length, and every other prompt length at the shortest
-output: b, l and the prompt vary independently, which the law's coefficients need to be told apart.
+Every batch size meets every output length at the first prompt length, and every other prompt length
+at the shortest output: b, l and the prompt vary independently, which the law's coefficients need to
+be told apart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One designed batch: all members have the same prompt and output lengths, so that nothing is padding."""
+    """One designed batch: all members have the same prompt and output lengths, so that nothing
+    is padding.
+    """
 
     batch_size: int
     prompt_tokens: int  # of each member
@@ -63,7 +66,11 @@ def longest(cells: Sequence[Cell]) -> int:
     return max(cell.prompt_tokens + cell.output_tokens for cell in cells)
 
 
-def fitting(sizes: Sequence[int], shape: Shape, tokens: int, number_bytes: int, memory: float) -> list[int]:
-    """The batch sizes whose weights and cache of `tokens` a sequence fill at most nine tenths of `memory` bytes."""
+def fitting(
+    sizes: Sequence[int], shape: Shape, tokens: int, number_bytes: int, memory: float
+) -> list[int]:
+    """The batch sizes whose weights and cache of `tokens` a sequence fill at most nine tenths of
+    `memory` bytes.
+    """
     free = 0.9 * memory - shape.parameters * number_bytes
     return [size for size in sizes if size * tokens * shape.cached_per_token * number_bytes <= free]

@@ -1,7 +1,8 @@
 """What the measuring machine is, and the energy that its GPU has used where the driver tells it.
 
-NVML's counter of the whole device (Volta and newer), in millijoules, renewed every 20 to 100 ms: energies of batches shorter
-than a second are rough. Without the package nvidia-ml-py, the counter, or an NVIDIA GPU, there is no energy: null, not zero.
+NVML's counter of the whole device (Volta and newer), in millijoules, renewed every 20 to 100 ms:
+energies of batches shorter than a second are rough. Without the package nvidia-ml-py, the counter,
+or an NVIDIA GPU, there is no energy: null, not zero.
 """
 
 from __future__ import annotations
@@ -39,17 +40,30 @@ def energy_counter(device: str) -> tuple[Callable[[], float | None], dict[str, A
             "power_limit_watts": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
             "energy": "NVML total energy counter of the device",
         }
-    except (pynvml.NVMLError, AttributeError) as error:  # no such counter, or a PyTorch that tells no UUID
+    except (
+        pynvml.NVMLError,
+        AttributeError,
+    ) as error:  # no such counter, or a PyTorch that tells no UUID
         return no_energy, {"energy": f"not read: {error}"}
     return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, facts
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Of the GPU and of the processor that drives it: at small batches the processor's launches are the step."""
-    found: dict[str, Any] = {"device": processor(), "processor": processor(), "cores": os.cpu_count()}
+    """Of the GPU and of the processor that drives it: at small batches the processor's launches
+    are the step.
+    """
+    found: dict[str, Any] = {
+        "device": processor(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+    }
     if device != "cpu":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"device": properties.name, "memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count}
+        found |= {
+            "device": properties.name,
+            "memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+        }
     return found
 
 
@@ -62,12 +76,20 @@ def processor() -> str:
     """Its name, as the kernel tells it."""
     names = Path("/proc/cpuinfo")
     lines = names.read_text().splitlines() if names.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def versions() -> dict[str, str]:
     """Of what ran."""
-    return {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": str(torch.version.cuda), "numpy": np.__version__}
+    return {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "numpy": np.__version__,
+    }
 
 
 def now() -> str:

@@ -4,8 +4,9 @@
     s = g b n + k3 b + k4                                              a step whose context is n tokens per sequence
     H = the padded law + g b sum of the contexts of its steps          the law with that growth
 
-The law has no context: its k3 holds the growth at the mean of the measured lengths, so that it overrates short outputs and
-underrates long ones. Both errors are given, cell by cell. Energy of a batch of the longest output: c[b] = beta b + c0.
+The law has no context: its k3 holds the growth at the mean of the measured lengths, so that it
+overrates short outputs and underrates long ones. Both errors are given, cell by cell. Energy of a
+batch of the longest output: c[b] = beta b + c0.
 """
 
 from __future__ import annotations
@@ -58,17 +59,36 @@ class Run:
         found: dict[Cell, list[Batch]] = defaultdict(list)
         for batch in self.batches:
             found[batch.cell].append(batch)
-        return dict(sorted(found.items(), key=lambda item: (item[0].batch_size, item[0].prompt_tokens, item[0].output_tokens)))
+        return dict(
+            sorted(
+                found.items(),
+                key=lambda item: (item[0].batch_size, item[0].prompt_tokens, item[0].output_tokens),
+            )
+        )
 
     def longest_outputs(self) -> dict[int, list[Batch]]:
-        """By batch size, the batches of the longest output measured at every size, at the first prompt length. Raises SpecError."""
+        """By batch size, the batches of the longest output measured at every size, at the first
+        prompt length. Raises SpecError.
+        """
         prompt = self.header["prompt_tokens"][0]
-        cells = {cell: batches for cell, batches in self.cells().items() if cell.prompt_tokens == prompt}
-        lengths = [{cell.output_tokens for cell in cells if cell.batch_size == size} for size in {cell.batch_size for cell in cells}]
+        cells = {
+            cell: batches for cell, batches in self.cells().items() if cell.prompt_tokens == prompt
+        }
+        lengths = [
+            {cell.output_tokens for cell in cells if cell.batch_size == size}
+            for size in {cell.batch_size for cell in cells}
+        ]
         common = max(set.intersection(*lengths), default=0) if lengths else 0
         if common < 2:
-            raise SpecError(f"got no output of 2 tokens or more at every batch size; expected whole rounds in {', '.join(self.files)}")
-        return {cell.batch_size: batches for cell, batches in cells.items() if cell.output_tokens == common}
+            raise SpecError(
+                "got no output of 2 tokens or more at every batch size; expected whole rounds in "
+                f"{', '.join(self.files)}"
+            )
+        return {
+            cell.batch_size: batches
+            for cell, batches in cells.items()
+            if cell.output_tokens == common
+        }
 
 
 SAME = ("shape", "dtype", "machine", "versions", "prompt_tokens")
@@ -83,12 +103,19 @@ def read_runs(paths: Sequence[Path]) -> Run:
             headers.append({key: header[key] for key in (*SAME, "model", "date", "seed")})
             batches += [_batch(line, 1000 * number) for line in lines]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SpecError(f"got {path}; expected a raw file of bench/gpu_law.py ({type(error).__name__}: {error})") from None
+            raise SpecError(
+                f"got {path}; expected a raw file of bench/gpu_law.py ({type(error).__name__}: "
+                f"{error})"
+            ) from None
     if not batches:
-        raise SpecError(f"got no batches in {', '.join(map(str, paths))}; expected a run that measured some")
+        raise SpecError(
+            f"got no batches in {', '.join(map(str, paths))}; expected a run that measured some"
+        )
     for key in SAME:
         if any(header[key] != headers[0][key] for header in headers):
-            raise SpecError(f"got files with different {key}; expected runs of one machine, model and design")
+            raise SpecError(
+                f"got files with different {key}; expected runs of one machine, model and design"
+            )
     return Run(headers[0], tuple(batches), tuple(path.name for path in paths))
 
 
@@ -105,7 +132,11 @@ def _batch(line: dict[str, Any], rounds_before: int) -> Batch:
 def padded_law(run: Run) -> Fit:
     """The law on all batches. Raises SpecError where they do not determine it."""
     batches = [
-        Measured((cell.output_tokens,) * cell.batch_size, cell.batch_size * cell.prompt_tokens, batch.service_time)
+        Measured(
+            (cell.output_tokens,) * cell.batch_size,
+            cell.batch_size * cell.prompt_tokens,
+            batch.service_time,
+        )
         for cell, of_cell in run.cells().items()
         for batch in of_cell
     ]
@@ -121,9 +152,19 @@ def mean_time(batches: Sequence[Batch]) -> float:
 
 
 def repeat_cv(run: Run) -> float:
-    """Coefficient of variation of a cell's repeats, root mean square over cells: the scatter without the law's misfit."""
-    times = [[batch.service_time for batch in batches] for batches in run.cells().values() if len(batches) > 1]
-    return float(np.sqrt(np.mean([np.var(one, ddof=1) / np.mean(one) ** 2 for one in times]))) if times else float("nan")
+    """Coefficient of variation of a cell's repeats, root mean square over cells: the scatter
+    without the law's misfit.
+    """
+    times = [
+        [batch.service_time for batch in batches]
+        for batches in run.cells().values()
+        if len(batches) > 1
+    ]
+    return (
+        float(np.sqrt(np.mean([np.var(one, ddof=1) / np.mean(one) ** 2 for one in times])))
+        if times
+        else float("nan")
+    )
 
 
 def round_speeds(run: Run) -> list[float]:
@@ -132,54 +173,87 @@ def round_speeds(run: Run) -> list[float]:
     ratios: dict[int, list[float]] = defaultdict(list)
     for batch in run.batches:
         ratios[batch.round].append(batch.service_time / means[batch.cell])
-    return [float(np.mean(ratios[turn])) for turn in sorted(ratios) if len(ratios[turn]) == len(means)]
+    return [
+        float(np.mean(ratios[turn])) for turn in sorted(ratios) if len(ratios[turn]) == len(means)
+    ]
 
 
-def window_steps(batches: Sequence[Batch], windows: int = WINDOWS) -> tuple[list[float], list[float]]:
-    """Mean step, seconds, and mean context, tokens, of each part of an output; every part is a mean over the batches."""
+def window_steps(
+    batches: Sequence[Batch], windows: int = WINDOWS
+) -> tuple[list[float], list[float]]:
+    """Mean step, seconds, and mean context, tokens, of each part of an output; every part is a
+    mean over the batches.
+    """
     cell = batches[0].cell
     steps = np.mean([np.diff(batch.ends) for batch in batches], axis=0)
     contexts = cell.prompt_tokens + 1 + np.arange(len(steps))  # the new token sees itself too
     parts = [part for part in np.array_split(np.arange(len(steps)), windows) if len(part)]
-    return [float(steps[part].mean()) for part in parts], [float(contexts[part].mean()) for part in parts]
+    return [float(steps[part].mean()) for part in parts], [
+        float(contexts[part].mean()) for part in parts
+    ]
 
 
 def step_growth(run: Run) -> LeastSquares:
-    """k3, k4 and g of a step, from the longest outputs. Raises SpecError where these do not determine them."""
+    """k3, k4 and g of a step, from the longest outputs. Raises SpecError where these do not
+    determine them.
+    """
     rows, times = [], []
     for size, batches in run.longest_outputs().items():
         for seconds, context in zip(*window_steps(batches, 16), strict=True):
             rows.append((size, 1.0, size * context))
             times.append(seconds)
-    return least_squares(dict(zip(("k3", "k4", "g"), np.array(rows, dtype=float).T, strict=True)), times)
+    return least_squares(
+        dict(zip(("k3", "k4", "g"), np.array(rows, dtype=float).T, strict=True)), times
+    )
 
 
 def grown_law(run: Run) -> dict[Cell, float]:
-    """Seconds of each cell by the law with growth, relative least squares on the cells' means. Raises SpecError."""
+    """Seconds of each cell by the law with growth, relative least squares on the cells' means.
+    Raises SpecError.
+    """
     cells = run.cells()
     times = np.array([mean_time(batches) for batches in cells.values()])
-    sizes, prompts, outputs = np.array([(c.batch_size, c.prompt_tokens, c.output_tokens) for c in cells], dtype=float).T
+    sizes, prompts, outputs = np.array(
+        [(c.batch_size, c.prompt_tokens, c.output_tokens) for c in cells], dtype=float
+    ).T
     contexts = (outputs - 1) * (prompts + outputs / 2)  # sum of n + 1 .. n + l - 1
-    columns = {"k1": sizes, "k2": np.ones_like(sizes), "k3": sizes * outputs, "k4": outputs, "g": sizes * contexts}
+    columns = {
+        "k1": sizes,
+        "k2": np.ones_like(sizes),
+        "k3": sizes * outputs,
+        "k4": outputs,
+        "g": sizes * contexts,
+    }
     if len(set(prompts.tolist())) > 1:
         columns["kp"] = sizes * prompts
-    fit = least_squares({name: column / times for name, column in columns.items()}, np.ones_like(times).tolist())
+    fit = least_squares(
+        {name: column / times for name, column in columns.items()}, np.ones_like(times).tolist()
+    )
     return dict(zip(cells, (times * (1 - fit.residuals)).tolist(), strict=True))
 
 
 def batch_energy(run: Run) -> EnergyFit | None:
-    """c[b] at the longest output; None where the energy was not read. Raises SpecError: fewer than three sizes, or beta <= 0."""
+    """c[b] at the longest output; None where the energy was not read. Raises SpecError: fewer
+    than three sizes, or beta <= 0.
+    """
     batches = run.longest_outputs()
-    joules = [[batch.joules for batch in of_size if batch.joules is not None] for of_size in batches.values()]
+    joules = [
+        [batch.joules for batch in of_size if batch.joules is not None]
+        for of_size in batches.values()
+    ]
     if not all(joules):
         return None
     times = [mean_time(of_size) for of_size in batches.values()]
     watts = [float(np.mean(spent)) / time for spent, time in zip(joules, times, strict=True)]
-    return fit_energy(list(batches), watts, [size / time for size, time in zip(batches, times, strict=True)])
+    return fit_energy(
+        list(batches), watts, [size / time for size, time in zip(batches, times, strict=True)]
+    )
 
 
 def profile_of(run: Run, fit: Fit, name: str) -> Profile:
-    """What `--latency` reads; its cells are the batches without their single steps, which the raw file keeps."""
+    """What `--latency` reads; its cells are the batches without their single steps, which the
+    raw file keeps.
+    """
     header, cells = run.header, list(run.cells())
     shape = Shape(**header["shape"])
     return Profile(
@@ -189,14 +263,20 @@ def profile_of(run: Run, fit: Fit, name: str) -> Profile:
         r2=fit.r2,
         mape=fit.mape,
         engine="plain PyTorch decode loop, static batches (bench/gpu_law.py)",
-        model=f"{header['model']} shape, {shape.parameters / 1e9:.2f} billion random weights, {header['dtype']}",
+        model=(
+            f"{header['model']} shape, {shape.parameters / 1e9:.2f} billion random weights, "
+            f"{header['dtype']}"
+        ),
         machine=header["machine"],
         date=header["date"],
         versions=header["versions"],
         max_num_seqs=max(cell.batch_size for cell in cells),
         prompt_tokens=header["prompt_tokens"][0],
         max_output_tokens=max(cell.output_tokens for cell in cells),
-        note=f"padded law, least squares of relative errors; growth of the step with its context is in k3; raw: {', '.join(run.files)}",
+        note=(
+            "padded law, least squares of relative errors; growth of the step with its context "
+            f"is in k3; raw: {', '.join(run.files)}"
+        ),
         cells=[_row(batch) for batches in run.cells().values() for batch in batches],
     )
 

@@ -1,10 +1,12 @@
-"""The measurement: designed batches in random order, each served as a static batch, every step's end stamped.
+"""The measurement: designed batches in random order, each served as a static batch, every step's
+end stamped.
 
-A batch is a prefill of all its prompts, which gives the first token of each, and one step for each further token. A step ends
-when its tokens are on the host, as a server that streams them needs: that waits for the device, so the clock reads true times
-and no step is launched before the one before it has ended. Rounds: each holds every cell once, in an order of its own, so that
-the machine's drift falls on all alike and a run cut short is balanced to within one round. A batch that the budget has no
-time for is not begun. Results are written as they come, one JSON object a line.
+A batch is a prefill of all its prompts, which gives the first token of each, and one step for each
+further token. A step ends when its tokens are on the host, as a server that streams them needs:
+that waits for the device, so the clock reads true times and no step is launched before the one
+before it has ended. Rounds: each holds every cell once, in an order of its own, so that the
+machine's drift falls on all alike and a run cut short is balanced to within one round. A batch that
+the budget has no time for is not begun. Results are written as they come, one JSON object a line.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ Joules = Callable[[], "float | None"]  # since some instant; None where the devi
 class Bench:
     """A model and its cache on a device."""
 
-    def __init__(self, shape: Shape, cells: Sequence[Cell], *, device: str, dtype: str, seed: int) -> None:
+    def __init__(
+        self, shape: Shape, cells: Sequence[Cell], *, device: str, dtype: str, seed: int
+    ) -> None:
         number, tokens = getattr(torch, dtype), longest(cells)
         self._vocabulary, self._device = shape.vocabulary, device
         self._decoder = random_decoder(shape, tokens, device=device, dtype=number, seed=seed)
-        self._cache = Cache(shape, max(cell.batch_size for cell in cells), tokens, device=device, dtype=number)
+        self._cache = Cache(
+            shape, max(cell.batch_size for cell in cells), tokens, device=device, dtype=number
+        )
         self._generator = torch.Generator(device).manual_seed(seed)
 
     @torch.inference_mode()
@@ -50,8 +56,12 @@ class Bench:
             position, ids = position + ids.shape[1], tokens[:, None]
         return ends
 
-    def warm_up(self, cells: Sequence[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
-        """Every batch size and prompt twice; seconds of the prefill and of a step, from the second time. None after `until`."""
+    def warm_up(
+        self, cells: Sequence[Cell], until: float
+    ) -> dict[tuple[int, int], tuple[float, float]]:
+        """Every batch size and prompt twice; seconds of the prefill and of a step, from the
+        second time. None after `until`.
+        """
         found = {}
         for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
             for _ in range(2):
@@ -63,9 +73,18 @@ class Bench:
 
 
 def measure(
-    bench: Bench, cells: Sequence[Cell], *, repeats: int, seed: int, until: float, joules: Joules, write: Callable[[dict[str, Any]], None]
+    bench: Bench,
+    cells: Sequence[Cell],
+    *,
+    repeats: int,
+    seed: int,
+    until: float,
+    joules: Joules,
+    write: Callable[[dict[str, Any]], None],
 ) -> int:
-    """Serve every cell `repeats` times unless the clock would pass `until`; how many batches were served."""
+    """Serve every cell `repeats` times unless the clock would pass `until`; how many batches
+    were served.
+    """
     warm, began, served = bench.warm_up(cells, until), perf_counter(), 0
     if began > until:
         print("the warm-up took the whole budget")
@@ -73,7 +92,8 @@ def measure(
     expected = {cell: _guess(cell, *warm[cell.batch_size, cell.prompt_tokens]) for cell in cells}
     rng = np.random.default_rng(seed)
     print(
-        f"{len(cells)} cells, {repeats} rounds: at most about {repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left",
+        f"{len(cells)} cells, {repeats} rounds: at most about "
+        f"{repeats * sum(expected.values()):.0f} s, {until - began:.0f} s left",
         flush=True,
     )
     for turn in range(repeats):
@@ -87,7 +107,15 @@ def measure(
             spent = None if before is None or after is None else round(after - before, 3)
             expected[cell] = ends[-1]
             served += 1
-            write(asdict(cell) | {"round": turn, "at": round(at, 3), "joules": spent, "ends": [round(end, 7) for end in ends]})
+            write(
+                asdict(cell)
+                | {
+                    "round": turn,
+                    "at": round(at, 3),
+                    "joules": spent,
+                    "ends": [round(end, 7) for end in ends],
+                }
+            )
         print(f"round {turn + 1} of {repeats} done at {perf_counter() - began:.0f} s", flush=True)
     return served
 

@@ -1,4 +1,6 @@
-"""The tables of a run: the law, each cell beside it, steps along the output, prefill, energy, and the paper's statements."""
+"""The tables of a run: the law, each cell beside it, steps along the output, prefill, energy,
+and the paper's statements.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,29 @@ from queueing.papers.measurements import load_measurement
 from queueing.papers.reproduction.yang_batches import SETS
 
 from .design import Cell, Shape
-from .fit import Batch, Run, batch_energy, grown_law, mean_time, repeat_cv, round_speeds, step_growth, window_steps
+from .fit import (
+    Batch,
+    Run,
+    batch_energy,
+    grown_law,
+    mean_time,
+    repeat_cv,
+    round_speeds,
+    step_growth,
+    window_steps,
+)
 
 
 def report(run: Run, fit: Fit) -> str:
     """Markdown."""
-    parts = [law_text(run, fit), cell_table(run, fit), step_table(run, fit), prefill_table(run), energy_text(run), paper_text(run, fit)]
+    parts = [
+        law_text(run, fit),
+        cell_table(run, fit),
+        step_table(run, fit),
+        prefill_table(run),
+        energy_text(run),
+        paper_text(run, fit),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -32,15 +51,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def law_text(run: Run, fit: Fit) -> str:
     """The coefficients with their intervals, and how well they fit."""
     header, speeds = run.header, round_speeds(run)
-    intervals = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in fit.intervals.items())
+    intervals = ", ".join(
+        f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in fit.intervals.items()
+    )
     wander = f"{min(speeds):.4f} to {max(speeds):.4f}" if speeds else "no whole round"
     return "\n".join(
         (
-            f"{header['model']}, {header['dtype']}, {header['machine']['device']}, {header['date']}, {len(run.batches)} batches",
-            "law: " + ", ".join(f"{name} = {getattr(fit.law, name):.4g}" for name in COEFFICIENTS) + " s",
+            f"{header['model']}, {header['dtype']}, {header['machine']['device']}, "
+            f"{header['date']}, {len(run.batches)} batches",
+            "law: "
+            + ", ".join(f"{name} = {getattr(fit.law, name):.4g}" for name in COEFFICIENTS)
+            + " s",
             f"95 % intervals (of the repeats, not of the law's form): {intervals}",
             f"R2 {fit.r2:.5f}, mean absolute error of the cells' means {fit.mape:.2%}",
-            f"cv {fit.law.cv:.4f} about the law, {repeat_cv(run):.4f} among the repeats of a cell; rounds' mean speed {wander}",
+            (
+                f"cv {fit.law.cv:.4f} about the law, {repeat_cv(run):.4f} among the repeats of a "
+                f"cell; rounds' mean speed {wander}"
+            ),
         )
     )
 
@@ -52,7 +79,9 @@ def cell_table(run: Run, fit: Fit) -> str:
     for cell, batches in run.cells().items():
         mean, times = mean_time(batches), [batch.service_time for batch in batches]
         cv = float(np.std(times, ddof=1)) / mean if len(times) > 1 else math.nan
-        lawful = fit.law.padded(cell.batch_size, cell.output_tokens, cell.batch_size * cell.prompt_tokens)
+        lawful = fit.law.padded(
+            cell.batch_size, cell.output_tokens, cell.batch_size * cell.prompt_tokens
+        )
         errors += [grown[cell] / mean - 1] if grown else []
         numbers = [cell.batch_size, cell.prompt_tokens, cell.output_tokens, len(times)]
         rows.append(
@@ -65,9 +94,21 @@ def cell_table(run: Run, fit: Fit) -> str:
                 f"{errors[-1]:+.1%}" if grown else "-",
             ]
         )
-    head = ["b", "prompt", "output", "repeats", "mean H (s)", "cv", "law (s)", "law's error", "error with growth"]
+    head = [
+        "b",
+        "prompt",
+        "output",
+        "repeats",
+        "mean H (s)",
+        "cv",
+        "law (s)",
+        "law's error",
+        "error with growth",
+    ]
     growth = f"{np.mean(np.abs(errors)):.2%}" if grown else "not fitted (too few output lengths)"
-    return f"{table(head, rows)}\n\nMean absolute error with growth {growth}, without {fit.mape:.2%}."
+    return (
+        f"{table(head, rows)}\n\nMean absolute error with growth {growth}, without {fit.mape:.2%}."
+    )
 
 
 def _grown(run: Run) -> dict[Cell, float]:
@@ -84,12 +125,20 @@ def step_table(run: Run, fit: Fit) -> str:
         steps, _ = window_steps(batches)
         errors = [fit.law.step(size) / steps[index] - 1 for index in (0, -1)]
         rows.append(
-            [str(size), *(f"{1e3 * step:.3f}" for step in steps), f"{1e3 * fit.law.step(size):.3f}", *(f"{e:+.1%}" for e in errors)]
+            [
+                str(size),
+                *(f"{1e3 * step:.3f}" for step in steps),
+                f"{1e3 * fit.law.step(size):.3f}",
+                *(f"{e:+.1%}" for e in errors),
+            ]
         )
     parts = [f"part {part + 1} (ms)" for part in range(len(rows[0]) - 4)]
     head = ["b", *parts, "law (ms)", "law's error, first part", "last part"]
     output = next(iter(longest.values()))[0].cell.output_tokens
-    return f"Mean step in each part of {output} tokens of output:\n\n{table(head, rows)}\n\n{growth_text(run)}"
+    return (
+        f"Mean step in each part of {output} tokens of "
+        f"output:\n\n{table(head, rows)}\n\n{growth_text(run)}"
+    )
 
 
 def growth_text(run: Run) -> str:
@@ -100,11 +149,15 @@ def growth_text(run: Run) -> str:
         return f"Growth of the step: {error}"
     g, (low, high) = fit.coefficients["g"], fit.intervals["g"]
     number_bytes = 4 if run.header["dtype"] == "float32" else 2
-    speed = Shape(**run.header["shape"]).cached_per_token * number_bytes / g / 1e12 if g > 0 else math.inf
+    speed = (
+        Shape(**run.header["shape"]).cached_per_token * number_bytes / g / 1e12
+        if g > 0
+        else math.inf
+    )
     meaning = f"as if the cache were read at {speed:.3g} TB/s" if low > 0 else "no growth is seen"
     return (
-        f"Step = {fit.coefficients['k3']:.4g} b + {fit.coefficients['k4']:.4g} + g b n s, n tokens of context, g = {g:.4g} "
-        f"({low:.4g} to {high:.4g}), R2 {fit.r2:.5f}: {meaning}."
+        f"Step = {fit.coefficients['k3']:.4g} b + {fit.coefficients['k4']:.4g} + g b n s, n "
+        f"tokens of context, g = {g:.4g} ({low:.4g} to {high:.4g}), R2 {fit.r2:.5f}: {meaning}."
     )
 
 
@@ -112,9 +165,17 @@ def prefill_table(run: Run) -> str:
     """Seconds until the first tokens, by batch size and prompt."""
     found: dict[tuple[int, int], list[float]] = {}
     for batch in run.batches:
-        found.setdefault((batch.cell.batch_size, batch.cell.prompt_tokens), []).append(batch.ends[0])
+        found.setdefault((batch.cell.batch_size, batch.cell.prompt_tokens), []).append(
+            batch.ends[0]
+        )
     rows = [
-        [str(size), str(prompt), str(len(times)), f"{1e3 * np.mean(times):.2f}", f"{size * prompt / np.mean(times):.0f}"]
+        [
+            str(size),
+            str(prompt),
+            str(len(times)),
+            f"{1e3 * np.mean(times):.2f}",
+            f"{size * prompt / np.mean(times):.0f}",
+        ]
         for (size, prompt), times in sorted(found.items())
     ]
     return f"Prefill:\n\n{table(['b', 'prompt', 'batches', 'mean (ms)', 'prompt tokens/s'], rows)}"
@@ -132,7 +193,10 @@ def energy_text(run: Run) -> str:
     rows = [[str(size), *_energies(batches)] for size, batches in run.longest_outputs().items()]
     output = next(iter(run.longest_outputs().values()))[0].cell.output_tokens
     line = f"c[b] = {fit.law.beta:.4g} b + {fit.law.c0:.4g} J, R2 {fit.line.r2:.5f}"
-    return f"Energy of a batch with {output} tokens of output ({why}): {line}\n\n{table(['b', 'J', 'W', 'J per output token'], rows)}"
+    return (
+        f"Energy of a batch with {output} tokens of output ({why}): "
+        f"{line}\n\n{table(['b', 'J', 'W', 'J per output token'], rows)}"
+    )
 
 
 def _energies(batches: Sequence[Batch]) -> Iterator[str]:
@@ -143,7 +207,9 @@ def _energies(batches: Sequence[Batch]) -> Iterator[str]:
 
 
 def paper_text(run: Run, fit: Fit) -> str:
-    """One request at a time beside Yang et al., Table I, and the ratio k3 / k4 beside the sets that the reproduction assumes."""
+    """One request at a time beside Yang et al., Table I, and the ratio k3 / k4 beside the sets
+    that the reproduction assumes.
+    """
     printed, rows = load_measurement(YANG), []
     for cell in printed.cells():
         prompt, output = int(cell["input_tokens"]), int(cell["output_tokens"])
@@ -151,41 +217,68 @@ def paper_text(run: Run, fit: Fit) -> str:
         here = f"{seconds:.3f}" if seconds else "not measured"
         lawful = fit.law.padded(1, output, prompt)
         rows.append(
-            [str(prompt), str(output), f"{cell['seconds']:.2f}", here, f"{lawful:.3f}", f"{cell['seconds'] / (seconds or lawful):.2f}"]
+            [
+                str(prompt),
+                str(output),
+                f"{cell['seconds']:.2f}",
+                here,
+                f"{lawful:.3f}",
+                f"{cell['seconds'] / (seconds or lawful):.2f}",
+            ]
         )
     head = ["input", "output", f"{printed.device} (s)", "here (s)", "here, law (s)", "ratio"]
     ratio = fit.law.k3 / fit.law.k4 if fit.law.k4 else math.inf
     ratios = ", ".join(f"{k3 / k4:.3g} (set {name})" for name, (_, _, k3, k4) in SETS.items())
     return "\n".join(
         (
-            f"Beside {printed.model} on {printed.device}, one request at a time (another device and program: the ratio is no verdict):",
+            f"Beside {printed.model} on {printed.device}, one request at a time (another device "
+            "and program: the ratio is no verdict):",
             "",
             table(head, rows),
             "",
             lines_text(run),
-            f"What a member adds to a step, k3 / k4: here {ratio:.3g}; the paper prints no k1..k4, its reproduction assumes {ratios}.",
+            (
+                f"What a member adds to a step, k3 / k4: here {ratio:.3g}; the paper prints no "
+                f"k1..k4, its reproduction assumes {ratios}."
+            ),
         )
     )
 
 
 def lines_text(run: Run) -> str:
     """S = a n + c of one request alone, here and there."""
-    alone = [batch for batch in run.batches if batch.cell.batch_size == 1 and batch.cell.prompt_tokens == run.header["prompt_tokens"][0]]
+    alone = [
+        batch
+        for batch in run.batches
+        if batch.cell.batch_size == 1 and batch.cell.prompt_tokens == run.header["prompt_tokens"][0]
+    ]
     all_rows, few = yang_times(), yang_times(128)
-    there = f"there {all_rows.slope:.5f} n + {all_rows.intercept:.3f} (all rows), {few.slope:.5f} n + {few.intercept:.3f} (input 128)"
+    there = (
+        f"there {all_rows.slope:.5f} n + {all_rows.intercept:.3f} (all rows), {few.slope:.5f} "
+        f"n + {few.intercept:.3f} (input 128)"
+    )
     there += ", 0.0220 n + 0.78 (asked for by its printed delays)"
     try:
-        line = fit_line([batch.cell.output_tokens for batch in alone], [batch.service_time for batch in alone])
+        line = fit_line(
+            [batch.cell.output_tokens for batch in alone], [batch.service_time for batch in alone]
+        )
     except SpecError as error:
         return f"S = a n + c, seconds: here not fitted ({error}); {there}"
-    return f"S = a n + c, seconds: here {line.slope:.5f} n + {line.intercept:.3f} (R2 {line.r2:.5f}); {there}"
+    return (
+        f"S = a n + c, seconds: here {line.slope:.5f} n + {line.intercept:.3f} (R2 "
+        f"{line.r2:.5f}); {there}"
+    )
 
 
 def measured_alone(run: Run, prompt: int, output: int) -> float | None:
-    """Mean seconds until token number `output` of a request served alone; None where none was that long."""
+    """Mean seconds until token number `output` of a request served alone; None where none was
+    that long.
+    """
     times = [
         batch.ends[output - 1]
         for batch in run.batches
-        if batch.cell.batch_size == 1 and batch.cell.prompt_tokens == prompt and len(batch.ends) >= output
+        if batch.cell.batch_size == 1
+        and batch.cell.prompt_tokens == prompt
+        and len(batch.ends) >= output
     ]
     return float(np.mean(times)) if times else None

@@ -1,6 +1,8 @@
-"""One cell: load flows, a new epoch begins in mid-flow, looks until enough is known or the time is over, then the load is cut off.
+"""One cell: load flows, a new epoch begins in mid-flow, looks until enough is known or the time is
+over, then the load is cut off.
 
-The last live prediction is taken while the load still flows: a window that goes on after it would hold too low a rate.
+The last live prediction is taken while the load still flows: a window that goes on after it would
+hold too low a rate.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class RunningCell:
     shown: str
 
     async def speed_under_load(self, idle: float) -> float:
-        """A pilot at the load that the idle engine's speed gives: how slow the engine is then. Raises GatewayError."""
+        """A pilot at the load that the idle engine's speed gives: how slow the engine is then.
+        Raises GatewayError.
+        """
         pilot = dataclasses.replace(self, allowed=self.rules.pilot, shown=f"{self.shown}: pilot")
         measured = await pilot.run(idle)
         return await asyncio.to_thread(pilot.speed_of, measured)
@@ -69,19 +73,33 @@ class RunningCell:
         times = batch_times(parse_policy(observed.policy), seen_in(observed).mine, observed.shape)
         return float(times.measured.sum() / times.fitted.sum())
 
-    def stated_band(self, idle: float, loaded: float, path: Sequence[float]) -> dict[str, float] | None:
-        """Where the mean should lie, stated before the cell is measured; None for a continuous engine. `path`: relative to `idle`."""
+    def stated_band(
+        self, idle: float, loaded: float, path: Sequence[float]
+    ) -> dict[str, float] | None:
+        """Where the mean should lie, stated before the cell is measured; None for a continuous
+        engine. `path`: relative to `idle`.
+        """
         model = model_of(self.apparatus.basis.at_speed(idle), self.point)
         queue = LoadedQueue.of(model, self._cell(loaded).rate)
         if queue is None:
             return None
         found = queue.stated_band(path, self.allowed, self.rules.settle, self.point.seed)
-        return dataclasses.asdict(found) | {"seconds": self.allowed, "path_seconds": len(path) * WIDTH}
+        return dataclasses.asdict(found) | {
+            "seconds": self.allowed,
+            "path_seconds": len(path) * WIDTH,
+        }
 
     async def run(self, speed: float) -> Measured:
-        """The load run at that speed of the engine, cut off when enough is known or the time is over. Raises GatewayError."""
+        """The load run at that speed of the engine, cut off when enough is known or the time is
+        over. Raises GatewayError.
+        """
         cell = self._cell(speed)
-        begun = await begin(self.apparatus.gateway.client, self.apparatus.gateway.record_file, cell, self.apparatus.status.note)
+        begun = await begin(
+            self.apparatus.gateway.client,
+            self.apparatus.gateway.record_file,
+            cell,
+            self.apparatus.status.note,
+        )
         self.apparatus.status.phase(self.shown, self.rules.settle + self.allowed)
         sending = asyncio.create_task(self._sending(cell, begun).run())
         watching = asyncio.create_task(self._watch(begun))
@@ -95,16 +113,29 @@ class RunningCell:
         if watching.cancelled():
             raise GatewayError(run.why or "the load ended before the cell did")
         epoch, ended, seconds, last = watching.result()
-        return Measured(cell=cell, begun=begun, epoch=epoch, ended=ended, seconds=seconds, last=last, run=run)
+        return Measured(
+            cell=cell, begun=begun, epoch=epoch, ended=ended, seconds=seconds, last=last, run=run
+        )
 
     def result(self, measured: Measured, speeds: tuple[float, float | None]) -> Result:
         """Everything of it as JSON, judged by nobody yet."""
-        point, rules, header, load = self.point, self.rules, header_of(measured.begun.record_file), measured.run.load
+        point, rules, header, load = (
+            self.point,
+            self.rules,
+            header_of(measured.begun.record_file),
+            measured.run.load,
+        )
         seen = observe(self._observed(measured))
-        deviations = {"block_deviation": rules.block_deviation, "bracket_deviation": rules.bracket_deviation}
+        deviations = {
+            "block_deviation": rules.block_deviation,
+            "bracket_deviation": rules.bracket_deviation,
+        }
         return {
             "cell": point.name,
-            **{name: getattr(point, name) for name in ("policy", "load", "seed", "output_tokens", "sequences", "longer")},
+            **{
+                name: getattr(point, name)
+                for name in ("policy", "load", "seed", "output_tokens", "sequences", "longer")
+            },
             "rate": measured.cell.rate,
             "ended": measured.ended,
             "seconds": measured.seconds,
@@ -112,10 +143,14 @@ class RunningCell:
             **self._conditions(),
             "speeds": speeds,
             "noise": noise(seen["block_speeds"], speeds, **deviations),
-            "lateness": None if load is None else {"mean": load.lateness.mean, "p99": load.lateness.p99},
+            "lateness": None
+            if load is None
+            else {"mean": load.lateness.mean, "p99": load.lateness.p99},
             **seen,
             "live": self._live(measured),
-            "no_live_prediction": "a longer cell is assessed as a whole, from its records" if point.longer else measured.last.reason,
+            "no_live_prediction": "a longer cell is assessed as a whole, from its records"
+            if point.longer
+            else measured.last.reason,
             "versions": header.versions | ({} if load is None else load.header.versions),
             "hardware": hardware() | header.hardware,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,9 +158,18 @@ class RunningCell:
 
     def _cell(self, speed: float) -> Cell:
         point, rules = self.point, self.rules
-        rate = point.load * model_of(self.apparatus.basis.at_speed(speed), point).largest_stable_rate
+        rate = (
+            point.load * model_of(self.apparatus.basis.at_speed(speed), point).largest_stable_rate
+        )
         count = int(rate * (self.allowed + rules.settle + 3 * rules.look)) + 100
-        return Cell(name=point.name, policy=point.policy, load=point.load, rate=rate, max_output_tokens=LONGEST, count=count)
+        return Cell(
+            name=point.name,
+            policy=point.policy,
+            load=point.load,
+            rate=rate,
+            max_output_tokens=LONGEST,
+            count=count,
+        )
 
     def _sending(self, cell: Cell, begun: Begun) -> Sending:
         apparatus, seed = self.apparatus, self.point.seed
@@ -137,20 +181,31 @@ class RunningCell:
             timetable=draw(cell.rate, cell.count, seed, basis.prompt_tokens, basis.output_tokens),
             target=dataclasses.replace(apparatus.target, n=self.point.sequences),
             seed=seed,
-            configuration={name: getattr(basis.plan, name) for name in ("output_tokens", "prompt_tokens")},
+            configuration={
+                name: getattr(basis.plan, name) for name in ("output_tokens", "prompt_tokens")
+            },
             progress=apparatus.status,
             why_lost=apparatus.gateway.why_lost,
             stop_unstable=False,
         )
 
     async def _watch(self, begun: Begun) -> tuple[int, str, float, Look]:
-        """Begin the measured epoch in mid-flow and look until the cell may end: its epoch, why it ended, its seconds, the last look."""
+        """Begin the measured epoch in mid-flow and look until the cell may end: its epoch, why
+        it ended, its seconds, the last look.
+        """
         loop, rules, client = asyncio.get_running_loop(), self.rules, self.apparatus.gateway.client
         await _first_arrival(client)
         await asyncio.sleep(rules.settle)
-        epoch = int((await client.ask("PUT", "/admin/policy", {"max_output_tokens": LONGEST + 1}))["epoch"])
+        epoch = int(
+            (await client.ask("PUT", "/admin/policy", {"max_output_tokens": LONGEST + 1}))["epoch"]
+        )
         began = loop.time()
-        follower = Follower(begun.record_file, begun.offset, epoch, sojourn=parse_policy(self.point.policy).joins_running)
+        follower = Follower(
+            begun.record_file,
+            begun.offset,
+            epoch,
+            sojourn=parse_policy(self.point.policy).joins_running,
+        )
         while True:
             await asyncio.sleep(min(rules.look, max(0.1, self.allowed - (loop.time() - began))))
             seen, seconds = await look(client, follower), loop.time() - began
@@ -162,11 +217,18 @@ class RunningCell:
 
     def _observed(self, measured: Measured) -> Observed:
         basis, begun = self.apparatus.basis, measured.begun
-        epochs = (begun.epoch, measured.epoch)  # who was in service when the measured one began explains who waited then
+        epochs = (
+            begun.epoch,
+            measured.epoch,
+        )  # who was in service when the measured one began explains who waited then
         return Observed(
             policy=self.point.policy,
             epoch=measured.epoch,
-            records=[record for epoch in epochs for record in records_since(begun.record_file, begun.offset, epoch)],
+            records=[
+                record
+                for epoch in epochs
+                for record in records_since(begun.record_file, begun.offset, epoch)
+            ],
             shape=basis.law,
             limits=Limits(max_output_tokens=LONGEST + 1, max_num_seqs=basis.bounds.max_num_seqs),
             block=self.rules.block,
@@ -174,7 +236,9 @@ class RunningCell:
         )
 
     def _live(self, measured: Measured) -> dict[str, object] | None:
-        """The last live prediction. A longer cell has more requests than the gateway keeps: it is judged from the run file."""
+        """The last live prediction. A longer cell has more requests than the gateway keeps: it
+        is judged from the run file.
+        """
         return None if self.point.longer else measured.last.live
 
     def _conditions(self) -> dict[str, object]:
@@ -185,7 +249,9 @@ class RunningCell:
 
 def basis_of(basis: Basis, point: Point) -> Basis:
     """With the lengths of one point."""
-    return dataclasses.replace(basis, plan=msgspec.structs.replace(basis.plan, output_tokens=point.output_tokens))
+    return dataclasses.replace(
+        basis, plan=msgspec.structs.replace(basis.plan, output_tokens=point.output_tokens)
+    )
 
 
 def model_of(basis: Basis, point: Point) -> Model:

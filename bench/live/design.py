@@ -1,10 +1,13 @@
-"""What is measured: six policies at four loads, and the rules by which a cell ends, counts as quiet, or is repeated.
+"""What is measured: six policies at four loads, and the rules by which a cell ends, counts as
+quiet, or is repeated.
 
-The loads are fractions of each policy's largest stable rate under the calibrated law at the speed of a pilot under load just before the
-cell: an engine that was idle is 5 to 30 % faster than under load, and a cell meant for 0.75 would run near 1. Answers have 16 tokens on
-average: geometric in half of the cells, uniform in the others; in two cells every call asks for two sequences of 16 tokens each (the
-length that a call forces is that of both). Two longer cells, at loads 0.75 and 0.9, run as long as `queueing.simulation.run_length`
-advises; they are measured where they are asked for. The plan that a folder is bound to is that of a sweep.
+The loads are fractions of each policy's largest stable rate under the calibrated law at the speed
+of a pilot under load just before the cell: an engine that was idle is 5 to 30 % faster than under
+load, and a cell meant for 0.75 would run near 1. Answers have 16 tokens on average: geometric in
+half of the cells, uniform in the others; in two cells every call asks for two sequences of 16
+tokens each (the length that a call forces is that of both). Two longer cells, at loads 0.75 and
+0.9, run as long as `queueing.simulation.run_length` advises; they are measured where they are asked
+for. The plan that a folder is bound to is that of a sweep.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from itertools import count
 from loadgen.sweep.grid import cell_name
 from loadgen.sweep.plan import Plan
 
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
 LOADS = (0.3, 0.5, 0.6, 0.75)
 UNIFORM, GEOMETRIC, SAME = "uniform:low=1,high=31", "geometric:mean=16", "deterministic:value=16"
 PAIRS = 2  # sequences of a call
@@ -31,7 +41,9 @@ LENGTHS_BY_LOAD = {  # of each policy at each of LOADS: uniform, geometric, or p
 LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)
 PROMPT_TOKENS = "deterministic:value=32"
 MAX_NUM_SEQS = 16
-LONGEST = 96  # tokens: the gateway's limit while a cell settles; one more while it is measured, which begins an epoch
+# tokens: the gateway's limit while a cell settles; one more while it is measured, which begins an
+# epoch
+LONGEST = 96
 EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.0015"  # of --fast
 
 
@@ -39,10 +51,16 @@ EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.001
 class Rules:
     """Seconds, and fractions."""
 
-    half_width: float = 0.07  # of the observed mean: enough. At 10 % chance alone makes a median error of 3.4 %, at 7 % one of 2.4 %
+    # of the observed mean: enough. At 10 % chance alone makes a median error of 3.4 %, at 7 % one
+    # of 2.4 %
+    half_width: float = 0.07
     look: float = 12.0  # between two looks at a running cell
-    pilot: float = 12.0  # of load, at the speed measured before it: how fast the engine is under load
-    settle: float = 4.0  # of load before the measured epoch begins: the queue is then no longer empty
+    pilot: float = (
+        12.0  # of load, at the speed measured before it: how fast the engine is under load
+    )
+    settle: float = (
+        4.0  # of load before the measured epoch begins: the queue is then no longer empty
+    )
     least: float = 30.0  # of a cell
     most: float = 500.0
     most_longer: float = 2400.0  # of a longer cell
@@ -111,8 +129,15 @@ def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
 
 
 def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
-    """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long as any cell."""
-    window = ["--prediction-interval", f"{rules.prediction_interval:g}", "--prediction-window", f"{max(60.0, rules.most_longer):g}"]
+    """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long
+    as any cell.
+    """
+    window = [
+        "--prediction-interval",
+        f"{rules.prediction_interval:g}",
+        "--prediction-window",
+        f"{max(60.0, rules.most_longer):g}",
+    ]
     limit = ["--max-output-tokens", str(LONGEST), "--what-if-interval", "100000"]
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 
@@ -127,15 +152,32 @@ def points(plan: Plan) -> Iterator[Point]:
             name = cell_name(policy, None, f"load{load:g}")
             yield Point(name, policy, load, next(seeds), lengths, PAIRS if kind == "p" else 1)
     for load in LONGER_LOADS:
-        yield Point("longer_" + cell_name(LONGER_POLICY, None, f"load{load:g}"), LONGER_POLICY, load, next(seeds), longer=True)
+        yield Point(
+            "longer_" + cell_name(LONGER_POLICY, None, f"load{load:g}"),
+            LONGER_POLICY,
+            load,
+            next(seeds),
+            longer=True,
+        )
 
 
 def chosen(every: Sequence[Point], names: str | None, loads: str | None) -> list[Point]:
-    """Those whose name has one of the comma-separated `names` in it, at one of the comma-separated `loads`. Raises ValueError."""
-    wanted = {float(load) for load in loads.split(",")} if loads else {point.load for point in every}
+    """Those whose name has one of the comma-separated `names` in it, at one of the
+    comma-separated `loads`. Raises ValueError.
+    """
+    wanted = (
+        {float(load) for load in loads.split(",")} if loads else {point.load for point in every}
+    )
     parts = [part.strip() for part in (names or "").split(",") if part.strip()]
-    found = [point for point in every if point.load in wanted and (not parts or any(part in point.name for part in parts))]
+    found = [
+        point
+        for point in every
+        if point.load in wanted and (not parts or any(part in point.name for part in parts))
+    ]
     if not found:
         known = ", ".join(point.name for point in every)
-        raise ValueError(f"got --cells {names} and --loads {loads}, which name no cell; expected parts of: {known}")
+        raise ValueError(
+            f"got --cells {names} and --loads {loads}, which name no cell; expected parts of: "
+            f"{known}"
+        )
     return found

@@ -10,8 +10,8 @@ Besides, and never in place of it:
     p99            |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
     quiet          every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
 
-Of a cell that was measured twice, the attempt whose observed mean is known better counts. Whether observed and predicted agree has
-no say in that.
+Of a cell that was measured twice, the attempt whose observed mean is known better counts. Whether
+observed and predicted agree has no say in that.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ SERVICE, SERVICE_FLOOR = 0.02, 0.3e-3
 CLOSE = 0.05
 P99 = 0.20
 LOW_LOAD = 0.6
-CELLS, WANTED, ERROR = 24, 23, 0.03  # of the table: how many, how many should hold, median error up to LOW_LOAD
+CELLS, WANTED, ERROR = (
+    24,
+    23,
+    0.03,
+)  # of the table: how many, how many should hold, median error up to LOW_LOAD
 RULE = (
-    "One rule for every cell: it **holds** where the predicted mean lies in the 95 % interval of the observed mean, or within 5 % of the "
-    "observed mean; it is **too short**, and says nothing, where that interval reaches further than a quarter of the observed mean to "
-    "either side."
+    "One rule for every cell: it **holds** where the predicted mean lies in the 95 % interval of "
+    "the observed mean, or within 5 % of the observed mean; it is **too short**, and says "
+    "nothing, where that interval reaches further than a quarter of the observed mean to either "
+    "side."
 )
 Plain = Mapping[str, Any]
 
@@ -58,7 +63,9 @@ class Judged:
 
     @property
     def at_its_speeds(self) -> float | None:
-        """The prediction with what the speed's changes within the cell do to it; None where they were not simulated."""
+        """The prediction with what the speed's changes within the cell do to it; None where they
+        were not simulated.
+        """
         found: float | None = self.result.get("at_its_speeds")
         return found
 
@@ -107,7 +114,11 @@ def verdict(observed: float, half_width: float, predicted: float | None) -> str:
         return "too short"
     if predicted is None:
         return "nothing predicted"
-    return "holds" if abs(observed - predicted) <= max(half_width, CLOSE * observed) else "does not hold"
+    return (
+        "holds"
+        if abs(observed - predicted) <= max(half_width, CLOSE * observed)
+        else "does not hold"
+    )
 
 
 def source_of(result: Plain) -> Plain:
@@ -126,7 +137,13 @@ def _p99(result: Plain, live: Plain) -> tuple[float, float] | None:
     return (observed, predicted) if predicted and observed is not None else None
 
 
-def noise(blocks: Sequence[float], speeds: tuple[float, float | None], *, block_deviation: float, bracket_deviation: float) -> list[str]:
+def noise(
+    blocks: Sequence[float],
+    speeds: tuple[float, float | None],
+    *,
+    block_deviation: float,
+    bracket_deviation: float,
+) -> list[str]:
     """Why the machine was not quiet; empty where it was."""
     found = []
     worst = largest_deviation(blocks)
@@ -181,11 +198,28 @@ def counts(cells: Sequence[Judged]) -> list[Count]:
     cells = [cell for cell in cells if not cell.result.get("longer")]
     low = [cell for cell in cells if cell.low]
     errors = [abs(cell.error) for cell in low if cell.error is not None]
-    share = len(cells) / CELLS if cells else 0.0  # of the whole table, where only a part of it was measured
+    share = (
+        len(cells) / CELLS if cells else 0.0
+    )  # of the whole table, where only a part of it was measured
     return [
-        Count("gateway within max(2 %, 0.3 ms) of its measured service", sum(c.gateway_holds for c in cells), len(cells), len(cells)),
-        Count("cells that hold", sum(bool(c.holds) for c in cells), len(cells), math.ceil(WANTED * share)),
-        Count("median error of the mean up to load 0.6", median(errors) if errors else math.nan, None, ERROR),
+        Count(
+            "gateway within max(2 %, 0.3 ms) of its measured service",
+            sum(c.gateway_holds for c in cells),
+            len(cells),
+            len(cells),
+        ),
+        Count(
+            "cells that hold",
+            sum(bool(c.holds) for c in cells),
+            len(cells),
+            math.ceil(WANTED * share),
+        ),
+        Count(
+            "median error of the mean up to load 0.6",
+            median(errors) if errors else math.nan,
+            None,
+            ERROR,
+        ),
         Count(
             "p99 within 20 % up to load 0.6",
             sum(c.p99_error is not None and abs(c.p99_error) <= P99 for c in low),

@@ -1,4 +1,5 @@
-"""Looks at a running cell: the gateway's run file read on as it grows, the mean so far with its interval, the live prediction.
+"""Looks at a running cell: the gateway's run file read on as it grows, the mean so far with its
+interval, the live prediction.
 
 Reading happens in a thread, a few thousand records a look: the sender shares this loop.
 """
@@ -39,7 +40,12 @@ class Follower:
         for line in content[:whole].splitlines():
             record = decoder.decode(line)
             value = record.sojourn_time if self.sojourn else record.queueing_delay
-            if record.epoch == self.epoch and record.outcome == "completed" and value is not None and record.arrived_at is not None:
+            if (
+                record.epoch == self.epoch
+                and record.outcome == "completed"
+                and value is not None
+                and record.arrived_at is not None
+            ):
                 self._values.append((record.arrived_at, value))
         self._values.sort()
         values = np.array([value for _, value in self._values])
@@ -57,7 +63,9 @@ class Look:
     def __str__(self) -> str:
         mean, half = self.observed.mean * 1e3, self.observed.relative
         predicted = None if self.live is None else self.live["interval"]["value"]
-        shown = "no live prediction yet" if predicted is None else f"predicted {predicted * 1e3:.3g} ms"
+        shown = (
+            "no live prediction yet" if predicted is None else f"predicted {predicted * 1e3:.3g} ms"
+        )
         return f"observed {mean:.3g} ms +-{half:.0%} ({self.observed.n}), {shown}"
 
 
@@ -68,11 +76,22 @@ async def look(client: GatewayClient, follower: Follower) -> Look:
     answer = await client.ask("GET", "/admin/prediction")
     found = answer.get("prediction")
     # without its epoch it is that of a gateway whose live model says nothing of windows
-    usable = found is not None and found.get("epoch") == follower.epoch and found.get("window") and found.get("interval")
-    return Look(observed, found if usable else None, None if usable else str(answer.get("reason") or "none of this epoch yet"))
+    usable = (
+        found is not None
+        and found.get("epoch") == follower.epoch
+        and found.get("window")
+        and found.get("interval")
+    )
+    return Look(
+        observed,
+        found if usable else None,
+        None if usable else str(answer.get("reason") or "none of this epoch yet"),
+    )
 
 
 def enough(seen: Look, seconds: float, *, half_width: float, least: float) -> bool:
-    """Whether the mean is known well enough, by a run that is not too short to say so, and there is a prediction to set beside it."""
+    """Whether the mean is known well enough, by a run that is not too short to say so, and there
+    is a prediction to set beside it.
+    """
     known = seen.observed.relative <= half_width and not seen.observed.too_short
     return seconds >= least and known and seen.live is not None

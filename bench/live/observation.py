@@ -1,4 +1,5 @@
-"""What a cell's records say: the observation of the very window that the live prediction was made of, and theory on the same records.
+"""What a cell's records say: the observation of the very window that the live prediction was made
+of, and theory on the same records.
 
 observed          queueing delays (continuous: sojourns) of who arrived in the window and was dispatched, means by batch means
 offline           the estimators and the prediction once more, from the run file instead of the gateway's memory
@@ -64,7 +65,8 @@ def observe(cell: Cell) -> Plain:
         "compared": "sojourn_time" if policy.joins_running else "queueing_delay",
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
         "n": found.compared.n,
-        "observed": found.compared.observed.to_dict() | {name: each.to_dict() for name, each in found.compared.observed_quantiles.items()},
+        "observed": found.compared.observed.to_dict()
+        | {name: each.to_dict() for name, each in found.compared.observed_quantiles.items()},
         "offline": _offline(found),
         "measured_service": measured_service(cell.records, cell.epoch, seen.now),
         "waiting": _waiting(policy, seen, cell, found.estimates) if policy.joins_running else None,
@@ -75,18 +77,35 @@ def observe(cell: Cell) -> Plain:
 
 
 def seen_in(cell: Cell) -> Snapshot:
-    """The window of the live prediction, rebuilt from the run file; without one, the whole epoch but for who was cut at its end."""
+    """The window of the live prediction, rebuilt from the run file; without one, the whole epoch
+    but for who was cut at its end.
+    """
     if cell.live is not None:
         start, end = float(cell.live["window"]["start"]), float(cell.live["window"]["end"])
     else:
-        mine = [each.arrived_at for each in _ended(cell.records, math.inf) if each.epoch == cell.epoch and each.arrived_at is not None]
+        mine = [
+            each.arrived_at
+            for each in _ended(cell.records, math.inf)
+            if each.epoch == cell.epoch and each.arrived_at is not None
+        ]
         start, end = min(mine), max(mine)
     found = snapshot_of(_ended(cell.records, end), cell.policy, start, end, epoch=cell.epoch)
-    arrived = {each.request_id: each.arrived_at for each in cell.records if each.arrived_at is not None and start < each.arrived_at <= end}
+    arrived = {
+        each.request_id: each.arrived_at
+        for each in cell.records
+        if each.arrived_at is not None and start < each.arrived_at <= end
+    }
     sizes = Counter(call_of(name) or name for name in arrived)
-    calls = sorted({call_of(name) or name: at for name, at in arrived.items()}.items(), key=lambda call: call[1])
+    calls = sorted(
+        {call_of(name) or name: at for name, at in arrived.items()}.items(),
+        key=lambda call: call[1],
+    )
     counts = np.array([float(sizes[name]) for name, _ in calls])
-    return dataclasses.replace(found, arrivals=np.array([at for _, at in calls]), sequences=counts if (counts > 1).any() else None)
+    return dataclasses.replace(
+        found,
+        arrivals=np.array([at for _, at in calls]),
+        sequences=counts if (counts > 1).any() else None,
+    )
 
 
 def measured_service(records: Sequence[Record], epoch: int, end: float) -> Plain:
@@ -94,16 +113,26 @@ def measured_service(records: Sequence[Record], epoch: int, end: float) -> Plain
     comparison = next(each for each in compare(_ended(records, end)) if each.epoch == epoch)
     service = comparison.quantity.measured_service
     assert service is not None
-    return {"observed": comparison.quantity.observed.mean, "recursion": service.mean, "n": comparison.n}
+    return {
+        "observed": comparison.quantity.observed.mean,
+        "recursion": service.mean,
+        "n": comparison.n,
+    }
 
 
 def _ended(records: Sequence[Record], end: float) -> list[Record]:
     """Whose answer was whole by then: the load is cut off when a cell ends."""
-    return [each for each in records if each.outcome == "completed" and each.released_at is not None and each.released_at <= end]
+    return [
+        each
+        for each in records
+        if each.outcome == "completed" and each.released_at is not None and each.released_at <= end
+    ]
 
 
 def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
-    """Measured over lawful service time of consecutive blocks; a block with too few batches joins the next."""
+    """Measured over lawful service time of consecutive blocks; a block with too few batches
+    joins the next.
+    """
     if not times.count:
         return []
     edges = np.arange(times.at[0], times.at[-1], seconds)
@@ -111,7 +140,11 @@ def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
     speeds, measured, fitted, number = [], 0.0, 0.0, 0
     for index in range(1, block[-1] + 1):
         mine = block == index
-        measured, fitted, number = measured + times.measured[mine].sum(), fitted + times.fitted[mine].sum(), number + int(mine.sum())
+        measured, fitted, number = (
+            measured + times.measured[mine].sum(),
+            fitted + times.fitted[mine].sum(),
+            number + int(mine.sum()),
+        )
         if number >= FEWEST_IN_BLOCK:
             speeds.append(float(measured / fitted))
             measured, fitted, number = 0.0, 0.0, 0
@@ -119,27 +152,42 @@ def block_speeds(times: BatchTimes, seconds: float) -> list[float]:
 
 
 def at_its_speeds(found: Assessment, shape: LatencyModel, path: Sequence[float]) -> float | None:
-    """The predicted mean at the speeds of the path, seconds; None where the queue is not simulated, or would not be stable.
+    """The predicted mean at the speeds of the path, seconds; None where the queue is not simulated,
+    or would not be stable.
 
     By simulation, times the exact mean at a constant speed over the same simulated.
     """
-    model, rate, fast = found.model, found.estimates.arrival_rate.value, found.estimates.wander.fast_cv
+    model, rate, fast = (
+        found.model,
+        found.estimates.arrival_rate.value,
+        found.estimates.wander.fast_cv,
+    )
     if model is None or found.prediction is None:
         return None
     along = dataclasses.replace(
-        model, law=dataclasses.replace(shape.at_speed(1.0), cv=min(model.law.cv, fast) if fast >= 0 else model.law.cv)
+        model,
+        law=dataclasses.replace(
+            shape.at_speed(1.0), cv=min(model.law.cv, fast) if fast >= 0 else model.law.cv
+        ),
     )
     plain = dataclasses.replace(model, law=model.law.without_stalls())
     wandering, steady = LoadedQueue.of(along, rate), LoadedQueue.of(plain, rate)
     if wandering is None or steady is None or len(path) < 2:
         return None
-    exact, simulated = predict_model(plain, rate).served_queueing_delay.mean, steady.at_speeds([1.0, 1.0])
+    exact, simulated = (
+        predict_model(plain, rate).served_queueing_delay.mean,
+        steady.at_speeds([1.0, 1.0]),
+    )
     mean = wandering.at_speeds(path)
     return None if not exact or not simulated or mean is None else mean * exact / simulated
 
 
 def _offline(found: Assessment) -> Plain:
-    band = None if found.wander is None else {name: _finite(value) for name, value in dataclasses.asdict(found.wander).items()}
+    band = (
+        None
+        if found.wander is None
+        else {name: _finite(value) for name, value in dataclasses.asdict(found.wander).items()}
+    )
     return {
         "prediction": None if found.prediction is None else found.prediction.as_dict(),
         "interval": found.compared.predicted.to_dict(),
@@ -153,15 +201,31 @@ def _offline(found: Assessment) -> Plain:
 def _waiting(policy: Policy, seen: Snapshot, cell: Cell, estimates: Estimates) -> Plain:
     delays = seen.mine.queueing_delay
     observed = float(np.mean(delays > WAITED)) if delays.size else None
-    lengths, law = estimates.output_tokens.law(cell.limits.max_output_tokens), estimates.law(cell.shape)
+    lengths, law = (
+        estimates.output_tokens.law(cell.limits.max_output_tokens),
+        estimates.law(cell.shape),
+    )
     prompts = estimates.prompt_tokens.law() if law.kp else None
-    model = Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, max_num_seqs=cell.limits.max_num_seqs)
+    model = Model(
+        policy=policy,
+        output_tokens=lengths,
+        law=law,
+        prompt_tokens=prompts,
+        max_num_seqs=cell.limits.max_num_seqs,
+    )
     try:
-        predicted = solve_continuous(model.slot_time, estimates.arrival_rate.value, model.bound).waiting
+        predicted = solve_continuous(
+            model.slot_time, estimates.arrival_rate.value, model.bound
+        ).waiting
     except PredictionError:
         predicted = None
     sojourn_p99 = simulated_p99(model, estimates.arrival_rate.value)
-    return {"observed": observed, "predicted": predicted, "n": int(delays.size), "simulated_sojourn_p99": sojourn_p99}
+    return {
+        "observed": observed,
+        "predicted": predicted,
+        "n": int(delays.size),
+        "simulated_sojourn_p99": sojourn_p99,
+    }
 
 
 def simulated_p99(model: Model, rate: float) -> float | None:

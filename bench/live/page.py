@@ -40,7 +40,17 @@ machine was not quiet. The estimates with their intervals are in the files.
 
 LONGER_SAYS = "As long as `queueing.simulation.run_length` advises; not counted above."
 HEAD = (
-    *("policy", "load", "lengths", "n", "s", "observed (ms)", "predicted (ms)", "error", "at its speeds (ms)"),
+    *(
+        "policy",
+        "load",
+        "lengths",
+        "n",
+        "s",
+        "observed (ms)",
+        "predicted (ms)",
+        "error",
+        "at its speeds (ms)",
+    ),
     *("band (ms)", "gateway", "p99 (ms)", "live verdict", "result"),
 )
 
@@ -123,13 +133,21 @@ def _row(cell: Judged) -> list[str]:
         _lengths(result),
         f"{result['n']:,}",
         f"{result['seconds']:.0f}" + (" t" if out_of_time(result) else ""),
-        f"{_ms(cell.observed)} ± {_percent(cell.half_width / cell.observed if cell.observed else None, digits=0, sign=False)}",
+        (
+            f"{_ms(cell.observed)} ± "
+            f"{_percent(cell.half_width / cell.observed if cell.observed else None, digits=0, sign=False)}"
+        ),
         f"{_ms(cell.predicted)} ({_ms(interval['low'])} to {_ms(interval['high'])})",
         _percent(cell.error),
         _ms(cell.at_its_speeds),
         _band(result.get("stated_band")),
-        _percent(service["observed"] / service["recursion"] - 1 if service["recursion"] else None, digits=2),
-        "" if cell.p99 is None else f"{_ms(cell.p99[0])} / {_ms(cell.p99[1])} ({_percent(cell.p99_error, digits=0)})",
+        _percent(
+            service["observed"] / service["recursion"] - 1 if service["recursion"] else None,
+            digits=2,
+        ),
+        ""
+        if cell.p99 is None
+        else f"{_ms(cell.p99[0])} / {_ms(cell.p99[1])} ({_percent(cell.p99_error, digits=0)})",
         comparison["verdict"] + reasons,
         cell.says if cell.holds or cell.too_short else f"**{cell.says}**",
     ]
@@ -147,13 +165,20 @@ def _band(band: Mapping[str, Any] | None) -> str:
 
 def _waiting(cells: Sequence[Judged]) -> str:
     rows = [
-        [f"{cell.result['load']:g}", _share(found["observed"]), _share(found["predicted"]), f"{found['n']:,}"]
+        [
+            f"{cell.result['load']:g}",
+            _share(found["observed"]),
+            _share(found["predicted"]),
+            f"{found['n']:,}",
+        ]
         for cell in cells
         if (found := cell.result["waiting"]) is not None
     ]
     if not rows:
         return ""
-    said = "Who waits for a slot (observed: more than 1 ms), beside P(Wq > 0) at the same estimates:"
+    said = (
+        "Who waits for a slot (observed: more than 1 ms), beside P(Wq > 0) at the same estimates:"
+    )
     return f"## Continuous: who waits\n\n{said}\n\n{_rows(['load', 'observed', 'predicted', 'n'], rows)}\n"
 
 
@@ -180,9 +205,15 @@ def _failures(cells: Sequence[Judged]) -> str:
     lines = ["## Cells that do not hold", ""]
     for cell in failing:
         live = source_of(cell.result)
-        failed = [f"{name}: {each['says']}" for name, each in live["comparison"]["assumptions"].items() if each["holds"] is False]
+        failed = [
+            f"{name}: {each['says']}"
+            for name, each in live["comparison"]["assumptions"].items()
+            if each["holds"] is False
+        ]
         said = "; ".join(failed) or "no assumption fails"
-        lines.append(f"- {cell.result['cell']}, error {_percent(cell.error)}. The live model: {said}.")
+        lines.append(
+            f"- {cell.result['cell']}, error {_percent(cell.error)}. The live model: {said}."
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -196,7 +227,11 @@ def _offline(cells: Sequence[Judged]) -> str:
     if not apart:
         return "No live prediction was given by the gateway: the predictions above were made afterwards, from its run file.\n"
     without = len(cells) - len(both)
-    said = f" In {without} the gateway gave no live prediction; the offline one stands above." if without else ""
+    said = (
+        f" In {without} the gateway gave no live prediction; the offline one stands above."
+        if without
+        else ""
+    )
     return (
         f"The same estimators on the run file afterwards give the live mean within {max(apart):.2%} "
         f"(median {sorted(apart)[len(apart) // 2]:.2%}).{said}\n"
@@ -210,10 +245,16 @@ def _configuration(cells: Sequence[Judged]) -> str:
     rules = msgspec.convert(first["rules"], Rules)
     speeds = [speed for result in results for speed in result["speeds"] if speed is not None]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(first["versions"].items()))
-    late = max((result["lateness"]["p99"] for result in results if result["lateness"]), default=math.nan)
+    late = max(
+        (result["lateness"]["p99"] for result in results if result["lateness"]), default=math.nan
+    )
     dates = sorted(result["date"] for result in results)
     loaded = all("speed_under_load" in result for result in results)
-    measured_at = f"of a pilot under load, {rules.pilot:g} s, just before the cell" if loaded else "measured just before the cell"
+    measured_at = (
+        f"of a pilot under load, {rules.pilot:g} s, just before the cell"
+        if loaded
+        else "measured just before the cell"
+    )
     lines = [
         "## How",
         "",
@@ -257,4 +298,8 @@ def _share(value: float | None) -> str:
 
 
 def _percent(value: float | None, digits: int = 1, *, sign: bool = True) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+    return (
+        "-"
+        if value is None or not math.isfinite(value)
+        else f"{100 * value:{'+' if sign else ''}.{digits}f} %"
+    )

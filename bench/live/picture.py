@@ -1,4 +1,6 @@
-"""Observed against predicted, one panel per policy: means over load, with intervals and the band of the wander."""
+"""Observed against predicted, one panel per policy: means over load, with intervals and the band
+of the wander.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,27 @@ def draw(cells: Sequence[Judged], path: Path) -> Path:
 
     policies = list(dict.fromkeys(cell.result["policy"] for cell in cells))
     rows = -(-len(policies) // COLUMNS)
-    figure, axes = plt.subplots(rows, COLUMNS, figsize=(4.2 * COLUMNS, 3.3 * rows), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        rows, COLUMNS, figsize=(4.2 * COLUMNS, 3.3 * rows), squeeze=False, layout="constrained"
+    )
     for axis in axes.flat[len(policies) :]:
         axis.set_visible(False)
     for axis, policy in zip(axes.flat, policies, strict=False):
         _panel(axis, [cell for cell in cells if cell.result["policy"] == policy])
         axis.set_title(policy, fontsize=10)
-    handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    handles = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        frameon=False,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=9,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -45,10 +60,23 @@ def _panel(axis: Axes, cells: Sequence[Judged]) -> None:
         alpha = 1.0 if cell.quiet else 0.45
         band = cell.result.get("stated_band")
         if band is not None and band["low"] is not None and band["high"] is not None:
-            axis.plot([load + 0.008] * 2, [band["low"] * 1e3, band["high"] * 1e3], color=BAND, linewidth=7, solid_capstyle="butt")
+            axis.plot(
+                [load + 0.008] * 2,
+                [band["low"] * 1e3, band["high"] * 1e3],
+                color=BAND,
+                linewidth=7,
+                solid_capstyle="butt",
+            )
         half = min(cell.half_width, cell.observed * 0.95) if math.isfinite(cell.half_width) else 0.0
         axis.errorbar(
-            load - 0.008, cell.observed * 1e3, half * 1e3, fmt="o", color=OBSERVED, alpha=alpha, capsize=4, label="observed, 95 %"
+            load - 0.008,
+            cell.observed * 1e3,
+            half * 1e3,
+            fmt="o",
+            color=OBSERVED,
+            alpha=alpha,
+            capsize=4,
+            label="observed, 95 %",
         )
         _predicted(axis, load + 0.008, live["interval"], alpha)
     compared = "sojourn" if cells[0].result["compared"] == "sojourn_time" else "queueing delay"
@@ -70,5 +98,13 @@ def _predicted(axis: Axes, load: float, interval: dict[str, float | None], alpha
     above = 0.0 if high is None else high - value
     label = "predicted live, 95 %; grey: band stated before the cell"
     axis.errorbar(
-        load, value * 1e3, [[below * 1e3], [above * 1e3]], fmt="D", color=PREDICTED, alpha=alpha, markersize=5, capsize=3, label=label
+        load,
+        value * 1e3,
+        [[below * 1e3], [above * 1e3]],
+        fmt="D",
+        color=PREDICTED,
+        alpha=alpha,
+        markersize=5,
+        capsize=3,
+        label=label,
     )

@@ -1,6 +1,8 @@
-"""`kendall serve` whose event loop is pinged every other millisecond by a thread: how late each ping ran goes into a file.
+"""`kendall serve` whose event loop is pinged every other millisecond by a thread: how late each
+ping ran goes into a file.
 
-Pairs of doubles, seconds: when it was posted (CLOCK_MONOTONIC, which all processes share), and how much later it ran.
+Pairs of doubles, seconds: when it was posted (CLOCK_MONOTONIC, which all processes share), and how
+much later it ran.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def _ping(loop: asyncio.AbstractEventLoop) -> None:
             pause.wait(EVERY)
             loop.call_soon_threadsafe(ran, clock())
             if len(seen) >= KEPT:
-                array.array("d", chain.from_iterable(seen.popleft() for _ in range(KEPT))).tofile(file)
+                array.array("d", chain.from_iterable(seen.popleft() for _ in range(KEPT))).tofile(
+                    file
+                )
                 file.flush()
 
 

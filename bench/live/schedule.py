@@ -1,4 +1,6 @@
-"""How long each cell may take: its advised length, more where others ended early, less where the time is too short."""
+"""How long each cell may take: its advised length, more where others ended early, less where the
+time is too short.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ class Schedule:
         for point in points:
             typical = self._advised(point) if self.rules.pilots else 0.0
             most = self.rules.most_longer if point.longer else self.rules.most
-            self.advised[point.name] = min(most, max(self.rules.planned, typical * (ASSURANCE if point.longer else 1)))
+            self.advised[point.name] = min(
+                most, max(self.rules.planned, typical * (ASSURANCE if point.longer else 1))
+            )
 
     def _advised(self, point: Point) -> float:
-        """Seconds after which half of the runs know their mean: nine of ten would take `ASSURANCE` times as long."""
+        """Seconds after which half of the runs know their mean: nine of ten would take
+        `ASSURANCE` times as long.
+        """
         model = model_of(self.basis, point)
         rate = point.load * model.largest_stable_rate
         try:
             advice = advise_model(model, rate, relative=self.rules.half_width)
         except SpecError:  # hardly anybody waits
-            advice = advise_model(model, rate, relative=self.rules.half_width, quantity="sojourn_time")
+            advice = advise_model(
+                model, rate, relative=self.rules.half_width, quantity="sojourn_time"
+            )
         return advice.seconds / ASSURANCE
 
     def seconds(self, point: Point) -> float:
@@ -42,10 +50,11 @@ class Schedule:
         return self.advised[point.name] + self.rules.overhead
 
     def allowed(self, point: Point, left: float, later: float) -> float:
-        """Seconds of load, when `left` seconds are left for all and the cells after it take `later`.
+        """Seconds of load, when `left` seconds are left for all and the cells after it take
+        `later`.
 
-        Where the time is too short for them all, each gives up the same share; where others ended early, it may take more. A longer
-        cell takes what it was advised.
+        Where the time is too short for them all, each gives up the same share; where others ended
+        early, it may take more. A longer cell takes what it was advised.
         """
         if point.longer:
             return self.advised[point.name]

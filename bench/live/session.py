@@ -1,11 +1,15 @@
-"""One session: the gateway up, the law's shape calibrated once, then cell after cell, each on the disk before the next begins.
+"""One session: the gateway up, the law's shape calibrated once, then cell after cell, each on the
+disk before the next begins.
 
-    speed measured -> pilot: speed under load -> policy in force -> load flows -> a new epoch begins in mid-flow
-    -> looks, until enough or out of time -> the last live prediction is taken while the load still flows
+    speed measured -> pilot: speed under load -> policy in force -> load flows -> a new epoch begins
+    in mid-flow
+    -> looks, until enough or out of time -> the last live prediction is taken while the load still
+    flows
     -> load cut off -> speed measured -> records judged
 
-A cell that is too short to say anything is measured once more after all others, as long as the whole time allows. A session may be
-shorter than that, or be killed: the next one goes on with the cells that have no file.
+A cell that is too short to say anything is measured once more after all others, as long as the
+whole time allows. A session may be shorter than that, or be killed: the next one goes on with the
+cells that have no file.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ class Session:
     _schedule: Schedule = field(init=False)
 
     async def run(self) -> bool:
-        """Measure; whether every point has a result now. Raises GatewayError, CancelledError; what is done stays done."""
+        """Measure; whether every point has a result now. Raises GatewayError, CancelledError;
+        what is done stays done.
+        """
         self._began = asyncio.get_running_loop().time()
         apparatus = self.apparatus
         if stop_left_behind(apparatus.store.folder):
@@ -61,13 +67,16 @@ class Session:
         return not self._missing()
 
     def _require_law(self) -> None:
-        """Raises GatewayError where the calibration was disturbed: every rate and every prediction rests on its shape."""
+        """Raises GatewayError where the calibration was disturbed: every rate and every
+        prediction rests on its shape.
+        """
         folder = self.apparatus.store.folder
         profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=Profile)
         if profile.mape is not None and profile.mape > self.rules.law_error:
             raise GatewayError(
-                f"the law fits its cells within {profile.mape:.0%} on average; expected {self.rules.law_error:.0%} on a quiet machine: "
-                f"start anew in an empty folder (this one is {folder})"
+                f"the law fits its cells within {profile.mape:.0%} on average; expected "
+                f"{self.rules.law_error:.0%} on a quiet machine: start anew in an empty folder "
+                f"(this one is {folder})"
             )
 
     async def _planned(self) -> Schedule:
@@ -81,13 +90,19 @@ class Session:
         await asyncio.to_thread(schedule.plan, self.every)
         store.append("planned", seconds=schedule.advised)
         advised = sum(schedule.advised[point.name] for point in self.every) / 60
-        self.apparatus.status.note(f"advised: {advised:.0f} minutes of load, {self.total / 60:.0f} in all to spend")
+        self.apparatus.status.note(
+            f"advised: {advised:.0f} minutes of load, {self.total / 60:.0f} in all to spend"
+        )
         return schedule
 
     async def _first_pass(self) -> None:
         missing = self._missing()
         for number, point in enumerate(missing, start=1):
-            later = sum(self._schedule.seconds(other) for other in self.every if other is not point and not self._results(other))
+            later = sum(
+                self._schedule.seconds(other)
+                for other in self.every
+                if other is not point and not self._results(other)
+            )
             self.apparatus.status.left_after = later
             allowed = self._schedule.allowed(point, self._left(), later)
             if not self._fits(point, allowed, first=number == 1):
@@ -98,14 +113,18 @@ class Session:
         self.apparatus.status.left_after = 0.0
         for point in [] if self._missing() else self._unsure():
             allowed = self._schedule.allowed(point, self._left(), 0.0)
-            if allowed + self.rules.overhead <= self._left() and self._fits(point, allowed, first=False):
+            if allowed + self.rules.overhead <= self._left() and self._fits(
+                point, allowed, first=False
+            ):
                 await self._measure(point, allowed, "once more")
 
     def _fits(self, point: Point, allowed: float, *, first: bool) -> bool:
         """Into this session; its first cell is cut to it."""
         if self._room() >= (self.rules.least if first else allowed):
             return True
-        self.apparatus.status.note(f"{point.name}: left for another session, the time of this one is over")
+        self.apparatus.status.note(
+            f"{point.name}: left for another session, the time of this one is over"
+        )
         return False
 
     def _room(self) -> float:
@@ -114,7 +133,11 @@ class Session:
 
     def _left(self) -> float:
         """Seconds of all sessions, less what the cells took that have a file."""
-        taken = [float(result["seconds"]) + self.rules.overhead for point in self.every for result in self._results(point)]
+        taken = [
+            float(result["seconds"]) + self.rules.overhead
+            for point in self.every
+            for result in self._results(point)
+        ]
         return self.total - sum(taken)
 
     def _elapsed(self) -> float:
@@ -123,10 +146,14 @@ class Session:
     # what the folder has
 
     def _results(self, point: Point) -> list[Result]:
-        return read_results(self.apparatus.store.folder.joinpath("cells").glob(f"{point.name}.*.json"))
+        return read_results(
+            self.apparatus.store.folder.joinpath("cells").glob(f"{point.name}.*.json")
+        )
 
     def _path(self) -> list[float]:
-        """The engine's speed second by second in all cells so far, each relative to the speed measured just before it."""
+        """The engine's speed second by second in all cells so far, each relative to the speed
+        measured just before it.
+        """
         cells = read_results(self.apparatus.store.folder.joinpath("cells").glob("*.json"))
         cells.sort(key=lambda result: str(result["date"]))
         return [level / result["speeds"][0] for result in cells for level in result["speed_path"]]
@@ -135,41 +162,64 @@ class Session:
         return [point for point in self.points if not self._results(point)]
 
     def _unsure(self) -> list[Point]:
-        """Measured once and too short to say anything; of these the ones that take the least time first."""
-        once = [(point, found[0]) for point in self.points if len(found := self._results(point)) == 1]
-        return [point for point, result in sorted(once, key=lambda each: float(each[1]["seconds"])) if judge(result).too_short]
+        """Measured once and too short to say anything; of these the ones that take the least
+        time first.
+        """
+        once = [
+            (point, found[0]) for point in self.points if len(found := self._results(point)) == 1
+        ]
+        return [
+            point
+            for point, result in sorted(once, key=lambda each: float(each[1]["seconds"]))
+            if judge(result).too_short
+        ]
 
     # one cell
 
     async def _measure(self, point: Point, allowed: float, place: str) -> None:
         for _ in range(ATTEMPTS):
             try:
-                await self._attempt(point, allowed, f"{place}, {point.policy} at load {point.load:g}")
+                await self._attempt(
+                    point, allowed, f"{place}, {point.policy} at load {point.load:g}"
+                )
             except GatewayError as error:
                 self.apparatus.store.append("cut", cell=point.name, reason=str(error), files={})
                 await self.apparatus.recover(str(error))
             else:
                 return
-        self.apparatus.store.append("failed", cell=point.name, reason=f"given up after {ATTEMPTS} attempts")
+        self.apparatus.store.append(
+            "failed", cell=point.name, reason=f"given up after {ATTEMPTS} attempts"
+        )
         self.apparatus.status.note(f"{place}, {point.name}: given up after {ATTEMPTS} attempts")
 
     async def _attempt(self, point: Point, allowed: float, shown: str) -> None:
         apparatus = self.apparatus
         before = await apparatus.speed_now()
         number = 1 + apparatus.store.progress.of(point.name).attempts
-        apparatus.store.append("started", cell=point.name, attempt=number, allowed=allowed, speed=before)
+        apparatus.store.append(
+            "started", cell=point.name, attempt=number, allowed=allowed, speed=before
+        )
         apparatus.speed = None
         running = RunningCell(apparatus, self.rules, point, allowed, shown)
         loaded = await running.speed_under_load(before)
         band = await asyncio.to_thread(running.stated_band, before, loaded, self._path())
-        apparatus.store.append("stated", cell=point.name, attempt=number, band=band, speed_under_load=loaded)
+        apparatus.store.append(
+            "stated", cell=point.name, attempt=number, band=band, speed_under_load=loaded
+        )
         measured = await running.run(loaded)
         after = await self._speed_after()
         apparatus.status.phase(f"{shown}: judging")
         result = await asyncio.to_thread(running.result, measured, (before, after))
-        result |= {"attempt": number, "allowed_seconds": allowed, "stated_band": band, "speed_under_load": loaded}
+        result |= {
+            "attempt": number,
+            "allowed_seconds": allowed,
+            "stated_band": band,
+            "speed_under_load": loaded,
+        }
         path = apparatus.store.write_json(f"cells/{point.name}.{number}.json", result)
-        apparatus.store.append("done", cell=point.name, attempt=number, file=f"cells/{path.name}", ended=measured.ended)
+        apparatus.store.append(
+            "done", cell=point.name, attempt=number, file=f"cells/{path.name}", ended=measured.ended
+        )
         apparatus.status.note(f"{shown}: {in_words(result)}")
 
     async def _speed_after(self) -> float | None:
@@ -184,10 +234,21 @@ def in_words(result: Result) -> str:
     """One line for who waits."""
     cell = judge(result)
     source = "predicted" if source_of(result) is result["live"] else "predicted offline"
-    error = "nothing predicted" if cell.error is None else f"{source} {(cell.predicted or 0) * 1e3:.4g} ms, error {cell.error:+.1%}"
+    error = (
+        "nothing predicted"
+        if cell.error is None
+        else f"{source} {(cell.predicted or 0) * 1e3:.4g} ms, error {cell.error:+.1%}"
+    )
     service = result["measured_service"]
-    gateway = f"gateway {service['observed'] / service['recursion'] - 1:+.2%}" if service["recursion"] else "gateway"
+    gateway = (
+        f"gateway {service['observed'] / service['recursion'] - 1:+.2%}"
+        if service["recursion"]
+        else "gateway"
+    )
     half = cell.half_width / cell.observed if cell.observed else float("inf")
     quiet = "quiet" if cell.quiet else "; ".join(result["noise"])
-    observed = f"{cell.observed * 1e3:.4g} ms +-{half:.1%} ({result['n']} in {result['seconds']:.0f} s, {result['ended']})"
+    observed = (
+        f"{cell.observed * 1e3:.4g} ms +-{half:.1%} ({result['n']} in "
+        f"{result['seconds']:.0f} s, {result['ended']})"
+    )
     return f"{observed}, {error}, {gateway}, {quiet}: {cell.says}"

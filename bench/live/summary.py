@@ -1,4 +1,6 @@
-"""The README's table of the live validation, from the same files as the page: `python -m bench.live.summary` writes it in."""
+"""The README's table of the live validation, from the same files as the page: `python -m
+bench.live.summary` writes it in.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from bench.live.results import best, read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-BEGIN, END = "<!-- table:live-validation, written by python -m bench.live.summary -->", "<!-- end -->"
+BEGIN, END = (
+    "<!-- table:live-validation, written by python -m bench.live.summary -->",
+    "<!-- end -->",
+)
 
 
 def cells(folder: Path = ROOT / "docs" / NAME) -> list[Judged]:
@@ -22,22 +27,34 @@ def cells(folder: Path = ROOT / "docs" / NAME) -> list[Judged]:
 
 
 def table(judged: Sequence[Judged]) -> str:
-    """Observed / predicted mean in milliseconds and their difference, a row a policy, a column a load; a sentence with the counts."""
+    """Observed / predicted mean in milliseconds and their difference, a row a policy, a column a
+    load; a sentence with the counts.
+    """
     loads = sorted({cell.result["load"] for cell in judged})
     policies = list(dict.fromkeys(cell.result["policy"] for cell in judged))
     by_place = {(cell.result["policy"], cell.result["load"]): cell for cell in judged}
     head = ["policy", *(f"load {load:g}" for load in loads)]
-    rows = [[f"`{policy}`{_starred(judged, policy)}", *(_said(by_place.get((policy, load))) for load in loads)] for policy in policies]
+    rows = [
+        [
+            f"`{policy}`{_starred(judged, policy)}",
+            *(_said(by_place.get((policy, load))) for load in loads),
+        ]
+        for policy in policies
+    ]
     lines = [_row(head), "|---|" + "--:|" * len(loads), *map(_row, rows)]
-    held, gateway = (next(count for count in counts(judged) if count.says.startswith(name)) for name in ("cells that hold", "gateway"))
+    held, gateway = (
+        next(count for count in counts(judged) if count.says.startswith(name))
+        for name in ("cells that hold", "gateway")
+    )
     engine = judged[0].result
     said = (
-        "Observed / predicted mean queueing delay in ms, \\* sojourn time. A cell holds where the prediction lies in the 95 % interval of "
-        "the observed mean, or within 5 % of it; **bold** where it does not. *Too short*: the interval reaches further than a quarter of "
-        "the mean. "
-        f"{held.found:.0f} of {held.of} cells hold; "
-        f"in {gateway.found:.0f} of {gateway.of} the gateway's queue does with its measured service times what the queue recursion says. "
-        f"vLLM {engine['versions']['vllm']} ({engine['hardware']['cpu']}, {engine['hardware']['cores']} cores), tiny Llama."
+        "Observed / predicted mean queueing delay in ms, \\* sojourn time. A cell holds where the "
+        "prediction lies in the 95 % interval of the observed mean, or within 5 % of it; **bold** "
+        "where it does not. *Too short*: the interval reaches further than a quarter of the mean. "
+        f"{held.found:.0f} of {held.of} cells hold; in {gateway.found:.0f} of {gateway.of} the "
+        "gateway's queue does with its measured service times what the queue recursion says. vLLM "
+        f"{engine['versions']['vllm']} ({engine['hardware']['cpu']}, "
+        f"{engine['hardware']['cores']} cores), tiny Llama."
     )
     return "\n".join([*lines, "", said])
 

@@ -1,10 +1,12 @@
-"""High loads on virtual time: the queue on an engine whose speed is the recorded trace, judged by the rule of the real cells.
+"""High loads on virtual time: the queue on an engine whose speed is the recorded trace, judged by
+the rule of the real cells.
 
-The trace (speed-trace.json beside this file) is the speed of a real engine on a machine that was not quiet, in blocks of 0.2 s, and
-is repeated: once its calm first two minutes, once the whole of it. What a run at load 0.3 shows of it, second by second, is the hour
-before the cells: it gives their bands. A cell is as long as `queueing.simulation.run_length` advises for +-10 % at a constant speed, and is
-doubled while it is too short, up to `MOST` requests. What is measured is given to the estimators of the live model; no delay enters a
-prediction.
+The trace (speed-trace.json beside this file) is the speed of a real engine on a machine that was
+not quiet, in blocks of 0.2 s, and is repeated: once its calm first two minutes, once the whole of
+it. What a run at load 0.3 shows of it, second by second, is the hour before the cells: it gives
+their bands. A cell is as long as `queueing.simulation.run_length` advises for +-10 % at a constant
+speed, and is doubled while it is too short, up to `MOST` requests. What is measured is given to the
+estimators of the live model; no delay enters a prediction.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from queueing.simulation.run_length import advise_model
 TRACE = Path(__file__).with_name("speed-trace.json")
 POLICIES = ("single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")
 LOADS = (0.75, 0.9)
-LAW = parse_law("k1=0.00014,k2=0.00206,k3=0.000028,k4=0.00114,kp=0.0000083,cv=0.08")  # of the engine of the trace
+LAW = parse_law(
+    "k1=0.00014,k2=0.00206,k3=0.000028,k4=0.00114,kp=0.0000083,cv=0.08"
+)  # of the engine of the trace
 LENGTHS, PROMPTS, BOUND = "uniform:low=1,high=31", "deterministic:value=32", 16
 RELATIVE, MOST = 0.10, 400_000
 SEEN_BEFORE = 100_000  # requests at load 0.3
@@ -52,7 +56,9 @@ class Trace:
         """Of the committed file."""
         plain = json.loads(path.read_bytes())
         levels = np.array(plain.pop("levels"))
-        return cls(levels * float(np.mean(1 / levels)), float(plain["step_seconds"]), plain)  # mean of 1 / level: work done per second
+        return cls(
+            levels * float(np.mean(1 / levels)), float(plain["step_seconds"]), plain
+        )  # mean of 1 / level: work done per second
 
     def first(self, seconds: float) -> Trace:
         """Its beginning, relative to the mean speed there."""
@@ -87,7 +93,9 @@ class VirtualCell:
         return verdict(observed.value, observed.value - observed.low, predicted)
 
 
-def virtual_cells(trace: Trace, policies: tuple[str, ...] = POLICIES, loads: tuple[float, ...] = LOADS) -> Iterator[VirtualCell]:
+def virtual_cells(
+    trace: Trace, policies: tuple[str, ...] = POLICIES, loads: tuple[float, ...] = LOADS
+) -> Iterator[VirtualCell]:
     """Policy by policy; the band of each is there before it is measured."""
     for policy in policies:
         model = Model.read(policy, LENGTHS, LAW, prompt_tokens=PROMPTS, max_num_seqs=BOUND)
@@ -100,7 +108,9 @@ def _path_before(model: Model, trace: Trace) -> list[float]:
     """What a run at low load shows of the trace."""
     rate = 0.3 * model.largest_stable_rate
     count = min(SEEN_BEFORE, round(rate * trace.seconds))
-    run = _queue(model, rate).run(trace.levels, 0.0, count, np.random.SeedSequence(7), width=trace.step)
+    run = _queue(model, rate).run(
+        trace.levels, 0.0, count, np.random.SeedSequence(7), width=trace.step
+    )
     return speed_path(batch_times(model.policy, snapshot_of(run, model), _shape(LAW)))
 
 
@@ -110,7 +120,9 @@ def _cell(model: Model, load: float, trace: Trace, before: list[float]) -> Virtu
     count = min(count, MOST)
     while True:
         band = queue.stated_band(before, count / rate, 0.0, 1)
-        run = queue.run(trace.levels, 0.0, count, np.random.SeedSequence(round(1000 * load)), width=trace.step)
+        run = queue.run(
+            trace.levels, 0.0, count, np.random.SeedSequence(round(1000 * load)), width=trace.step
+        )
         seen = snapshot_of(run, model)
         found = assess(seen, _shape(LAW), Limits(max_num_seqs=BOUND))
         if found.compared.observed.relative <= TOO_WIDE or 2 * count > MOST:
@@ -120,7 +132,15 @@ def _cell(model: Model, load: float, trace: Trace, before: list[float]) -> Virtu
     along = at_its_speeds(found, _shape(LAW), path)
     true = queue.stated_band(trace.levels.tolist(), count / rate, 0.0, 1, width=trace.step)
     seconds = float(run.arrived_at[-1])
-    return VirtualCell(policy=model.text, load=load, seconds=seconds, band=band, true_band=true, found=found, at_its_speeds=along)
+    return VirtualCell(
+        policy=model.text,
+        load=load,
+        seconds=seconds,
+        band=band,
+        true_band=true,
+        found=found,
+        at_its_speeds=along,
+    )
 
 
 def _queue(model: Model, rate: float) -> LoadedQueue:
@@ -138,8 +158,20 @@ def snapshot_of(run: SimulatedRun, model: Model) -> Snapshot:
     """The whole run as a window that began with its epoch and ends with the last arrival."""
     arrivals = np.asarray(run.arrived_at, dtype=np.float64)
     count, now = arrivals.size, float(arrivals[-1])
-    known = {name: getattr(run, name) for name in FIELDS if hasattr(run, name)} | {"prompt_tokens": np.full(count, 32)}
-    rows = np.column_stack([np.asarray(known.get(name, np.zeros(count)), dtype=np.float64) for name in FIELDS])
+    known = {name: getattr(run, name) for name in FIELDS if hasattr(run, name)} | {
+        "prompt_tokens": np.full(count, 32)
+    }
+    rows = np.column_stack(
+        [np.asarray(known.get(name, np.zeros(count)), dtype=np.float64) for name in FIELDS]
+    )
     rows = rows[run.released_at <= now]
     order = np.argsort(rows[:, FIELDS.index("released_at")], kind="stable")
-    return Snapshot(policy=model.text, epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=arrivals, rows=rows[order])
+    return Snapshot(
+        policy=model.text,
+        epoch=0,
+        epoch_at=0.0,
+        start=0.0,
+        now=now,
+        arrivals=arrivals,
+        rows=rows[order],
+    )

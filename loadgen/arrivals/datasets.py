@@ -4,12 +4,13 @@
     {"prompt": text or token ids, "output_tokens": n}     one a line; `output_tokens` may be left out
     {"messages": [{"role": ..., "content": ...}, ...], "output_tokens": n}
 
-Of a ShareGPT conversation the first question that has an answer is taken: the question is the prompt, the answer's
-length the output length. A conversation without such a pair is left out and counted.
+Of a ShareGPT conversation the first question that has an answer is taken: the question is the
+prompt, the answer's length the output length. A conversation without such a pair is left out and
+counted.
 
-How lengths are known: of token ids exactly; of text only by a tokenizer, where one is given; else by the server alone,
-and the timetable then says 0 prompt tokens. Output lengths come from the file where it has them (or from the answer,
-by the tokenizer), else from the law that the run was given.
+How lengths are known: of token ids exactly; of text only by a tokenizer, where one is given; else
+by the server alone, and the timetable then says 0 prompt tokens. Output lengths come from the file
+where it has them (or from the answer, by the tokenizer), else from the law that the run was given.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Prompts(Sequence[Prompt]):
     """The prompts of a run: `prompts[i]` belongs to row i of its timetable."""
 
     items: Sequence[Prompt]
-    lengths: Known  # how their numbers of tokens are known: they are token ids, a tokenizer counted, the server will
+    # how their numbers of tokens are known: they are token ids, a tokenizer counted, the server
+    # will
+    lengths: Known
 
     def __len__(self) -> int:
         return len(self.items)
@@ -70,7 +73,9 @@ class Dataset:
         """How the prompts' numbers of tokens are known."""
         if any(count is None for count in self.prompt_tokens):
             return "server"
-        return "exact" if all(isinstance(prompt, np.ndarray) for prompt in self.prompts) else "counted"
+        return (
+            "exact" if all(isinstance(prompt, np.ndarray) for prompt in self.prompts) else "counted"
+        )
 
 
 def random_prompts(timetable: Timetable, seed: int, vocabulary: range) -> Prompts:
@@ -79,15 +84,22 @@ def random_prompts(timetable: Timetable, seed: int, vocabulary: range) -> Prompt
 
 
 def draw_dataset(timetable: Timetable, dataset: Dataset, seed: int) -> tuple[Timetable, Prompts]:
-    """A prompt of the dataset for each row, and the timetable with the lengths that the dataset knows.
+    """A prompt of the dataset for each row, and the timetable with the lengths that the dataset
+    knows.
 
-    Every prompt once in random order, then every one again in another order, and so on: no prompt comes twice before all
-    have come. Predicted lengths are dropped; draw them anew with `with_predictions`.
+    Every prompt once in random order, then every one again in another order, and so on: no prompt
+    comes twice before all have come. Predicted lengths are dropped; draw them anew with
+    `with_predictions`.
     """
     rng, size = streams(seed).dataset, len(dataset.prompts)
     rounds = -(-len(timetable) // size)
-    chosen = np.concatenate([rng.permutation(size) for _ in range(rounds)])[: len(timetable)].tolist()
-    outputs = [dataset.output_tokens[i] or drawn for i, drawn in zip(chosen, timetable.output_tokens.tolist(), strict=True)]
+    chosen = np.concatenate([rng.permutation(size) for _ in range(rounds)])[
+        : len(timetable)
+    ].tolist()
+    outputs = [
+        dataset.output_tokens[i] or drawn
+        for i, drawn in zip(chosen, timetable.output_tokens.tolist(), strict=True)
+    ]
     drawn_table = dataclasses.replace(
         timetable,
         prompt_tokens=np.array([dataset.prompt_tokens[i] or 0 for i in chosen], dtype=np.int64),
@@ -98,16 +110,22 @@ def draw_dataset(timetable: Timetable, dataset: Dataset, seed: int) -> tuple[Tim
 
 
 def read_dataset(path: Path, count_tokens: TokenCounter | None = None) -> Dataset:
-    """The prompts of a file. Raises SpecError naming the file, the line, what was got and what was expected."""
+    """The prompts of a file. Raises SpecError naming the file, the line, what was got and what
+    was expected.
+    """
     try:
         data = unmarked(path.read_bytes())
     except OSError as error:
-        raise SpecError(f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines") from None
+        raise SpecError(
+            f"got dataset {path}: {error.strerror}; expected a ShareGPT file or JSON lines"
+        ) from None
     entries = _array(path, data) if data.lstrip().startswith(b"[") else _lines(path, data)
     rows = [row for where, entry in entries for row in [_row(where, entry, count_tokens)]]
     usable = [row for row in rows if row is not None]
     if not usable:
-        raise SpecError(f"{path}: got no prompt ({len(rows)} conversations without one); expected at least one")
+        raise SpecError(
+            f"{path}: got no prompt ({len(rows)} conversations without one); expected at least one"
+        )
     prompts, prompt_tokens, output_tokens = (list(column) for column in zip(*usable, strict=True))
     return Dataset(prompts, prompt_tokens, output_tokens, len(rows) - len(usable))
 
@@ -128,7 +146,10 @@ def _array(path: Path, data: bytes) -> Iterator[tuple[str, _Entry]]:
     try:
         entries = msgspec.json.decode(data, type=list[_Entry])
     except msgspec.MsgspecError as error:
-        raise SpecError(f"{path}: got a file that begins with [; expected a list of ShareGPT conversations ({error})") from None
+        raise SpecError(
+            f"{path}: got a file that begins with [; expected a list of ShareGPT conversations "
+            f"({error})"
+        ) from None
     for number, entry in enumerate(entries, start=1):
         yield f"{path}, entry {number}", entry
 
@@ -139,7 +160,10 @@ def _lines(path: Path, data: bytes) -> Iterator[tuple[str, _Entry]]:
             try:
                 yield f"{path}, line {number}", msgspec.json.decode(line, type=_Entry)
             except msgspec.MsgspecError as error:
-                raise SpecError(f"{path}, line {number}: got {shown(line)}; expected an object with prompt or messages ({error})") from None
+                raise SpecError(
+                    f"{path}, line {number}: got {shown(line)}; expected an object with prompt or "
+                    f"messages ({error})"
+                ) from None
 
 
 _Row = tuple[Prompt, int | None, int | None]
@@ -147,7 +171,9 @@ _Row = tuple[Prompt, int | None, int | None]
 
 def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
     if entry.output_tokens is not None and entry.output_tokens < 1:
-        raise SpecError(f"{where}: got output_tokens {entry.output_tokens}; expected a whole number >= 1")
+        raise SpecError(
+            f"{where}: got output_tokens {entry.output_tokens}; expected a whole number >= 1"
+        )
     if entry.conversations is not None:
         return _first_pair(entry.conversations, count)
     if entry.messages:
@@ -157,13 +183,24 @@ def _row(where: str, entry: _Entry, count: TokenCounter | None) -> _Row | None:
         return np.array(entry.prompt, dtype=np.int64), len(entry.prompt), entry.output_tokens
     if isinstance(entry.prompt, str) and entry.prompt:
         return entry.prompt, count(entry.prompt) if count else None, entry.output_tokens
-    raise SpecError(f"{where}: got no prompt; expected one of prompt, messages, conversations that is not empty")
+    raise SpecError(
+        f"{where}: got no prompt; expected one of prompt, messages, conversations that is not empty"
+    )
 
 
 def _first_pair(turns: list[_Turn], count: TokenCounter | None) -> _Row | None:
     for question, answer in pairwise(turns):
-        if question.speaker in {"human", "user"} and answer.speaker in {"gpt", "assistant", "chatgpt"} and question.value and answer.value:
-            return (question.value, count(question.value), count(answer.value)) if count else (question.value, None, None)
+        if (
+            question.speaker in {"human", "user"}
+            and answer.speaker in {"gpt", "assistant", "chatgpt"}
+            and question.value
+            and answer.value
+        ):
+            return (
+                (question.value, count(question.value), count(answer.value))
+                if count
+                else (question.value, None, None)
+            )
     return None
 
 
@@ -175,5 +212,7 @@ def load_token_counter(path: Path) -> TokenCounter:
     try:
         tokenizer: Any = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
-        raise SpecError(f"got tokenizer {path}: {error}; expected a tokenizer.json or a folder with one") from None
+        raise SpecError(
+            f"got tokenizer {path}: {error}; expected a tokenizer.json or a folder with one"
+        ) from None
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -3,15 +3,17 @@
     exact                              the true length
     exponential                        exponential with the true length as its mean
     lognormal:sigma=0.5                true length times exp(sigma Z): the median is right, the mean exp(sigma^2 / 2) too high
-    one_bit:threshold=200,accuracy=0.9 "above the threshold or not", right with probability `accuracy`
+    one_bit:threshold=200,accuracy=0.9 "above the threshold or not", right with probability
+    `accuracy`
 
-The exponential model is the standard one of the theory of queues with predictions (Mitzenmacher and Shahout 2025,
-"Queueing, Predictions, and LLMs: Challenges and Open Problems"), the single bit that of Mitzenmacher's "Queues with
-Small Advice" (2021). A bit is sent as a number: half the threshold for "not above", twice the threshold for "above",
-whatever the lengths; the numbers carry the bit and nothing more.
+The exponential model is the standard one of the theory of queues with predictions (Mitzenmacher and
+Shahout 2025, "Queueing, Predictions, and LLMs: Challenges and Open Problems"), the single bit that
+of Mitzenmacher's "Queues with Small Advice" (2021). A bit is sent as a number: half the threshold
+for "not above", twice the threshold for "above", whatever the lengths; the numbers carry the bit
+and nothing more.
 
-A prediction is a whole number >= 1: a continuous draw is rounded to the nearest. Every model draws one number per
-request, so a longer run begins as the shorter one did.
+A prediction is a whole number >= 1: a continuous draw is rounded to the nearest. Every model draws
+one number per request, so a longer run begins as the shorter one did.
 """
 
 from __future__ import annotations
@@ -78,14 +80,18 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class OneBit:
-    """Above `threshold` tokens or not, right with probability `accuracy`; sent as twice or half the threshold."""
+    """Above `threshold` tokens or not, right with probability `accuracy`; sent as twice or half
+    the threshold.
+    """
 
     threshold: int
     accuracy: float
 
     def __post_init__(self) -> None:
         if self.threshold < 1:
-            raise SpecError(f"got threshold={self.threshold}; expected a whole number of tokens >= 1")
+            raise SpecError(
+                f"got threshold={self.threshold}; expected a whole number of tokens >= 1"
+            )
         if not 0 <= self.accuracy <= 1:
             raise SpecError(f"got accuracy={self.accuracy}; expected a probability")
 
@@ -110,7 +116,10 @@ def parse_length_prediction(text: str) -> Model:
         return Lognormal(parse_number("sigma", pairs["sigma"], text))
     threshold = parse_number("threshold", pairs["threshold"], text)
     if not threshold.is_integer():
-        raise SpecError(f"got threshold={pairs['threshold']} in {text!r}; expected a whole number of tokens >= 1")
+        raise SpecError(
+            f"got threshold={pairs['threshold']} in {text!r}; expected a whole number of tokens "
+            ">= 1"
+        )
     return OneBit(int(threshold), parse_number("accuracy", pairs["accuracy"], text))
 
 

@@ -1,11 +1,11 @@
 """Markov-modulated Poisson arrivals (MMPP): a Markov chain in continuous time chooses the rate.
 
-In state i arrivals are Poisson of rate `rates[i]` for an exponential time of mean `durations[i]`; then the next state
-follows in the order given, after the last the first. Started in its stationary state, so the counts are stationary
-from instant 0.
+In state i arrivals are Poisson of rate `rates[i]` for an exponential time of mean `durations[i]`;
+then the next state follows in the order given, after the last the first. Started in its stationary
+state, so the counts are stationary from instant 0.
 
-With the generator Q, its stationary vector pi, the rates as a diagonal matrix R, e the vector of ones and
-D = (e pi - Q)^-1 - e pi the deviation matrix, over a window of t seconds
+With the generator Q, its stationary vector pi, the rates as a diagonal matrix R, e the vector of
+ones and D = (e pi - Q)^-1 - e pi the deviation matrix, over a window of t seconds
     E N(t) = pi R e t,    Var N(t) = pi R e t + 2 pi R (D t - D^2 (I - exp(Q t))) R e
 (Fischer and Meier-Hellstern 1993, "The Markov-modulated Poisson process (MMPP) cookbook").
 """
@@ -32,7 +32,9 @@ class Mmpp:
 
     def __post_init__(self) -> None:
         if len(self.rates) < 2 or len(self.rates) != len(self.durations):
-            got = f"{counted(len(self.rates), 'rate')} and {counted(len(self.durations), 'duration')}"
+            got = (
+                f"{counted(len(self.rates), 'rate')} and {counted(len(self.durations), 'duration')}"
+            )
             raise SpecError(f"got {got}; expected two or more, as many of both")
         check_each("rates", self.rates, positive=False)
         check_each("durations", self.durations, positive=True)
@@ -52,7 +54,9 @@ class Mmpp:
 
     @property
     def dispersion(self) -> float:
-        """The index of dispersion of counts, Var N(t) / E N(t), over windows that grow without bound."""
+        """The index of dispersion of counts, Var N(t) / E N(t), over windows that grow without
+        bound.
+        """
         weighted, deviation, rates = self._parts()
         return float(1 + 2 * weighted @ deviation @ rates / self.mean_rate)
 
@@ -60,21 +64,36 @@ class Mmpp:
         """Var N(t) / E N(t) over windows of t = `window` seconds."""
         weighted, deviation, rates = self._parts()
         decay = np.eye(rates.size) - expm(self._generator() * window)
-        return float(1 + 2 * weighted @ (deviation - deviation @ deviation @ decay / window) @ rates / self.mean_rate)
+        return float(
+            1
+            + 2
+            * weighted
+            @ (deviation - deviation @ deviation @ decay / window)
+            @ rates
+            / self.mean_rate
+        )
 
-    def instants(self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None) -> FloatArray:
-        """See `Arrivals.instants`. The states come from a generator spawned from `rng`, the gaps from `rng` itself: other
-        rates in the same states meet the same path and the same unit gaps.
+    def instants(
+        self, rng: np.random.Generator, *, count: int | None = None, duration: float | None = None
+    ) -> FloatArray:
+        """See `Arrivals.instants`. The states come from a generator spawned from `rng`, the gaps
+        from `rng` itself: other rates in the same states meet the same path and the same unit gaps.
         """
         check_end(self.mean_rate, count, duration)
         states = rng.spawn(1)[0]
         units = None if count is None else unit_instants(rng, count, None)
-        path = self._path(states, math.inf if units is None else float(units[-1]), math.inf if duration is None else duration)
+        path = self._path(
+            states,
+            math.inf if units is None else float(units[-1]),
+            math.inf if duration is None else duration,
+        )
         if units is None:
             units = unit_instants(rng, None, float(path[2][-1]))
         return cut(invert_steps(units[units <= path[2][-1]], *path), count, duration)
 
-    def _path(self, rng: np.random.Generator, expected: float, duration: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _path(
+        self, rng: np.random.Generator, expected: float, duration: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Knots of a path of the chain that reaches the cumulative rate or the duration."""
         first = int(np.searchsorted(np.cumsum(self.stationary), rng.random(), side="right"))
         units, size = np.empty(0), FIRST_DRAW

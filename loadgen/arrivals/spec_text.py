@@ -1,4 +1,6 @@
-"""Texts `name[:key=value{,key=value}]` read against a table of examples: which names, which keys, which may be left out."""
+"""Texts `name[:key=value{,key=value}]` read against a table of examples: which names, which
+keys, which may be left out.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,25 @@ from collections.abc import Mapping
 from policies.text import SpecError, parse_number, split_spec, suggest
 
 
-def read_spec(text: str, noun: str, examples: Mapping[str, str], optional: frozenset[str] = frozenset()) -> tuple[str, dict[str, str]]:
-    """Name and pairs of a text; the keys of a name are those of its example. Raises SpecError: unknown or missing."""
+def read_spec(
+    text: str, noun: str, examples: Mapping[str, str], optional: frozenset[str] = frozenset()
+) -> tuple[str, dict[str, str]]:
+    """Name and pairs of a text; the keys of a name are those of its example. Raises SpecError:
+    unknown or missing.
+    """
     name, pairs = split_spec(text, examples)
     if name not in examples:
-        raise SpecError(f"got {noun} {name!r}; expected one of {', '.join(examples)}{suggest(name, tuple(examples))}")
+        raise SpecError(
+            f"got {noun} {name!r}; expected one of "
+            f"{', '.join(examples)}{suggest(name, tuple(examples))}"
+        )
     keys = tuple(split_spec(examples[name])[1])
     for key in pairs:
         if key not in keys:
             expected = ", ".join(keys) or "no key"
-            raise SpecError(f"got key {key!r} for {noun} {name}; expected {expected}{suggest(key, keys)}")
+            raise SpecError(
+                f"got key {key!r} for {noun} {name}; expected {expected}{suggest(key, keys)}"
+            )
     for key in keys:
         if key not in pairs and key not in optional:
             raise SpecError(f"got {text!r}; expected {key} too, for example {examples[name]}")
@@ -30,5 +41,7 @@ def parse_numbers(key: str, text: str, context: str) -> tuple[float, ...]:
 
 
 def listed(text: str) -> list[str]:
-    """The values of a list with commas or blanks between them; empty where one is missing: `0.3,,0.5`."""
+    """The values of a list with commas or blanks between them; empty where one is missing:
+    `0.3,,0.5`.
+    """
     return re.split(r"\s*,\s*|\s+", text.strip())

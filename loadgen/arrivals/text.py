@@ -7,8 +7,8 @@
     piecewise:rates=5/20/5,durations=60/30/60        Poisson in steps; ends with the last
     ramp:start=1,end=50,duration=60[,shape=linear]   Poisson with a rising or falling rate; shape=exponential too
 
-Rates in requests per second; durations with a unit (policies.durations) or as bare seconds: `durations=10s/500ms`; `/`
-separates the parts of a list.
+Rates in requests per second; durations with a unit (policies.durations) or as bare seconds:
+`durations=10s/500ms`; `/` separates the parts of a list.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ SHAPES = ("linear", "exponential")
 
 
 def parse_arrivals(text: str) -> Process:
-    """The process that a text names. Raises SpecError: unknown name or key, missing key, value out of range."""
+    """The process that a text names. Raises SpecError: unknown name or key, missing key, value
+    out of range.
+    """
     name, pairs = read_spec(text, "arrivals", EXAMPLES, frozenset({"shape"}))
     try:
         return _build(name, pairs, text)
@@ -49,14 +51,23 @@ def parse_arrivals(text: str) -> Process:
 def _build(name: str, pairs: dict[str, str], text: str) -> Process:
     if name in {"mmpp", "piecewise"}:
         rates = parse_numbers("rates", pairs["rates"], text)
-        durations = tuple(_seconds("durations", part, text) for part in pairs["durations"].split("/"))
+        durations = tuple(
+            _seconds("durations", part, text) for part in pairs["durations"].split("/")
+        )
         return Mmpp(rates, durations) if name == "mmpp" else Piecewise(rates, durations)
     if name == "ramp":
         shape = pairs.pop("shape", "linear")
         if shape not in SHAPES:
-            raise SpecError(f"got shape={shape!r}; expected {' or '.join(SHAPES)}{suggest(shape, SHAPES)}")
+            raise SpecError(
+                f"got shape={shape!r}; expected {' or '.join(SHAPES)}{suggest(shape, SHAPES)}"
+            )
         start, end = (parse_number(key, pairs[key], text) for key in ("start", "end"))
-        return Ramp(start, end, _seconds("duration", pairs["duration"], text), cast("Literal['linear', 'exponential']", shape))
+        return Ramp(
+            start,
+            end,
+            _seconds("duration", pairs["duration"], text),
+            cast("Literal['linear', 'exponential']", shape),
+        )
     rate = parse_number("rate", pairs["rate"], text)
     if name == "gamma":
         return Gamma(rate, parse_number("burstiness", pairs["burstiness"], text))
@@ -67,11 +78,15 @@ def _seconds(key: str, text: str, context: str) -> float:
     try:
         return parse_duration(text)
     except SpecError:
-        raise SpecError(f"got {key}={text!r} in {context!r}; expected a duration: {DURATIONS}") from None
+        raise SpecError(
+            f"got {key}={text!r} in {context!r}; expected a duration: {DURATIONS}"
+        ) from None
 
 
 def format_arrivals(process: Process) -> str:
-    """The canonical text: keys in the order of the examples, defaults left out, shortest numbers."""
+    """The canonical text: keys in the order of the examples, defaults left out, shortest
+    numbers.
+    """
     match process:
         case Poisson() | Deterministic():
             return f"{type(process).__name__.lower()}:rate={format_number(process.rate)}"
@@ -80,12 +95,21 @@ def format_arrivals(process: Process) -> str:
         case Mmpp() | Piecewise():
             return f"{type(process).__name__.lower()}:rates={_join(process.rates)},durations={_join(process.durations)}"
         case Ramp():
-            numbers = [f"{key}={format_number(getattr(process, key))}" for key in ("start", "end", "duration")]
-            return "ramp:" + ",".join(numbers) + ("" if process.shape == "linear" else f",shape={process.shape}")
+            numbers = [
+                f"{key}={format_number(getattr(process, key))}"
+                for key in ("start", "end", "duration")
+            ]
+            return (
+                "ramp:"
+                + ",".join(numbers)
+                + ("" if process.shape == "linear" else f",shape={process.shape}")
+            )
 
 
 def at_rate(process: Process, mean_rate: float) -> Process:
-    """The same process at another mean rate: all its rates times one factor; burstiness, durations and shape stay."""
+    """The same process at another mean rate: all its rates times one factor; burstiness,
+    durations and shape stay.
+    """
     if not 0 < mean_rate < math.inf:
         raise SpecError(f"got request rate {mean_rate}; expected requests per second > 0")
     factor = mean_rate / process.mean_rate
@@ -93,9 +117,13 @@ def at_rate(process: Process, mean_rate: float) -> Process:
         case Poisson() | Gamma() | Deterministic():
             return dataclasses.replace(process, rate=mean_rate)
         case Mmpp() | Piecewise():
-            return dataclasses.replace(process, rates=tuple(rate * factor for rate in process.rates))
+            return dataclasses.replace(
+                process, rates=tuple(rate * factor for rate in process.rates)
+            )
         case Ramp():
-            return dataclasses.replace(process, start=process.start * factor, end=process.end * factor)
+            return dataclasses.replace(
+                process, start=process.start * factor, end=process.end * factor
+            )
 
 
 def _join(numbers: tuple[float, ...]) -> str:

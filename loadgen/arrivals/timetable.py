@@ -1,10 +1,12 @@
-"""The timetable of a run: who is sent when, with how many tokens, drawn as data before anything is sent.
+"""The timetable of a run: who is sent when, with how many tokens, drawn as data before anything is
+sent.
 
-The instants, the lengths, the prompts and the predicted lengths come from streams of their own, spawned from one seed:
-another rate, policy or prompt leaves the rest as it was (common random numbers), and a longer run begins as the shorter
-one did. Several senders share the ONE timetable by `split`. A saved timetable is JSON lines, a header and one row per
-request: readable, and exact, because every number is written with the digits that read back as the same float64; what
-is loaded and saved again is the same file, byte for byte.
+The instants, the lengths, the prompts and the predicted lengths come from streams of their own,
+spawned from one seed: another rate, policy or prompt leaves the rest as it was (common random
+numbers), and a longer run begins as the shorter one did. Several senders share the ONE timetable by
+`split`. A saved timetable is JSON lines, a header and one row per request: readable, and exact,
+because every number is written with the digits that read back as the same float64; what is loaded
+and saved again is the same file, byte for byte.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ __all__ = [
 
 
 class Lengths(Protocol):
-    """Where token counts come from: a `queueing.distributions.token_distribution.TokenDistribution`."""
+    """Where token counts come from: a
+    `queueing.distributions.token_distribution.TokenDistribution`.
+    """
 
     def sample(self, rng: np.random.Generator, size: int) -> NDArray[Any]:
         """`size` independent counts >= 1."""
@@ -63,7 +67,9 @@ class Timetable:
         if len(sizes) > 1:
             raise ValueError(f"got arrays of {sorted(sizes)} entries; expected all of one length")
         if np.any(np.diff(self.intended_at) < 0):
-            raise ValueError("got instants that go back; expected a timetable in the order of sending")
+            raise ValueError(
+                "got instants that go back; expected a timetable in the order of sending"
+            )
 
     def __len__(self) -> int:
         return self.intended_at.size
@@ -83,9 +89,19 @@ class Timetable:
         return Timetable(**{name: column[index] for name, column in self.columns().items()})
 
 
-def draw(rate: float, num_prompts: int, seed: int, prompt_tokens: Lengths, output_tokens: Lengths) -> Timetable:
-    """A Poisson timetable: `rate` in requests per second (infinity sends all at once). Raises SpecError."""
-    return draw_timetable(Poisson(rate), count=num_prompts, seed=seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+def draw(
+    rate: float, num_prompts: int, seed: int, prompt_tokens: Lengths, output_tokens: Lengths
+) -> Timetable:
+    """A Poisson timetable: `rate` in requests per second (infinity sends all at once). Raises
+    SpecError.
+    """
+    return draw_timetable(
+        Poisson(rate),
+        count=num_prompts,
+        seed=seed,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+    )
 
 
 def draw_timetable(
@@ -98,15 +114,24 @@ def draw_timetable(
     output_tokens: Lengths,
     prediction: LengthPrediction | None = None,
 ) -> Timetable:
-    """`count` arrivals of a process, those within `duration` seconds, or whichever ends first. Raises SpecError."""
+    """`count` arrivals of a process, those within `duration` seconds, or whichever ends first.
+    Raises SpecError.
+    """
     stream = streams(seed)
     instants = process.instants(stream.arrivals, count=count, duration=duration)
     if not instants.size:
-        raise SpecError(f"got no arrival of {process} within {duration} s; expected a longer duration or a higher rate")
+        raise SpecError(
+            f"got no arrival of {process} within {duration} s; expected a longer duration or a "
+            "higher rate"
+        )
     timetable = Timetable(
         intended_at=instants,
-        prompt_tokens=np.asarray(prompt_tokens.sample(stream.prompt_tokens, instants.size), dtype=np.int64),
-        output_tokens=np.asarray(output_tokens.sample(stream.output_tokens, instants.size), dtype=np.int64),
+        prompt_tokens=np.asarray(
+            prompt_tokens.sample(stream.prompt_tokens, instants.size), dtype=np.int64
+        ),
+        output_tokens=np.asarray(
+            output_tokens.sample(stream.output_tokens, instants.size), dtype=np.int64
+        ),
     )
     return with_predictions(timetable, prediction, seed) if prediction else timetable
 
@@ -118,7 +143,9 @@ def with_predictions(timetable: Timetable, prediction: LengthPrediction, seed: i
 
 
 class Streams(NamedTuple):
-    """The independent generators of a seed, in the order of their spawning: new ones come last, the old ones stay."""
+    """The independent generators of a seed, in the order of their spawning: new ones come last,
+    the old ones stay.
+    """
 
     arrivals: np.random.Generator
     output_tokens: np.random.Generator
@@ -133,31 +160,47 @@ def streams(seed: int) -> Streams:
     """The generators of a seed. Raises SpecError below 0."""
     if seed < 0:
         raise SpecError(f"got seed {seed}; expected a whole number >= 0")
-    return Streams(*(np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(len(Streams._fields))))
+    return Streams(
+        *(
+            np.random.default_rng(child)
+            for child in np.random.SeedSequence(seed).spawn(len(Streams._fields))
+        )
+    )
 
 
 def draw_prompts(timetable: Timetable, seed: int, vocabulary: range) -> list[IntArray]:
-    """Token ids of every prompt, uniform over `vocabulary`; different prompts share no prefix but by chance."""
+    """Token ids of every prompt, uniform over `vocabulary`; different prompts share no prefix
+    but by chance.
+    """
     words = streams(seed).prompts
     ids = words.integers(vocabulary.start, vocabulary.stop, size=int(timetable.prompt_tokens.sum()))
     return np.split(ids, np.cumsum(timetable.prompt_tokens)[:-1])
 
 
 def split(timetable: Timetable, processes: int) -> list[IntArray]:
-    """The rows of each of several senders, in turn: row i goes to sender i mod `processes`. Raises SpecError."""
+    """The rows of each of several senders, in turn: row i goes to sender i mod `processes`.
+    Raises SpecError.
+    """
     if processes < 1:
         raise SpecError(f"got {processes} processes; expected a whole number >= 1")
     return [np.arange(first, len(timetable), processes) for first in range(processes)]
 
 
-def save_timetable(path: Path, timetable: Timetable, header: Mapping[str, Any] | None = None) -> None:
-    """Write a timetable as JSON lines, with a header of the caller's (seed, arrivals, lengths); its folder is made."""
+def save_timetable(
+    path: Path, timetable: Timetable, header: Mapping[str, Any] | None = None
+) -> None:
+    """Write a timetable as JSON lines, with a header of the caller's (seed, arrivals, lengths);
+    its folder is made.
+    """
     encode = msgspec.json.Encoder().encode
     columns = timetable.columns()
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        file.write(encode({"writer": "timetable", "schema_version": 1, "header": dict(header or {})}) + b"\n")
+        file.write(
+            encode({"writer": "timetable", "schema_version": 1, "header": dict(header or {})})
+            + b"\n"
+        )
         file.writelines(encode(dict(zip(columns, row, strict=True))) + b"\n" for row in rows)
 
 
@@ -175,20 +218,33 @@ class _Row(msgspec.Struct):
 
 
 def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
-    """The header and the timetable of a file. Raises ValueError naming the line that cannot be read."""
+    """The header and the timetable of a file. Raises ValueError naming the line that cannot be
+    read.
+    """
     first, *rest = unmarked(path.read_bytes()).splitlines() or [b""]
     head = _decode(first, _Head, path, 1)
     if head.writer != "timetable" or head.schema_version > 1:
-        raise ValueError(f"{path}: got a file of {head.writer}, schema version {head.schema_version}; expected a timetable, version 1")
-    rows = [_decode(line, _Row, path, number) for number, line in enumerate(rest, start=2) if line.strip()]
+        raise ValueError(
+            f"{path}: got a file of {head.writer}, schema version {head.schema_version}; expected "
+            "a timetable, version 1"
+        )
+    rows = [
+        _decode(line, _Row, path, number)
+        for number, line in enumerate(rest, start=2)
+        if line.strip()
+    ]
     predicted = [row.predicted_output_tokens for row in rows]
     if None in predicted and any(value is not None for value in predicted):
-        raise ValueError(f"{path}: got a predicted length in some rows; expected one in all or in none")
+        raise ValueError(
+            f"{path}: got a predicted length in some rows; expected one in all or in none"
+        )
     return head.header, Timetable(
         intended_at=np.array([row.intended_at for row in rows], dtype=np.float64),
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
         output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
-        predicted_output_tokens=None if None in predicted or not rows else np.array(predicted, dtype=np.int64),
+        predicted_output_tokens=None
+        if None in predicted or not rows
+        else np.array(predicted, dtype=np.int64),
     )
 
 
@@ -199,5 +255,9 @@ def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        expected = "a timetable, as `kendall load --save-timetable` writes it" if number == 1 else f"a timetable's line ({error})"
+        expected = (
+            "a timetable, as `kendall load --save-timetable` writes it"
+            if number == 1
+            else f"a timetable's line ({error})"
+        )
         raise ValueError(f"{path}, line {number}: got {shown(line)}; expected {expected}") from None

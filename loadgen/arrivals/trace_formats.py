@@ -1,4 +1,5 @@
-"""The trace formats, each a reader of (instant, prompt tokens, output tokens, predicted output tokens) from a file.
+"""The trace formats, each a reader of (instant, prompt tokens, output tokens, predicted output
+tokens) from a file.
 
     azure      CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023 and 2024): dates with up to
                9 fractional digits, with or without a time zone (without: UTC)
@@ -8,8 +9,9 @@
     run        a run file of this program: the intended instant, or where there is none that of the arrival
     timetable  a saved timetable
 
-Columns are found by their names, whatever stands between them. An instant of a CSV file is a whole number of nanoseconds
-(a float64 of seconds since 1970 would be wrong by 100 of them), else a number of the format's own unit.
+Columns are found by their names, whatever stands between them. An instant of a CSV file is a whole
+number of nanoseconds (a float64 of seconds since 1970 would be wrong by 100 of them), else a number
+of the format's own unit.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Format:
 
     read: Callable[[Path], Iterator[Row]]
     per_second: float  # units of `Row.at` in a second
-    from_first: bool = True  # the first arrival is instant 0: the origin of the file's clock means nothing
+    from_first: bool = (
+        True  # the first arrival is instant 0: the origin of the file's clock means nothing
+    )
 
 
 def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float]) -> Iterator[Row]:
@@ -59,7 +63,9 @@ def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float
         header = [name.strip() for name in next(lines, [])]
         missing = [name for name in columns if name not in header]
         if missing:
-            raise SpecError(f"{path}, line 1: got the columns {', '.join(header)}; expected {missing[0]} too")
+            raise SpecError(
+                f"{path}, line 1: got the columns {', '.join(header)}; expected {missing[0]} too"
+            )
         at, prompt, output = (header.index(name) for name in columns)
         for cells in lines:
             if not cells:
@@ -67,7 +73,9 @@ def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float
             try:
                 yield Row(instant(cells[at]), whole(cells[prompt]), whole(cells[output]))
             except (ValueError, IndexError) as error:
-                raise bad_line(path, lines.line_num, ",".join(cells), ",".join(columns), error) from None
+                raise bad_line(
+                    path, lines.line_num, ",".join(cells), ",".join(columns), error
+                ) from None
 
 
 def _azure(path: Path) -> Iterator[Row]:
@@ -84,18 +92,29 @@ def _json_lines(path: Path) -> Iterator[Row]:
             if line.strip():
                 try:
                     row: Any = msgspec.json.decode(unmarked(line) if number == 1 else line)
-                    yield Row(finite(row["timestamp"]), whole(row["input_length"]), whole(row["output_length"]))
+                    yield Row(
+                        finite(row["timestamp"]),
+                        whole(row["input_length"]),
+                        whole(row["output_length"]),
+                    )
                 except (ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
                     got = line.decode(errors="replace").strip()
-                    raise bad_line(path, number, got, f"an object with {', '.join(MOONCAKE)}", error) from None
+                    raise bad_line(
+                        path, number, got, f"an object with {', '.join(MOONCAKE)}", error
+                    ) from None
 
 
 def _run(path: Path) -> Iterator[Row]:
     for record in read_run(path)[1]:
         at = record.arrived_at if record.intended_at is None else record.intended_at
         if at is None:
-            raise SpecError(f"{path}: got request {record.request_id} without an instant; expected intended_at or arrived_at")
-        yield Row(at, record.prompt_tokens or 0, record.output_tokens or 0, record.predicted_output_tokens)
+            raise SpecError(
+                f"{path}: got request {record.request_id} without an instant; expected "
+                "intended_at or arrived_at"
+            )
+        yield Row(
+            at, record.prompt_tokens or 0, record.output_tokens or 0, record.predicted_output_tokens
+        )
 
 
 def _timetable(path: Path) -> Iterator[Row]:
@@ -127,11 +146,17 @@ def detect(path: Path) -> str:
             return "timetable" if fields["writer"] == "timetable" else "run"
         names, known = set(fields), {"bailian": ("chat_id", *MOONCAKE), "mooncake": MOONCAKE}
     else:
-        names, known = {name.strip() for name in first.decode(errors="replace").split(",")}, {"azure": AZURE, "burstgpt": BURSTGPT}
+        names, known = (
+            {name.strip() for name in first.decode(errors="replace").split(",")},
+            {"azure": AZURE, "burstgpt": BURSTGPT},
+        )
     for kind, columns in known.items():
         if names.issuperset(columns):
             return kind
-    raise SpecError(f"{path}, line 1: got {shown(first)}; expected the first line of one of {', '.join(FORMATS)}")
+    raise SpecError(
+        f"{path}, line 1: got {shown(first)}; expected the first line of one of "
+        f"{', '.join(FORMATS)}"
+    )
 
 
 def nanoseconds(text: str) -> int:

@@ -1,8 +1,9 @@
 """Replay of traces: recorded instants and lengths as a timetable.
 
-The first arrival is instant 0, unless the file is a saved timetable; beyond that and `time_scale` the instants are the
-recorded ones. Rows that are out of order are sorted by their instants. Requests that made no token failed when they
-were recorded, and requests without prompt tokens cannot be made again: both are left out and counted.
+The first arrival is instant 0, unless the file is a saved timetable; beyond that and `time_scale`
+the instants are the recorded ones. Rows that are out of order are sorted by their instants.
+Requests that made no token failed when they were recorded, and requests without prompt tokens
+cannot be made again: both are left out and counted.
 
 The formats and how they are recognised: loadgen/arrivals/trace_formats.py.
 """
@@ -30,35 +31,48 @@ class Trace:
     skipped: int  # rows without prompt or output tokens
 
 
-def read_trace(path: Path, kind: str = "auto", time_scale: float = 1.0, *, count: int | None = None) -> Timetable:
+def read_trace(
+    path: Path, kind: str = "auto", time_scale: float = 1.0, *, count: int | None = None
+) -> Timetable:
     """The timetable of a trace.
 
-    `time_scale` multiplies the instants: 0.5 replays twice as fast, 2 at half the speed (as `time_scale` of GuideLLM and
-    `--timed-trace-sec-multiplier` of vLLM). `count` takes the first rows of the file only. Raises SpecError naming the
-    file, the line, what was got and what was expected.
+    `time_scale` multiplies the instants: 0.5 replays twice as fast, 2 at half the speed (as
+    `time_scale` of GuideLLM and `--timed-trace-sec-multiplier` of vLLM). `count` takes the first
+    rows of the file only. Raises SpecError naming the file, the line, what was got and what was
+    expected.
     """
     return load_trace(path, kind, time_scale, count=count).timetable
 
 
-def load_trace(path: Path, kind: str = "auto", time_scale: float = 1.0, *, count: int | None = None) -> Trace:
+def load_trace(
+    path: Path, kind: str = "auto", time_scale: float = 1.0, *, count: int | None = None
+) -> Trace:
     """As `read_trace`, with the kind that was found and the number of rows that were left out."""
     if not 0 < time_scale < math.inf:
         raise SpecError(f"got time scale {time_scale}; expected a number > 0 (0.5: twice as fast)")
     if kind != "auto" and kind not in FORMATS:
-        raise SpecError(f"got trace format {kind!r}; expected auto, {', '.join(FORMATS)}{suggest(kind, tuple(FORMATS))}")
+        raise SpecError(
+            f"got trace format {kind!r}; expected auto, "
+            f"{', '.join(FORMATS)}{suggest(kind, tuple(FORMATS))}"
+        )
     if count is not None and count < 1:
         raise SpecError(f"got {count} prompts; expected a whole number >= 1")
     try:
         found = detect(path) if kind == "auto" else kind
         rows, skipped = _usable(FORMATS[found], path, count)
     except OSError as error:
-        raise SpecError(f"got trace {path}: {error.strerror}; expected a file of one of {', '.join(FORMATS)}") from None
+        raise SpecError(
+            f"got trace {path}: {error.strerror}; expected a file of one of {', '.join(FORMATS)}"
+        ) from None
     except SpecError:
         raise
     except ValueError as error:
         raise SpecError(str(error)) from None
     if not rows:
-        raise SpecError(f"{path}: got no request with prompt and output tokens ({skipped} without); expected at least one")
+        raise SpecError(
+            f"{path}: got no request with prompt and output tokens ({skipped} without); expected "
+            "at least one"
+        )
     return Trace(found, _timetable(rows, FORMATS[found], time_scale), skipped)
 
 
@@ -77,10 +91,14 @@ def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int
 def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
     at, prompts, outputs, predicted = (np.array(column) for column in zip(*rows, strict=True))
     order = np.argsort(at, kind="stable")
-    since = at - at.min() if form.from_first else at  # before the division: dates are whole numbers, exact
+    since = (
+        at - at.min() if form.from_first else at
+    )  # before the division: dates are whole numbers, exact
     return Timetable(
         intended_at=(since / form.per_second * time_scale)[order].astype(np.float64),
         prompt_tokens=prompts[order].astype(np.int64),
         output_tokens=outputs[order].astype(np.int64),
-        predicted_output_tokens=None if None in predicted else np.rint(predicted[order]).astype(np.int64),
+        predicted_output_tokens=None
+        if None in predicted
+        else np.rint(predicted[order]).astype(np.int64),
     )

@@ -25,38 +25,69 @@ REQUIREMENTS = ("poisson", "timetable")
 @app.command("audit")
 def audit_command(
     run_files: Annotated[
-        list[Path], typer.Argument(help="Run files of a load generator, a gateway or a simulation, or result JSON of `vllm bench serve`.")
+        list[Path],
+        typer.Argument(
+            help=(
+                "Run files of a load generator, a gateway or a simulation, or result JSON of "
+                "`vllm bench serve`."
+            )
+        ),
     ],
     *,
     asked_rate: Annotated[
-        float | None, option("--asked-rate", "Requests per second that the arrivals should have. Default: the header's.")
+        float | None,
+        option(
+            "--asked-rate",
+            "Requests per second that the arrivals should have. Default: the header's.",
+        ),
     ] = None,
     process: Annotated[
         str | None,
         option(
             "--process",
-            "Process that the arrivals should follow; only poisson is tested. Default: the header's.",
+            (
+                "Process that the arrivals should follow; only poisson is tested. Default: the "
+                "header's."
+            ),
         ),
     ] = None,
-    significance: Annotated[float, option("--significance", "Significance level: the fraction of true Poisson streams that fail.")] = 0.01,
+    significance: Annotated[
+        float,
+        option(
+            "--significance", "Significance level: the fraction of true Poisson streams that fail."
+        ),
+    ] = 0.01,
     lateness_budget: Annotated[
-        str | None, option("--lateness-budget", "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.")
+        str | None,
+        option(
+            "--lateness-budget",
+            "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.",
+        ),
     ] = None,
     require: Annotated[
-        list[str] | None, option("--require", "poisson | timetable: exit status 3 if the run fails this test. Repeatable.")
+        list[str] | None,
+        option(
+            "--require",
+            "poisson | timetable: exit status 3 if the run fails this test. Repeatable.",
+        ),
     ] = None,
     json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Test whether the arrivals of a run are a Poisson process and kept their timetable, and name what is wrong.
+    """Test whether the arrivals of a run are a Poisson process and kept their timetable, and name
+    what is wrong.
 
-    Each test has its statistic and p-value; all together they fail a true Poisson stream in at most --significance of audits.
+    Each test has its statistic and p-value; all together they fail a true Poisson stream in at most
+    --significance of audits.
     """
     _check(asked_rate, process, significance, require or [])
     streams = _streams(run_files, asked_rate, process)
     audits = [(stream, stream.audit(significance, _budget(lateness_budget))) for stream in streams]
     exact = _spans(audits)
     if json:
-        objects = [{"name": s.name, "instants": s.what, "incomplete": s.incomplete, **_object(audit)} for s, audit in audits]
+        objects = [
+            {"name": s.name, "instants": s.what, "incomplete": s.incomplete, **_object(audit)}
+            for s, audit in audits
+        ]
         typer.echo(msgspec.json.encode({"audits": objects, "spans_too_exact_p_value": exact}))
     else:
         _print(audits, exact)
@@ -64,11 +95,16 @@ def audit_command(
         raise typer.Exit(3)
 
 
-def _check(asked_rate: float | None, process: str | None, significance: float, require: list[str]) -> None:
+def _check(
+    asked_rate: float | None, process: str | None, significance: float, require: list[str]
+) -> None:
     from loadgen.report.audit import PROCESSES  # noqa: PLC0415 - numerics
 
     if process is not None and process not in PROCESSES:
-        raise SpecError(f"got --process {process}; expected one of {', '.join(PROCESSES)}{suggest(process, PROCESSES)}")
+        raise SpecError(
+            f"got --process {process}; expected one of "
+            f"{', '.join(PROCESSES)}{suggest(process, PROCESSES)}"
+        )
     if asked_rate is not None and not 0 < asked_rate < float("inf"):
         raise SpecError(f"got --asked-rate {asked_rate}; expected requests per second > 0")
     if not 0 < significance < 1:
@@ -111,7 +147,9 @@ def _read(path: Path) -> tuple[Header, list[Record], bool]:
 
 
 def _spans(audits: list[tuple[Stream, Audit]]) -> float | None:
-    """Of several Poisson runs with a rate asked: the p-value of spans as near to n / rate as theirs; None for fewer."""
+    """Of several Poisson runs with a rate asked: the p-value of spans as near to n / rate as
+    theirs; None for fewer.
+    """
     from queueing.measurement.arrival_tests import too_exact  # noqa: PLC0415
 
     runs = [a for _, a in audits if a.process == "poisson" and a.asked_rate is not None and a.tests]
@@ -147,7 +185,10 @@ def _lines(stream: Stream, audit: Audit) -> list[str]:
     lines = [f"{stream.name}: {audit.verdict}"]
     if audit.tests:
         asked = "" if audit.asked_rate is None else f", asked {short_number(audit.asked_rate, 6)}"
-        found = f"{short_number(audit.rate)} per second (95 %: {short_number(audit.rate_low)} to {short_number(audit.rate_high)}{asked})"
+        found = (
+            f"{short_number(audit.rate)} per second (95 %: {short_number(audit.rate_low)} to "
+            f"{short_number(audit.rate_high)}{asked})"
+        )
         lines.append(f"{audit.n} {stream.what} in {short_number(audit.span)} s, {found}")
     if (late := audit.lateness) is not None:
         kept = "within its budget" if late.within else "INVALID: beyond its budget"
@@ -156,13 +197,23 @@ def _lines(stream: Stream, audit: Audit) -> list[str]:
         lines.append(f"late by {mean} ms on average, p99 {p99} ms: {kept} ({budget})")
     lines += stream.incomplete
     if audit.tests and audit.process != "poisson":
-        lines.append("the tests below are for a Poisson process; their results do not enter the verdict")
+        lines.append(
+            "the tests below are for a Poisson process; their results do not enter the verdict"
+        )
     return lines
 
 
 def _table(audit: Audit) -> Table:
     from queueing.commands.terminal import Column, Table  # noqa: PLC0415
 
-    columns = Column(heading="test", left=True), Column(heading="p-value"), Column(heading=""), Column(heading="finding", sentence=True)
-    rows = [(test.name, f"{test.p_value:.3g}", "FAILS" * (not test.holds), test.says) for test in audit.tests]
+    columns = (
+        Column(heading="test", left=True),
+        Column(heading="p-value"),
+        Column(heading=""),
+        Column(heading="finding", sentence=True),
+    )
+    rows = [
+        (test.name, f"{test.p_value:.3g}", "FAILS" * (not test.holds), test.says)
+        for test in audit.tests
+    ]
     return Table(columns, rows, keys=2)

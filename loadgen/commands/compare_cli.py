@@ -1,4 +1,6 @@
-"""`kendall compare`: runs, or a whole sweep, beside theory; as a table, JSON, CSV, picture, HTML report."""
+"""`kendall compare`: runs, or a whole sweep, beside theory; as a table, JSON, CSV, picture, HTML
+report.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ SUFFIXES = {".html": "html", ".csv": "csv", ".png": "picture", ".svg": "picture"
 
 
 def _option(flag: str, about: str, **settings: Any) -> Any:
-    return typer.Option(flag, help=about, envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(), **settings)
+    return typer.Option(
+        flag,
+        help=about,
+        envvar="KENDALL_" + flag.removeprefix("--").replace("-", "_").upper(),
+        **settings,
+    )
 
 
 @app.command("compare")
@@ -28,52 +35,98 @@ def compare_command(
     run_files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Run files of `kendall serve --record-file` or of a simulation; add those of `kendall load` for the client's view."
+            help=(
+                "Run files of `kendall serve --record-file` or of a simulation; add those of "
+                "`kendall load` for the client's view."
+            )
         ),
     ] = None,
     *,
-    sweep: Annotated[Path | None, _option("--sweep", "Folder of a sweep or a demo to compare, instead of run files.")] = None,
+    sweep: Annotated[
+        Path | None,
+        _option("--sweep", "Folder of a sweep or a demo to compare, instead of run files."),
+    ] = None,
     latency: Annotated[
-        str | None, _option("--latency", "Latency law or profile for predictions. Default: observed delays and measured service only.")
+        str | None,
+        _option(
+            "--latency",
+            (
+                "Latency law or profile for predictions. Default: observed delays and measured "
+                "service only."
+            ),
+        ),
     ] = None,
     output_tokens: Annotated[
         str | None,
-        _option("--output-tokens", "Distribution of the answers' lengths, for predictions. Default: the header's, else the run's."),
+        _option(
+            "--output-tokens",
+            (
+                "Distribution of the answers' lengths, for predictions. Default: the header's, "
+                "else the run's."
+            ),
+        ),
     ] = None,
     request_rate: Annotated[
-        float | None, _option("--request-rate", "Requests per second, for predictions. Default: the header's, else the run's.")
+        float | None,
+        _option(
+            "--request-rate",
+            "Requests per second, for predictions. Default: the header's, else the run's.",
+        ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, _option("--max-num-seqs", "Most sequences in the engine at once, for predictions. Default: no limit.")
+        int | None,
+        _option(
+            "--max-num-seqs",
+            "Most sequences in the engine at once, for predictions. Default: no limit.",
+        ),
     ] = None,
     output: Annotated[
         list[Path] | None,
         _option(
-            "--output", "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.", parser=FileToWrite("report.html")
+            "--output",
+            "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.",
+            parser=FileToWrite("report.html"),
         ),
     ] = None,
     html: Annotated[
-        Path | None, _option("--html", "Write a self-contained HTML report to this file.", parser=FileToWrite("report.html"))
+        Path | None,
+        _option(
+            "--html",
+            "Write a self-contained HTML report to this file.",
+            parser=FileToWrite("report.html"),
+        ),
     ] = None,
     csv: Annotated[
-        Path | None, _option("--csv", "Write the table to this file, in milliseconds.", parser=FileToWrite("report.csv"))
+        Path | None,
+        _option(
+            "--csv",
+            "Write the table to this file, in milliseconds.",
+            parser=FileToWrite("report.csv"),
+        ),
     ] = None,
     picture: Annotated[
         Path | None,
         _option(
-            "--picture", "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.", parser=FileToWrite("report.png")
+            "--picture",
+            "Write a plot of observed and predicted delays to this file: .png, .svg or .pdf.",
+            parser=FileToWrite("report.png"),
         ),
     ] = None,
     assertions: Annotated[
         list[str] | None,
         typer.Option(
             "--assert",
-            help="Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 if it does not hold. Repeatable.",
+            help=(
+                "Condition on every cell, for example 'prediction_error < 0.15'; exit status 3 "
+                "if it does not hold. Repeatable."
+            ),
         ),
     ] = None,
     json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Compare the observed delay of each policy and epoch with predictions, and name the assumption that fails where they differ."""
+    """Compare the observed delay of each policy and epoch with predictions, and name the
+    assumption that fails where they differ.
+    """
     given = latency, output_tokens, request_rate, max_num_seqs
     files = _files(output or [], html=html, csv=csv, picture=picture)
     checks = _parsed(assertions or [])
@@ -93,7 +146,9 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")
     if folder is not None:
         if any(value is not None for value in given):
-            raise SpecError("got a law or what was asked with --sweep; expected neither: its folder says both")
+            raise SpecError(
+                "got a law or what was asked with --sweep; expected neither: its folder says both"
+            )
         return of_folder(folder)
     latency, output_tokens, rate, bound = given
     lengths = None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER)
@@ -106,7 +161,9 @@ def _files(output: list[Path], **by_kind: Path | None) -> list[tuple[str, Path]]
     found = [(kind, path) for kind, path in by_kind.items() if path is not None]
     for path in output:
         if path.suffix not in SUFFIXES:
-            raise SpecError(f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}")
+            raise SpecError(
+                f"got --output {path}; expected a file that ends in {', '.join(SUFFIXES)}"
+            )
         found.append((SUFFIXES[path.suffix], path))
     return found
 
@@ -131,8 +188,22 @@ def _print(data: ReportData, *, json: bool) -> None:
     from queueing.commands.terminal import console, say  # noqa: PLC0415
 
     if json:
-        missing = [{"cell": m.name, "policy": m.policy, "load": m.load, "state": m.state, "reason": m.reason} for m in data.missing]
-        typer.echo(msgspec.json.encode({"comparisons": as_json(data.cells), "missing": missing, "events": data.events}, enc_hook=float))
+        missing = [
+            {
+                "cell": m.name,
+                "policy": m.policy,
+                "load": m.load,
+                "state": m.state,
+                "reason": m.reason,
+            }
+            for m in data.missing
+        ]
+        typer.echo(
+            msgspec.json.encode(
+                {"comparisons": as_json(data.cells), "missing": missing, "events": data.events},
+                enc_hook=float,
+            )
+        )
         return
     to = console()
     show([cell.shown for cell in data.cells], to)
@@ -149,15 +220,25 @@ def _parsed(texts: list[str]) -> list[Assertion]:
 
 
 def _status(data: ReportData, checks: list[Assertion]) -> int:
-    """Exit status: 1 where nothing was measured, 3 where a condition does not hold in a cell or a cell is missing."""
+    """Exit status: 1 where nothing was measured, 3 where a condition does not hold in a cell or
+    a cell is missing.
+    """
     from loadgen.compare.assertions import broken_lines  # noqa: PLC0415
     from loadgen.compare.cell_values import values_of  # noqa: PLC0415
 
     if not data.cells:
-        typer.echo("kendall: got no completed request in these files; expected some to compare", err=True)
+        typer.echo(
+            "kendall: got no completed request in these files; expected some to compare", err=True
+        )
         return 3 if checks else 1
-    broken = [line for cell in data.cells for line in broken_lines(checks, values_of(cell), cell.name)]
-    broken += [f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing if checks]
+    broken = [
+        line for cell in data.cells for line in broken_lines(checks, values_of(cell), cell.name)
+    ]
+    broken += [
+        f"{cell.name}: got no result ({cell.state}); expected one to check"
+        for cell in data.missing
+        if checks
+    ]
     for line in broken:
         typer.echo(f"kendall: {line}", err=True)
     return 3 if broken else 0

@@ -1,8 +1,9 @@
-"""The main job in a few minutes: calibrate a real engine, load it under every policy, put observed beside predicted.
+"""The main job in a few minutes: calibrate a real engine, load it under every policy, put observed
+beside predicted.
 
-Arrivals and lengths are the same under every policy and load (unit-rate gaps divided by the rate). Every cell is
-bracketed by short calibrations; the law's shape comes from the designed cells before the runs, its speed and residual
-from the run's own service times, never from its delays.
+Arrivals and lengths are the same under every policy and load (unit-rate gaps divided by the rate).
+Every cell is bracketed by short calibrations; the law's shape comes from the designed cells before
+the runs, its speed and residual from the run's own service times, never from its delays.
 """
 
 from __future__ import annotations
@@ -41,8 +42,20 @@ from queueing.measurement.paths import writing
 from queueing.measurement.record import write_run
 from queueing.prediction import largest_stable_rate
 
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
-LOADS = (0.3, 0.5)  # on a shared machine the engine is slower under load than when it is calibrated, and the queue busier
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
+LOADS = (
+    0.3,
+    0.5,
+    # on a shared machine the engine is slower under load than when it is calibrated, and the queue
+    # busier
+)
 ENGINES = ("auto", "vllm", "emulated")
 OUTPUT_TOKENS = "uniform:low=6,high=18"
 PROMPT_TOKENS = 32
@@ -50,7 +63,8 @@ MAX_OUTPUT_TOKENS = 32
 MAX_NUM_SEQS = 16
 SPEED_SECONDS = 2.0
 STARTING, CALIBRATING, BETWEEN_CELLS = 15.0, 20.0, 2.0  # seconds, about
-# seconds of a cell: the fewer requests a policy serves a second, the longer its mean takes to settle
+# seconds of a cell: the fewer requests a policy serves a second, the longer its mean takes to
+# settle
 SECONDS = {"single": 24.0, "fixed": 16.0}
 OTHER_SECONDS = 15.0
 
@@ -74,7 +88,10 @@ class Plan:
             raise SpecError(f"got --engine {self.engine!r}; expected one of {', '.join(ENGINES)}")
         for load in self.loads:
             if not 0 < load < 1:
-                raise SpecError(f"got --load {load:g}; expected a fraction of the largest stable rate, above 0 and below 1")
+                raise SpecError(
+                    f"got --load {load:g}; expected a fraction of the largest stable rate, above "
+                    "0 and below 1"
+                )
         for policy in self.policies:
             parse_policy(policy)
         if self.folder.exists() and not self.folder.is_dir():
@@ -138,11 +155,26 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
     """The whole demo; keeps serving afterwards unless `once`. Raises GatewayError."""
     arguments = [
         plan.model,
-        *("--engine", plan.engine, "--allow-forced-lengths", "--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *(
+            "--engine",
+            plan.engine,
+            "--allow-forced-lengths",
+            "--max-output-tokens",
+            str(MAX_OUTPUT_TOKENS),
+        ),
         *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
-        *("--max-num-seqs", str(MAX_NUM_SEQS), "--record-file", str(plan.folder / "gateway.jsonl"), "--served-model-name", "tiny"),
+        *(
+            "--max-num-seqs",
+            str(MAX_NUM_SEQS),
+            "--record-file",
+            str(plan.folder / "gateway.jsonl"),
+            "--served-model-name",
+            "tiny",
+        ),
     ]
-    (plan.folder / "gateway.jsonl").unlink(missing_ok=True)  # of an earlier run, whose cells have files of their own
+    (plan.folder / "gateway.jsonl").unlink(
+        missing_ok=True
+    )  # of an earlier run, whose cells have files of their own
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
         async with Progress(plan) as progress:
             progress.note(_where(plan, gateway.url))
@@ -150,9 +182,16 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
             progress.phase("drawing the picture")
             picture = await asyncio.to_thread(_write, plan, cells)
         print_report(cells, console)
-        console.print(f"run files and picture: {plan.folder}/ ({picture.name})", highlight=False, soft_wrap=True)
         console.print(
-            f"what each difference is made of: kendall compare --sweep {shlex.quote(str(plan.folder))}", highlight=False, soft_wrap=True
+            f"run files and picture: {plan.folder}/ ({picture.name})",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(
+            "what each difference is made of: kendall compare --sweep "
+            f"{shlex.quote(str(plan.folder))}",
+            highlight=False,
+            soft_wrap=True,
         )
         if not once:
             await _serve_on(gateway, console)
@@ -161,12 +200,18 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
 def _where(plan: Plan, url: str) -> str:
     """Where the gateway listens, and why there."""
     other = "" if plan.port == plan.asked_port else f"; port {plan.asked_port} is in use"
-    return f"the gateway is at {url}/{other}; requests of other clients would disturb what is measured"
+    return (
+        f"the gateway is at {url}/{other}; requests of other clients would disturb what is measured"
+    )
 
 
 async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
-    """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway ends by itself."""
-    console.print(f"The live page is at {gateway.url}/; Ctrl-C ends it.", highlight=False, soft_wrap=True)
+    """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway
+    ends by itself.
+    """
+    console.print(
+        f"The live page is at {gateway.url}/; Ctrl-C ends it.", highlight=False, soft_wrap=True
+    )
     try:
         await gateway.finished()
     except asyncio.CancelledError:
@@ -202,14 +247,21 @@ class _Demo:
             self._progress.phase(f"{policy} at {load:g}: prediction")
             comparison = await asyncio.to_thread(self._compare, run, law, rate)
             cells.append(Cell(policy, load, comparison, (speed, after)))
-            self._progress.note(f"{policy} at {load:g}: {counted(comparison.n, 'request')}, {cells[-1].verdict.text}")
+            self._progress.note(
+                f"{policy} at {load:g}: {counted(comparison.n, 'request')}, "
+                f"{cells[-1].verdict.text}"
+            )
             speed = after
         self._progress.over()
         return cells
 
     async def _calibrated(self) -> Profile:
         self._progress.phase("calibrating the engine's law", CALIBRATING)
-        body = {"max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS, "repeats": 5}
+        body = {
+            "max_output_tokens": MAX_OUTPUT_TOKENS,
+            "prompt_tokens": PROMPT_TOKENS,
+            "repeats": 5,
+        }
         profile = Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body))
         profile.save(self._plan.folder / "profile.json")
         self._progress.note(f"law: R2 {profile.r2:.4f}, cells within {profile.mape:.1%} on average")
@@ -218,18 +270,38 @@ class _Demo:
         return profile
 
     async def _speed(self) -> float:
-        body = {"speed_only": True, "seconds": SPEED_SECONDS, "max_output_tokens": MAX_OUTPUT_TOKENS, "prompt_tokens": PROMPT_TOKENS}
-        return Profile.from_dict(await self._gateway.ask("POST", "/admin/calibrate", body)).law.speed
+        body = {
+            "speed_only": True,
+            "seconds": SPEED_SECONDS,
+            "max_output_tokens": MAX_OUTPUT_TOKENS,
+            "prompt_tokens": PROMPT_TOKENS,
+        }
+        return Profile.from_dict(
+            await self._gateway.ask("POST", "/admin/calibrate", body)
+        ).law.speed
 
-    async def _cell(self, policy_text: str, load: float, law: LatencyModel) -> tuple[CellRun, float]:
+    async def _cell(
+        self, policy_text: str, load: float, law: LatencyModel
+    ) -> tuple[CellRun, float]:
         """Load under one policy, and the asked rate. Raises GatewayError."""
         plan, policy = self._plan, parse_policy(policy_text)
         prompts = parse_distribution(f"deterministic:value={PROMPT_TOKENS}")
-        rate = load * largest_stable_rate(policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts)
-        whole = policy_batch_size(policy) or 1  # fixed batching would keep the last, partial batch waiting
+        rate = load * largest_stable_rate(
+            policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts
+        )
+        whole = (
+            policy_batch_size(policy) or 1
+        )  # fixed batching would keep the last, partial batch waiting
         count = whole * max(1, round(rate * plan.seconds(policy_text) / whole))
         name = plan.name(load, policy_text)
-        cell = SweptCell(name=name, policy=policy_text, load=load, rate=rate, max_output_tokens=MAX_OUTPUT_TOKENS, count=count)
+        cell = SweptCell(
+            name=name,
+            policy=policy_text,
+            load=load,
+            rate=rate,
+            max_output_tokens=MAX_OUTPUT_TOKENS,
+            count=count,
+        )
         run = await self._sent(cell, draw(rate, count, plan.seed, prompts, self._lengths))
         if run.ended == "interrupted":
             raise asyncio.CancelledError
@@ -242,7 +314,9 @@ class _Demo:
     async def _sent(self, cell: SweptCell, timetable: Timetable) -> CellRun:
         sending = Sending(
             client=self._gateway,
-            begun=await begin(self._gateway, self._plan.folder / "gateway.jsonl", cell, self._progress.note),
+            begun=await begin(
+                self._gateway, self._plan.folder / "gateway.jsonl", cell, self._progress.note
+            ),
             cell=cell,
             timetable=timetable,
             target=Target(base_url=self._gateway.url, model="tiny", max_tokens=MAX_OUTPUT_TOKENS),
@@ -264,7 +338,8 @@ def _write(plan: Plan, cells: Sequence[Cell]) -> Path:
     """The comparison as JSON, and the picture."""
     comparisons = [dataclasses.replace(cell.comparison, load=cell.load) for cell in cells]
     found = [
-        as_object(comparison) | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
+        as_object(comparison)
+        | {"bracketing_speeds": cell.speeds, "verdict_at_speed": dataclasses.asdict(cell.verdict)}
         for cell, comparison in zip(cells, comparisons, strict=True)
     ]
     with writing(path := plan.folder / "comparison.json"):

@@ -20,21 +20,49 @@ FAILED, INTERRUPTED = 1, 130
 
 @app.command("demo")
 def demo_command(
-    once: Annotated[bool, typer.Option("--once", help="Exit after the table instead of keeping the gateway running.")] = False,
-    engine: Annotated[str, typer.Option(help="Engine to measure: auto (vllm if installed, else emulated) | vllm | emulated.")] = "auto",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway; another one where it is in use.")] = 8080,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Exit after the table instead of keeping the gateway running."),
+    ] = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Engine to measure: auto (vllm if installed, else emulated) | vllm | emulated."
+        ),
+    ] = "auto",
+    port: Annotated[
+        int,
+        typer.Option(min=1, max=65535, help="Port of the gateway; another one where it is in use."),
+    ] = 8080,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 1,
-    scale: Annotated[float, typer.Option(min=0.01, max=100, help="Factor on the measuring time of every cell.")] = 1.0,
-    policy: Annotated[list[str] | None, typer.Option(help="Measure this policy; repeatable. Default: all six.")] = None,
+    scale: Annotated[
+        float, typer.Option(min=0.01, max=100, help="Factor on the measuring time of every cell.")
+    ] = 1.0,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Measure this policy; repeatable. Default: all six.")
+    ] = None,
     load: Annotated[
         list[float] | None,
-        typer.Option(help="Measure at this load, a fraction of the policy's largest stable rate; repeatable. Default: two loads."),
+        typer.Option(
+            help=(
+                "Measure at this load, a fraction of the policy's largest stable rate; "
+                "repeatable. Default: two loads."
+            )
+        ),
     ] = None,
     result_dir: Annotated[
-        Path, typer.Option("--output", "--result-dir", help="Folder for run files and the plot.", parser=folder_to_write)
+        Path,
+        typer.Option(
+            "--output",
+            "--result-dir",
+            help="Folder for run files and the plot.",
+            parser=folder_to_write,
+        ),
     ] = Path("runs/demo"),
 ) -> None:
-    """Calibrate a real engine, load it under every policy at two loads, and compare observed with predicted delays."""
+    """Calibrate a real engine, load it under every policy at two loads, and compare observed
+    with predicted delays.
+    """
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()

@@ -1,4 +1,6 @@
-"""What the demo found: a table that fits 80 columns, a verdict for every cell, and one sentence that counts them."""
+"""What the demo found: a table that fits 80 columns, a verdict for every cell, and one sentence
+that counts them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,18 @@ from queueing.commands.terminal import Column, Table, say
 
 HEADINGS = ("policy", "load", "n", "observed\n(ms)", "predicted\n(ms)", "deviation", "verdict")
 NOTES = (
-    "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact model (continuous: an approximation) "
-    "from the asked rate and lengths, at the engine's speed in the run; deviation: observed / predicted - 1",
-    f"agree: the prediction lies in the observed interval or within {AGREE * 100:.0f} % of the observation",
+    "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact "
+    "model (continuous: an approximation) from the asked rate and lengths, at the engine's speed "
+    "in the run; deviation: observed / predicted - 1",
+    (
+        f"agree: the prediction lies in the observed interval or within {AGREE * 100:.0f} % of the "
+        "observation"
+    ),
 )
-SOJOURN = "*: mean sojourn time; before a continuous engine, waiting for its next step is part of the service"
+SOJOURN = (
+    "*: mean sojourn time; before a continuous engine, waiting for its next step is part of "
+    "the service"
+)
 SHORT = {"sampling noise": "chance"}
 
 
@@ -49,18 +58,27 @@ def print_report(cells: Sequence[Cell], console: Console) -> None:
     say(console, "")
     starred = any(cell.comparison.compared == "sojourn_time" for cell in cells)
     changed = max(abs(after / before - 1) for before, after in (cell.speeds for cell in cells))
-    speed = f"speed of the engine between two short calibrations: changed by {changed * 100:.0f} % at most"
+    speed = (
+        f"speed of the engine between two short calibrations: changed by {changed * 100:.0f} "
+        "% at most"
+    )
     for note in (*NOTES, *([SOJOURN] if starred else []), speed):
         say(console, note)
     say(console, "")
     say(console, conclusion(cells), hang=0)
     if any(cell.verdict.kind == "too short" for cell in cells):
-        say(console, "A longer run on a quiet machine judges more of them: `kendall demo --scale 3`.", hang=0)
+        say(
+            console,
+            "A longer run on a quiet machine judges more of them: `kendall demo --scale 3`.",
+            hang=0,
+        )
 
 
 def table(cells: Sequence[Cell]) -> Table:
     """One row for each cell."""
-    columns = [Column(heading=heading, left=heading in ("policy", "verdict")) for heading in HEADINGS]
+    columns = [
+        Column(heading=heading, left=heading in ("policy", "verdict")) for heading in HEADINGS
+    ]
     return Table(columns, [_row(cell) for cell in cells], keys=2)
 
 
@@ -82,13 +100,37 @@ def _row(cell: Cell) -> tuple[str, ...]:
 def conclusion(cells: Sequence[Cell]) -> str:
     """How many cells agree, and why every other one does not."""
     agree = sum(cell.verdict.kind == "agree" for cell in cells)
-    parts = [f"{agree} of {len(cells)} cells agree"] if len(cells) > 1 else [f"{cells[0].name}: {'agrees' if agree else 'does not agree'}"]
+    parts = (
+        [f"{agree} of {len(cells)} cells agree"]
+        if len(cells) > 1
+        else [f"{cells[0].name}: {'agrees' if agree else 'does not agree'}"]
+    )
     for where, covered in (("within", True), ("outside", False)):
-        if short := [f"{cell.name} ({_width(cell)})" for cell in cells if cell.verdict.kind == "too short" and _covers(cell) is covered]:
-            parts.append(f"too short to judge, with the prediction {where} the interval: {', '.join(short)}")
-    if disturbed := [f"{cell.name} ({cell.verdict.text})" for cell in cells if cell.verdict.kind == "disturbed"]:
+        if short := [
+            f"{cell.name} ({_width(cell)})"
+            for cell in cells
+            if cell.verdict.kind == "too short" and _covers(cell) is covered
+        ]:
+            parts.append(
+                f"too short to judge, with the prediction {where} the interval: {', '.join(short)}"
+            )
+    if disturbed := [
+        f"{cell.name} ({cell.verdict.text})" for cell in cells if cell.verdict.kind == "disturbed"
+    ]:
         parts.append(f"disturbed and not judged: {', '.join(disturbed)}")
-    return "; ".join([*parts, *(_why(cell) for cell in cells if cell.verdict.kind not in ("agree", "too short", "disturbed"))]) + "."
+    return (
+        "; ".join(
+            [
+                *parts,
+                *(
+                    _why(cell)
+                    for cell in cells
+                    if cell.verdict.kind not in ("agree", "too short", "disturbed")
+                ),
+            ]
+        )
+        + "."
+    )
 
 
 def _covers(cell: Cell) -> bool:
@@ -101,14 +143,20 @@ def _width(cell: Cell) -> str:
     if not math.isfinite(observed.relative):
         return "no interval"
     enough = observed.relative > TOO_WIDE  # said by the width alone
-    return f"± {observed.relative * 100:.0f} %" + ("" if enough else f", {observed.effective_n:.0f} independent samples")
+    return f"± {observed.relative * 100:.0f} %" + (
+        "" if enough else f", {observed.effective_n:.0f} independent samples"
+    )
 
 
 def _why(cell: Cell) -> str:
     found, predicted = cell.verdict, cell.comparison.quantity.predicted
     if predicted is None:
         return f"{cell.name}: {found.text}"
-    reason = "no part of the difference is beyond chance" if found.kind == "sampling noise" else found.text
+    reason = (
+        "no part of the difference is beyond chance"
+        if found.kind == "sampling noise"
+        else found.text
+    )
     side = "above" if predicted.deviation > 0 else "below"
     return f"{cell.name}: {abs(predicted.deviation) * 100:.0f} % {side} the prediction ({reason})"
 

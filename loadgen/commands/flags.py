@@ -1,7 +1,8 @@
 """Flags in the form that `vllm bench serve` has them, where typer has none of its own.
 
-`--save-result` stands alone or before a file; `--goodput` and `--metadata` take several values in a row. Options that take
-a list with commas take its values in a row, too, where the next argument can be nothing else: `--loads 0.3 0.6`.
+`--save-result` stands alone or before a file; `--goodput` and `--metadata` take several values in a
+row. Options that take a list with commas take its values in a row, too, where the next argument can
+be nothing else: `--loads 0.3 0.6`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,13 @@ def _renamed(argument: str) -> str:
     return VLLMS.get(name, name) + equals + value
 
 
-def in_a_row(arguments: list[str], lists: Mapping[str, Accepts], repeatable: Mapping[str, Accepts] | None = None) -> list[str]:
-    """The same arguments with the further values of a list joined by commas, and a repeatable flag repeated.
+def in_a_row(
+    arguments: list[str],
+    lists: Mapping[str, Accepts],
+    repeatable: Mapping[str, Accepts] | None = None,
+) -> list[str]:
+    """The same arguments with the further values of a list joined by commas, and a repeatable flag
+    repeated.
 
     Each flag says which arguments are further values of it; any other ends its list.
 
@@ -111,7 +117,10 @@ def _is_objective(text: str) -> bool:
 class _Command(typer.core.TyperCommand):
     """Values of a list may follow one another."""
 
-    lists: ClassVar[Mapping[str, Accepts]] = {"--metric-percentiles": are_numbers, "--percentile-metrics": _are_metrics}
+    lists: ClassVar[Mapping[str, Accepts]] = {
+        "--metric-percentiles": are_numbers,
+        "--percentile-metrics": _are_metrics,
+    }
     repeatable: ClassVar[Mapping[str, Accepts]] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -136,5 +145,9 @@ class SummaryCommand(_Command):
 class SweepCommand(_Command):
     """Policies may follow any list."""
 
-    lists = {"--loads": are_numbers, "--request-rates": are_numbers, "--max-output-tokens": _are_limits}
+    lists = {
+        "--loads": are_numbers,
+        "--request-rates": are_numbers,
+        "--max-output-tokens": _are_limits,
+    }
     repeatable = {"--slo": _is_objective}

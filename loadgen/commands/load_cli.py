@@ -1,5 +1,5 @@
-"""The command `kendall load`: its flags. What they mean: loadgen/sending/options.py; what is said of a run:
-loadgen/report/load_report.py.
+"""The command `kendall load`: its flags. What they mean: loadgen/sending/options.py; what is said
+of a run: loadgen/report/load_report.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from loadgen.commands.flags import LoadCommand, option
 from loadgen.commands.progress import for_stderr
 from loadgen.commands.termination import until_sigterm
 from loadgen.measures.failures import ALLOWED
-from loadgen.report.files.result_files import ResultFiles, parse_metadata, result_files, save_bench, save_plan
+from loadgen.report.files.result_files import (
+    ResultFiles,
+    parse_metadata,
+    result_files,
+    save_bench,
+    save_plan,
+)
 from loadgen.report.load_report import Report, Wishes, parse_wishes, report_on
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
@@ -28,18 +34,32 @@ from queueing.measurement.paths import FileToWrite, cannot_write, file_or_folder
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 WHERE, WHEN, WHAT, HOW, SAID = "Server", "Arrivals", "Requests", "Sending", "Results"
-SOURCES = ("request_rate", "arrivals", "ramp_up_strategy", "trace", "timetable")  # of arrivals: one of them
+SOURCES = (
+    "request_rate",
+    "arrivals",
+    "ramp_up_strategy",
+    "trace",
+    "timetable",
+)  # of arrivals: one of them
 
 
 @app.command("load", cls=LoadCommand)
 def load(
     ctx: typer.Context,
     *,
-    base_url: Annotated[str | None, option("--base-url", "URL of the server. Default: http://HOST:PORT.", WHERE)] = None,
+    base_url: Annotated[
+        str | None, option("--base-url", "URL of the server. Default: http://HOST:PORT.", WHERE)
+    ] = None,
     host: Annotated[str, option("--host", "Host of the server.", WHERE)] = "127.0.0.1",
     port: Annotated[int, option("--port", "Port of the server.", WHERE)] = 8080,
-    model: Annotated[str | None, option("--model", "Name of the model. Default: the first that the server lists.", WHERE)] = None,
-    api_key: Annotated[str | None, option("--api-key", "Key sent as a bearer token; never written to a file.", WHERE)] = None,
+    model: Annotated[
+        str | None,
+        option("--model", "Name of the model. Default: the first that the server lists.", WHERE),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        option("--api-key", "Key sent as a bearer token; never written to a file.", WHERE),
+    ] = None,
     insecure: Annotated[bool, option("--insecure", INSECURE, WHERE)] = False,
     cacert: Annotated[
         Path | None,
@@ -49,135 +69,299 @@ def load(
         float | None,
         option(
             "--ready-check-timeout",
-            "Longest wait for the server to become ready (0: send without a check). Default: it must be ready at once.",
+            (
+                "Longest wait for the server to become ready (0: send without a check). Default: "
+                "it must be ready at once."
+            ),
             WHERE,
             parser=Duration(),
         ),
     ] = None,
     chat: Annotated[
-        bool, option("--chat", "Use /v1/chat/completions; random prompts are then text of about the drawn length.", WHERE)
+        bool,
+        option(
+            "--chat",
+            "Use /v1/chat/completions; random prompts are then text of about the drawn length.",
+            WHERE,
+        ),
     ] = False,
-    request_rate: Annotated[float | None, option("--request-rate", "Requests per second; inf sends all requests at once.", WHEN)] = None,
+    request_rate: Annotated[
+        float | None,
+        option("--request-rate", "Requests per second; inf sends all requests at once.", WHEN),
+    ] = None,
     burstiness: Annotated[
         float,
         option(
             "--burstiness",
-            "With --request-rate: shape of the gamma distribution of gaps; 1: Poisson, below 1: burstier, inf: constant.",
+            (
+                "With --request-rate: shape of the gamma distribution of gaps; 1: Poisson, below "
+                "1: burstier, inf: constant."
+            ),
             WHEN,
         ),
     ] = 1.0,
     arrivals: Annotated[
-        str | None, option("--arrivals", "Arrival process, for example mmpp:rates=5/50,durations=10/1; also piecewise, ramp, gamma.", WHEN)
+        str | None,
+        option(
+            "--arrivals",
+            (
+                "Arrival process, for example mmpp:rates=5/50,durations=10/1; also piecewise, "
+                "ramp, gamma."
+            ),
+            WHEN,
+        ),
     ] = None,
     ramp_up_strategy: Annotated[
         str | None,
-        option("--ramp-up-strategy", "Ramp of the rate, linear | exponential, over --duration or about --num-prompts requests.", WHEN),
+        option(
+            "--ramp-up-strategy",
+            (
+                "Ramp of the rate, linear | exponential, over --duration or about --num-prompts "
+                "requests."
+            ),
+            WHEN,
+        ),
     ] = None,
-    ramp_up_start_rps: Annotated[float | None, option("--ramp-up-start-rps", "Requests per second at the start of the ramp.", WHEN)] = None,
-    ramp_up_end_rps: Annotated[float | None, option("--ramp-up-end-rps", "Requests per second at the end of the ramp.", WHEN)] = None,
-    trace: Annotated[Path | None, option("--trace", "Replay the arrivals and lengths of a recorded trace or a run file.", WHEN)] = None,
-    trace_format: Annotated[str, option("--trace-format", "Format of --trace: auto, or the name of a format.", WHEN)] = "auto",
-    time_scale: Annotated[float, option("--time-scale", "Factor on the instants of --trace; 0.5 replays it twice as fast.", WHEN)] = 1.0,
-    timetable: Annotated[Path | None, option("--timetable", "Send a saved timetable again, with the seed in it.", WHEN)] = None,
+    ramp_up_start_rps: Annotated[
+        float | None,
+        option("--ramp-up-start-rps", "Requests per second at the start of the ramp.", WHEN),
+    ] = None,
+    ramp_up_end_rps: Annotated[
+        float | None,
+        option("--ramp-up-end-rps", "Requests per second at the end of the ramp.", WHEN),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        option(
+            "--trace", "Replay the arrivals and lengths of a recorded trace or a run file.", WHEN
+        ),
+    ] = None,
+    trace_format: Annotated[
+        str, option("--trace-format", "Format of --trace: auto, or the name of a format.", WHEN)
+    ] = "auto",
+    time_scale: Annotated[
+        float,
+        option(
+            "--time-scale", "Factor on the instants of --trace; 0.5 replays it twice as fast.", WHEN
+        ),
+    ] = 1.0,
+    timetable: Annotated[
+        Path | None,
+        option("--timetable", "Send a saved timetable again, with the seed in it.", WHEN),
+    ] = None,
     num_prompts: Annotated[
-        int | None, option("--num-prompts", "Number of requests. Default: 1000, or as many as arrive within --duration.", WHEN)
+        int | None,
+        option(
+            "--num-prompts",
+            "Number of requests. Default: 1000, or as many as arrive within --duration.",
+            WHEN,
+        ),
     ] = None,
     duration: Annotated[
-        float | None, option("--duration", "Time during which requests arrive; their number is then random.", WHEN, parser=Duration())
+        float | None,
+        option(
+            "--duration",
+            "Time during which requests arrive; their number is then random.",
+            WHEN,
+            parser=Duration(),
+        ),
     ] = None,
     max_concurrency: Annotated[
         int | None,
         option(
-            "--max-concurrency", "Alone: number of users of a closed loop. With a rate or a trace: most requests in flight at once.", WHEN
+            "--max-concurrency",
+            (
+                "Alone: number of users of a closed loop. With a rate or a trace: most requests in "
+                "flight at once."
+            ),
+            WHEN,
         ),
     ] = None,
     think_time: Annotated[
-        float, option("--think-time", "Closed loop: mean think time of a user, exponentially distributed.", WHEN, parser=Duration())
+        float,
+        option(
+            "--think-time",
+            "Closed loop: mean think time of a user, exponentially distributed.",
+            WHEN,
+            parser=Duration(),
+        ),
     ] = 0.0,
     seed: Annotated[
-        int | None, option("--seed", "Seed of arrivals, lengths and prompts; gaps scale with the rate. Default: 0.", WHEN)
+        int | None,
+        option(
+            "--seed",
+            "Seed of arrivals, lengths and prompts; gaps scale with the rate. Default: 0.",
+            WHEN,
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        str, option("--prompt-tokens", "Distribution of the lengths of random prompts, for example uniform:low=16,high=64.", WHAT)
+        str,
+        option(
+            "--prompt-tokens",
+            "Distribution of the lengths of random prompts, for example uniform:low=16,high=64.",
+            WHAT,
+        ),
     ] = "deterministic:value=32",
     output_tokens: Annotated[
         str | None,
         option(
             "--output-tokens",
-            "Distribution of the answers' lengths, for example geometric:mean=64. Default: the model ends them, after 128 tokens at most.",
+            (
+                "Distribution of the answers' lengths, for example geometric:mean=64. Default: the "
+                "model ends them, after 128 tokens at most."
+            ),
             WHAT,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        option("--max-tokens", "max_tokens of every request, and the largest length that is drawn. Default without a law: 128.", WHAT),
+        option(
+            "--max-tokens",
+            (
+                "max_tokens of every request, and the largest length that is drawn. Default "
+                "without a law: 128."
+            ),
+            WHAT,
+        ),
     ] = None,
     ignore_eos: Annotated[
-        bool, option("--ignore-eos", "Set each length by max_tokens and ignore_eos, whatever the server accepts.", WHAT)
+        bool,
+        option(
+            "--ignore-eos",
+            "Set each length by max_tokens and ignore_eos, whatever the server accepts.",
+            WHAT,
+        ),
     ] = False,
     natural_lengths: Annotated[
         bool,
         option(
-            "--natural-lengths", "Force no length: max_tokens is --max-tokens or the drawn length, and the model may end earlier.", WHAT
+            "--natural-lengths",
+            (
+                "Force no length: max_tokens is --max-tokens or the drawn length, and the model "
+                "may end earlier."
+            ),
+            WHAT,
         ),
     ] = False,
     dataset_name: Annotated[
-        str | None, option("--dataset-name", "Source of the prompts: random | sharegpt | jsonl | custom (as jsonl).", WHAT)
+        str | None,
+        option(
+            "--dataset-name",
+            "Source of the prompts: random | sharegpt | jsonl | custom (as jsonl).",
+            WHAT,
+        ),
     ] = None,
-    dataset_path: Annotated[Path | None, option("--dataset-path", "File of the prompts: ShareGPT, or JSON lines.", WHAT)] = None,
-    tokenizer: Annotated[Path | None, option("--tokenizer", "A tokenizer.json that counts the tokens of a dataset.", WHAT)] = None,
+    dataset_path: Annotated[
+        Path | None, option("--dataset-path", "File of the prompts: ShareGPT, or JSON lines.", WHAT)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        option("--tokenizer", "A tokenizer.json that counts the tokens of a dataset.", WHAT),
+    ] = None,
     length_prediction: Annotated[
         str | None,
         option(
-            "--length-prediction", "Send a predicted length with each request: exact, exponential, lognormal:sigma=.., one_bit:...", WHAT
+            "--length-prediction",
+            (
+                "Send a predicted length with each request: exact, exponential, "
+                "lognormal:sigma=.., one_bit:..."
+            ),
+            WHAT,
         ),
     ] = None,
-    processes: Annotated[int, option("--processes", "Number of sender processes, which share one timetable.", HOW)] = 1,
+    processes: Annotated[
+        int, option("--processes", "Number of sender processes, which share one timetable.", HOW)
+    ] = 1,
     token_times: Annotated[
         bool,
-        option("--token-times", "Record the instant of every token; implied by --save-detailed and by a metric or condition on itl.", HOW),
+        option(
+            "--token-times",
+            (
+                "Record the instant of every token; implied by --save-detailed and by a metric or "
+                "condition on itl."
+            ),
+            HOW,
+        ),
     ] = False,
     drain_limit: Annotated[
-        float, option("--drain-limit", "Longest wait for answers after the last request was sent.", HOW, parser=Duration())
+        float,
+        option(
+            "--drain-limit",
+            "Longest wait for answers after the last request was sent.",
+            HOW,
+            parser=Duration(),
+        ),
     ] = 600.0,
     max_errors: Annotated[
-        int, option("--max-errors", "Stop after this many failed requests in a row, 429 and 503 not counted (0: never).", HOW)
+        int,
+        option(
+            "--max-errors",
+            "Stop after this many failed requests in a row, 429 and 503 not counted (0: never).",
+            HOW,
+        ),
     ] = 100,
     lateness_budget: Annotated[
         str | None,
         option(
             "--lateness-budget",
-            "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if given. Default: mean=1ms,p99=5ms.",
+            (
+                "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if "
+                "given. Default: mean=1ms,p99=5ms."
+            ),
             HOW,
         ),
     ] = None,
     goodput: Annotated[
         list[str] | None,
         option(
-            "--goodput", "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number is milliseconds.", SAID
+            "--goodput",
+            (
+                "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+                "number is milliseconds."
+            ),
+            SAID,
         ),
     ] = None,
     max_failed_fraction: Annotated[
         float,
         option(
             "--max-failed-fraction",
-            "Largest fraction of failed requests, or of answers without a token; beyond it the run is INVALID, with exit status 3.",
+            (
+                "Largest fraction of failed requests, or of answers without a token; beyond it the "
+                "run is INVALID, with exit status 3."
+            ),
             HOW,
         ),
     ] = ALLOWED,
     percentile_metrics: Annotated[
-        str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.", SAID)
+        str | None,
+        option(
+            "--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.", SAID
+        ),
     ] = None,
-    metric_percentiles: Annotated[str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.", SAID)] = None,
+    metric_percentiles: Annotated[
+        str | None,
+        option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.", SAID),
+    ] = None,
     assertions: Annotated[
         list[str] | None,
-        option("--assert", "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable.", SAID),
+        option(
+            "--assert",
+            (
+                "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does "
+                "not hold. Repeatable."
+            ),
+            SAID,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         option(
             "--output",
-            "Run file to write, replaced if it exists, or a folder for it. Default: runs/load-<time>.jsonl.",
+            (
+                "Run file to write, replaced if it exists, or a folder for it. Default: "
+                "runs/load-<time>.jsonl."
+            ),
             SAID,
             parser=file_or_folder,
         ),
@@ -187,13 +371,21 @@ def load(
         Path | None,
         option(
             "--save-result",
-            "Write run file, timetable and a result in the JSON of `vllm bench serve`; a FILE may follow.",
+            (
+                "Write run file, timetable and a result in the JSON of `vllm bench serve`; a FILE "
+                "may follow."
+            ),
             SAID,
             parser=file_or_folder,
         ),
     ] = None,
-    save_detailed: Annotated[bool, option("--save-detailed", "Add a value per request to vLLM's JSON.", SAID)] = False,
-    append_result: Annotated[bool, option("--append-result", "Append a line to vLLM's JSON instead of replacing it.", SAID)] = False,
+    save_detailed: Annotated[
+        bool, option("--save-detailed", "Add a value per request to vLLM's JSON.", SAID)
+    ] = False,
+    append_result: Annotated[
+        bool,
+        option("--append-result", "Append a line to vLLM's JSON instead of replacing it.", SAID),
+    ] = False,
     result_dir: Annotated[
         Path | None,
         option(
@@ -203,7 +395,9 @@ def load(
             parser=folder_to_write,
         ),
     ] = None,
-    result_filename: Annotated[str | None, option("--result-filename", "Name for the files of --save-result.", SAID)] = None,
+    result_filename: Annotated[
+        str | None, option("--result-filename", "Name for the files of --save-result.", SAID)
+    ] = None,
     save_timetable: Annotated[
         Path | None,
         option(
@@ -213,20 +407,31 @@ def load(
             parser=FileToWrite("load.timetable"),
         ),
     ] = None,
-    label: Annotated[str | None, option("--label", "Label in the names of the files and in vLLM's JSON.", SAID)] = None,
-    metadata: Annotated[list[str] | None, option("--metadata", "KEY=VALUE pairs to store in vLLM's JSON.", SAID)] = None,
-    json: Annotated[bool, option("--json", "Print one JSON object and nothing else.", SAID)] = False,
+    label: Annotated[
+        str | None, option("--label", "Label in the names of the files and in vLLM's JSON.", SAID)
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, option("--metadata", "KEY=VALUE pairs to store in vLLM's JSON.", SAID)
+    ] = None,
+    json: Annotated[
+        bool, option("--json", "Print one JSON object and nothing else.", SAID)
+    ] = False,
 ) -> None:
     """Send requests at instants drawn in advance and report delays measured from those instants.
 
-    With --output-tokens (or a trace, a timetable, a dataset with lengths) every answer has its drawn length: set by a request field that
-    `kendall serve --allow-forced-lengths` accepts, else by ignore_eos and max_tokens. Ctrl-C or SIGTERM ends the run; what was measured
-    is printed and kept.
+    With --output-tokens (or a trace, a timetable, a dataset with lengths) every answer has its
+    drawn length: set by a request field that `kendall serve --allow-forced-lengths` accepts, else
+    by ignore_eos and max_tokens. Ctrl-C or SIGTERM ends the run; what was measured is printed and
+    kept.
     """
     given = flags_first(ctx, locals(), SOURCES)
     if given["request_rate"] is None and from_environment(ctx, "burstiness"):
         given["burstiness"] = 1.0
-    fields = {field.name: given[field.name] for field in dataclasses.fields(LoadOptions) if field.name in given}
+    fields = {
+        field.name: given[field.name]
+        for field in dataclasses.fields(LoadOptions)
+        if field.name in given
+    }
     wishes = parse_wishes(
         metrics=percentile_metrics,
         percentiles=metric_percentiles,
@@ -240,10 +445,21 @@ def load(
         "token_times": token_times or save_detailed or wishes.token_times,
     }
     options = LoadOptions(**fields | set_here)
-    shown: dict[str, Any] = {"append": append_result, "detailed": save_detailed, "metadata": parse_metadata(metadata or [])}
+    shown: dict[str, Any] = {
+        "append": append_result,
+        "detailed": save_detailed,
+        "metadata": parse_metadata(metadata or []),
+    }
     plan = plan_load(options)
-    named: dict[str, Any] = {"output": output, "save": save_result, "folder": result_dir, "name": result_filename}
-    files = result_files(**named, no_save=no_save, save_table=save_timetable, seed=plan.seed, label=label, **shown)
+    named: dict[str, Any] = {
+        "output": output,
+        "save": save_result,
+        "folder": result_dir,
+        "name": result_filename,
+    }
+    files = result_files(
+        **named, no_save=no_save, save_table=save_timetable, seed=plan.seed, label=label, **shown
+    )
     report = _run(options, plan, wishes, files)
     if json:
         typer.echo(msgspec.json.encode(report.as_object()))
@@ -266,7 +482,11 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
     saved = save_plan(files, plan)
     result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))
     report = report_on(result, wishes)
-    shown: dict[str, Any] = {"metrics": wishes.metrics, "percentiles": wishes.percentiles, "limits": wishes.limits}
+    shown: dict[str, Any] = {
+        "metrics": wishes.metrics,
+        "percentiles": wishes.percentiles,
+        "limits": wishes.limits,
+    }
     try:
         save_bench(files, plan, options, result, **shown, extras=report.as_object())
     except OSError as error:

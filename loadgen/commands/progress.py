@@ -16,7 +16,9 @@ LINE_PERIOD = 5.0
 
 
 class Bar:
-    """A bar, refreshed twice a second by the event loop itself: no thread competes with the sender."""
+    """A bar, refreshed twice a second by the event loop itself: no thread competes with the
+    sender.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
@@ -40,7 +42,13 @@ class Bar:
                 self._draw(progress, task, tally)
 
     def _draw(self, progress: Progress, task: TaskID, tally: Tally) -> None:
-        progress.update(task, completed=tally.completed + tally.other, sent=tally.sent, answers=_answers(tally), refresh=True)
+        progress.update(
+            task,
+            completed=tally.completed + tally.other,
+            sent=tally.sent,
+            answers=_answers(tally),
+            refresh=True,
+        )
 
 
 class Lines:
@@ -53,11 +61,15 @@ class Lines:
         """Write until cancelled."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        period = min(1.0, self._period)  # the first line comes early: it says that the run is under way
+        period = min(
+            1.0, self._period
+        )  # the first line comes early: it says that the run is under way
         while True:
             await asyncio.sleep(period)
             period = self._period
-            self._stream.write(f"{loop.time() - began:.0f} s: sent {tally.sent}/{tally.asked}, {_answers(tally)}\n")
+            self._stream.write(
+                f"{loop.time() - began:.0f} s: sent {tally.sent}/{tally.asked}, {_answers(tally)}\n"
+            )
             self._stream.flush()
 
 

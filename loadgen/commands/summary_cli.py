@@ -22,46 +22,69 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command("summary", cls=SummaryCommand)
 def summary_command(
     run_files: Annotated[
-        list[Path], typer.Argument(help="Run files of `kendall load`, complete or cut short, or result JSON of `vllm bench serve`.")
+        list[Path],
+        typer.Argument(
+            help=(
+                "Run files of `kendall load`, complete or cut short, or result JSON of `vllm "
+                "bench serve`."
+            )
+        ),
     ],
     *,
     goodput: Annotated[
         list[str] | None,
         option(
             "--goodput",
-            "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare number is milliseconds. Repeatable.",
+            (
+                "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+                "number is milliseconds. Repeatable."
+            ),
         ),
     ] = None,
     percentile_metrics: Annotated[
-        str | None, option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.")
+        str | None,
+        option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el."),
     ] = None,
-    metric_percentiles: Annotated[str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")] = None,
+    metric_percentiles: Annotated[
+        str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")
+    ] = None,
     lateness_budget: Annotated[
         str | None,
         option(
             "--lateness-budget",
-            "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if given. Default: mean=1ms,p99=5ms.",
+            (
+                "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if "
+                "given. Default: mean=1ms,p99=5ms."
+            ),
         ),
     ] = None,
     max_failed_fraction: Annotated[
         float,
         option(
             "--max-failed-fraction",
-            "Largest fraction of failed requests, or of answers without a token; beyond it the run is INVALID, with exit status 3.",
+            (
+                "Largest fraction of failed requests, or of answers without a token; beyond it the "
+                "run is INVALID, with exit status 3."
+            ),
         ),
     ] = ALLOWED,
     assertions: Annotated[
         list[str] | None,
         typer.Option(
-            "--assert", help="Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it does not hold. Repeatable."
+            "--assert",
+            help=(
+                "Condition on the result, for example 'p99_ttft < 200ms'; exit status 3 if it "
+                "does not hold. Repeatable."
+            ),
         ),
     ] = None,
     json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report of what was recorded.
+    """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report
+    of what was recorded.
 
-    The exit status is that of the run: 3 if too many requests failed, the records are wrong or a condition does not hold,
-    1 if the run did not end.
+    The exit status is that of the run: 3 if too many requests failed, the records are wrong or a
+    condition does not hold, 1 if the run did not end.
     """
     reports = _reports(
         run_files,

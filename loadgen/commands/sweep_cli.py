@@ -37,69 +37,180 @@ def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
 @app.command("sweep", cls=SweepCommand)
 def sweep_command(
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="POLICY", help="Further policies; the same as more values of --policies.")
+        list[str] | None,
+        typer.Argument(
+            metavar="POLICY", help="Further policies; the same as more values of --policies."
+        ),
     ] = None,
-    policies: Annotated[list[str] | None, _option(GRID, "Policies; several after one flag, or repeated.", "--policies")] = None,
-    loads: Annotated[str | None, _option(GRID, "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5.")] = None,
-    request_rates: Annotated[str | None, _option(GRID, "Requests per second, the same for every policy, for example 2,4.")] = None,
-    max_output_tokens: Annotated[str | None, _option(GRID, "Token limits of the gateway, for example 16,32,none.")] = None,
+    policies: Annotated[
+        list[str] | None,
+        _option(GRID, "Policies; several after one flag, or repeated.", "--policies"),
+    ] = None,
+    loads: Annotated[
+        str | None,
+        _option(
+            GRID, "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5."
+        ),
+    ] = None,
+    request_rates: Annotated[
+        str | None,
+        _option(GRID, "Requests per second, the same for every policy, for example 2,4."),
+    ] = None,
+    max_output_tokens: Annotated[
+        str | None, _option(GRID, "Token limits of the gateway, for example 16,32,none.")
+    ] = None,
     preset: Annotated[
-        str, _option(GRID, "Defaults for options that are not given: policies (six policies at four loads) | quick.")
+        str,
+        _option(
+            GRID,
+            (
+                "Defaults for options that are not given: policies (six policies at four loads) | "
+                "quick."
+            ),
+        ),
     ] = "policies",
-    order: Annotated[str | None, _option(GRID, "Order of the cells: listed | random (drawn from the seed).")] = None,
-    allow_unstable: Annotated[bool, _option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")] = False,
-    output_tokens: Annotated[str | None, _option(REQUESTS, "Distribution of the answers' lengths, before the token limit.")] = None,
-    prompt_tokens: Annotated[str | None, _option(REQUESTS, "Distribution of the prompts' lengths.")] = None,
+    order: Annotated[
+        str | None, _option(GRID, "Order of the cells: listed | random (drawn from the seed).")
+    ] = None,
+    allow_unstable: Annotated[
+        bool, _option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")
+    ] = False,
+    output_tokens: Annotated[
+        str | None,
+        _option(REQUESTS, "Distribution of the answers' lengths, before the token limit."),
+    ] = None,
+    prompt_tokens: Annotated[
+        str | None, _option(REQUESTS, "Distribution of the prompts' lengths.")
+    ] = None,
     num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
-    duration: Annotated[float | None, _option(REQUESTS, "Time during which requests are sent, per cell.", parser=Duration())] = None,
+    duration: Annotated[
+        float | None,
+        _option(REQUESTS, "Time during which requests are sent, per cell.", parser=Duration()),
+    ] = None,
     precision: Annotated[
-        float | None, _option(REQUESTS, "Choose the run length of a cell for this relative half width of the mean delay, for example 0.1.")
+        float | None,
+        _option(
+            REQUESTS,
+            (
+                "Choose the run length of a cell for this relative half width of the mean delay, "
+                "for example 0.1."
+            ),
+        ),
     ] = None,
-    cell_limit: Annotated[float | None, _option(REQUESTS, "Longest time for one cell.", parser=Duration())] = None,
-    processes: Annotated[int | None, _option(REQUESTS, "Sender processes, which share one timetable.", min=1)] = None,
+    cell_limit: Annotated[
+        float | None, _option(REQUESTS, "Longest time for one cell.", parser=Duration())
+    ] = None,
+    processes: Annotated[
+        int | None, _option(REQUESTS, "Sender processes, which share one timetable.", min=1)
+    ] = None,
     seed: Annotated[
-        int | None, _option(REQUESTS, "Seed of arrivals, lengths and prompts, which are the same under every policy.", min=0)
+        int | None,
+        _option(
+            REQUESTS,
+            "Seed of arrivals, lengths and prompts, which are the same under every policy.",
+            min=0,
+        ),
     ] = None,
-    find_saturation: Annotated[bool, _option(SEARCH, "Search for the largest stable arrival rate.", "--find-saturation")] = False,
+    find_saturation: Annotated[
+        bool, _option(SEARCH, "Search for the largest stable arrival rate.", "--find-saturation")
+    ] = False,
     slo: Annotated[
-        list[str] | None, _option(SEARCH, "Search for the largest arrival rate that keeps an objective: p99_queueing_delay=2s.")
+        list[str] | None,
+        _option(
+            SEARCH,
+            "Search for the largest arrival rate that keeps an objective: p99_queueing_delay=2s.",
+        ),
     ] = None,
-    tolerance: Annotated[float | None, _option(SEARCH, "Stop a search when high / low - 1 is below this number.")] = None,
+    tolerance: Annotated[
+        float | None, _option(SEARCH, "Stop a search when high / low - 1 is below this number.")
+    ] = None,
     model: Annotated[str | None, _option(GATEWAY, "Model of the gateway that is started.")] = None,
-    engine: Annotated[str | None, _option(GATEWAY, "Engine of the gateway that is started: auto | vllm | emulated.")] = None,
-    max_num_seqs: Annotated[int | None, _option(GATEWAY, "Most sequences in the engine that is started.", min=1)] = None,
-    latency: Annotated[
-        str | None, _option(GATEWAY, "Latency law or profile to use instead of a calibration; the emulated engine obeys it.")
+    engine: Annotated[
+        str | None,
+        _option(GATEWAY, "Engine of the gateway that is started: auto | vllm | emulated."),
     ] = None,
-    port: Annotated[int, _option(GATEWAY, "Port of the gateway that is started; another one where it is in use.", min=1, max=65535)] = 8080,
-    base_url: Annotated[str | None, _option(GATEWAY, "URL of a running gateway to measure instead of starting one.")] = None,
-    api_key: Annotated[str | None, _option(GATEWAY, "With --base-url: key sent as a bearer token; never written to a file.")] = None,
-    admin_key: Annotated[str | None, _option(GATEWAY, "With --base-url: key for a gateway with --admin-key.")] = None,
+    max_num_seqs: Annotated[
+        int | None, _option(GATEWAY, "Most sequences in the engine that is started.", min=1)
+    ] = None,
+    latency: Annotated[
+        str | None,
+        _option(
+            GATEWAY,
+            "Latency law or profile to use instead of a calibration; the emulated engine obeys it.",
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        _option(
+            GATEWAY,
+            "Port of the gateway that is started; another one where it is in use.",
+            min=1,
+            max=65535,
+        ),
+    ] = 8080,
+    base_url: Annotated[
+        str | None, _option(GATEWAY, "URL of a running gateway to measure instead of starting one.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        _option(GATEWAY, "With --base-url: key sent as a bearer token; never written to a file."),
+    ] = None,
+    admin_key: Annotated[
+        str | None, _option(GATEWAY, "With --base-url: key for a gateway with --admin-key.")
+    ] = None,
     cacert: Annotated[Path | None, _option(GATEWAY, CACERT)] = None,
     insecure: Annotated[bool, _option(GATEWAY, INSECURE, "--insecure")] = False,
     bracket: Annotated[
-        float | None, _option(GATEWAY, "Duration of a speed calibration before and after each cell (0: none).", parser=Duration())
+        float | None,
+        _option(
+            GATEWAY,
+            "Duration of a speed calibration before and after each cell (0: none).",
+            parser=Duration(),
+        ),
     ] = None,
     repeat_noisy: Annotated[
-        int | None, _option(GATEWAY, "Repeat a cell up to this often if the speed changed by over 15 % around it.")
+        int | None,
+        _option(
+            GATEWAY, "Repeat a cell up to this often if the speed changed by over 15 % around it."
+        ),
     ] = None,
     result_dir: Annotated[
         Path,
         _option(
-            RESULT, "Folder of all results; an interrupted sweep in it is continued.", "--output", "--result-dir", parser=folder_to_write
+            RESULT,
+            "Folder of all results; an interrupted sweep in it is continued.",
+            "--output",
+            "--result-dir",
+            parser=folder_to_write,
         ),
     ] = Path("runs/sweep"),
-    resume: Annotated[Path | None, _option(RESULT, "Continue the sweep in this folder with its own options.")] = None,
-    dry_run: Annotated[bool, _option(RESULT, "Print cells, searches and how long they take; measure nothing.", "--dry-run")] = False,
-    assertions: Annotated[
-        list[str] | None, _option(RESULT, "Condition on every cell; exit status 3 if it does not hold. Repeatable.", "--assert")
+    resume: Annotated[
+        Path | None, _option(RESULT, "Continue the sweep in this folder with its own options.")
     ] = None,
-    json: Annotated[bool, _option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")] = False,
+    dry_run: Annotated[
+        bool,
+        _option(
+            RESULT, "Print cells, searches and how long they take; measure nothing.", "--dry-run"
+        ),
+    ] = False,
+    assertions: Annotated[
+        list[str] | None,
+        _option(
+            RESULT,
+            "Condition on every cell; exit status 3 if it does not hold. Repeatable.",
+            "--assert",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, _option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")
+    ] = False,
 ) -> None:
-    """Measure policies x loads x token limits on the same requests and compare observed with predicted delays. Resumable.
+    """Measure policies x loads x token limits on the same requests and compare observed with
+    predicted delays. Resumable.
 
-    Without options: six policies at loads 0.3, 0.5, 0.7 and 0.8 on the tiny model, 24 cells, about 17 min in all, without the engine's
-    start, its calibration and repeated cells. --dry-run says how long other options take.
+    Without options: six policies at loads 0.3, 0.5, 0.7 and 0.8 on the tiny model, 24 cells, about
+    17 min in all, without the engine's start, its calibration and repeated cells. --dry-run says
+    how long other options take.
     """
     given = {
         "policies": (*(policies or ()), *(more or ())) or None,
@@ -136,7 +247,9 @@ def sweep_command(
     raise typer.Exit(_measure(plan, folder, port, assertions or [], keys, json=json))
 
 
-def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path) -> tuple[Plan, Path]:
+def _plan(
+    preset: str, given: dict[str, Any], resume: Path | None, folder: Path
+) -> tuple[Plan, Path]:
     from loadgen.sweep.plan import Plan, load_plan  # noqa: PLC0415 - numba and scipy, which --help need not wait for
 
     if preset not in PRESETS:
@@ -155,7 +268,9 @@ def _plan(preset: str, given: dict[str, Any], resume: Path | None, folder: Path)
         raise SpecError(str(error)) from None
 
 
-def _measure(plan: Plan, folder: Path, port: int, assertions: list[str], keys: Keys, *, json: bool) -> int:
+def _measure(
+    plan: Plan, folder: Path, port: int, assertions: list[str], keys: Keys, *, json: bool
+) -> int:
     from loadgen.sweep.session import run_session  # noqa: PLC0415
 
     return asyncio.run(run_session(plan, folder, port, assertions, keys, json=json))
@@ -177,7 +292,9 @@ def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in listed(text))
     except ValueError:
-        raise SpecError(f"got --{flag} {text!r}; expected numbers with commas between them") from None
+        raise SpecError(
+            f"got --{flag} {text!r}; expected numbers with commas between them"
+        ) from None
 
 
 def _limits(text: str | None) -> tuple[int | None, ...] | None:
@@ -186,7 +303,10 @@ def _limits(text: str | None) -> tuple[int | None, ...] | None:
     try:
         limits = tuple(None if part == "none" else int(part) for part in listed(text))
     except ValueError:
-        raise SpecError(f"got --max-output-tokens {text!r}; expected whole numbers with commas between them, or none") from None
+        raise SpecError(
+            f"got --max-output-tokens {text!r}; expected whole numbers with commas between them, "
+            "or none"
+        ) from None
     if any(limit is not None and limit < 1 for limit in limits):
         raise SpecError(f"got --max-output-tokens {text!r}; expected numbers >= 1")
     return limits

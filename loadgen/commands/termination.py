@@ -15,7 +15,9 @@ async def until_sigterm(work: Awaitable[_T]) -> _T:
     """Await it; SIGTERM cancels this task until it is done."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # not on Windows, not beside the main thread
+    with suppress(
+        NotImplementedError, RuntimeError, ValueError
+    ):  # not on Windows, not beside the main thread
         loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         return await work

@@ -1,11 +1,13 @@
-"""Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay < 2s"`.
+"""Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay <
+2s"`.
 
     NAME OPERATOR VALUE      OPERATOR: < <= > >= == !=      VALUE: a duration (policies.durations), a number or a percentage
 
-A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number (`completed`,
-`goodput`, `error_rate`, `prediction_error`). Words and short forms are the same (`mean_time_to_first_token`). A
-duration must carry its unit, or its name must end in `_ms` as in vLLM's files: a bare 200 would be 200 seconds and
-never fail. `prediction_error` is judged by its absolute value. What was not measured breaks every condition.
+A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number
+(`completed`, `goodput`, `error_rate`, `prediction_error`). Words and short forms are the same
+(`mean_time_to_first_token`). A duration must carry its unit, or its name must end in `_ms` as in
+vLLM's files: a bare 200 would be 200 seconds and never fail. `prediction_error` is judged by its
+absolute value. What was not measured breaks every condition.
 """
 
 from __future__ import annotations
@@ -84,19 +86,25 @@ class Broken:
 
 
 def parse_assertion(text: str) -> Assertion:
-    """One condition. Raises SpecError; whether the name exists is known only with the values (`check`)."""
+    """One condition. Raises SpecError; whether the name exists is known only with the values
+    (`check`).
+    """
     match = _FORM.fullmatch(text)
     value = None if match is None else _limit(match[3])
     if match is None or value is None:
         raise SpecError(
-            f'got condition {text!r}; expected NAME < VALUE, for example "p99_ttft < 200ms" (< <= > >= == !=; {" ".join(UNITS)} %)'
+            f'got condition {text!r}; expected NAME < VALUE, for example "p99_ttft < 200ms" (< <= '
+            f"> >= == !=; {' '.join(UNITS)} %)"
         )
     limit, unit = value
     name, milliseconds = canonical(match[1])
     if milliseconds and not unit:
         limit, unit = limit / 1e3, "ms"
     if _lasts(name) and unit not in UNITS:
-        raise SpecError(f"got condition {text!r} on a duration; expected a unit, as in {match[3].lstrip('-').rstrip('% ')}ms")
+        raise SpecError(
+            f"got condition {text!r} on a duration; expected a unit, as in "
+            f"{match[3].lstrip('-').rstrip('% ')}ms"
+        )
     return Assertion(text.strip(), name, match[2], limit, unit)
 
 
@@ -129,21 +137,33 @@ def percentiles_of(assertions: Iterable[Assertion]) -> set[float]:
 
 
 def require_known(assertions: Iterable[Assertion], names: Iterable[str]) -> None:
-    """Raise SpecError for a name that no value will have, or a unit it does not: before a run rather than after it."""
+    """Raise SpecError for a name that no value will have, or a unit it does not: before a run
+    rather than after it.
+    """
     known = set(names)
     for assertion in assertions:
         if assertion.name not in known:
             near = _suggestion(assertion.name, known)
             hint = f" (did you mean {near}?)" if near else ""
-            raise SpecError(f"got {assertion.name} in condition {assertion.text!r}{hint}; expected one of {_listed(known)}")
+            raise SpecError(
+                f"got {assertion.name} in condition {assertion.text!r}{hint}; expected one of "
+                f"{_listed(known)}"
+            )
         if assertion.unit in UNITS and not _lasts(assertion.name):
-            raise SpecError(f"got condition {assertion.text!r} with a unit of time; expected a plain number or %: it is no duration")
+            raise SpecError(
+                f"got condition {assertion.text!r} with a unit of time; expected a plain number "
+                "or %: it is no duration"
+            )
 
 
 def check(assertions: Sequence[Assertion], values: Values, where: str = "") -> list[Broken]:
     """The conditions that do not hold. Raises SpecError for a name that is not among the values."""
     require_known(assertions, values)
-    return [Broken(assertion, values[assertion.name], where) for assertion in assertions if not assertion.holds(values[assertion.name])]
+    return [
+        Broken(assertion, values[assertion.name], where)
+        for assertion in assertions
+        if not assertion.holds(values[assertion.name])
+    ]
 
 
 def broken_lines(assertions: Sequence[Assertion], values: Values, where: str = "") -> list[str]:
@@ -171,11 +191,16 @@ def _listed(names: set[str]) -> str:
     statistics: dict[str, list[str]] = {}
     for name in sorted(names):
         quantity = _quantity(name)
-        statistics.setdefault(quantity, []).extend([name.partition("_")[0]] if quantity != name else [])
+        statistics.setdefault(quantity, []).extend(
+            [name.partition("_")[0]] if quantity != name else []
+        )
     together: dict[str, list[str]] = {}
     for quantity, heads in statistics.items():
         together.setdefault("|".join(heads), []).append(quantity)
-    return "; ".join(f"({heads})_({'|'.join(found)})" if heads else ", ".join(found) for heads, found in together.items())
+    return "; ".join(
+        f"({heads})_({'|'.join(found)})" if heads else ", ".join(found)
+        for heads, found in together.items()
+    )
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -1,4 +1,6 @@
-"""The numbers of a cell by the names that conditions use (loadgen.compare.assertions): seconds, shares, counts."""
+"""The numbers of a cell by the names that conditions use (loadgen.compare.assertions): seconds,
+shares, counts.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The cells of a report: every run read from its files, beside theory, with what is known of its sending.
+"""The cells of a report: every run read from its files, beside theory, with what is known of its
+sending.
 
-A cell comes from a gateway's (or simulator's) run file. The load generator's file of the same requests, where it is at
-hand, adds the timetable: the sender's part of the difference, and its lateness. What was asked (rate, lengths, load) is
-read from the headers unless it is given.
+A cell comes from a gateway's (or simulator's) run file. The load generator's file of the same
+requests, where it is at hand, adds the timetable: the sender's part of the difference, and its
+lateness. What was asked (rate, lengths, load) is read from the headers unless it is given.
 """
 
 from __future__ import annotations
@@ -47,16 +48,24 @@ class ReportCell:
     @property
     def shown(self) -> Comparison:
         """With the load that was asked, as tables and pictures show it."""
-        return self.comparison if self.load is None else dataclasses.replace(self.comparison, load=self.load)
+        return (
+            self.comparison
+            if self.load is None
+            else dataclasses.replace(self.comparison, load=self.load)
+        )
 
     @property
     def invalid(self) -> bool:
-        """Whether requests arrived outside the lateness budget: the run is not the one that was asked for."""
+        """Whether requests arrived outside the lateness budget: the run is not the one that was
+        asked for.
+        """
         return self.audit is not None and self.audit.valid is False
 
     @property
     def counts(self) -> bool:
-        """Whether its mean may be judged: the run is the one that was asked for, and long enough."""
+        """Whether its mean may be judged: the run is the one that was asked for, and long
+        enough.
+        """
         return not (self.invalid or self.comparison.of_others or self.comparison.too_short)
 
     @property
@@ -78,7 +87,9 @@ class MissingCell:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the theory is told instead of what the headers say; None: the headers, else the run itself."""
+    """What the theory is told instead of what the headers say; None: the headers, else the run
+    itself.
+    """
 
     law: LatencyModel | None = None
     output_tokens: TokenDistribution | None = None
@@ -112,17 +123,27 @@ class RunFile:
 
 
 def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
-    """A cell for every policy and epoch of every gateway's file; load generators' files stand beside those they share requests with."""
+    """A cell for every policy and epoch of every gateway's file; load generators' files stand
+    beside those they share requests with.
+    """
     sent = [file for file in files if file.header.writer == "load"]
     seen = [file for file in files if file.header.writer != "load"]
     if not seen:
-        raise SpecError("got load generators' files only; expected the gateway's own as well (kendall serve --record-file)")
+        raise SpecError(
+            "got load generators' files only; expected the gateway's own as well (kendall serve "
+            "--record-file)"
+        )
     return [cell for file in seen for cell in _cells(file, beside(file, sent), asked)]
 
 
 def beside(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
     """The load generators' records of this file's requests."""
-    return [record for other in sent if timetable_of(file.records, other.records) for record in other.records]
+    return [
+        record
+        for other in sent
+        if timetable_of(file.records, other.records)
+        for record in other.records
+    ]
 
 
 def _cells(file: RunFile, sent: list[Record], asked: Asked) -> list[ReportCell]:
@@ -156,30 +177,48 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
     return theory_of(law, lengths, rate, asked.max_num_seqs or configured.get("max_num_seqs"))
 
 
-def model_for(theory: Theory | None, records: Iterable[Record], comparison: Comparison) -> Model | None:
+def model_for(
+    theory: Theory | None, records: Iterable[Record], comparison: Comparison
+) -> Model | None:
     """The queue that the run was asked to be; None without a law."""
     if theory is None or theory.model is None:
         return None
-    return theory.model(parse_policy(comparison.policy), [r for r in served(records) if r.epoch == comparison.epoch])
+    return theory.model(
+        parse_policy(comparison.policy), [r for r in served(records) if r.epoch == comparison.epoch]
+    )
 
 
 def lateness_of(sent: Iterable[Record]) -> Summary | None:
     """sent - intended, seconds; None without a load generator's file."""
-    late = [r.sent_at - r.intended_at for r in sent if r.sent_at is not None and r.intended_at is not None]
+    late = [
+        r.sent_at - r.intended_at
+        for r in sent
+        if r.sent_at is not None and r.intended_at is not None
+    ]
     return summarise(np.array(late)) if late else None
 
 
 def audit_of(file: RunFile, comparison: Comparison, sent: Iterable[Record] = ()) -> Audit | None:
-    """The arrivals at the gateway beside the process that was asked, and beside the timetable where it is at hand."""
-    records = [r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch]
+    """The arrivals at the gateway beside the process that was asked, and beside the timetable
+    where it is at hand.
+    """
+    records = [
+        r for r in file.records if r.arrived_at is not None and (r.epoch or 0) == comparison.epoch
+    ]
     epoch = _first_of_calls(records) if file.header.writer == "gateway" else records
-    arrived = np.array([r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64)
+    arrived = np.array(
+        [r.arrived_at if r.received_at is None else r.received_at for r in epoch], dtype=np.float64
+    )
     if arrived.size < 3:
         return None
     planned = timetable_of(epoch, sent) or {}
-    intended = np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
+    intended = (
+        np.array([planned[r.request_id] for r in epoch]) if len(planned) == len(epoch) else None
+    )
     process = str(file.header.configuration.get("arrivals", "poisson")).partition(":")[0]
-    return audit_arrivals(arrived, asked_rate=comparison.asked_rate, intended=intended, process=process)
+    return audit_arrivals(
+        arrived, asked_rate=comparison.asked_rate, intended=intended, process=process
+    )
 
 
 def _first_of_calls(records: Iterable[Record]) -> list[Record]:
@@ -191,7 +230,11 @@ def _first_of_calls(records: Iterable[Record]) -> list[Record]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0
+        else None
+    )
 
 
 def _lengths(configured: Mapping[str, Any]) -> TokenDistribution | None:

@@ -1,11 +1,13 @@
-"""What chance alone does to a run: the mean of runs of this very length under the asked process and the calibrated law.
+"""What chance alone does to a run: the mean of runs of this very length under the asked process and
+the calibrated law.
 
-`RUNS` simulated runs of n requests, each from an empty queue and with the same warm-up dropped, give
+`RUNS` simulated runs of n requests, each from an empty queue and with the same warm-up dropped,
+give
 
     spread = t(RUNS - 1) * s * sqrt(1 + 1 / RUNS)        of one run's mean around the others'
 
-and a difference within it is sampling, not a fault. Where the formula is an approximation, one long simulation with the
-same inputs says how far it is from the steady state that it approximates.
+and a difference within it is sampling, not a fault. Where the formula is an approximation, one long
+simulation with the same inputs says how far it is from the steady state that it approximates.
 """
 
 from __future__ import annotations
@@ -28,21 +30,36 @@ LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
 NORMAL = 1.96
 
 
-def sampling(model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0) -> Sampling | None:
-    """Chance in a run of `count` requests; None where there is no steady state or the run is too short to have a mean."""
+def sampling(
+    model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
+) -> Sampling | None:
+    """Chance in a run of `count` requests; None where there is no steady state or the run is too
+    short to have a mean.
+    """
     mean = getattr(answer, compared)
     if mean is None or not math.isfinite(mean) or count - warm_up(count) < 2:
         return None
     long_run, half_width = _long_run(model, rate, compared, answer, seed)
-    return None if long_run is None else Sampling(long_run, half_width, _spread(model, rate, count, compared, seed))
+    return (
+        None
+        if long_run is None
+        else Sampling(long_run, half_width, _spread(model, rate, count, compared, seed))
+    )
 
 
-def _long_run(model: Model, rate: float, compared: Compared, answer: Predicted, seed: int) -> tuple[float | None, float]:
+def _long_run(
+    model: Model, rate: float, compared: Compared, answer: Predicted, seed: int
+) -> tuple[float | None, float]:
     """The steady state that the formula stands for, and the half width of what we know about it."""
     if answer.method != "approximation":
         return getattr(answer, compared), 0.0
     try:
-        simulated = simulate_model(model, rate, num_requests=LONG_RUN if is_compiled(model) else GENERIC_LONG_RUN, seed=seed)
+        simulated = simulate_model(
+            model,
+            rate,
+            num_requests=LONG_RUN if is_compiled(model) else GENERIC_LONG_RUN,
+            seed=seed,
+        )
     except PredictionError:
         return None, math.inf
     found = getattr(simulated, compared)
@@ -51,10 +68,15 @@ def _long_run(model: Model, rate: float, compared: Compared, answer: Predicted, 
 
 def _spread(model: Model, rate: float, count: int, compared: Compared, seed: int) -> float:
     runs = RUNS if is_compiled(model) else GENERIC_RUNS
-    means = [_mean(model, rate, count, compared, stream) for stream in np.random.SeedSequence((seed, count)).spawn(runs)]
+    means = [
+        _mean(model, rate, count, compared, stream)
+        for stream in np.random.SeedSequence((seed, count)).spawn(runs)
+    ]
     return float(stdtrit(runs - 1, 0.975)) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
 
 
-def _mean(model: Model, rate: float, count: int, compared: Compared, stream: np.random.SeedSequence) -> float:
+def _mean(
+    model: Model, rate: float, count: int, compared: Compared, stream: np.random.SeedSequence
+) -> float:
     run = simulate_run(dataclasses.replace(model, patience=None), rate, count, stream)
     return float(np.mean(getattr(run, compared)[warm_up(count) :]))

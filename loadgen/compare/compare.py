@@ -1,4 +1,5 @@
-"""One run beside theory: what was observed, and what it should have been for several reasons to differ.
+"""One run beside theory: what was observed, and what it should have been for several reasons to
+differ.
 
     measured service   the recursion on the run's own arrivals, batches and service times: gateway right or wrong
     same arrivals      the run's own arrivals and lengths through the simulator, law at the run's speed: law right or wrong
@@ -43,22 +44,47 @@ from queueing.measurement.recursion import measured_starts, served
 from queueing.measurement.statistics import FloatArray, batch_means_interval, mean_interval
 from queueing.result import LEVELS
 
-__all__ = ["TOO_WIDE", "Comparison", "Estimate", "Part", "Predicted", "Quantity", "Split", "Theory", "Verdict", "compare", "groups"]
+__all__ = [
+    "TOO_WIDE",
+    "Comparison",
+    "Estimate",
+    "Part",
+    "Predicted",
+    "Quantity",
+    "Split",
+    "Theory",
+    "Verdict",
+    "compare",
+    "groups",
+]
 
 
-def compare(records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()) -> list[Comparison]:
-    """One comparison per policy and epoch, in their order; `sent` are the load generator's records of the same requests.
+def compare(
+    records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()
+) -> list[Comparison]:
+    """One comparison per policy and epoch, in their order; `sent` are the load generator's records
+    of the same requests.
 
     Raises ValueError where no record was dispatched.
     """
     records = list(records)
     everyone = served(records)
     if not everyone:
-        raise ValueError("got no dispatched request with arrival, dispatch and server's end; expected a run file of a gateway or simulator")
+        raise ValueError(
+            "got no dispatched request with arrival, dispatch and server's end; expected a run "
+            "file of a gateway or simulator"
+        )
     sent = list(sent)
-    starts, intended, others = measured_starts(everyone), timetable_of(records, sent), of_others(records, sent)
+    starts, intended, others = (
+        measured_starts(everyone),
+        timetable_of(records, sent),
+        of_others(records, sent),
+    )
     found = [_compare(Group(requests, starts, intended), theory) for requests in groups(everyone)]
-    return [dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0)) for comparison in found]
+    return [
+        dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0))
+        for comparison in found
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +100,22 @@ class _Answers:
 
     def means(self, name: Compared) -> dict[str, float | None]:
         """Of one quantity, by theory."""
-        found = {key: getattr(getattr(self, key), name, None) for key in ("a_priori", "predicted", "live")}
-        return found | {"paper": self.printed[0] if self.printed and name == "queueing_delay" else None}
+        found = {
+            key: getattr(getattr(self, key), name, None)
+            for key in ("a_priori", "predicted", "live")
+        }
+        return found | {
+            "paper": self.printed[0] if self.printed and name == "queueing_delay" else None
+        }
 
     def quantiles(self, name: Compared) -> dict[str, Mapping[str, float]]:
         """Of one quantity, by theory, then level; only where there are some."""
         every = {key: getattr(self, key) for key in ("a_priori", "predicted", "live")}
-        return {key: answer.quantiles[name] for key, answer in every.items() if answer is not None and answer.quantiles.get(name)}
+        return {
+            key: answer.quantiles[name]
+            for key, answer in every.items()
+            if answer is not None and answer.quantiles.get(name)
+        }
 
 
 def _compare(group: Group, theory: Theory | None) -> Comparison:
@@ -107,8 +142,12 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
         predicted_batch_size=predicted.batch_size if predicted else None,
         method=a_priori.method if a_priori else None,
         paper_kind=answers.printed[1] if answers.printed else None,
-        distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist()) if observed.size else (),
-        split=split(group, theory, a_priori, answers.speed, chance) if theory and a_priori else None,
+        distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist())
+        if observed.size
+        else (),
+        split=split(group, theory, a_priori, answers.speed, chance)
+        if theory and a_priori
+        else None,
     )
 
 
@@ -121,31 +160,56 @@ def _answers(group: Group, theory: Theory) -> _Answers:
     return _Answers(
         speed=speed,
         a_priori=a_priori,
-        predicted=a_priori if speed is None or theory.predict is None else theory.predict(*given, at_speed),
+        predicted=a_priori
+        if speed is None or theory.predict is None
+        else theory.predict(*given, at_speed),
         live=theory.live(*given, at_speed) if theory.live else None,
-        replayed=None if theory.replay is None or speed is None else theory.replay(policy, requests, at_speed),
+        replayed=None
+        if theory.replay is None or speed is None
+        else theory.replay(policy, requests, at_speed),
         printed=theory.printed(*given, at_speed) if theory.printed else None,
     )
 
 
 def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
-    """What is known of the variance of the means without the delays: by the formula of M/G/1, where the run is one."""
-    arrived_at, service_times = np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in group.kept]).reshape(-1, 2).T
+    """What is known of the variance of the means without the delays: by the formula of M/G/1,
+    where the run is one.
+    """
+    arrived_at, service_times = (
+        np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in group.kept])
+        .reshape(-1, 2)
+        .T
+    )
     delays, sojourns = group.observed("queueing_delay"), group.observed("sojourn_time")
     single = single_server_variance(arrived_at, delays, service_times)
     if single is None:
         return {}
-    rest: dict[Compared, AsymptoticVariance] = {"sojourn_time": single.with_rest(delays, sojourns)} if sojourns.size == delays.size else {}
+    rest: dict[Compared, AsymptoticVariance] = (
+        {"sojourn_time": single.with_rest(delays, sojourns)} if sojourns.size == delays.size else {}
+    )
     return {"queueing_delay": single, **rest}
 
 
-def _by_simulation(group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None) -> dict[Compared, AsymptoticVariance]:
-    """The same of any other queue: by runs of this length under the asked process and the calibrated law.
+def _by_simulation(
+    group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None
+) -> dict[Compared, AsymptoticVariance]:
+    """The same of any other queue: by runs of this length under the asked process and the
+    calibrated law.
 
-    Where the machine was slower than calibrated the run was nearer to saturation, and its mean varies more, as 1 / (1 - load).
+    Where the machine was slower than calibrated the run was nearer to saturation, and its mean
+    varies more, as 1 / (1 - load).
     """
-    values, load = group.observed(group.compared), answers.a_priori.load if answers.a_priori else None
-    if chance is None or theory is None or load is None or not chance.long_run > 0 or not values.mean() > 0:
+    values, load = (
+        group.observed(group.compared),
+        answers.a_priori.load if answers.a_priori else None,
+    )
+    if (
+        chance is None
+        or theory is None
+        or load is None
+        or not chance.long_run > 0
+        or not values.mean() > 0
+    ):
         return {}
     slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
     nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
@@ -154,20 +218,26 @@ def _by_simulation(group: Group, answers: _Answers, chance: Sampling | None, the
     return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
 
 
-def _quantity(group: Group, name: Compared, answers: _Answers, variance: AsymptoticVariance | None) -> Quantity:
+def _quantity(
+    group: Group, name: Compared, answers: _Answers, variance: AsymptoticVariance | None
+) -> Quantity:
     observed = group.observed(name)
     interval = mean_interval(observed, theory=variance)
     replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
-    averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running  # over draws: means only
+    averaged = (
+        answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running
+    )  # over draws: means only
     beside = {
-        key: None if mean is None else _estimate(interval.mean, mean, interval.half_width) for key, mean in answers.means(name).items()
+        key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
+        for key, mean in answers.means(name).items()
     }
     return Quantity(
         observed=interval,
         measured_service=_paired(observed, group.by_recursion(name)),
         same_arrivals=None if replayed is None else _paired(observed, replayed),
         quantiles=_quantiles(observed),
-        theory_quantiles=answers.quantiles(name) | ({} if replayed is None or averaged else {"same_arrivals": _quantiles(replayed)}),
+        theory_quantiles=answers.quantiles(name)
+        | ({} if replayed is None or averaged else {"same_arrivals": _quantiles(replayed)}),
         **beside,
     )
 
@@ -175,7 +245,11 @@ def _quantity(group: Group, name: Compared, answers: _Answers, variance: Asympto
 def _paired(observed: FloatArray, theory: FloatArray) -> Estimate:
     if not observed.size:
         return Estimate(np.nan, np.nan, np.inf)
-    return _estimate(float(observed.mean()), float(theory.mean()), batch_means_interval(observed - theory).half_width)
+    return _estimate(
+        float(observed.mean()),
+        float(theory.mean()),
+        batch_means_interval(observed - theory).half_width,
+    )
 
 
 def _estimate(observed: float, mean: float, half_width: float) -> Estimate:
@@ -185,4 +259,8 @@ def _estimate(observed: float, mean: float, half_width: float) -> Estimate:
 
 
 def _quantiles(values: FloatArray) -> dict[str, float]:
-    return dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True)) if values.size else {}
+    return (
+        dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
+        if values.size
+        else {}
+    )

@@ -1,7 +1,9 @@
-"""What a comparison says: the values that `loadgen.compare.compare` fills and every report reads. Seconds; rates per second.
+"""What a comparison says: the values that `loadgen.compare.compare` fills and every report reads.
+Seconds; rates per second.
 
-Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the engine's next step
-belongs to service there, and the delay alone is next to nothing at moderate load.
+Deviation = observed / theory - 1. For `continuous` the sojourn is compared: waiting for the
+engine's next step belongs to service there, and the delay alone is next to nothing at moderate
+load.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PaperKind = Literal["exact", "bound", "printed"]  # what the documents' formula 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one theory says, seconds; how far the observation is from it, with the half width of that deviation."""
+    """What one theory says, seconds; how far the observation is from it, with the half width of
+    that deviation.
+    """
 
     mean: float
     deviation: float  # observed / mean - 1
@@ -36,17 +40,29 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """One quantity of a run, observed and in theory; None where a theory was not asked or cannot say."""
+    """One quantity of a run, observed and in theory; None where a theory was not asked or cannot
+    say.
+    """
 
     observed: Interval
-    measured_service: Estimate | None = None  # recursion on the run's arrivals, batches and service times
-    same_arrivals: Estimate | None = None  # the run's arrivals and lengths simulated under the law at the run's speed
+    measured_service: Estimate | None = (
+        None  # recursion on the run's arrivals, batches and service times
+    )
+    same_arrivals: Estimate | None = (
+        None  # the run's arrivals and lengths simulated under the law at the run's speed
+    )
     live: Estimate | None = None  # theory with rate, lengths, speed and residual of the run
-    a_priori: Estimate | None = None  # theory with the asked rate and lengths, the law as calibrated
+    a_priori: Estimate | None = (
+        None  # theory with the asked rate and lengths, the law as calibrated
+    )
     predicted: Estimate | None = None  # the same, with the law at the run's speed and residual
     paper: Estimate | None = None  # the formula as printed, at the run's speed
-    quantiles: Mapping[str, float] = field(default_factory=dict)  # observed, by p50 | p90 | p95 | p99
-    theory_quantiles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by theory, then level
+    quantiles: Mapping[str, float] = field(
+        default_factory=dict
+    )  # observed, by p50 | p90 | p95 | p99
+    theory_quantiles: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # by theory, then level
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +75,16 @@ class Predicted:
     method: str | None = None  # exact | approximation | simulation
     utilisation: float | None = None
     batch_size: float | None = None
-    quantiles: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by compared quantity, then level
+    quantiles: Mapping[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # by compared quantity, then level
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What chance alone does to the mean of a run of this length under the asked process and the calibrated law, seconds."""
+    """What chance alone does to the mean of a run of this length under the asked process and the
+    calibrated law, seconds.
+    """
 
     long_run: float  # the steady state by simulation, or by the formula where that is exact
     long_run_half_width: float  # 95 %; 0 where exact
@@ -72,7 +92,9 @@ class Sampling:
 
     @property
     def relative_spread(self) -> float:
-        """Standard deviation of the mean of one run, over the steady state; a few per cent too large, as `spread` is."""
+        """Standard deviation of the mean of one run, over the steady state; a few per cent too
+        large, as `spread` is.
+        """
         return self.spread / NORMAL / self.long_run if self.long_run > 0 else math.inf
 
 
@@ -136,15 +158,20 @@ class Comparison:
     speed: Speed | None
     queueing_delay: Quantity
     sojourn_time: Quantity
-    calibrated: Speed | None = None  # speed and residual of the law that the prediction a priori uses
+    calibrated: Speed | None = (
+        None  # speed and residual of the law that the prediction a priori uses
+    )
     utilisation: float | None = None  # fraction of time that a server was busy, observed
     predicted_utilisation: float | None = None
     predicted_batch_size: float | None = None
     method: str | None = None  # of the prediction a priori
     paper_kind: PaperKind | None = None
-    distribution: tuple[float, ...] = ()  # observed quantiles of what is compared, at DISTRIBUTION_LEVELS
+    distribution: tuple[
+        float, ...
+    ] = ()  # observed quantiles of what is compared, at DISTRIBUTION_LEVELS
     split: Split | None = None
-    of_others: int = 0  # requests of other clients among those measured, where the load generator's records are at hand
+    # requests of other clients among those measured, where the load generator's records are at hand
+    of_others: int = 0
 
     @property
     def quantity(self) -> Quantity:
@@ -163,14 +190,18 @@ class Comparison:
         return self.quantity.observed.too_short
 
 
-Predict = Callable[[Policy, float, Sequence[Served], LatencyModel], Predicted]  # policy, measured rate, the run, the law
+Predict = Callable[
+    [Policy, float, Sequence[Served], LatencyModel], Predicted
+]  # policy, measured rate, the run, the law
 Printed = Callable[[Policy, float, Sequence[Served], LatencyModel], tuple[float, PaperKind] | None]
 Chance = Callable[[Policy, float, Sequence[Served], Compared, Predicted], Sampling | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
-    """What a run is compared with besides itself: the law, and how to simulate and predict under it."""
+    """What a run is compared with besides itself: the law, and how to simulate and predict under
+    it.
+    """
 
     law: LatencyModel
     replay: Replay | None = None
@@ -179,10 +210,13 @@ class Theory:
     printed: Printed | None = None
     chance: Chance | None = None
     asked_rate: float | None = None
-    model: Callable[[Policy, Sequence[Served]], Model] | None = None  # the queue that was asked for, under the calibrated law
+    model: Callable[[Policy, Sequence[Served]], Model] | None = (
+        None  # the queue that was asked for, under the calibrated law
+    )
 
 
 TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it
-    f"the 95 % half width exceeds {100 * TOO_WIDE:.0f} % of the mean, or the run is worth fewer than {LEAST_EFFECTIVE} independent samples"
+    f"the 95 % half width exceeds {100 * TOO_WIDE:.0f} % of the mean, or the run is worth fewer "
+    f"than {LEAST_EFFECTIVE} independent samples"
 )
 DISTRIBUTION_LEVELS = (*(step / 100 for step in range(100)), 0.995, 0.999, 1.0)

@@ -26,7 +26,9 @@ class Group:
 
     requests: Sequence[Served]
     starts: Mapping[str, float]
-    intended: Mapping[str, float] | None = None  # the timetable's instant by id, where the load generator's records are at hand
+    intended: Mapping[str, float] | None = (
+        None  # the timetable's instant by id, where the load generator's records are at hand
+    )
 
     @cached_property
     def policy(self) -> Policy:
@@ -58,7 +60,11 @@ class Group:
         """Those that have the quantity: all of the kept, or the kept whose answer was whole."""
         if name == "queueing_delay":
             return self.kept
-        return [request for request in self.kept if request.completed and request.released_at is not None]
+        return [
+            request
+            for request in self.kept
+            if request.completed and request.released_at is not None
+        ]
 
     def observed(self, name: Compared) -> FloatArray:
         """The quantity of each judged request, seconds."""
@@ -67,18 +73,28 @@ class Group:
         return _array(_sojourn(r) for r in self.judged(name))
 
     def by_recursion(self, name: Compared) -> FloatArray:
-        """The same with the start that the recursion gives; what followed the start is as measured."""
+        """The same with the start that the recursion gives; what followed the start is as
+        measured.
+        """
         if name == "queueing_delay":
             return _array(self.starts[r.id] - r.arrived_at for r in self.kept)
         return _array(_sojourn(r) + self.starts[r.id] - r.dispatched_at for r in self.judged(name))
 
     def without_lost_time(self, name: Compared) -> FloatArray:
-        """The same had no batch left later than it could, with every batch and service time as measured."""
+        """The same had no batch left later than it could, with every batch and service time as
+        measured.
+        """
         earlier = {} if self.policy.joins_running else chained_starts(self)
         values = self.by_recursion(name)  # of continuous: its slots are chained there
-        return values + _array(earlier[r.id] - self.starts[r.id] for r in self.judged(name)) if earlier else values
+        return (
+            values + _array(earlier[r.id] - self.starts[r.id] for r in self.judged(name))
+            if earlier
+            else values
+        )
 
-    def replayed(self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None) -> FloatArray:
+    def replayed(
+        self, name: Compared, instants: Instants, arrivals: Mapping[str, float] | None = None
+    ) -> FloatArray:
         """The same by a simulation, of the run's own arrivals or of others."""
         which = 0 if name == "queueing_delay" else 1
         at = arrivals or {r.id: r.arrived_at for r in self.requests}
@@ -91,21 +107,32 @@ class Group:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the time from first dispatch to last end that a server was busy, over servers."""
+        """Fraction of the time from first dispatch to last end that a server was busy, over
+        servers.
+        """
         spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for request in self.requests:
             spans[request.server_id].append((request.dispatched_at, request.server_free_at))
-        whole = max(r.server_free_at for r in self.requests) - min(r.dispatched_at for r in self.requests)
-        return math.fsum(map(_covered, spans.values())) / (whole * len(spans)) if whole > 0 else math.nan
+        whole = max(r.server_free_at for r in self.requests) - min(
+            r.dispatched_at for r in self.requests
+        )
+        return (
+            math.fsum(map(_covered, spans.values())) / (whole * len(spans))
+            if whole > 0
+            else math.nan
+        )
 
 
 def chained_starts(group: Group) -> dict[str, float]:
-    """Start of every request had every batch left as soon as it could, each as large and as long as measured.
+    """Start of every request had every batch left as soon as it could, each as large and as long as
+    measured.
 
-    The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch before, so it credits a gateway that
+    The recursion of queueing.measurement.recursion starts from the OBSERVED end of the batch
+    before, so it credits a gateway that
     loses time with the waiting that the loss has caused behind it. Here the ends are chained:
 
-        start = max(chained end of the server's batch before, arrival of the last member, fixed: end of max_wait)
+        start = max(chained end of the server's batch before, arrival of the last member, fixed: end
+        of max_wait)
 
     and never later than there.
     """
@@ -114,10 +141,16 @@ def chained_starts(group: Group) -> dict[str, float]:
     for members in batches(group.requests):
         server, limit = members[0].server_id, group.starts[members[0].id]
         ready = max(member.arrived_at for member in members)
-        if isinstance(group.policy, Fixed) and len(members) < group.policy.batch_size and math.isfinite(group.policy.max_wait):
+        if (
+            isinstance(group.policy, Fixed)
+            and len(members) < group.policy.batch_size
+            and math.isfinite(group.policy.max_wait)
+        ):
             ready = max(ready, members[0].arrived_at + group.policy.max_wait)
         start = min(limit, max(ends.get(server, limit), ready))
-        ends[server] = start + max(member.server_free_at for member in members) - members[0].dispatched_at
+        ends[server] = (
+            start + max(member.server_free_at for member in members) - members[0].dispatched_at
+        )
         starts |= {member.id: start for member in members}
     return starts
 
@@ -125,8 +158,8 @@ def chained_starts(group: Group) -> dict[str, float]:
 def groups(everyone: Iterable[Served]) -> list[list[Served]]:
     """Per epoch those that arrived and were dispatched in it, in order of arrival.
 
-    A record carries the epoch of its dispatch; the change itself lies after the last dispatch of the epoch before, so
-    who arrived by then is left out.
+    A record carries the epoch of its dispatch; the change itself lies after the last dispatch of
+    the epoch before, so who arrived by then is left out.
     """
     by_epoch: dict[int, list[Served]] = {}
     for request in everyone:
@@ -139,9 +172,12 @@ def groups(everyone: Iterable[Served]) -> list[list[Served]]:
 
 
 def timetable_of(
-    records: Iterable[Record], sent: Iterable[Record], of: Callable[[Record], float | None] = lambda record: record.intended_at
+    records: Iterable[Record],
+    sent: Iterable[Record],
+    of: Callable[[Record], float | None] = lambda record: record.intended_at,
 ) -> dict[str, float] | None:
-    """Intended instant of each of the gateway's records, by its id; None where the two files share no request.
+    """Intended instant of each of the gateway's records, by its id; None where the two files share
+    no request.
 
     They are joined by the caller's own id: `request_id` there, `client_request_id` here.
     """
@@ -155,7 +191,9 @@ def timetable_of(
 
 
 def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, int]:
-    """By epoch, how many requests that are not among `sent` were in the system while those were; none where an epoch has none of them."""
+    """By epoch, how many requests that are not among `sent` were in the system while those were;
+    none where an epoch has none of them.
+    """
     own = {record.request_id for record in sent}
     begin: dict[int, float] = {}
     end: dict[int, float] = {}
@@ -163,13 +201,21 @@ def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, in
     for record in records:
         if record.epoch is None or record.arrived_at is None:
             continue
-        epoch, arrived, released = record.epoch, record.arrived_at, record.released_at or record.arrived_at
+        epoch, arrived, released = (
+            record.epoch,
+            record.arrived_at,
+            record.released_at or record.arrived_at,
+        )
         if record.client_request_id not in own:
             others.append((epoch, arrived, released))
             continue
         begin[epoch] = min(begin.get(epoch, arrived), arrived)
         end[epoch] = max(end.get(epoch, released), released)
-    return Counter(epoch for epoch, arrived, released in others if epoch in begin and arrived <= end[epoch] and released >= begin[epoch])
+    return Counter(
+        epoch
+        for epoch, arrived, released in others
+        if epoch in begin and arrived <= end[epoch] and released >= begin[epoch]
+    )
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -18,7 +18,9 @@ TITLE = "Observed beside predicted"
 
 
 def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TITLE) -> Path:
-    """One panel per load: the observed mean with its interval, the predicted ones beside it, on a logarithmic axis."""
+    """One panel per load: the observed mean with its interval, the predicted ones beside it, on
+    a logarithmic axis.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - half a second, and only here
 
     mpl.use("Agg")
@@ -26,7 +28,14 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
     from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
     panels = _panels(comparisons)
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 4.4), sharey=True, squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(4.8 * len(panels), 4.4),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
     for axis, (heading, group) in zip(axes[0], panels, strict=True):
         _panel(axis, group)
         axis.set_title(heading, fontsize=11)
@@ -36,7 +45,9 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("mean queueing delay (ms)")
     found = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    figure.legend(
+        found.values(), found.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
+    )
     figure.suptitle(title, fontsize=12)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +59,13 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
 def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
     by_load: dict[float | None, list[Comparison]] = {}
     for comparison in comparisons:
-        by_load.setdefault(None if comparison.load is None else round(comparison.load, 2), []).append(comparison)
+        by_load.setdefault(
+            None if comparison.load is None else round(comparison.load, 2), []
+        ).append(comparison)
     loads = sorted(by_load, key=lambda load: load or 0.0)
-    return [("load not known" if load is None else f"load {load:g}", by_load[load]) for load in loads]
+    return [
+        ("load not known" if load is None else f"load {load:g}", by_load[load]) for load in loads
+    ]
 
 
 def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
@@ -61,12 +76,25 @@ def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
         mean, half = quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3
         label = "observed, 95 % interval (pale: too short)"
         axis.errorbar(
-            index - 0.15, mean, min(half, mean * 0.95), fmt="o", color=OBSERVED, alpha=alpha, capsize=4, label=label if named else None
+            index - 0.15,
+            mean,
+            min(half, mean * 0.95),
+            fmt="o",
+            color=OBSERVED,
+            alpha=alpha,
+            capsize=4,
+            label=label if named else None,
         )
         if quantity.predicted is not None:
             label = "predicted at the run's speed"
             axis.plot(
-                index + 0.05, quantity.predicted.mean * 1e3, "D", color=PREDICTED, alpha=alpha, markersize=5, label=label if named else None
+                index + 0.05,
+                quantity.predicted.mean * 1e3,
+                "D",
+                color=PREDICTED,
+                alpha=alpha,
+                markersize=5,
+                label=label if named else None,
             )
         if quantity.a_priori is not None:
             label = "predicted before the run"
@@ -81,7 +109,10 @@ def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
                 label=label if named else None,
             )
     stars = ["\n(sojourn)" if comparison.compared == "sojourn_time" else "" for comparison in group]
-    names = [comparison.policy.partition(":")[0] + star for comparison, star in zip(group, stars, strict=True)]
+    names = [
+        comparison.policy.partition(":")[0] + star
+        for comparison, star in zip(group, stars, strict=True)
+    ]
     axis.set_xticks(range(len(group)), names, fontsize=9)
     axis.set_yscale("log")
     axis.grid(axis="y", which="major", alpha=0.25)

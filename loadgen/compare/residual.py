@@ -1,6 +1,8 @@
-"""Where observed and predicted part: the difference as a sum of named parts, and one verdict a cell.
+"""Where observed and predicted part: the difference as a sum of named parts, and one verdict a
+cell.
 
-Every part changes one thing between two means of the compared quantity (queueing delay; for continuous the sojourn),
+Every part changes one thing between two means of the compared quantity (queueing delay; for
+continuous the sojourn),
 so the parts add up to observed - predicted exactly:
 
     V0  the prediction a priori: formula, asked rate and lengths, calibrated law
@@ -21,7 +23,8 @@ so the parts add up to observed - predicted exactly:
     gateway = V7 - V6    time lost before dispatches, and the
                          waiting that it caused behind them         chance: the same
 
-speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the sender's part is 0.
+speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the
+sender's part is 0.
 
 The verdict, first rule that holds:
 
@@ -41,7 +44,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.compare.comparison import Comparison, Estimate, Part, Predicted, Sampling, Split, Theory, Verdict
+from loadgen.compare.comparison import (
+    Comparison,
+    Estimate,
+    Part,
+    Predicted,
+    Sampling,
+    Split,
+    Theory,
+    Verdict,
+)
 from loadgen.compare.group import Group, Instants
 from policies.text import counted
 from queueing.latency.speed import Speed, service_time
@@ -58,12 +70,19 @@ JOINED = 0.95  # share of the requests that the load run's file must know
 def chance_of(group: Group, theory: Theory, a_priori: Predicted) -> Sampling | None:
     """What runs of this length do by theory; None where there is no prediction or no simulator."""
     predicted = getattr(a_priori, group.compared)
-    if predicted is None or not math.isfinite(predicted) or theory.chance is None or not len(group.judged(group.compared)):
+    if (
+        predicted is None
+        or not math.isfinite(predicted)
+        or theory.chance is None
+        or not len(group.judged(group.compared))
+    ):
         return None
     return theory.chance(group.policy, group.rate, group.requests, group.compared, a_priori)
 
 
-def split(group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None, chance: Sampling | None) -> Split | None:
+def split(
+    group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None, chance: Sampling | None
+) -> Split | None:
     """The parts; None where there is no prediction, no simulator or no speed."""
     name = group.compared
     predicted = getattr(a_priori, name)
@@ -99,11 +118,19 @@ def verdict(comparison: Comparison) -> Verdict:
 
 
 def verdict_at_speed(comparison: Comparison) -> Verdict:
-    """The same against the prediction with the law at the run's speed and residual: speed and scatter explain nothing there."""
+    """The same against the prediction with the law at the run's speed and residual: speed and
+    scatter explain nothing there.
+    """
     predicted, found = comparison.quantity.predicted, comparison.split
-    if predicted is None and comparison.quantity.a_priori is not None and comparison.speed is not None:
+    if (
+        predicted is None
+        and comparison.quantity.a_priori is not None
+        and comparison.speed is not None
+    ):
         slower = f"service times were {comparison.speed.factor:.2f} times the calibrated ones"
-        return Verdict("no prediction", f"no steady state at the engine's speed in the run: {slower}")
+        return Verdict(
+            "no prediction", f"no steady state at the engine's speed in the run: {slower}"
+        )
     if predicted is not None and found is not None:
         left = tuple(part for part in found.parts if part.name not in ("speed", "scatter"))
         found = dataclasses.replace(found, predicted=predicted.mean, parts=left)
@@ -114,7 +141,10 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
     observed = comparison.quantity.observed
     if predicted is None:
         unstable = comparison.load is not None and comparison.load >= 1
-        return Verdict("no prediction", f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction")
+        return Verdict(
+            "no prediction",
+            f"no steady state: load {comparison.load:.2f}" if unstable else "no prediction",
+        )
     if comparison.of_others:
         return Verdict("disturbed", disturbance(comparison))
     if comparison.too_short:
@@ -124,7 +154,11 @@ def _verdict(comparison: Comparison, predicted: Estimate | None, found: Split | 
     if found is None:
         return Verdict("differ", f"differ by {_percent(predicted.deviation)}")
     cause = cause_of(found)
-    return Verdict("sampling noise", "sampling noise") if cause is None else Verdict(cause.name, _in_words(cause, comparison))
+    return (
+        Verdict("sampling noise", "sampling noise")
+        if cause is None
+        else Verdict(cause.name, _in_words(cause, comparison))
+    )
 
 
 def disturbance(comparison: Comparison) -> str:
@@ -136,12 +170,22 @@ def _how_short(observed: Interval) -> str:
     if not math.isfinite(observed.relative):
         return "too short"
     wide = observed.relative > TOO_WIDE
-    return f"too short: ± {_percent(observed.relative)}" if wide else f"too short: worth {observed.effective_n:.0f} independent samples"
+    return (
+        f"too short: ± {_percent(observed.relative)}"
+        if wide
+        else f"too short: worth {observed.effective_n:.0f} independent samples"
+    )
 
 
 def cause_of(found: Split) -> Part | None:
     """The part that a difference is named after; None where all of it may be chance."""
-    candidates = [p for p in found.parts if p.significant and p.seconds * found.total > 0 and abs(p.seconds) >= SHARE * abs(found.total)]
+    candidates = [
+        p
+        for p in found.parts
+        if p.significant
+        and p.seconds * found.total > 0
+        and abs(p.seconds) >= SHARE * abs(found.total)
+    ]
     return max(candidates, key=lambda part: abs(part.seconds), default=None)
 
 
@@ -156,7 +200,10 @@ def _in_words(cause: Part, comparison: Comparison) -> str:
         ratio = speed.factor / calibrated.factor - 1
         return f"machine {'slower' if ratio > 0 else 'faster'} than calibrated by {_percent(ratio)}"
     if cause.name == "scatter" and speed and calibrated:
-        return f"service times scatter {'more' if cause.seconds > 0 else 'less'} than calibrated (cv {speed.cv:.2f}, {calibrated.cv:.2f})"
+        return (
+            f"service times scatter {'more' if cause.seconds > 0 else 'less'} than calibrated "
+            f"(cv {speed.cv:.2f}, {calibrated.cv:.2f})"
+        )
     share = cause.seconds / comparison.quantity.observed.mean
     words = {
         "theory": f"approximation off by {_percent(share)}",
@@ -174,15 +221,28 @@ def _percent(share: float) -> str:
 
 def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
     """after - before; paired, so that what both share drops out of the interval."""
-    return Part(name, float(after.mean()) - float(before.mean()), batch_means_interval(after - before).half_width)
+    return Part(
+        name,
+        float(after.mean()) - float(before.mean()),
+        batch_means_interval(after - before).half_width,
+    )
 
 
 def _planned(group: Group, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
     """The compared quantity had every request arrived when the timetable meant it to."""
-    intended = {r.id: group.intended[r.id] for r in group.requests if group.intended and r.id in group.intended}
+    intended = {
+        r.id: group.intended[r.id]
+        for r in group.requests
+        if group.intended and r.id in group.intended
+    }
     if len(intended) < JOINED * len(group.requests):
-        return delivered, "no load run beside it: the sender's part is unknown and counted as arrivals"
-    offset = float(np.median([r.arrived_at - intended[r.id] for r in group.requests if r.id in intended]))
+        return (
+            delivered,
+            "no load run beside it: the sender's part is unknown and counted as arrivals",
+        )
+    offset = float(
+        np.median([r.arrived_at - intended[r.id] for r in group.requests if r.id in intended])
+    )
     at = {r.id: intended.get(r.id, r.arrived_at - offset) for r in group.requests}
     instants = _replayed_at(group, theory, at)
     return group.replayed(group.compared, instants, at), ""
@@ -190,21 +250,30 @@ def _planned(group: Group, theory: Theory, delivered: FloatArray) -> tuple[Float
 
 def _replayed_at(group: Group, theory: Theory, at: Mapping[str, float]) -> Instants:
     assert theory.replay is not None
-    moved = sorted((dataclasses.replace(r, arrived_at=at[r.id]) for r in group.requests), key=lambda r: r.arrived_at)
+    moved = sorted(
+        (dataclasses.replace(r, arrived_at=at[r.id]) for r in group.requests),
+        key=lambda r: r.arrived_at,
+    )
     return theory.replay(group.policy, moved, theory.law)
 
 
-def _speed_part(group: Group, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray) -> Part:
+def _speed_part(
+    group: Group, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray
+) -> Part:
     """The half width is that of the factor, carried over by the part's own slope."""
     part = _difference("speed", before, after)
     off = speed.factor / theory.law.speed - 1
     if not off:
         return part
-    return dataclasses.replace(part, half_width=abs(part.seconds / off) * _speed_half_width(group, theory, speed))
+    return dataclasses.replace(
+        part, half_width=abs(part.seconds / off) * _speed_half_width(group, theory, speed)
+    )
 
 
 def _speed_half_width(group: Group, theory: Theory, speed: Speed) -> float:
-    """Of the factor, relative: batch means of measured - fitted service times over the mean fitted one (a ratio estimate)."""
+    """Of the factor, relative: batch means of measured - fitted service times over the mean
+    fitted one (a ratio estimate).
+    """
     pairs = _service_times(group, theory, speed)
     measured, fitted = np.array(pairs).T
     return batch_means_interval(measured - fitted).half_width / float(fitted.mean())
@@ -213,14 +282,21 @@ def _speed_half_width(group: Group, theory: Theory, speed: Speed) -> float:
 def _service_times(group: Group, theory: Theory, speed: Speed) -> list[tuple[float, float]]:
     """Measured and the law's at the run's speed, by batch."""
     law = theory.law.at_speed(speed.factor)
-    if group.policy.joins_running:  # no batches: the slots' holding times, against those of the simulation
+    if (
+        group.policy.joins_running
+    ):  # no batches: the slots' holding times, against those of the simulation
         assert theory.replay is not None
         held = theory.replay(group.policy, group.requests, law)
-        return [(r.server_free_at - r.dispatched_at, held[r.id][1] - held[r.id][0]) for r in group.requests if r.completed]
+        return [
+            (r.server_free_at - r.dispatched_at, held[r.id][1] - held[r.id][0])
+            for r in group.requests
+            if r.completed
+        ]
     return [
         (_span(members), service_time(group.policy, members, law))
         for members in batches(group.requests)
-        if len(members) == members[0].batch_size and all(member.completed and member.output_tokens for member in members)
+        if len(members) == members[0].batch_size
+        and all(member.completed and member.output_tokens for member in members)
     ]
 
 

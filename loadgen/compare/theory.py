@@ -1,4 +1,6 @@
-"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the printed formula, chance."""
+"""What stands beside an observation: the simulator on the run's own arrivals, predictions, the
+printed formula, chance.
+"""
 
 from __future__ import annotations
 
@@ -37,29 +39,58 @@ def theory_of(
 ) -> Theory:
     """Everything a law can say about a run. Lengths and rate default to the run's own."""
 
-    def replay(policy: Policy, group: Sequence[Served], at: LatencyModel) -> dict[str, tuple[float, float]]:
+    def replay(
+        policy: Policy, group: Sequence[Served], at: LatencyModel
+    ) -> dict[str, tuple[float, float]]:
         return replay_arrivals(policy, group, at, max_num_seqs, seed)
 
     def asked(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
-        return predict_means(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
+        return predict_means(
+            policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at)
+        )
 
     def live(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
         return predict_means(policy, rate, lengths_of(group), at, **limits(group, at))
 
-    def printed(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> tuple[float, PaperKind] | None:
-        return printed_delay(policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at))
+    def printed(
+        policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+    ) -> tuple[float, PaperKind] | None:
+        return printed_delay(
+            policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at)
+        )
 
-    def chance(policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted) -> Sampling | None:
-        return sampling(model(policy, group), asked_rate or rate, len(group), compared, answer, seed=seed)
+    def chance(
+        policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted
+    ) -> Sampling | None:
+        return sampling(
+            model(policy, group), asked_rate or rate, len(group), compared, answer, seed=seed
+        )
 
     def model(policy: Policy, group: Sequence[Served]) -> Model:
         return Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
 
     def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
-        prompts = TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group]) if at.kp else None
-        return {"max_num_seqs": max_num_seqs, "prompt_tokens": prompts, "servers": servers_of(group)}
+        prompts = (
+            TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group])
+            if at.kp
+            else None
+        )
+        return {
+            "max_num_seqs": max_num_seqs,
+            "prompt_tokens": prompts,
+            "servers": servers_of(group),
+        }
 
-    return Theory(law=law, replay=replay, predict=asked, live=live, printed=printed, chance=chance, asked_rate=asked_rate, model=model)
+    return Theory(
+        law=law,
+        replay=replay,
+        predict=asked,
+        live=live,
+        printed=printed,
+        chance=chance,
+        asked_rate=asked_rate,
+        model=model,
+    )
 
 
 def lengths_of(group: Sequence[Served]) -> TokenDistribution:
@@ -73,20 +104,38 @@ def servers_of(group: Sequence[Served]) -> int:
 
 
 def replay_arrivals(
-    policy: Policy, group: Sequence[Served], law: LatencyModel, max_num_seqs: int | None = None, seed: int = 0
+    policy: Policy,
+    group: Sequence[Served],
+    law: LatencyModel,
+    max_num_seqs: int | None = None,
+    seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Start and release of every request had the law served it: means over draws of the residuals, by id.
+    """Start and release of every request had the law served it: means over draws of the residuals,
+    by id.
 
-    Who was cut short in the run is replayed with the tokens that it got. The queue begins empty. The same seed draws the
-    same residuals for every law with the same cv.
+    Who was cut short in the run is replayed with the tokens that it got. The queue begins empty.
+    The same seed draws the same residuals for every law with the same cv.
     """
-    model = Model(policy=policy, output_tokens=ONE_TOKEN, law=law, max_num_seqs=max_num_seqs, servers=servers_of(group))
+    model = Model(
+        policy=policy,
+        output_tokens=ONE_TOKEN,
+        law=law,
+        max_num_seqs=max_num_seqs,
+        servers=servers_of(group),
+    )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
     total = np.zeros((len(group), 2))
     for child in np.random.SeedSequence(seed).spawn(draws):
         rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
-        total += _replay_compiled(model, group, rngs) if fast.is_compiled(model) else _replay_generic(model, group, rngs)
-    return {request.id: (start, release) for request, (start, release) in zip(group, (total / draws).tolist(), strict=True)}
+        total += (
+            _replay_compiled(model, group, rngs)
+            if fast.is_compiled(model)
+            else _replay_generic(model, group, rngs)
+        )
+    return {
+        request.id: (start, release)
+        for request, (start, release) in zip(group, (total / draws).tolist(), strict=True)
+    }
 
 
 def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
@@ -103,7 +152,9 @@ def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random
 def _replay_generic(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
     found = np.empty((len(group), 2))
     bound = model.max_num_seqs or UNBOUNDED
-    for record in simulate_trace(model.policy, jobs_of(group), model.law, rngs, servers=model.servers, max_batch_size=bound):
+    for record in simulate_trace(
+        model.policy, jobs_of(group), model.law, rngs, servers=model.servers, max_batch_size=bound
+    ):
         found[int(record.request_id)] = _instants(record)
     return found
 
@@ -112,7 +163,12 @@ def jobs_of(group: Sequence[Served]) -> list[Job]:
     """The requests as the simulator takes them, named by their place in the run."""
     return [
         Job(
-            Request(id=str(index), arrived_at=r.arrived_at, prompt_tokens=r.prompt_tokens, max_output_tokens=max(1, r.output_tokens)),
+            Request(
+                id=str(index),
+                arrived_at=r.arrived_at,
+                prompt_tokens=r.prompt_tokens,
+                max_output_tokens=max(1, r.output_tokens),
+            ),
             max(1, r.output_tokens),
         )
         for index, r in enumerate(group)
@@ -125,8 +181,12 @@ def _instants(record: Record) -> tuple[float, float]:
     return record.dispatched_at, record.released_at
 
 
-def predict_means(policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, **limits: Any) -> Predicted:
-    """Means and quantiles of a prediction; None where there is no steady state or no method for it."""
+def predict_means(
+    policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, **limits: Any
+) -> Predicted:
+    """Means and quantiles of a prediction; None where there is no steady state or no method for
+    it.
+    """
     nothing = Predicted(load=None, queueing_delay=None, sojourn_time=None)
     if not 0 < rate < math.inf:
         return nothing
@@ -143,7 +203,10 @@ def predict_means(policy: Policy, rate: float, lengths: TokenDistribution, law: 
         method=found.method,
         utilisation=found.utilisation,
         batch_size=found.batch_size.mean,
-        quantiles={"queueing_delay": _levels(found.queueing_delay), "sojourn_time": _levels(found.sojourn_time)},
+        quantiles={
+            "queueing_delay": _levels(found.queueing_delay),
+            "sojourn_time": _levels(found.sojourn_time),
+        },
     )
 
 
@@ -157,11 +220,12 @@ def printed_delay(
     prompt_tokens: TokenDistribution | None = None,
     servers: int = 1,
 ) -> tuple[float, PaperKind] | None:
-    """The mean queueing delay as the documents print it, seconds; None where they print nothing for this queue.
+    """The mean queueing delay as the documents print it, seconds; None where they print nothing for
+    this queue.
 
-    The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know no bound of the
-    batch either and are evaluated without the engine's; a bound of the mean is only the one for padded batches
-    without a residual.
+    The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know
+    no bound of the batch either and are evaluated without the engine's; a bound of the mean is only
+    the one for padded batches without a residual.
     """
     if servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
         return None
@@ -172,12 +236,23 @@ def printed_delay(
         given = {"max_num_seqs": max_num_seqs if isinstance(policy, Fixed) else None}
     try:
         mean = predict(policy, rate, lengths, law, method="paper", **given).queueing_delay.mean
-    except (PredictionError, SpecError):  # unstable; or nothing is printed: capped batches, max_wait
+    except (
+        PredictionError,
+        SpecError,
+    ):  # unstable; or nothing is printed: capped batches, max_wait
         return None
-    kind: PaperKind = "exact" if isinstance(policy, Single) else "bound" if isinstance(policy, Dynamic) and not law.cv else "printed"
+    kind: PaperKind = (
+        "exact"
+        if isinstance(policy, Single)
+        else "bound"
+        if isinstance(policy, Dynamic) and not law.cv
+        else "printed"
+    )
     return None if mean is None else (mean, kind)
 
 
 def _levels(quantiles: Quantiles) -> dict[str, float]:
     found = {level: getattr(quantiles, level) for level in LEVELS}
-    return {level: value for level, value in found.items() if value is not None and math.isfinite(value)}
+    return {
+        level: value for level, value in found.items() if value is not None and math.isfinite(value)
+    }

@@ -1,7 +1,8 @@
-"""`kendall serve` as a child that ends with the process that started it, even where that one was killed.
+"""`kendall serve` as a child that ends with the process that started it, even where that one was
+killed.
 
-Where the system can say so (Linux), the death of the parent is a SIGTERM to the gateway: it lets the engine go and
-does not stay behind to disturb the next measurement.
+Where the system can say so (Linux), the death of the parent is a SIGTERM to the gateway: it lets
+the engine go and does not stay behind to disturb the next measurement.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A gateway spoken to over its HTTP interface, and one of one's own: `kendall serve` as a child process."""
+"""A gateway spoken to over its HTTP interface, and one of one's own: `kendall serve` as a child
+process.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class GatewayClient:
     def __init__(self, url: str, keys: Keys = NO_KEYS) -> None:
         self.url = server_root(url)
         self._keys = keys
-        settings: dict[str, Any] = {"headers": keys.headers, "verify": keys.trust.verification(url), "trust_env": False}
+        settings: dict[str, Any] = {
+            "headers": keys.headers,
+            "verify": keys.trust.verification(url),
+            "trust_env": False,
+        }
         self._client = httpx.AsyncClient(base_url=self.url, timeout=900, **settings)
 
     async def __aenter__(self) -> Self:
@@ -57,21 +63,40 @@ class GatewayClient:
     async def __aexit__(self, *_: object) -> None:
         await self._client.aclose()
 
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One call to the gateway. Raises GatewayError on an error status, KeyRefusedError and GatewayLostError, which are such."""
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """One call to the gateway. Raises GatewayError on an error status, KeyRefusedError and
+        GatewayLostError, which are such.
+        """
         try:
-            response = await self._client.request(method, path, json=body, headers=self._admin_headers(path))
+            response = await self._client.request(
+                method, path, json=body, headers=self._admin_headers(path)
+            )
         except httpx.TransportError as error:
             raise GatewayLostError(f"{method} {self.url}{path}: {reason(error)}") from None
         if response.status_code != 200:
-            where, status, message = f"{method} {self.url}{path}", response.status_code, read_error(response.content)[1]
+            where, status, message = (
+                f"{method} {self.url}{path}",
+                response.status_code,
+                read_error(response.content)[1],
+            )
             if status in REFUSED:
-                raise KeyRefusedError(key_refusal(where, status, message, "--admin-key" if path.startswith("/admin") else "--api-key"))
+                raise KeyRefusedError(
+                    key_refusal(
+                        where,
+                        status,
+                        message,
+                        "--admin-key" if path.startswith("/admin") else "--api-key",
+                    )
+                )
             raise GatewayError(f"{where} answered {status}: {message}")
         return dict(response.json())
 
     def _admin_headers(self, path: str) -> dict[str, str]:
-        """Of a gateway on this machine that made its admin key itself: the file is there once it listens."""
+        """Of a gateway on this machine that made its admin key itself: the file is there once it
+        listens.
+        """
         if not path.startswith("/admin"):
             return {}
         key = key_for_admin(self.url, self._keys.admin_key, self._keys.api_key)
@@ -124,7 +149,9 @@ class GatewayProcess(GatewayClient):
                         await self._process.wait()
         finally:  # also where the wait is cancelled by a second signal
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # whatever it left behind: an engine outlives a gateway that was killed
+                os.killpg(
+                    self._process.pid, signal.SIGKILL
+                )  # whatever it left behind: an engine outlives a gateway that was killed
             await self._process.wait()
 
     @property
@@ -148,7 +175,9 @@ class GatewayProcess(GatewayClient):
             if await self.is_ready():
                 return
             await asyncio.sleep(0.1)
-        raise GatewayError(f"the gateway was not ready after {START_LIMIT:.0f} s; {self._log_file} is its log")
+        raise GatewayError(
+            f"the gateway was not ready after {START_LIMIT:.0f} s; {self._log_file} is its log"
+        )
 
     async def finished(self) -> None:
         """Wait until the gateway ends by itself."""
@@ -158,17 +187,30 @@ class GatewayProcess(GatewayClient):
     def last_line(self) -> str:
         """What the gateway said last."""
         lines = self._log_file.read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a message"
+        return (
+            lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a message"
+        )
 
 
 def own_environment() -> dict[str, str]:
-    """This process's environment without the options in it: a gateway that is measured is what its arguments say."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("KENDALL_") or name in KEPT}
+    """This process's environment without the options in it: a gateway that is measured is what
+    its arguments say.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("KENDALL_") or name in KEPT
+    }
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` where it is free, else a free one, if possible below those that the system takes for outgoing connections."""
+    """`wanted` where it is free, else a free one, if possible below those that the system takes
+    for outgoing connections.
+    """
     for port in (*([wanted] if wanted else []), *(secrets.choice(OWN_PORTS) for _ in range(20)), 0):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:
             return int(server.getsockname()[1])
-    raise GatewayError("found no free port on 127.0.0.1; expected one: end a process that listens, or name another --port")
+    raise GatewayError(
+        "found no free port on 127.0.0.1; expected one: end a process that listens, or name "
+        "another --port"
+    )

@@ -1,7 +1,9 @@
-"""Whether the server kept up with a load run: the queue's growth while requests were sent, from the run's own records.
+"""Whether the server kept up with a load run: the queue's growth while requests were sent, from the
+run's own records.
 
-The rule is that of a sweep's unstable points (loadgen.measures.stability). Where the server reports queueing delays, those who wait are
-counted: long answers fill the server at the beginning of every run, and are no growth of a queue. Elsewhere the number in the system.
+The rule is that of a sweep's unstable points (loadgen.measures.stability). Where the server reports
+queueing delays, those who wait are counted: long answers fill the server at the beginning of every
+run, and are no growth of a queue. Elsewhere the number in the system.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ SAMPLES = 1000
 
 
 def backlog(records: Sequence[Record]) -> Growth | None:
-    """Between the first and the last intended instant; None where those are too near each other to say anything."""
+    """Between the first and the last intended instant; None where those are too near each other
+    to say anything.
+    """
     known = [(at, record) for record in records if (at := began_at(record)) is not None]
     begin = np.sort(np.array([at for at, _ in known]))
     if begin.size < 2 or begin[-1] - begin[0] < LEAST_SECONDS:
@@ -27,8 +31,14 @@ def backlog(records: Sequence[Record]) -> Growth | None:
     reported = any(record.queueing_delay is not None for _, record in known)
     end = np.sort(np.array([_left_at(at, record, reported=reported) for at, record in known]))
     instants = np.linspace(begin[0], begin[-1], SAMPLES)
-    number = np.searchsorted(begin, instants, side="right") - np.searchsorted(end, instants, side="right")
-    return growth(instants - begin[0], number.astype(np.float64), (begin.size - 1) / float(begin[-1] - begin[0]))
+    number = np.searchsorted(begin, instants, side="right") - np.searchsorted(
+        end, instants, side="right"
+    )
+    return growth(
+        instants - begin[0],
+        number.astype(np.float64),
+        (begin.size - 1) / float(begin[-1] - begin[0]),
+    )
 
 
 def _left_at(began: float, record: Record, *, reported: bool) -> float:

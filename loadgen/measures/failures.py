@@ -1,8 +1,10 @@
-"""How many requests of a load run failed, when the first one did, and whether that is more than was allowed.
+"""How many requests of a load run failed, when the first one did, and whether that is more than was
+allowed.
 
-Failed are requests that the server answered with an error, with 503 (it could not serve anybody) or not in full, and those
-without an answer within `--drain-limit`. Rejected (429) and abandoned (out of patience) are none: the server has decided
-about the request, and what it decided is what the run measures. Requests cut short by an interrupted run count as neither.
+Failed are requests that the server answered with an error, with 503 (it could not serve anybody) or
+not in full, and those without an answer within `--drain-limit`. Rejected (429) and abandoned (out
+of patience) are none: the server has decided about the request, and what it decided is what the run
+measures. Requests cut short by an interrupted run count as neither.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class Failures:
 
     def empty_text(self) -> str:
         """One line."""
-        return f"{self.empty} of {counted(self.requests, 'request')} completed without a token ({percent(self.empty / self.requests)})"
+        return (
+            f"{self.empty} of {counted(self.requests, 'request')} completed without a token "
+            f"({percent(self.empty / self.requests)})"
+        )
 
     def lines(self) -> list[str]:
         """For a terminal."""
@@ -57,15 +62,28 @@ class Failures:
         if self.empty:
             told.append(f"{'empty':<14}{self.empty_text()}")
         if self.refused:
-            share = f"{self.refused} of {counted(self.requests, 'request')} ({percent(self.refused / self.requests)})"
-            told.append(f"{'refused':<14}{share} rejected or abandoned by the server; durations are those of the others")
+            share = (
+                f"{self.refused} of {counted(self.requests, 'request')} "
+                f"({percent(self.refused / self.requests)})"
+            )
+            told.append(
+                f"{'refused':<14}{share} rejected or abandoned by the server; durations are those "
+                "of the others"
+            )
         return told
 
     def text(self) -> str:
         """One line."""
-        first = "" if self.first_at is None else f", the first {short_number(self.first_at, 3)} s after the start"
+        first = (
+            ""
+            if self.first_at is None
+            else f", the first {short_number(self.first_at, 3)} s after the start"
+        )
         why = f": {self.first_error}" if self.first_error else ""
-        return f"{self.failed} of {counted(self.requests, 'request')} failed ({percent(self.share)}){first}{why}"
+        return (
+            f"{self.failed} of {counted(self.requests, 'request')} failed "
+            f"({percent(self.share)}){first}{why}"
+        )
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,10 +99,16 @@ class Failures:
         }
 
 
-def count_failures(records: Sequence[Record], *, cut_short: bool, allowed: float = ALLOWED) -> Failures:
-    """Of a run; `cut_short`: it was interrupted, and what it cancelled says nothing of the server."""
+def count_failures(
+    records: Sequence[Record], *, cut_short: bool, allowed: float = ALLOWED
+) -> Failures:
+    """Of a run; `cut_short`: it was interrupted, and what it cancelled says nothing of the
+    server.
+    """
     ended = [record for record in records if not (cut_short and record.outcome == "cancelled")]
-    failed = sorted((_ended_at(record), record.error or "") for record in ended if is_failure(record))
+    failed = sorted(
+        (_ended_at(record), record.error or "") for record in ended if is_failure(record)
+    )
     began = min((at for record in records if (at := began_at(record)) is not None), default=0.0)
     return Failures(
         requests=len(ended),
@@ -104,7 +128,9 @@ def is_failure(record: Record) -> bool:
 
 
 def outcome_of(record: Record) -> Outcome:
-    """As a run counts it: 503 is a failure, though the record says rejected, as the gateway's own does of who came while it drains."""
+    """As a run counts it: 503 is a failure, though the record says rejected, as the gateway's
+    own does of who came while it drains.
+    """
     return "failed" if record.outcome == "rejected" and is_failure(record) else record.outcome
 
 

@@ -1,9 +1,11 @@
-"""Goodput: the share of requests that were answered in full and within EVERY limit, and how many a second.
+"""Goodput: the share of requests that were answered in full and within EVERY limit, and how many a
+second.
 
-The share is of all requests sent: what failed, was refused, gave up or was cut off kept nothing. Its interval respects
-that neighbours in a queue share their luck: the variance of the 0/1 sequence comes from batch means, n is replaced by
-the number of independent requests that would tell as much, and Wilson's interval is taken with it (with Student's t,
-as for batch means). It stays within 0..1 and does not shrink to nothing where every request kept its limits.
+The share is of all requests sent: what failed, was refused, gave up or was cut off kept nothing.
+Its interval respects that neighbours in a queue share their luck: the variance of the 0/1 sequence
+comes from batch means, n is replaced by the number of independent requests that would tell as much,
+and Wilson's interval is taken with it (with Student's t, as for batch means). It stays within 0..1
+and does not shrink to nothing where every request kept its limits.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SHORT = {"queue": "queueing_delay", "service": "service_time"}
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One service level objective: a metric of loadgen.measures.metrics and the most it may be, seconds."""
+    """One service level objective: a metric of loadgen.measures.metrics and the most it may be,
+    seconds.
+    """
 
     metric: str
     seconds: float
@@ -35,7 +39,9 @@ class Limit:
         return f"{self.metric} <= {self.seconds * 1e3:g} ms"
 
     def value(self, record: Record) -> float | None:
-        """Of a completed request, seconds; one token alone has no time per token, which counts as 0, as in vLLM."""
+        """Of a completed request, seconds; one token alone has no time per token, which counts
+        as 0, as in vLLM.
+        """
         if self.metric == "tpot" and record.output_tokens is not None and record.output_tokens < 2:
             return 0.0
         return METRICS[self.metric].of(record)
@@ -48,10 +54,13 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Share of the requests sent that kept all limits, with the ends of its 95 % interval; kept per second."""
+    """Share of the requests sent that kept all limits, with the ends of its 95 % interval; kept
+    per second.
+    """
 
     limits: tuple[str, ...]
-    share: float  # not a number where nothing was sent or the server does not report a quantity that has a limit
+    # not a number where nothing was sent or the server does not report a quantity that has a limit
+    share: float
     low: float
     high: float
     rate: float
@@ -60,11 +69,17 @@ class Goodput:
 
 
 def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
-    """Limits from `["ttft:100", "e2el:1s queue:50ms"]`; a bare number is milliseconds, as in vLLM's --goodput. Raises SpecError."""
+    """Limits from `["ttft:100", "e2el:1s queue:50ms"]`; a bare number is milliseconds, as in
+    vLLM's --goodput. Raises SpecError.
+    """
     limits = tuple(_limit(pair) for text in texts for pair in text.replace(",", " ").split())
     if not limits:
         raise SpecError("got no limit; expected NAME:DURATION, for example ttft:100ms")
-    twice = {limit.metric for limit in limits if [other.metric for other in limits].count(limit.metric) > 1}
+    twice = {
+        limit.metric
+        for limit in limits
+        if [other.metric for other in limits].count(limit.metric) > 1
+    }
     if twice:
         raise SpecError(f"got two limits of {', '.join(sorted(twice))}; expected one")
     return limits
@@ -74,10 +89,16 @@ def _limit(pair: str) -> Limit:
     name, _, number = pair.partition(":")
     metric = SHORT.get(name, name)
     if metric not in METRICS:
-        raise SpecError(f"got goodput limit {pair!r}; expected NAME:DURATION with one of {', '.join([*METRICS, *SHORT])}")
+        raise SpecError(
+            f"got goodput limit {pair!r}; expected NAME:DURATION with one of "
+            f"{', '.join([*METRICS, *SHORT])}"
+        )
     seconds = _seconds(number)
     if not 0 <= seconds < math.inf:
-        raise SpecError(f"got goodput limit {pair!r}; expected a duration behind the colon, for example {name}:100ms; a bare 100 is 100 ms")
+        raise SpecError(
+            f"got goodput limit {pair!r}; expected a duration behind the colon, for example "
+            f"{name}:100ms; a bare 100 is 100 ms"
+        )
     return Limit(metric, seconds)
 
 
@@ -92,7 +113,9 @@ def _seconds(text: str) -> float:
 def goodput(records: Sequence[Record], limits: Sequence[Limit]) -> Goodput:
     """Of records in the order of sending; leave the warm-up out before."""
     kept = np.array([_keeps(record, limits) for record in records], dtype=np.float64)
-    share, low, high, effective_n = _share(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
+    share, low, high, effective_n = (
+        _share(kept) if _told(records, limits) else (math.nan, math.nan, math.nan, 0.0)
+    )
     span = duration(records)
     return Goodput(
         limits=tuple(str(limit) for limit in limits),
@@ -110,7 +133,9 @@ def _keeps(record: Record, limits: Sequence[Limit]) -> bool:
 
 
 def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
-    """Whether something was sent and, if something was completed, each limited quantity is known of some of it."""
+    """Whether something was sent and, if something was completed, each limited quantity is known
+    of some of it.
+    """
     done = [record for record in records if record.outcome == "completed"]
     known = all(any(limit.value(record) is not None for record in done) for limit in limits)
     return bool(records) and (known or not done)

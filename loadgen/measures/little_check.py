@@ -1,7 +1,8 @@
 """Little's law on a run's own records: L = lambda W, up to what crosses the edges of the window.
 
-L is the time average of the number in the system, from the intended and the final instants; lambda W is the rate of
-the window times the mean time AS RECORDED. They must agree once the edges are counted, or the records are wrong.
+L is the time average of the number in the system, from the intended and the final instants; lambda
+W is the rate of the window times the mean time AS RECORDED. They must agree once the edges are
+counted, or the records are wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ ROUNDING = 1e-12  # of lambda W, which the edges of a window far shorter than it
 
 @dataclass(frozen=True, slots=True)
 class LittleCheck:
-    """Both sides of the law, and the part of their difference that the edges of the window explain; in requests."""
+    """Both sides of the law, and the part of their difference that the edges of the window
+    explain; in requests.
+    """
 
     number_in_system: float
     rate_times_time: float
@@ -35,11 +38,14 @@ class LittleCheck:
     @property
     def holds(self) -> bool:
         """Whether it is rounding."""
-        return abs(self.residual) <= max(TOLERANCE * max(self.number_in_system, 1.0), ROUNDING * abs(self.rate_times_time))
+        return abs(self.residual) <= max(
+            TOLERANCE * max(self.number_in_system, 1.0), ROUNDING * abs(self.rate_times_time)
+        )
 
 
 def little_check(records: Sequence[Record], left_out: int = 0) -> LittleCheck | None:
-    """Of records in order of the intended instant, from the first that is not left out to the last; None below two instants.
+    """Of records in order of the intended instant, from the first that is not left out to the last;
+    None below two instants.
 
     What never ended stays in the system as long as the last to leave.
     """
@@ -48,13 +54,24 @@ def little_check(records: Sequence[Record], left_out: int = 0) -> LittleCheck | 
         return None
     begin = np.array([since for since, _ in known])
     last = max(float(begin.max()), *(record.released_at or 0.0 for _, record in known))
-    end = np.array([last if record.released_at is None else record.released_at for _, record in known])
-    times = np.array([_time(record, until - since) for (since, record), until in zip(known, end.tolist(), strict=True)])
+    end = np.array(
+        [last if record.released_at is None else record.released_at for _, record in known]
+    )
+    times = np.array(
+        [
+            _time(record, until - since)
+            for (since, record), until in zip(known, end.tolist(), strict=True)
+        ]
+    )
     start, stop = float(begin[left_out]), float(begin[-1])
-    balance = little(begin, np.maximum(begin, end), start, stop)  # an end before its beginning then shows as a residual
+    balance = little(
+        begin, np.maximum(begin, end), start, stop
+    )  # an end before its beginning then shows as a residual
     inside = (begin >= start) & (begin < stop)
     edges = (balance.carried_in - balance.carried_out) / (stop - start)
-    return LittleCheck(balance.number_in_system, balance.arrival_rate * float(times[inside].mean()), edges)
+    return LittleCheck(
+        balance.number_in_system, balance.arrival_rate * float(times[inside].mean()), edges
+    )
 
 
 def _time(record: Record, measured: float) -> float:

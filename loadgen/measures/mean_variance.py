@@ -1,6 +1,8 @@
-"""What a load run shows about the variance of its mean delays without the delays: from its arrivals and service times.
+"""What a load run shows about the variance of its mean delays without the delays: from its arrivals
+and service times.
 
-Only a server that takes one request at a time, fed by exponential gaps, has a formula for it (queueing.measurement.delay_variance).
+Only a server that takes one request at a time, fed by exponential gaps, has a formula for it
+(queueing.measurement.delay_variance).
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ CONTAIN_THE_DELAY = ("ttfb", "ttft", "e2el")
 COMPLETED = 0.98  # share of the requests; what the others took of the server is not known
 
 
-def variances_of_records(completed: Sequence[Record], sent: Sequence[Record]) -> dict[str, AsymptoticVariance]:
-    """By metric, of the completed requests in order of arrival among those sent; empty where there is no formula."""
+def variances_of_records(
+    completed: Sequence[Record], sent: Sequence[Record]
+) -> dict[str, AsymptoticVariance]:
+    """By metric, of the completed requests in order of arrival among those sent; empty where
+    there is no formula.
+    """
     rows = [(began_at(record), record.queueing_delay, record.service_time) for record in completed]
     if len(completed) < COMPLETED * len(sent) or any(None in row for row in rows):
         return {}

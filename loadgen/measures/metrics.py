@@ -1,4 +1,5 @@
-"""The durations of one answered request, under the names that load tests know. All count from the INTENDED instant.
+"""The durations of one answered request, under the names that load tests know. All count from the
+INTENDED instant.
 
     ttfb    time to first byte       first byte of the answer - intended
     ttft    time to first token      first token - intended
@@ -7,9 +8,10 @@
     e2el    end to end               end - intended
     queueing_delay, batch_forming_delay, service_time      as the server reports them
 
-A sender that falls behind would otherwise flatter the server: the time that a request waited to be sent is part of
-what its user waited. Where a file does not know the intended instant, durations count from the instant of sending.
-Under a padded policy an answer ends with its batch, so tpot can exceed every gap that itl counts.
+A sender that falls behind would otherwise flatter the server: the time that a request waited to be
+sent is part of what its user waited. Where a file does not know the intended instant, durations
+count from the instant of sending. Under a padded policy an answer ends with its batch, so tpot can
+exceed every gap that itl counts.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def between(begin: float | None, end: float | None) -> float | None:
 
 
 def due_at(record: Record) -> float | None:
-    """When it could be sent: at its intended instant, or when a limit on the requests at once had a place for it."""
+    """When it could be sent: at its intended instant, or when a limit on the requests at once
+    had a place for it.
+    """
     if record.intended_at is None or record.held_until is None:
         return record.intended_at
     return max(record.intended_at, record.held_until)
@@ -51,7 +55,11 @@ def lateness(record: Record) -> float | None:
 def time_per_output_token(record: Record) -> float | None:
     """Mean time of every token after the first; None for a single token."""
     span = between(record.first_token_at, record.released_at)
-    return None if span is None or not record.output_tokens or record.output_tokens < 2 else span / (record.output_tokens - 1)
+    return (
+        None
+        if span is None or not record.output_tokens or record.output_tokens < 2
+        else span / (record.output_tokens - 1)
+    )
 
 
 def gaps(record: Record) -> list[float]:
@@ -61,14 +69,17 @@ def gaps(record: Record) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One duration: its name in flags and files, its name in words, and how a record gives it (None: it cannot)."""
+    """One duration: its name in flags and files, its name in words, and how a record gives it
+    (None: it cannot).
+    """
 
     name: str
     words: str
     of: Callable[[Record], float | None]
 
 
-# what the sender itself did is no part of the answer, and itl is many values to a request: both stand apart
+# what the sender itself did is no part of the answer, and itl is many values to a request: both
+# stand apart
 METRICS = {
     metric.name: metric
     for metric in (
@@ -83,16 +94,32 @@ METRICS = {
 }
 ITL = "itl"
 LATENESS = "send_lateness"
-WORDS = {LATENESS: "lateness of the sender", ITL: "inter-token latency"} | {name: metric.words for name, metric in METRICS.items()}
-ORDER = (LATENESS, "ttfb", "ttft", "tpot", ITL, "e2el", "queueing_delay", "batch_forming_delay", "service_time")
+WORDS = {LATENESS: "lateness of the sender", ITL: "inter-token latency"} | {
+    name: metric.words for name, metric in METRICS.items()
+}
+ORDER = (
+    LATENESS,
+    "ttfb",
+    "ttft",
+    "tpot",
+    ITL,
+    "e2el",
+    "queueing_delay",
+    "batch_forming_delay",
+    "service_time",
+)
 
 
 def values(name: str, records: Iterable[Record]) -> FloatArray:
-    """All values of one metric, in the order of the records; fewer than records where some cannot give it."""
+    """All values of one metric, in the order of the records; fewer than records where some
+    cannot give it.
+    """
     if name == ITL:
         return np.array([gap for record in records for gap in gaps(record)], dtype=np.float64)
     of = lateness if name == LATENESS else METRICS[name].of
-    return np.array([value for record in records if (value := of(record)) is not None], dtype=np.float64)
+    return np.array(
+        [value for record in records if (value := of(record)) is not None], dtype=np.float64
+    )
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
@@ -104,13 +131,17 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """Ascending percentiles from `50,90,99.9`, as in vLLM's --metric-percentiles. Raises SpecError."""
+    """Ascending percentiles from `50,90,99.9`, as in vLLM's --metric-percentiles. Raises
+    SpecError.
+    """
     try:
         found = sorted({float(part) for part in listed(text) if part})
     except ValueError:
         found = []
     if not found or not 0 <= found[0] <= found[-1] <= 100:
-        raise SpecError(f"got percentiles {text!r}; expected numbers from 0 to 100, for example 50,90,99")
+        raise SpecError(
+            f"got percentiles {text!r}; expected numbers from 0 to 100, for example 50,90,99"
+        )
     return tuple(found)
 
 

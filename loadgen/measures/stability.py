@@ -1,17 +1,21 @@
-"""Whether the number in the system grows for good, told from watching it while requests are being sent.
+"""Whether the number in the system grows for good, told from watching it while requests are being
+sent.
 
-The time watched is cut into `BLOCKS` equal blocks. Under overload the number in the system is a random walk with drift:
-its increments over blocks are nearly independent, whatever happens within a block, and
+The time watched is cut into `BLOCKS` equal blocks. Under overload the number in the system is a
+random walk with drift: its increments over blocks are nearly independent, whatever happens within a
+block, and
 
     t = mean increment / (standard deviation of the increments / sqrt(BLOCKS))
 
-tells a drift from luck. In a stable system the increments are negatively correlated (what came goes again), so their
-sum stays small beside its estimated error and t is smaller still: the test errs on the side of stability. One jump
-gives t of about 1. A point is called unstable only where the growth is
-significant AND large (`LEAST_GROWTH` of what arrives is left behind) AND has been watched for long enough. It is asked
-at growing intervals only, because every further look is a further chance to be wrong.
+tells a drift from luck. In a stable system the increments are negatively correlated (what came goes
+again), so their sum stays small beside its estimated error and t is smaller still: the test errs on
+the side of stability. One jump gives t of about 1. A point is called unstable only where the growth
+is significant AND large (`LEAST_GROWTH` of what arrives is left behind) AND has been watched for
+long enough. It is asked at growing intervals only, because every further look is a further chance
+to be wrong.
 
-tests/loadgen/test_sweep_stability.py shows by simulation how often it is wrong at load 0.8, and how soon it is right.
+tests/loadgen/test_sweep_stability.py shows by simulation how often it is wrong at load 0.8, and how
+soon it is right.
 """
 
 from __future__ import annotations
@@ -59,7 +63,9 @@ class Growth:
 
 
 def growth(at: FloatArray, number: FloatArray, rate: float) -> Growth:
-    """From samples of the number in the system at instants in order, seconds from the first arrival; `rate` per second."""
+    """From samples of the number in the system at instants in order, seconds from the first
+    arrival; `rate` per second.
+    """
     edges = np.linspace(at[0] + WARM_UP * (at[-1] - at[0]), at[-1], BLOCKS + 1)
     increments = np.diff(np.interp(edges, at, number))
     seconds = float(at[-1] - at[0])
@@ -69,7 +75,9 @@ def growth(at: FloatArray, number: FloatArray, rate: float) -> Growth:
     t = total / error if error else math.inf * total if total else 0.0
     return Growth(
         share=total / arrivals if arrivals else 0.0,
-        half_width=2.131 * error / arrivals if arrivals else math.inf,  # Student, 15 degrees of freedom
+        half_width=2.131 * error / arrivals
+        if arrivals
+        else math.inf,  # Student, 15 degrees of freedom
         t=t,
         number=int(number[-1]),
         seconds=seconds,
@@ -87,7 +95,9 @@ class Watch:
         self._next_look = max(least_seconds, LEAST_ARRIVALS / (1 - WARM_UP) / rate)
 
     def observe(self, at: float, number: int) -> Growth | None:
-        """Take one sample, `at` seconds after the start; answers where it is a time to look, else None."""
+        """Take one sample, `at` seconds after the start; answers where it is a time to look,
+        else None.
+        """
         self._at.append(at)
         self._number.append(number)
         seconds = at - self._at[0]

@@ -1,10 +1,12 @@
-"""Arrivals of a run file, ready to be judged: the instants, what they were asked to be, the timetable where it is known.
+"""Arrivals of a run file, ready to be judged: the instants, what they were asked to be, the
+timetable where it is known.
 
-Of a load generator's run these are the instants of sending, held against those at which a request could be sent: where a
-limit on the requests at once has held some back, the stream is judged by its timetable and those waits are no lateness;
-requests that were all due at once are judged by their order. Of a gateway's the instants at which the kernel had the
-requests (else those at which they were read); of a simulation's the arrivals. One call of several sequences is one
-arrival. The epochs of a gateway, its policies, are judged one by one. A gateway's run beside the load generator's that
+Of a load generator's run these are the instants of sending, held against those at which a request
+could be sent: where a limit on the requests at once has held some back, the stream is judged by its
+timetable and those waits are no lateness; requests that were all due at once are judged by their
+order. Of a gateway's the instants at which the kernel had the requests (else those at which they
+were read); of a simulation's the arrivals. One call of several sequences is one arrival. The epochs
+of a gateway, its policies, are judged one by one. A gateway's run beside the load generator's that
 fed it is held against the timetable too: on one machine both read the same clock.
 """
 
@@ -30,10 +32,14 @@ from queueing.measurement.arrival_audit import SIGNIFICANCE, Audit, Budget, audi
 from queueing.measurement.arrival_tests import FloatArray
 from queueing.measurement.record import Header, Record
 
-ALL_AT_ONCE, PARTLY_CLOSED = "all at once", "partly closed"  # what arrivals are asked to be, beside the names of processes
+ALL_AT_ONCE, PARTLY_CLOSED = (
+    "all at once",
+    "partly closed",
+)  # what arrivals are asked to be, beside the names of processes
 PROCESSES = (*EXAMPLES, "trace", "closed loop", ALL_AT_ONCE, PARTLY_CLOSED)
 ALL_AT_ONCE_TEXT = "poisson:rate=inf"
-FAR = 3600.0  # seconds between timetable and arrival beyond which two clocks differ, not a sender is late
+# seconds between timetable and arrival beyond which two clocks differ, not a sender is late
+FAR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +53,9 @@ class Stream:
     process: str = "poisson"
     intended: FloatArray | None = None
     incomplete: tuple[str, ...] = ()  # how the run or its file was cut short, a sentence each
-    in_order: bool | None = None  # of requests due at once: whether each sender sent them in the order of the timetable
+    in_order: bool | None = (
+        None  # of requests due at once: whether each sender sent them in the order of the timetable
+    )
 
     def audit(self, significance: float = SIGNIFICANCE, budget: Budget | None = None) -> Audit:
         """Judge it."""
@@ -64,14 +72,27 @@ class Stream:
     def planned(self, significance: float = SIGNIFICANCE) -> Audit:
         """The audit of the timetable itself: what chance has drawn is not the sender's doing."""
         assert self.intended is not None
-        return audit_arrivals(self.intended, asked_rate=self.asked_rate, process=self.process, significance=significance)
+        return audit_arrivals(
+            self.intended,
+            asked_rate=self.asked_rate,
+            process=self.process,
+            significance=significance,
+        )
 
 
 def _by_order(audit: Audit, *, in_order: bool) -> Audit:
-    reasons: tuple[str, ...] = () if in_order else ("requests left in another order than the timetable's",)
-    said = f"in the order of the timetable, within {short_number(audit.span, 3)} s" if in_order else reasons[0]
+    reasons: tuple[str, ...] = (
+        () if in_order else ("requests left in another order than the timetable's",)
+    )
+    said = (
+        f"in the order of the timetable, within {short_number(audit.span, 3)} s"
+        if in_order
+        else reasons[0]
+    )
     verdict = f"{'as asked' if in_order else 'not as asked'} ({ALL_AT_ONCE}): {said}"
-    return dataclasses.replace(audit, verdict=verdict, reasons=reasons, valid=in_order, lateness=None)
+    return dataclasses.replace(
+        audit, verdict=verdict, reasons=reasons, valid=in_order, lateness=None
+    )
 
 
 def instant_of(record: Record) -> float | None:
@@ -80,27 +101,45 @@ def instant_of(record: Record) -> float | None:
 
 
 def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[Stream]:
-    """Every stream of arrivals in the files, each with whether its last line was cut. Raises ValueError naming a file without any."""
+    """Every stream of arrivals in the files, each with whether its last line was cut. Raises
+    ValueError naming a file without any.
+    """
     sent = [(header, records) for _, header, records, _ in runs if header.writer == "load"]
     found: list[Stream] = []
     for path, header, records, cut in runs:
-        streams = [sent_stream(path.name, header, records)] if header.writer == "load" else list(_seen(path, header, records, sent))
+        streams = (
+            [sent_stream(path.name, header, records)]
+            if header.writer == "load"
+            else list(_seen(path, header, records, sent))
+        )
         if not any(stream.instants.size for stream in streams):
-            raise ValueError(f"{path}: got no instant of sending or of arrival; expected a run file with at least one request")
-        found += [dataclasses.replace(stream, incomplete=incomplete(header, records, cut=cut)) for stream in streams]
+            raise ValueError(
+                f"{path}: got no instant of sending or of arrival; expected a run file with at "
+                "least one request"
+            )
+        found += [
+            dataclasses.replace(stream, incomplete=incomplete(header, records, cut=cut))
+            for stream in streams
+        ]
     return found
 
 
 def asked(configuration: Mapping[str, Any]) -> tuple[str, float | None]:
-    """Process and rate per second that a header names; Poisson where it names none, as `vllm bench serve` means it."""
+    """Process and rate per second that a header names; Poisson where it names none, as `vllm
+    bench serve` means it.
+    """
     process = str(configuration.get("arrivals") or "poisson").partition(":")[0]
     rate = configuration.get("request_rate")
-    known = float(rate) if isinstance(rate, int | float) and math.isfinite(rate) and rate > 0 else None
+    known = (
+        float(rate) if isinstance(rate, int | float) and math.isfinite(rate) and rate > 0 else None
+    )
     if configuration.get("trace") or configuration.get("loop") == "closed":
         return "trace" if configuration.get("trace") else "closed loop", None
     if process == "poisson" and configuration.get("burstiness") not in (None, 1, 1.0):
         return "gamma", known
-    at_once = rate in (math.inf, "inf") or configuration.get("arrivals") == ALL_AT_ONCE_TEXT  # JSON has no infinity
+    at_once = (
+        rate in (math.inf, "inf") or configuration.get("arrivals") == ALL_AT_ONCE_TEXT
+    )  # JSON has no infinity
     return (ALL_AT_ONCE, None) if at_once else (process, known)
 
 
@@ -119,8 +158,17 @@ def sent_stream(name: str, header: Header, records: Iterable[Record]) -> Stream:
     intended = _array(due) if due and len(due) == len(sent) else None
     if process == ALL_AT_ONCE:
         in_order = None if intended is None else _in_order(sent)
-        return Stream(name=name, instants=_instants(sent), what="sent", process=process, in_order=in_order)
-    return Stream(name=name, instants=_instants(sent), what="sent", asked_rate=rate, process=process, intended=intended)
+        return Stream(
+            name=name, instants=_instants(sent), what="sent", process=process, in_order=in_order
+        )
+    return Stream(
+        name=name,
+        instants=_instants(sent),
+        what="sent",
+        asked_rate=rate,
+        process=process,
+        intended=intended,
+    )
 
 
 def _instants(sent: Iterable[Record]) -> FloatArray:
@@ -132,27 +180,54 @@ def _in_order(sent: Iterable[Record]) -> bool:
     by_sender: dict[int | None, list[float]] = {}
     for record in sorted(sent, key=row_of):
         by_sender.setdefault(record.sender_id, []).append(record.sent_at or 0.0)
-    return all(earlier <= later for instants in by_sender.values() for earlier, later in pairwise(instants))
+    return all(
+        earlier <= later for instants in by_sender.values() for earlier, later in pairwise(instants)
+    )
 
 
-def _seen(path: Path, header: Header, records: Iterable[Record], sent: Sequence[tuple[Header, list[Record]]]) -> Iterator[Stream]:
+def _seen(
+    path: Path,
+    header: Header,
+    records: Iterable[Record],
+    sent: Sequence[tuple[Header, list[Record]]],
+) -> Iterator[Stream]:
     epochs: dict[int, dict[str, Record]] = {}
     for record in records:
         if instant_of(record) is not None:
-            call = record.request_id.rpartition("-")[0] if header.writer == "gateway" else record.request_id
+            call = (
+                record.request_id.rpartition("-")[0]
+                if header.writer == "gateway"
+                else record.request_id
+            )
             epochs.setdefault(record.epoch or 0, {}).setdefault(call, record)
     for epoch, calls in sorted(epochs.items()):
         kept = list(calls.values())
         name = path.name if len(epochs) == 1 else f"{path.name}, epoch {epoch}"
         due = ((other, rows, timetable_of(kept, rows, due_at) or {}) for other, rows in sent)
-        fed = next(((asked_of(other, rows), times) for other, rows, times in due if len(times) == len(kept)), None)
+        fed = next(
+            (
+                (asked_of(other, rows), times)
+                for other, rows, times in due
+                if len(times) == len(kept)
+            ),
+            None,
+        )
         process, rate = fed[0] if fed else asked(header.configuration)
         instants = _array(at for record in kept if (at := instant_of(record)) is not None)
         intended = _array(fed[1][record.request_id] for record in kept) if fed else None
-        if intended is not None and (process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR):
+        if intended is not None and (
+            process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR
+        ):
             intended = None
         what = "received" if all(record.received_at is not None for record in kept) else "arrived"
-        yield Stream(name=name, instants=instants, what=what, asked_rate=rate, process=process, intended=intended)
+        yield Stream(
+            name=name,
+            instants=instants,
+            what=what,
+            asked_rate=rate,
+            process=process,
+            intended=intended,
+        )
 
 
 def _array(values: Iterable[float]) -> FloatArray:

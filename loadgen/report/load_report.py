@@ -1,9 +1,10 @@
-"""What `kendall load` says of a run: the summary, whether it was the run that was asked for, which conditions broke.
+"""What `kendall load` says of a run: the summary, whether it was the run that was asked for, which
+conditions broke.
 
-Exit status: 3 where more requests failed than --max-failed-fraction allows, the records contradict Little's law, or a
-condition or a lateness budget that was asked for is broken; 1 where the run was interrupted, nothing was completed or a
-sender died; else 0. A run whose sender was late or sent other arrivals than asked is INVALID, and says so, with status 0
-unless --lateness-budget was given.
+Exit status: 3 where more requests failed than --max-failed-fraction allows, the records contradict
+Little's law, or a condition or a lateness budget that was asked for is broken; 1 where the run was
+interrupted, nothing was completed or a sender died; else 0. A run whose sender was late or sent
+other arrivals than asked is INVALID, and says so, with status 0 unless --lateness-budget was given.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.arrivals.spec_text import listed
-from loadgen.compare.assertions import Assertion, Broken, check, parse_assertion, percentiles_of, require_known
+from loadgen.compare.assertions import (
+    Assertion,
+    Broken,
+    check,
+    parse_assertion,
+    percentiles_of,
+    require_known,
+)
 from loadgen.measures.failures import ALLOWED, parse_share
 from loadgen.measures.goodput import Limit, parse_goodput
 from loadgen.measures.metrics import ITL, ORDER, parse_percentiles
@@ -53,8 +61,12 @@ class Wishes:
 
     @property
     def token_times(self) -> bool:
-        """Whether gaps between tokens were asked for by name: then every token's instant is recorded."""
-        return (ITL in self.metrics and self.metrics != ORDER) or any(one.name.endswith(f"_{ITL}") for one in self.assertions)
+        """Whether gaps between tokens were asked for by name: then every token's instant is
+        recorded.
+        """
+        return (ITL in self.metrics and self.metrics != ORDER) or any(
+            one.name.endswith(f"_{ITL}") for one in self.assertions
+        )
 
 
 def parse_wishes(
@@ -66,7 +78,9 @@ def parse_wishes(
     budget: str | None,
     max_failed: float = ALLOWED,
 ) -> Wishes:
-    """From the flags' texts; a condition on an unknown name is refused before the run. Raises SpecError."""
+    """From the flags' texts; a condition on an unknown name is refused before the run. Raises
+    SpecError.
+    """
     wishes = Wishes(
         metrics=ORDER if metrics is None else _metrics(metrics),
         percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
@@ -104,19 +118,30 @@ class Report:
         asked = ("lateness",) if self.wishes.budget_asked else ()
         if self.broken or self.verdict.invalid_for("failures", "wrong", *asked):
             return 3
-        return 1 if self.summary.interrupted or not self.summary.completed or self.verdict.missing else 0
+        return (
+            1
+            if self.summary.interrupted or not self.summary.completed or self.verdict.missing
+            else 0
+        )
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
         broken = [str(one) for one in self.broken]
-        return {**self.summary.as_object(), **self.verdict.as_object(), "broken": broken, "files": [str(path) for path in self.files]}
+        return {
+            **self.summary.as_object(),
+            **self.verdict.as_object(),
+            "broken": broken,
+            "files": [str(path) for path in self.files],
+        }
 
     def print(self, console: Console) -> None:
         """For a terminal."""
         for line in (*load_lines(self.summary), *self.verdict.lines()):
             say(console, line, hang=14)
         say(console, "")
-        console.print(load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER]))
+        console.print(
+            load_table(self.summary, [name for name in self.wishes.metrics if name in ORDER])
+        )
         say(console, "")
         for line in (*load_notes(self.summary), *(f"written: {path}" for path in self.files)):
             say(console, line)
@@ -132,11 +157,15 @@ def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) ->
     """Summarise and judge a run, one that has just ended or one from its file."""
     _, asked_rate = asked(result.header.configuration)
     summary = summarise_load(result, asked_rate, percentiles=wishes.computed, limits=wishes.limits)
-    verdict = judge(result, budget=wishes.budget, max_failed=wishes.max_failed, little=summary.little)
+    verdict = judge(
+        result, budget=wishes.budget, max_failed=wishes.max_failed, little=summary.little
+    )
     return Report(
         wishes=wishes,
         summary=summary,
         verdict=verdict,
-        broken=tuple(check(wishes.assertions, flat(summary) | {"failed": float(verdict.failures.failed)})),
+        broken=tuple(
+            check(wishes.assertions, flat(summary) | {"failed": float(verdict.failures.failed)})
+        ),
         files=tuple(files),
     )

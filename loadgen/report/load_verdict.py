@@ -1,9 +1,11 @@
-"""Whether a load run was the run that was asked for: what failed, what it sent, how late, and what is missing.
+"""Whether a load run was the run that was asked for: what failed, what it sent, how late, and what
+is missing.
 
-A run is INVALID for one reason or several. Too many requests failed: its durations are those of the survivors. Its arrivals
-are not the process that was asked for, or its sender was late: its delays are partly those of the sender's machine. Records
-are missing, or contradict Little's law. Waiting for a place among the requests at once is no lateness; requests due at once
-are judged by their order and their number.
+A run is INVALID for one reason or several. Too many requests failed: its durations are those of the
+survivors. Its arrivals are not the process that was asked for, or its sender was late: its delays
+are partly those of the sender's machine. Records are missing, or contradict Little's law. Waiting
+for a place among the requests at once is no lateness; requests due at once are judged by their
+order and their number.
 """
 
 from __future__ import annotations
@@ -73,14 +75,22 @@ class LoadVerdict:
         told = [] if self.audit is None else [f"{'arrivals':<14}{self.audit.verdict}"]
         if self.loop != "open":
             told.append(f"{'loop':<14}{self._loop()}")
-        return told + self.failures.lines() + [f"{'missing':<14}{sentence}" for sentence in self.missing]
+        return (
+            told
+            + self.failures.lines()
+            + [f"{'missing':<14}{sentence}" for sentence in self.missing]
+        )
 
     def _loop(self) -> str:
         if self.loop == "closed":
-            return "closed: users wait for their answers, so a slow server receives fewer requests and its delay looks shorter"
+            return (
+                "closed: users wait for their answers, so a slow server receives fewer "
+                "requests and its delay looks shorter"
+            )
         return (
-            f"partly closed: {counted(self.held, 'request')} waited for a place, {short_number(self.held_for, 3)} s on average; "
-            "the wait counts in their delay, not as lateness of the sender"
+            f"partly closed: {counted(self.held, 'request')} waited for a place, "
+            f"{short_number(self.held_for, 3)} s on average; the wait counts in their delay, not "
+            "as lateness of the sender"
         )
 
     def why_invalid(self) -> list[str]:
@@ -100,13 +110,27 @@ class LoadVerdict:
         }
 
 
-def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = ALLOWED, little: LittleCheck | None = None) -> LoadVerdict:
-    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests, `little` the summary's check."""
+def judge(
+    result: LoadResult,
+    *,
+    budget: Budget = BUDGET,
+    max_failed: float = ALLOWED,
+    little: LittleCheck | None = None,
+) -> LoadVerdict:
+    """Of a run, by what its header says was asked for; `max_failed` is a share of the requests,
+    `little` the summary's check.
+    """
     closed = result.header.configuration.get("loop") == "closed"
     stream = sent_stream("run", result.header, result.records)
     audit = stream.audit(budget=budget) if stream.instants.size else None
-    waits = [record.held_until - record.intended_at for record in result.records if record.held_until and record.intended_at]
-    failures = count_failures(result.records, cut_short=result.interrupted or bool(result.missing), allowed=max_failed)
+    waits = [
+        record.held_until - record.intended_at
+        for record in result.records
+        if record.held_until and record.intended_at
+    ]
+    failures = count_failures(
+        result.records, cut_short=result.interrupted or bool(result.missing), allowed=max_failed
+    )
     return LoadVerdict(
         audit=audit,
         loop="closed" if closed else "partly closed" if result.held else "open",
@@ -118,7 +142,9 @@ def judge(result: LoadResult, *, budget: Budget = BUDGET, max_failed: float = AL
     )
 
 
-def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures) -> Iterator[Reason]:
+def _reasons(
+    result: LoadResult, stream: Stream, audit: Audit | None, failures: Failures
+) -> Iterator[Reason]:
     yield from _server_reasons(failures)
     yield from _record_reasons(result)
     if audit is None:
@@ -128,7 +154,9 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
         yield Reason("records", "no request completed")
     unsent = [record for record in result.records if record.sent_at is None]
     if stream.process == ALL_AT_ONCE and unsent and not result.interrupted:
-        yield Reason("records", f"{len(unsent)} of {counted(len(result.records), 'request')} not sent")
+        yield Reason(
+            "records", f"{len(unsent)} of {counted(len(result.records), 'request')} not sent"
+        )
     if audit.valid is False:
         yield Reason("lateness", _too_late(audit))
     if strange(audit, stream):
@@ -137,19 +165,33 @@ def _reasons(result: LoadResult, stream: Stream, audit: Audit | None, failures: 
 
 def _law(little: LittleCheck | None) -> Iterator[Reason]:
     if little is not None and not little.holds:
-        yield Reason("wrong", f"Little's law is off by {short_number(abs(little.residual))} requests in the system: the records are wrong")
+        yield Reason(
+            "wrong",
+            (
+                f"Little's law is off by {short_number(abs(little.residual))} requests in the "
+                "system: the records are wrong"
+            ),
+        )
 
 
 def _server_reasons(failures: Failures) -> Iterator[Reason]:
     if failures.too_many:
-        yield Reason("failures", f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+        yield Reason(
+            "failures",
+            f"{failures.text()}; --max-failed-fraction allows {percent(failures.allowed)}",
+        )
     if failures.too_many_empty:
-        yield Reason("failures", f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}")
+        yield Reason(
+            "failures",
+            f"{failures.empty_text()}; --max-failed-fraction allows {percent(failures.allowed)}",
+        )
 
 
 def _record_reasons(result: LoadResult) -> Iterator[Reason]:
     if result.interrupted:
-        yield Reason("interrupted", interruption(result.header, result.records, cut=bool(result.missing)))
+        yield Reason(
+            "interrupted", interruption(result.header, result.records, cut=bool(result.missing))
+        )
     if result.missing:
         yield Reason("records", f"records are missing or repeated: {'; '.join(result.missing)}")
 
@@ -159,11 +201,16 @@ def _too_late(audit: Audit) -> str:
     if late is None:
         return audit.reasons[0]
     found = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)} ms"
-    return f"lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 {late.budget.p99 * 1e3:g} ms"
+    return (
+        f"lateness {found}; the budget is mean {late.budget.mean * 1e3:g} ms, p99 "
+        f"{late.budget.p99 * 1e3:g} ms"
+    )
 
 
 def strange(audit: Audit, stream: Stream) -> bool:
-    """Whether the sender has made other arrivals than those it was to make: one in 100 timetables fails its audit by chance."""
+    """Whether the sender has made other arrivals than those it was to make: one in 100
+    timetables fails its audit by chance.
+    """
     if audit.poisson is not False:
         return False
     planned = stream.planned() if stream.intended is not None else None

@@ -1,4 +1,6 @@
-"""Comparisons as tables for people: means beside every theory, quantiles and use, the parts of the difference."""
+"""Comparisons as tables for people: means beside every theory, quantiles and use, the parts of
+the difference.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,46 @@ QUANTILE_HEADINGS = (
     "live\n(ms)",
 )
 QUANTILE_NOTES = (
-    "above: observed, below: predicted at the run's speed; live: theory with the run's own rate and lengths",
-    "as printed: the formula of the documents as they print it, at the run's speed; -: they print none for this queue",
+    "above: observed, below: predicted at the run's speed; live: theory with the run's own rate "
+    "and lengths",
+    (
+        "as printed: the formula of the documents as they print it, at the run's speed; -: they "
+        "print none for this queue"
+    ),
 )
 PART_NOTES = (
     "observed - predicted a priori as a sum (ms); !: beyond chance",
-    "theory: error of the formula; arrivals: requests drawn against those asked; sender: arrivals against the timetable",
-    "speed: machine against the calibration; scatter: residual cv against the calibration's; shape: what neither explains",
+    (
+        "theory: error of the formula; arrivals: requests drawn against those asked; sender: "
+        "arrivals against the timetable"
+    ),
+    (
+        "speed: machine against the calibration; scatter: residual cv against the calibration's; "
+        "shape: what neither explains"
+    ),
     "gateway: time lost before dispatches; docs/agreement.md explains each column",
 )
 SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
-PART_HEADINGS = ("load", "a priori\n(ms)", *(f"{part}\n(ms)" for part in PARTS), "observed\n(ms)", "verdict")
+PART_HEADINGS = (
+    "load",
+    "a priori\n(ms)",
+    *(f"{part}\n(ms)" for part in PARTS),
+    "observed\n(ms)",
+    "verdict",
+)
 
 
 def table(comparisons: Iterable[Comparison]) -> Table:
-    """One row per policy and epoch: the observed mean, then what each theory says and the observation's deviation from it."""
+    """One row per policy and epoch: the observed mean, then what each theory says and the
+    observation's deviation from it.
+    """
     return _table(HEADINGS, map(_row, comparisons))
 
 
 def quantile_table(comparisons: Iterable[Comparison]) -> Table:
-    """Observed above predicted at the run's speed: quantiles of what is compared, batch size, utilisation; printed and live means."""
+    """Observed above predicted at the run's speed: quantiles of what is compared, batch size,
+    utilisation; printed and live means.
+    """
     return _table(QUANTILE_HEADINGS, map(_quantile_row, comparisons))
 
 
@@ -65,7 +87,10 @@ def part_table(comparisons: Iterable[Comparison]) -> Table:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    columns = [Column(heading="policy", left=True, short=short_form), *(Column(heading=h, left=h == "verdict") for h in headings)]
+    columns = [
+        Column(heading="policy", left=True, short=short_form),
+        *(Column(heading=h, left=h == "verdict") for h in headings),
+    ]
     return Table(columns, list(rows), keys=2)
 
 
@@ -81,17 +106,32 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """What a reader of the table must know, one line each."""
     lines = [
         "observed: mean queueing delay ± 95 % half width; deviation = observed / predicted - 1",
-        "in percent: observed / theory - 1; speed: measured service times over the calibrated law's (> 1: slower)",
+        (
+            "in percent: observed / theory - 1; speed: measured service times over the calibrated "
+            "law's (> 1: slower)"
+        ),
     ]
     if any(c.compared == "sojourn_time" for c in comparisons):
-        lines.append("*: means of the sojourn time; before a continuous engine, waiting for its next step belongs to service")
-    if disturbed := [f"{_name(c)} at load {_plain(c.load, '.2f')} ({disturbance(c)})" for c in comparisons if c.of_others]:
+        lines.append(
+            "*: means of the sojourn time; before a continuous engine, waiting for its next step "
+            "belongs to service"
+        )
+    if disturbed := [
+        f"{_name(c)} at load {_plain(c.load, '.2f')} ({disturbance(c)})"
+        for c in comparisons
+        if c.of_others
+    ]:
         lines.append(f"disturbed, and not judged: {', '.join(disturbed)}")
     if any(c.too_short for c in comparisons):
         lines.append(f"too short: {TOO_SHORT}; it says nothing about agreement")
-    correlated = [c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short]
+    correlated = [
+        c.policy for c in comparisons if c.quantity.observed.correlated and not c.too_short
+    ]
     if correlated:
-        lines.append(f"batch means are correlated, and the interval is widened accordingly: {', '.join(correlated)}")
+        lines.append(
+            "batch means are correlated, and the interval is widened accordingly: "
+            f"{', '.join(correlated)}"
+        )
     return lines
 
 
@@ -114,7 +154,11 @@ def show(comparisons: Sequence[Comparison], to: Console) -> None:
 def reasons(comparisons: Sequence[Comparison]) -> list[str]:
     """Why those that do not agree do not, one line each."""
     judged = [(comparison, verdict(comparison)) for comparison in comparisons]
-    return [f"{_name(c)}, load {_plain(c.load, '.2f')}: {found.text}" for c, found in judged if found.kind != "agree"]
+    return [
+        f"{_name(c)}, load {_plain(c.load, '.2f')}: {found.text}"
+        for c, found in judged
+        if found.kind != "agree"
+    ]
 
 
 def as_object(comparison: Comparison) -> dict[str, Any]:
@@ -131,13 +175,18 @@ def as_object(comparison: Comparison) -> dict[str, Any]:
 def _quantile_row(comparison: Comparison) -> tuple[str, ...]:
     quantity = comparison.quantity
     predicted = quantity.theory_quantiles.get("predicted", {})
-    levels = (_pair(_ms(quantity.quantiles.get(level, math.nan)), _ms(predicted.get(level, math.nan))) for level in ("p50", "p90", "p99"))
+    levels = (
+        _pair(_ms(quantity.quantiles.get(level, math.nan)), _ms(predicted.get(level, math.nan)))
+        for level in ("p50", "p90", "p99")
+    )
     return (
         _name(comparison),
         _plain(comparison.load, ".2f"),
         *levels,
         _pair(_plain(comparison.batch_size, ".2f"), _plain(comparison.predicted_batch_size, ".2f")),
-        _pair(_plain(comparison.utilisation, ".2f"), _plain(comparison.predicted_utilisation, ".2f")),
+        _pair(
+            _plain(comparison.utilisation, ".2f"), _plain(comparison.predicted_utilisation, ".2f")
+        ),
         _beside(quantity.paper),
         _beside(quantity.live),
     )

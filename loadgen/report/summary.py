@@ -1,8 +1,10 @@
-"""What one load run was like for its clients, from its records alone; durations count from the INTENDED instant.
+"""What one load run was like for its clients, from its records alone; durations count from the
+INTENDED instant.
 
-Means and quantiles carry a 95 % interval that respects how alike successive delays are, or "too short"
-(queueing.measurement.statistics). The first requests, which met an emptier system, are left out of every duration and of goodput;
-counts, rates, lengths and the sender's lateness are of the whole run. What nobody measured is None, never guessed.
+Means and quantiles carry a 95 % interval that respects how alike successive delays are, or "too
+short" (queueing.measurement.statistics). The first requests, which met an emptier system, are left
+out of every duration and of goodput; counts, rates, lengths and the sender's lateness are of the
+whole run. What nobody measured is None, never guessed.
 """
 
 from __future__ import annotations
@@ -25,11 +27,18 @@ from loadgen.measures.stability import Growth
 from loadgen.sending.run import LoadResult
 from queueing.measurement.delay_variance import AsymptoticVariance
 from queueing.measurement.record import Record
-from queueing.measurement.statistics import FloatArray, find_warm_up, mean_interval, quantile_intervals
+from queueing.measurement.statistics import (
+    FloatArray,
+    find_warm_up,
+    mean_interval,
+    quantile_intervals,
+)
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 ENDS = ("low", "high")
-RESOLUTION = 9  # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
+RESOLUTION = (
+    9  # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
+)
 
 
 Ends = tuple[float, float]
@@ -37,7 +46,9 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One quantity: mean with half the width of its 95 % interval (infinite below two values), spread and quantiles."""
+    """One quantity: mean with half the width of its 95 % interval (infinite below two values),
+    spread and quantiles.
+    """
 
     mean: float
     half_width: float
@@ -50,21 +61,42 @@ class Measure:
     intervals: Mapping[str, Ends | None]  # of the quantiles; None where the run is too short to say
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand beside the mean."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"quantiles", "intervals"}}
+        """For JSON: the quantiles and the ends of their intervals (`p99_low`, `p99_high`) stand
+        beside the mean.
+        """
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in {"quantiles", "intervals"}
+        }
         ends = {name: found or (None, None) for name, found in self.intervals.items()}
         return (
-            plain | dict(self.quantiles) | {f"{name}_{end}": at for name, both in ends.items() for end, at in zip(ENDS, both, strict=True)}
+            plain
+            | dict(self.quantiles)
+            | {
+                f"{name}_{end}": at
+                for name, both in ends.items()
+                for end, at in zip(ENDS, both, strict=True)
+            }
         )
 
 
-def measure(found: FloatArray, percentiles: Sequence[float] = PERCENTILES, theory: AsymptoticVariance | None = None) -> Measure | None:
-    """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of its mean without it."""
+def measure(
+    found: FloatArray,
+    percentiles: Sequence[float] = PERCENTILES,
+    theory: AsymptoticVariance | None = None,
+) -> Measure | None:
+    """Of a sequence in its order; None of nothing. `theory`: what is known of the variance of
+    its mean without it.
+    """
     if not found.size:
         return None
     found = np.round(found, RESOLUTION)
     mean = mean_interval(found, theory=theory)
-    words, levels = [percentile_name(percentile) for percentile in percentiles], [percentile / 100 for percentile in percentiles]
+    words, levels = (
+        [percentile_name(percentile) for percentile in percentiles],
+        [percentile / 100 for percentile in percentiles],
+    )
     intervals = quantile_intervals(found, levels)
     return Measure(
         mean=mean.mean,
@@ -75,13 +107,18 @@ def measure(found: FloatArray, percentiles: Sequence[float] = PERCENTILES, theor
         effective_n=mean.effective_n,
         too_short=bool(mean.too_short),
         quantiles=dict(zip(words, np.percentile(found, percentiles).tolist(), strict=True)),
-        intervals={word: (at.low, at.high) if (at := intervals[level]) else None for word, level in zip(words, levels, strict=True)},
+        intervals={
+            word: (at.low, at.high) if (at := intervals[level]) else None
+            for word, level in zip(words, levels, strict=True)
+        },
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """Rates per second, durations in seconds, lengths in tokens; None where nothing was measured."""
+    """Rates per second, durations in seconds, lengths in tokens; None where nothing was
+    measured.
+    """
 
     asked_rate: float | None
     drawn_rate: float  # of the timetable's own instants
@@ -91,7 +128,9 @@ class LoadSummary:
     outcomes: Mapping[str, int]
     warm_up: int  # requests left out of every duration, the first ones
     warm_up_why: str
-    durations: Mapping[str, Measure]  # by the names of loadgen.measures.metrics; only what was measured
+    durations: Mapping[
+        str, Measure
+    ]  # by the names of loadgen.measures.metrics; only what was measured
     percentiles: tuple[float, ...]
     prompt_tokens: Measure | None  # of completed requests
     output_tokens: Measure | None
@@ -120,17 +159,37 @@ class LoadSummary:
 
     def as_object(self) -> dict[str, Any]:
         """For JSON: every duration under its own name, null where it was not measured."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in {"durations", "percentiles"}}
-        lengths = {name: None if plain[name] is None else plain[name].as_object() for name in ("prompt_tokens", "output_tokens")}
-        found = {name: self.durations[name].as_object() if name in self.durations else None for name in ORDER}
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in {"durations", "percentiles"}
+        }
+        lengths = {
+            name: None if plain[name] is None else plain[name].as_object()
+            for name in ("prompt_tokens", "output_tokens")
+        }
+        found = {
+            name: self.durations[name].as_object() if name in self.durations else None
+            for name in ORDER
+        }
         return plain | lengths | found
 
 
 def summarise_load(
-    result: LoadResult, asked_rate: float | None = None, *, percentiles: Sequence[float] = PERCENTILES, limits: Sequence[Limit] = ()
+    result: LoadResult,
+    asked_rate: float | None = None,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    limits: Sequence[Limit] = (),
 ) -> LoadSummary:
     """Everything about a run in one value; `limits` ask for its goodput."""
-    return summarise_records(result.records, asked_rate, percentiles=percentiles, limits=limits, interrupted=result.interrupted)
+    return summarise_records(
+        result.records,
+        asked_rate,
+        percentiles=percentiles,
+        limits=limits,
+        interrupted=result.interrupted,
+    )
 
 
 def summarise_records(
@@ -175,14 +234,23 @@ def _warm_up(records: Sequence[Record]) -> tuple[int, str]:
     done = [index for index, record in enumerate(records) if record.outcome == "completed"]
     told = [index for index in done if records[index].queueing_delay is not None]
     known = told or [index for index in done if METRICS["e2el"].of(records[index]) is not None]
-    found = find_warm_up(values("queueing_delay" if told else "e2el", [records[index] for index in known]))
+    found = find_warm_up(
+        values("queueing_delay" if told else "e2el", [records[index] for index in known])
+    )
     return (known[found.dropped] if known else 0), found.why
 
 
-def _durations(records: Sequence[Record], left_out: int, percentiles: Sequence[float]) -> dict[str, Measure]:
+def _durations(
+    records: Sequence[Record], left_out: int, percentiles: Sequence[float]
+) -> dict[str, Measure]:
     steady = [record for record in records[left_out:] if record.outcome == "completed"]
     known = variances_of_records(steady, records[left_out:])
-    every = {name: measure(values(name, records if name == LATENESS else steady), percentiles, known.get(name)) for name in ORDER}
+    every = {
+        name: measure(
+            values(name, records if name == LATENESS else steady), percentiles, known.get(name)
+        )
+        for name in ORDER
+    }
     return {name: found for name, found in every.items() if found is not None}
 
 
@@ -192,7 +260,10 @@ def _order(record: Record) -> float:
 
 
 def _column(records: Sequence[Record], name: str) -> FloatArray:
-    return np.array([value for record in records if (value := getattr(record, name)) is not None], dtype=np.float64)
+    return np.array(
+        [value for record in records if (value := getattr(record, name)) is not None],
+        dtype=np.float64,
+    )
 
 
 def _per_second(count: float, span: float) -> float:

@@ -26,11 +26,20 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
     outcomes = ", ".join(_outcomes(summary)) or "nothing sent"
     yield "requests", outcomes + (" (interrupted)" if summary.interrupted else "")
     asked = "" if summary.asked_rate is None else f"asked {short_number(summary.asked_rate)}, "
-    drawn, delivered, completed = map(short_number, (summary.drawn_rate, summary.delivered_rate, summary.completed_rate))
+    drawn, delivered, completed = map(
+        short_number, (summary.drawn_rate, summary.delivered_rate, summary.completed_rate)
+    )
     yield "rate (1/s)", f"{asked}drawn {drawn}, delivered {delivered}, completed {completed}"
     if summary.output_tokens is not None:
-        prompts = "" if summary.prompt_tokens is None else f"; prompts of {short_number(summary.prompt_tokens.mean)}"
-        answered, tokens = short_number(summary.output_tokens_per_second), short_number(summary.tokens_per_second)
+        prompts = (
+            ""
+            if summary.prompt_tokens is None
+            else f"; prompts of {short_number(summary.prompt_tokens.mean)}"
+        )
+        answered, tokens = (
+            short_number(summary.output_tokens_per_second),
+            short_number(summary.tokens_per_second),
+        )
         lengths = f"answers of {short_number(summary.output_tokens.mean)} on average{prompts}"
         yield "tokens (1/s)", f"{answered} answered, {tokens} with prompts; {lengths}"
     if summary.goodput is not None:
@@ -41,63 +50,115 @@ def _heads(summary: LoadSummary) -> Iterator[tuple[str, str]]:
 
 
 def _sides(little: LittleCheck) -> str:
-    """Rounded alike, to four digits of the largest, so that what is shown adds up where the law holds."""
+    """Rounded alike, to four digits of the largest, so that what is shown adds up where the law
+    holds.
+    """
     largest = max(abs(little.number_in_system), abs(little.rate_times_time), abs(little.edges))
     digits = max(0, 3 - math.floor(math.log10(largest))) if largest > 0 else 0
-    held, product, edges = (round(value, digits) for value in (little.number_in_system, little.rate_times_time, little.edges))
+    held, product, edges = (
+        round(value, digits)
+        for value in (little.number_in_system, little.rate_times_time, little.edges)
+    )
     edges = held - product if little.holds else edges
-    return f"{held:,.{digits}f} in the system; rate x mean time {product:,.{digits}f}, edges {edges:+,.{digits}f}"
+    return (
+        f"{held:,.{digits}f} in the system; rate x mean time {product:,.{digits}f}, edges "
+        f"{edges:+,.{digits}f}"
+    )
 
 
 def _outcomes(summary: LoadSummary) -> Iterator[str]:
-    """A request that got no answer within the drain limit has failed, as the line on failures counts it."""
+    """A request that got no answer within the drain limit has failed, as the line on failures
+    counts it.
+    """
     counts = dict(summary.outcomes)
     cut = 0 if summary.interrupted else counts.pop("cancelled", 0)
     if cut:
         counts["failed"] = counts.get("failed", 0) + cut
     for outcome, count in sorted(counts.items()):
-        yield f"{count} {outcome}" + (f" ({cut} without an answer in time)" if cut and outcome == "failed" else "")
+        yield f"{count} {outcome}" + (
+            f" ({cut} without an answer in time)" if cut and outcome == "failed" else ""
+        )
 
 
 def _goodput(found: Goodput) -> str:
     limits = ", ".join(found.limits)
     if math.isnan(found.share):
-        return f"unknown: nothing was sent, or the server does not report a quantity that has a limit ({limits})"
-    return f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), {short_number(found.rate)}/s: {limits}"
+        return (
+            "unknown: nothing was sent, or the server does not report a quantity that has a "
+            f"limit ({limits})"
+        )
+    return (
+        f"{found.share:.2%} ({found.low:.2%} to {found.high:.2%}), "
+        f"{short_number(found.rate)}/s: {limits}"
+    )
 
 
 def load_table(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> Table:
     """Durations in milliseconds, of the chosen metrics those that were measured."""
     levels = [percentile_name(percentile) for percentile in summary.percentiles]
-    columns = [Column(heading="milliseconds", left=True), *(Column(heading=name) for name in ("mean", "± 95 %", *levels, "max", "n"))]
-    shown = [(name, found) for name in metrics if (found := summary.durations.get(name)) is not None]
-    sure = " " if any(ends is None for _, found in shown for ends in found.intervals.values()) else ""  # digits stand below each other
-    rows = [[WORDS[name], *_cells(found, levels, sure, stated=name == LATENESS or not found.too_short)] for name, found in shown]
+    columns = [
+        Column(heading="milliseconds", left=True),
+        *(Column(heading=name) for name in ("mean", "± 95 %", *levels, "max", "n")),
+    ]
+    shown = [
+        (name, found) for name in metrics if (found := summary.durations.get(name)) is not None
+    ]
+    sure = (
+        " " if any(ends is None for _, found in shown for ends in found.intervals.values()) else ""
+    )  # digits stand below each other
+    rows = [
+        [WORDS[name], *_cells(found, levels, sure, stated=name == LATENESS or not found.too_short)]
+        for name, found in shown
+    ]
     return Table(columns, rows)
 
 
 def _cells(found: Measure, levels: Sequence[str], sure: str, *, stated: bool) -> list[str]:
     half = _number(found.half_width * 1e3) if stated else "too short"
-    quantiles = (_number(found.quantiles[level] * 1e3) + (sure if found.intervals[level] else UNSURE) for level in levels)
+    quantiles = (
+        _number(found.quantiles[level] * 1e3) + (sure if found.intervals[level] else UNSURE)
+        for level in levels
+    )
     return [_number(found.mean * 1e3), half, *quantiles, _number(found.max * 1e3), str(found.n)]
 
 
 def _needed(summary: LoadSummary) -> str:
-    """How many requests would do for the delay that is judged, at the spread and memory of this run."""
+    """How many requests would do for the delay that is judged, at the spread and memory of this
+    run.
+    """
     name = "queueing_delay" if "queueing_delay" in summary.durations else "e2el"
     found = summary.durations.get(name)
-    if found is None or not found.too_short or not math.isfinite(found.half_width) or not found.mean or not found.effective_n:
+    if (
+        found is None
+        or not found.too_short
+        or not math.isfinite(found.half_width)
+        or not found.mean
+        or not found.effective_n
+    ):
         return ""
     times = run_factor(found.half_width / found.mean, found.effective_n)
-    return f"; about {_rounded_up(times * found.n):,} requests would do for the {'end-to-end time' if name == 'e2el' else WORDS[name]}"
+    return (
+        f"; about {_rounded_up(times * found.n):,} requests would do for the "
+        f"{'end-to-end time' if name == 'e2el' else WORDS[name]}"
+    )
 
 
 def _behind(summary: LoadSummary) -> list[str]:
-    """Where the queue grew to the end, its delays are those of the run's length: no number of requests would settle them."""
+    """Where the queue grew to the end, its delays are those of the run's length: no number of
+    requests would settle them.
+    """
     if summary.growth is None or not summary.growth.unstable:
         return []
-    rates = f"completed {short_number(summary.completed_rate, 3)}/s of {short_number(summary.drawn_rate, 3)}/s offered"
-    return [f"the server did not keep up with the rate: {rates}, and the queue grew to the end of sending"]
+    rates = (
+        f"completed {short_number(summary.completed_rate, 3)}/s of "
+        f"{short_number(summary.drawn_rate, 3)}/s offered"
+    )
+    return [
+        (
+            f"the server did not keep up with the rate: {rates}, and the queue grew to the end of "
+            "sending"
+        )
+    ]
 
 
 def _rounded_up(count: float) -> int:
@@ -120,14 +181,27 @@ def load_notes(summary: LoadSummary, metrics: Sequence[str] = ORDER) -> list[str
     if shown:
         notes += ["of completed requests, from the intended instant", summary.warm_up_why]
     behind = _behind(summary)
-    if any(summary.durations[name].too_short for name in metrics if name in summary.durations and name != LATENESS):
+    if any(
+        summary.durations[name].too_short
+        for name in metrics
+        if name in summary.durations and name != LATENESS
+    ):
         notes.append(
-            "too short: the run does not know this mean to 25 %" + ("; a longer run would not either" if behind else _needed(summary))
+            "too short: the run does not know this mean to 25 %"
+            + ("; a longer run would not either" if behind else _needed(summary))
         )
     notes += behind
     if any(ends is None for found in shown for ends in found.intervals.values()):
         notes.append(f"{UNSURE} too few samples beyond this quantile for an interval")
     late, whole = summary.lateness, summary.durations.get("e2el")
-    if late is not None and whole is not None and not math.isinf(summary.drawn_rate) and late.mean > LATE * whole.mean:
-        notes.append(f"the sender was late (mean {short_number(late.mean * 1e3, 3)} ms): its machine is too busy to judge short delays")
+    if (
+        late is not None
+        and whole is not None
+        and not math.isinf(summary.drawn_rate)
+        and late.mean > LATE * whole.mean
+    ):
+        notes.append(
+            f"the sender was late (mean {short_number(late.mean * 1e3, 3)} ms): its machine is "
+            "too busy to judge short delays"
+        )
     return notes + [f"{count} x {error}" for error, count in summary.errors.items()]

@@ -1,7 +1,9 @@
-"""A load summary as a flat dict of numbers, for conditions (loadgen.compare.assertions) and tables: one name, one number.
+"""A load summary as a flat dict of numbers, for conditions (loadgen.compare.assertions) and tables:
+one name, one number.
 
-Statistics of durations and lengths are `p99_ttft`, `mean_queueing_delay`, `max_output_tokens`; shares, rates and counts
-stand alone (`goodput`, `delivered_rate`, `completed`). Not a number where nothing was measured.
+Statistics of durations and lengths are `p99_ttft`, `mean_queueing_delay`, `max_output_tokens`;
+shares, rates and counts stand alone (`goodput`, `delivered_rate`, `completed`). Not a number where
+nothing was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ STATISTICS = ("mean", "std", "max")
 _LENGTHS = ("prompt_tokens", "output_tokens")
 _OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
 _RATES = ("asked_rate", "drawn_rate", "delivered_rate", "duration")
-_OTHERS = ("sent", "error_rate", "request_throughput", "output_throughput", "total_token_throughput")
+_OTHERS = (
+    "sent",
+    "error_rate",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+)
 _SINGLE = (*_OUTCOMES, *_RATES, *_OTHERS, "goodput", "request_goodput", "number_in_system")
 
 

@@ -1,9 +1,10 @@
-"""The closed loop, for comparison: a fixed number of users, each sends when the answer to its last request has come.
+"""The closed loop, for comparison: a fixed number of users, each sends when the answer to its last
+request has come.
 
-The next free user takes the next row. A request is intended at the instant at which its user is ready: the end of the
-user's last answer, and a think time after it, which the sender's clock keeps (loadgen/sending/pacing.py). The offered rate is
-whatever the server allows: a closed loop never shows what happens to customers who do not wait for one another
-(coordinated omission).
+The next free user takes the next row. A request is intended at the instant at which its user is
+ready: the end of the user's last answer, and a think time after it, which the sender's clock keeps
+(loadgen/sending/pacing.py). The offered rate is whatever the server allows: a closed loop never
+shows what happens to customers who do not wait for one another (coordinated omission).
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ async def closed_loop(outbox: Outbox, start_at: float) -> None:
         last = outbox.spawn(rows.all_sent.wait())
         while users and not last.done() and (left := ends_at - loop.time()) > 0:
             timeout = None if math.isinf(left) else left
-            done, waiting = await asyncio.wait({last, *users}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            done, waiting = await asyncio.wait(
+                {last, *users}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
             if any(task.exception() for task in done):
                 break  # `Outbox.drain` raises it
             users &= waiting
 
 
 class _Rows:
-    """What the users share: the rows that nobody has taken, and how many of the others have been sent."""
+    """What the users share: the rows that nobody has taken, and how many of the others have been
+    sent.
+    """
 
     def __init__(self, outbox: Outbox, alarms: Alarms, ends_at: float) -> None:
         assert outbox.job.closed_loop is not None
@@ -50,7 +55,9 @@ class _Rows:
         self.all_sent = asyncio.Event()
 
     async def user(self, ready_at: float) -> None:
-        """One user: thinks, sends, waits for the answer, until no row is left or the time is over."""
+        """One user: thinks, sends, waits for the answer, until no row is left or the time is
+        over.
+        """
         loop = asyncio.get_running_loop()
         for index in self._untaken:
             ready_at += 0.0 if self._think_times is None else float(self._think_times[index])
@@ -62,6 +69,8 @@ class _Rows:
             if not self._unsent:
                 self.all_sent.set()
             record = await self._outbox.send(self._outbox.exchange(index, ready_at))
-            if record.outcome == "cancelled":  # the run is ended: a record keeps it, and so hides it from this task
+            if (
+                record.outcome == "cancelled"
+            ):  # the run is ended: a record keeps it, and so hides it from this task
                 break
             ready_at = loop.time() if record.released_at is None else record.released_at

@@ -1,4 +1,6 @@
-"""File descriptors: one per stream under way, and systems give a process few of them unless it asks."""
+"""File descriptors: one per stream under way, and systems give a process few of them unless it
+asks.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,7 @@ def raise_file_limit(streams: int | None = None) -> int:
     fit = (1 << 20 if soft == resource.RLIM_INFINITY else soft) - SPARE
     if streams is not None and streams > fit:
         raise LoadError(
-            f"got {streams} requests at once; this system gives a process {soft} files (ulimit -n): raise it or use --processes"
+            f"got {streams} requests at once; this system gives a process {soft} files (ulimit "
+            "-n): raise it or use --processes"
         )
     return fit

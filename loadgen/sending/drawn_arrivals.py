@@ -1,4 +1,6 @@
-"""When the requests of `kendall load` come: a process drawn, or recorded instants, from what the options say."""
+"""When the requests of `kendall load` come: a process drawn, or recorded instants, from what the
+options say.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,23 @@ class Drawn(NamedTuple):
 
 
 def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
-    """A process drawn, or recorded instants, with the lengths that are drawn or recorded. Raises SpecError."""
+    """A process drawn, or recorded instants, with the lengths that are drawn or recorded. Raises
+    SpecError.
+    """
     if source == "--timetable":
         assert options.timetable is not None
         header, timetable = _read_timetable(options.timetable)
         recorded = header.get("seed")
         seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
-        return Drawn(seed, None, _within(timetable, options), natural=header.get("lengths") == "natural")
+        return Drawn(
+            seed, None, _within(timetable, options), natural=header.get("lengths") == "natural"
+        )
     seed = options.seed or 0
     if source == "--trace":
         assert options.trace is not None
-        trace = load_trace(options.trace, options.trace_format, options.time_scale, count=options.num_prompts)
+        trace = load_trace(
+            options.trace, options.trace_format, options.time_scale, count=options.num_prompts
+        )
         return Drawn(seed, None, _within(trace.timetable, options), natural=False)
     process, count, duration = _process(options, source)
     law = options.output_tokens or f"deterministic:value={options.max_tokens or OUTPUT_TOKENS}"
@@ -62,7 +70,9 @@ def _read_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
     try:
         return load_timetable(path)
     except OSError as error:
-        raise SpecError(f"got timetable {path}: {error.strerror}; expected a file of --save-timetable") from None
+        raise SpecError(
+            f"got timetable {path}: {error.strerror}; expected a file of --save-timetable"
+        ) from None
     except ValueError as error:
         raise SpecError(str(error)) from None
 
@@ -71,7 +81,9 @@ def _within(timetable: Timetable, options: LoadOptions) -> Timetable:
     """The first rows of recorded ones, as many as were asked for and not after the duration."""
     last = len(timetable) if options.num_prompts is None else options.num_prompts
     if options.duration is not None:
-        last = min(last, int(np.searchsorted(timetable.intended_at, options.duration, side="right")))
+        last = min(
+            last, int(np.searchsorted(timetable.intended_at, options.duration, side="right"))
+        )
     if not last:
         raise SpecError(f"got no request within {options.duration} s; expected at least one")
     return timetable.rows(np.arange(min(last, len(timetable))))
@@ -92,7 +104,9 @@ def _process(options: LoadOptions, source: str) -> tuple[Process, int | None, fl
 
 
 def _at_rate(options: LoadOptions) -> Process:
-    """As `vllm bench serve`: burstiness is the shape of gamma gaps, infinity is constant; but nothing is rescaled."""
+    """As `vllm bench serve`: burstiness is the shape of gamma gaps, infinity is constant; but
+    nothing is rescaled.
+    """
     assert options.request_rate is not None
     if options.burstiness == 1.0 or math.isinf(options.request_rate):
         return Poisson(options.request_rate)
@@ -102,13 +116,22 @@ def _at_rate(options: LoadOptions) -> Process:
 
 
 def _ramp(options: LoadOptions) -> Ramp:
-    """Over the duration, or over the time in which it brings the asked number of requests on average."""
+    """Over the duration, or over the time in which it brings the asked number of requests on
+    average.
+    """
     start, end, shape = options.ramp_up_start_rps, options.ramp_up_end_rps, options.ramp_up_strategy
     if start is None or end is None:
-        raise SpecError("got --ramp-up-strategy alone; expected --ramp-up-start-rps and --ramp-up-end-rps too")
+        raise SpecError(
+            "got --ramp-up-strategy alone; expected --ramp-up-start-rps and --ramp-up-end-rps too"
+        )
     if shape not in SHAPES:
-        raise SpecError(f"got --ramp-up-strategy {shape!r}; expected {' or '.join(SHAPES)}{suggest(str(shape), SHAPES)}")
-    ramp = Ramp(start, end, options.duration or 1.0, "linear" if shape == "linear" else "exponential")
+        raise SpecError(
+            f"got --ramp-up-strategy {shape!r}; expected "
+            f"{' or '.join(SHAPES)}{suggest(str(shape), SHAPES)}"
+        )
+    ramp = Ramp(
+        start, end, options.duration or 1.0, "linear" if shape == "linear" else "exponential"
+    )
     if options.duration is not None:
         return ramp
     return dataclasses.replace(ramp, duration=(options.num_prompts or NUM_PROMPTS) / ramp.mean_rate)

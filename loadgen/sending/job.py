@@ -1,4 +1,6 @@
-"""What one sender is given: its rows of the timetable, and how they are sent. Data only; it travels to other processes."""
+"""What one sender is given: its rows of the timetable, and how they are sent. Data only; it
+travels to other processes.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,22 @@ class Tally:
     other: int = 0  # answered, but not completed
     refused: int = 0  # of these: rejected or abandoned by a server that is not unavailable
     held: int = 0  # had to wait for a place among `max_concurrency`
-    stopped: str | None = None  # why nothing more was sent: too many failures in a row, or a run file that cannot be written
+    stopped: str | None = (
+        # why nothing more was sent: too many failures in a row, or a run file that cannot be
+        # written
+        None
+    )
 
     def missing(self) -> str | None:
         """What a run that stopped has left undone."""
-        return None if self.stopped is None else f"{self.stopped}; {self.asked - self.sent} of {counted(self.asked, 'request')} not sent"
+        return (
+            None
+            if self.stopped is None
+            else (
+                f"{self.stopped}; {self.asked - self.sent} of {counted(self.asked, 'request')} "
+                "not sent"
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

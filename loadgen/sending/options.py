@@ -1,7 +1,7 @@
 """The options of `kendall load` as one value, checked before anything is drawn.
 
-Arrivals come from exactly one source: a rate (with burstiness), a text, a ramp, a trace, a saved timetable; or from
-none of them under a bound on the requests at once, which is the closed loop.
+Arrivals come from exactly one source: a rate (with burstiness), a text, a ramp, a trace, a saved
+timetable; or from none of them under a bound on the requests at once, which is the closed loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from policies.text import SpecError, suggest
 from queueing.commands.remote import Trust, check_key, check_no_credentials
 
 DATASETS = ("random", "sharegpt", "jsonl", "custom")
-SOURCES = "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or --max-concurrency alone, a closed loop"
+SOURCES = (
+    "--request-rate, --arrivals, --ramp-up-strategy, --trace, --timetable; or "
+    "--max-concurrency alone, a closed loop"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,9 @@ class LoadOptions:
     max_errors: int = 100
 
     def check(self) -> None:
-        """Raises SpecError: a URL or a key that cannot be sent, a number out of range, flags that exclude one another."""
+        """Raises SpecError: a URL or a key that cannot be sent, a number out of range, flags
+        that exclude one another.
+        """
         check_base_url(self.base_url)
         check_key(self.api_key, "--api-key")
         for flag, value, least in (
@@ -72,9 +77,14 @@ class LoadOptions:
             if value is not None and value < least:
                 raise SpecError(f"got {flag} {value}; expected a whole number >= {least}")
         if not self.drain_limit >= 0 or not self.think_time >= 0:
-            raise SpecError(f"got --drain-limit {self.drain_limit}, --think-time {self.think_time}; expected seconds >= 0")
+            raise SpecError(
+                f"got --drain-limit {self.drain_limit}, --think-time {self.think_time}; expected "
+                "seconds >= 0"
+            )
         if self.ready_check_timeout is not None and not 0 <= self.ready_check_timeout < math.inf:
-            raise SpecError(f"got --ready-check-timeout {self.ready_check_timeout}; expected seconds >= 0")
+            raise SpecError(
+                f"got --ready-check-timeout {self.ready_check_timeout}; expected seconds >= 0"
+            )
         if self.duration is not None and not 0 < self.duration < math.inf:
             raise SpecError(f"got --duration {self.duration}; expected seconds > 0")
         self._check_choices()
@@ -85,11 +95,20 @@ class LoadOptions:
         Trust(self.cacert, self.insecure)
         if self.dataset_name not in (None, *DATASETS):
             raise SpecError(
-                f"got --dataset-name {self.dataset_name!r}; expected {', '.join(DATASETS)}{suggest(self.dataset_name, DATASETS)}"
+                f"got --dataset-name {self.dataset_name!r}; expected "
+                f"{', '.join(DATASETS)}{suggest(self.dataset_name, DATASETS)}"
             )
-        if self.dataset_name is not None and (self.dataset_path is None) != (self.dataset_name == "random"):
-            path = "without --dataset-path" if self.dataset_path is None else f"with --dataset-path {self.dataset_path}"
-            raise SpecError(f"got --dataset-name {self.dataset_name} {path}; expected a file for all but random")
+        if self.dataset_name is not None and (self.dataset_path is None) != (
+            self.dataset_name == "random"
+        ):
+            path = (
+                "without --dataset-path"
+                if self.dataset_path is None
+                else f"with --dataset-path {self.dataset_path}"
+            )
+            raise SpecError(
+                f"got --dataset-name {self.dataset_name} {path}; expected a file for all but random"
+            )
 
     @property
     def closed(self) -> bool:
@@ -112,9 +131,13 @@ class LoadOptions:
         if self.closed:
             return "--max-concurrency"
         if len(sources) != 1:
-            raise SpecError(f"got {' and '.join(sources) or 'no arrivals'}; expected one of {SOURCES}")
+            raise SpecError(
+                f"got {' and '.join(sources) or 'no arrivals'}; expected one of {SOURCES}"
+            )
         if self.think_time:
-            raise SpecError("got --think-time in an open loop; expected it with --max-concurrency alone")
+            raise SpecError(
+                "got --think-time in an open loop; expected it with --max-concurrency alone"
+            )
         if self.burstiness != 1.0 and sources != ["--request-rate"]:
             raise SpecError(f"got --burstiness with {sources[0]}; expected it with --request-rate")
         return sources[0]
@@ -127,10 +150,17 @@ def check_base_url(url: str) -> None:
     if not url.strip():
         raise SpecError(f"got --base-url {url!r}; expected http://HOST:PORT")
     if parts.scheme not in {"http", "https"} or not parts.netloc:
-        raise SpecError(f"got --base-url {url}; expected http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}")
+        raise SpecError(
+            f"got --base-url {url}; expected "
+            f"http://HOST:PORT{f', for example http://{url}' if '://' not in url else ''}"
+        )
     if parts.query or parts.fragment:
-        raise SpecError(f"got --base-url {url}; expected http://HOST:PORT without a query or fragment")
+        raise SpecError(
+            f"got --base-url {url}; expected http://HOST:PORT without a query or fragment"
+        )
     for path in ("/completions", "/models"):
         if parts.path.rstrip("/").endswith(path):
             root = url.rstrip("/").removesuffix(path).removesuffix("/chat")
-            raise SpecError(f"got --base-url {url}; expected the URL without the endpoint's path: {root}")
+            raise SpecError(
+                f"got --base-url {url}; expected the URL without the endpoint's path: {root}"
+            )

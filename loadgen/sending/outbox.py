@@ -33,7 +33,8 @@ class Outbox:
         self._bug: BaseException | None = None
         self._failures = 0  # in a row
         self.on_stop: Callable[[], object] | None = (
-            None  # ends the run after too many failures in a row, or where its file cannot be written
+            # ends the run after too many failures in a row, or where its file cannot be written
+            None
         )
 
     def exchange(self, index: int, instant: float) -> Exchange:
@@ -43,7 +44,9 @@ class Outbox:
         return exchange
 
     def start(self, exchange: Exchange) -> None:
-        """Send it now, or as soon as there is a place; from now on it has a record, whatever happens. Does not wait."""
+        """Send it now, or as soon as there is a place; from now on it has a record, whatever
+        happens. Does not wait.
+        """
         self._under_way.setdefault(exchange)
         if self._places is not None and len(self._under_way) - len(self._held) > self._places:
             self.tally.held += 1
@@ -97,12 +100,17 @@ class Outbox:
             self._send(following)
 
     def _count_failures(self, record: Record) -> None:
-        """A refusal (429, 503) is an answer of a server that is there: it ends the row, as a completed request does."""
+        """A refusal (429, 503) is an answer of a server that is there: it ends the row, as a
+        completed request does.
+        """
         if record.outcome == "cancelled" or self.tally.stopped is not None:
             return
         self._failures = self._failures + 1 if record.outcome == "failed" else 0
         if self._failures == self.job.max_errors > 0:
-            self._stop(f"the run stopped after {self._failures} failures in a row (--max-errors), the last: {record.error}")
+            self._stop(
+                f"the run stopped after {self._failures} failures in a row (--max-errors), the "
+                f"last: {record.error}"
+            )
 
     def _stop(self, why: str) -> None:
         if self.tally.stopped is None:
@@ -123,7 +131,9 @@ class Outbox:
             self._bug = self._bug or task.exception()
 
     async def drain(self, limit: float) -> None:
-        """Wait at most `limit` seconds for what is under way. Raises what one of our own tasks raised: a bug, no outcome."""
+        """Wait at most `limit` seconds for what is under way. Raises what one of our own tasks
+        raised: a bug, no outcome.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 while self._under_way and self._bug is None:

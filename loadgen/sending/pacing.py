@@ -1,13 +1,15 @@
-"""The sender's clock: every request at its own absolute instant, never later because another one was.
+"""The sender's clock: every request at its own absolute instant, never later because another one
+was.
 
-On Linux the instant is given to the kernel (`timerfd`, absolute, CLOCK_MONOTONIC: the event loop's own clock) and the
-loop wakes on it as on any answer, within 0.1 ms; asyncio's own timers tick in milliseconds. Elsewhere the sleep ends
-shortly before the instant and the rest is spent yielding to the answers that come in. Measured side by side in
-bench/pacing_clocks.py: a spin keeps the instants as well, but takes the processor from the gateway beside it.
+On Linux the instant is given to the kernel (`timerfd`, absolute, CLOCK_MONOTONIC: the event loop's
+own clock) and the loop wakes on it as on any answer, within 0.1 ms; asyncio's own timers tick in
+milliseconds. Elsewhere the sleep ends shortly before the instant and the rest is spent yielding to
+the answers that come in. Measured side by side in bench/pacing_clocks.py: a spin keeps the instants
+as well, but takes the processor from the gateway beside it.
 
-A request whose instant has passed is sent at once and keeps it: what it waited in the sender counts in its delay from
-the intended instant, and is reported as lateness. The loop must be asyncio's own: the clock of uvloop stands still
-within a tick of a millisecond.
+A request whose instant has passed is sent at once and keeps it: what it waited in the sender counts
+in its delay from the intended instant, and is reported as lateness. The loop must be asyncio's own:
+the clock of uvloop stands still within a tick of a millisecond.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from typing import Protocol
 
 from loadgen.arrivals.timetable import FloatArray
 
-MARGIN = 0.0015  # seconds before the instant at which the sleep of `Spin` ends: asyncio's tick and a little
+# seconds before the instant at which the sleep of `Spin` ends: asyncio's tick and a little
+MARGIN = 0.0015
 AHEAD = 16  # requests prepared beforehand
 SLACK = 0.0003  # seconds before an instant from which on nothing more is prepared
 BURST = 16  # late requests sent one after the other
-# seconds that it takes to wake up, and a little. Who is woken AT the instant leaves 0.06 ms late, but who is awake already
-# leaves on time: at 1,000 requests/s short gaps then shrink and 2,500 arrivals are no longer Poisson (p = 0.0003)
+# seconds that it takes to wake up, and a little. Who is woken AT the instant leaves 0.06 ms late,
+# but who is awake already leaves on time: at 1,000 requests/s short gaps then shrink and 2,500
+# arrivals are no longer Poisson (p = 0.0003)
 WAKING = 0.0001
 CLOCK_MONOTONIC = 1
 TFD_TIMER_ABSTIME = 1
@@ -65,7 +69,9 @@ class _Timer(ctypes.Structure):
 
 
 class TimerFd:
-    """The kernel's timer as a file descriptor that the loop watches (`man timerfd_create`); for one waiter at a time."""
+    """The kernel's timer as a file descriptor that the loop watches (`man timerfd_create`); for
+    one waiter at a time.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -125,7 +131,9 @@ class Alarms:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []  # a heap, the earliest first
+        self._waiting: list[
+            tuple[float, int, asyncio.Future[None]]
+        ] = []  # a heap, the earliest first
         self._count = count()
         self._ringing: asyncio.Task[None] | None = None
 
@@ -156,9 +164,9 @@ class Alarms:
 async def pace(instants: FloatArray, prepare: Callable[[int, float], Callable[[], None]]) -> None:
     """Start one request per instant (absolute, on the loop's clock); does not wait for their ends.
 
-    `prepare(index, instant)` does what can be done before the instant and returns what starts the request. Some are
-    prepared while there is time, so that requests a few microseconds apart leave so; a sender that is behind lets the
-    loop read answers after every `BURST` of them.
+    `prepare(index, instant)` does what can be done before the instant and returns what starts the
+    request. Some are prepared while there is time, so that requests a few microseconds apart leave
+    so; a sender that is behind lets the loop read answers after every `BURST` of them.
     """
     loop = asyncio.get_running_loop()
     times = instants.tolist()
@@ -166,7 +174,11 @@ async def pace(instants: FloatArray, prepare: Callable[[int, float], Callable[[]
     ready: deque[Callable[[], None]] = deque()
     with pacing_clock() as clock:
         for index, instant in enumerate(times):
-            while len(ready) < AHEAD and (not ready or loop.time() < instant - SLACK) and (following := next(upcoming, None)):
+            while (
+                len(ready) < AHEAD
+                and (not ready or loop.time() < instant - SLACK)
+                and (following := next(upcoming, None))
+            ):
                 ready.append(prepare(*following))
             if loop.time() < instant:
                 await clock.until(instant)
@@ -177,7 +189,9 @@ async def pace(instants: FloatArray, prepare: Callable[[int, float], Callable[[]
 
 @contextmanager
 def quiet_garbage_collector() -> Iterator[None]:
-    """Collect now, then not at all until the end: a collection in the run would make requests late."""
+    """Collect now, then not at all until the end: a collection in the run would make requests
+    late.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,6 @@
-"""A load run drawn and ready: the options of `kendall load` as timetable, prompts and the way they are sent."""
+"""A load run drawn and ready: the options of `kendall load` as timetable, prompts and the way
+they are sent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.arrivals.datasets import Prompts, draw_dataset, load_token_counter, random_prompts, read_dataset
+from loadgen.arrivals.datasets import (
+    Prompts,
+    draw_dataset,
+    load_token_counter,
+    random_prompts,
+    read_dataset,
+)
 from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.arrivals.text import Process, format_arrivals
 from loadgen.arrivals.timetable import Timetable, streams, with_predictions
@@ -36,8 +44,12 @@ class LoadPlan:
     timetable: Timetable
     prompts: Prompts
     seed: int
-    process: str  # what the arrivals are asked to be: a process's name, trace, timetable, closed loop
-    asked_rate: float | None  # per second in the long run; None where nothing was asked, or all at once
+    process: (
+        str  # what the arrivals are asked to be: a process's name, trace, timetable, closed loop
+    )
+    asked_rate: (
+        float | None
+    )  # per second in the long run; None where nothing was asked, or all at once
     header: Mapping[str, Any]  # how the timetable was drawn; saved with it
     closed_loop: ClosedLoop | None
     max_concurrency: int | None
@@ -45,19 +57,34 @@ class LoadPlan:
     token_times: bool
     drain_limit: float
     max_errors: int = 0
-    ready_timeout: float | None = None  # seconds to wait for a server that is not ready; None looks once, 0 not at all
+    ready_timeout: float | None = (
+        None  # seconds to wait for a server that is not ready; None looks once, 0 not at all
+    )
     lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
 
     @property
     def announced(self) -> str | None:
         """A sentence before the start of a long run; None where it is short, or nobody knows."""
-        if self.closed_loop is not None or not len(self.timetable) or (last := float(self.timetable.intended_at[-1])) < LONG:
+        if (
+            self.closed_loop is not None
+            or not len(self.timetable)
+            or (last := float(self.timetable.intended_at[-1])) < LONG
+        ):
             return None
-        number = "1 request is" if len(self.timetable) == 1 else f"last of {len(self.timetable):,} requests is"
-        return f"the {number} due {rounded_duration(last)} after the start; a higher rate or fewer requests (--num-prompts) shorten the run"
+        number = (
+            "1 request is"
+            if len(self.timetable) == 1
+            else f"last of {len(self.timetable):,} requests is"
+        )
+        return (
+            f"the {number} due {rounded_duration(last)} after the start; a higher rate or "
+            "fewer requests (--num-prompts) shorten the run"
+        )
 
     async def for_server(self) -> tuple[LoadPlan, str | None]:
-        """The plan for the server as it is, after a look at it, and a note on how lengths are set. Raises LoadError."""
+        """The plan for the server as it is, after a look at it, and a note on how lengths are
+        set. Raises LoadError.
+        """
         target, note = self.target, None
         if self.ready_timeout == 0 and target.model and not self.lengths_open:
             return self, None
@@ -72,7 +99,9 @@ class LoadPlan:
         try:
             return await look_at(self.target, self.ready_timeout)
         except LoadError:
-            if self.ready_timeout == 0 and self.target.model:  # the check is off: the requests themselves will tell
+            if (
+                self.ready_timeout == 0 and self.target.model
+            ):  # the check is off: the requests themselves will tell
                 return UNKNOWN
             raise
 
@@ -81,7 +110,9 @@ class LoadPlan:
         """Whether the arrivals are to be a Poisson process of constant rate."""
         return self.process == "poisson" and self.asked_rate is not None
 
-    async def run(self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None) -> LoadResult:
+    async def run(
+        self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None
+    ) -> LoadResult:
         """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
         return await run_load(
             self.target,
@@ -107,7 +138,11 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     seed, arrivals, drawn, natural = draw_arrivals(options, source)
     timetable, prompts, counted = _prompts(options, drawn, seed)
     target = _target(options, natural=natural and not counted)
-    header = {name: value for name, value in _asked(options, arrivals, target).items() if value is not None}
+    header = {
+        name: value
+        for name, value in _asked(options, arrivals, target).items()
+        if value is not None
+    }
     process, rate = _named(arrivals, source)
     plan = LoadPlan(
         target=target,
@@ -132,12 +167,19 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     return plan
 
 
-def _prompts(options: LoadOptions, timetable: Timetable, seed: int) -> tuple[Timetable, Prompts, bool]:
-    """The timetable with the lengths that are known at last, a prompt for each row, and whether a dataset has lengths of answers."""
+def _prompts(
+    options: LoadOptions, timetable: Timetable, seed: int
+) -> tuple[Timetable, Prompts, bool]:
+    """The timetable with the lengths that are known at last, a prompt for each row, and whether
+    a dataset has lengths of answers.
+    """
     counted = False
     if options.dataset_path is None:
         if not timetable.prompt_tokens.all():
-            raise SpecError("got a timetable whose prompts the server counts; expected the --dataset-path that they come from")
+            raise SpecError(
+                "got a timetable whose prompts the server counts; expected the --dataset-path "
+                "that they come from"
+            )
         prompts = random_prompts(timetable, seed, VOCABULARY)
     else:
         counter = None if options.tokenizer is None else load_token_counter(options.tokenizer)
@@ -145,14 +187,22 @@ def _prompts(options: LoadOptions, timetable: Timetable, seed: int) -> tuple[Tim
         timetable, prompts = draw_dataset(timetable, dataset, seed)
         counted = any(length is not None for length in dataset.output_tokens)
     if options.length_prediction is not None:
-        timetable = with_predictions(timetable, parse_length_prediction(options.length_prediction), seed)
+        timetable = with_predictions(
+            timetable, parse_length_prediction(options.length_prediction), seed
+        )
     return timetable, prompts, counted
 
 
 def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoop:
     assert options.max_concurrency is not None
-    thinking = streams(seed).think_times.exponential(options.think_time, rows) if options.think_time else None
-    return ClosedLoop(users=options.max_concurrency, think_times=thinking, duration=options.duration)
+    thinking = (
+        streams(seed).think_times.exponential(options.think_time, rows)
+        if options.think_time
+        else None
+    )
+    return ClosedLoop(
+        users=options.max_concurrency, think_times=thinking, duration=options.duration
+    )
 
 
 def _named(process: Process | None, source: str) -> tuple[str, float | None]:
@@ -167,7 +217,10 @@ def _named(process: Process | None, source: str) -> tuple[str, float | None]:
 def _target(options: LoadOptions, *, natural: bool) -> Target:
     """`natural`: no length was asked for."""
     if natural and options.length_prediction is not None and not options.ignore_eos:
-        raise SpecError("got --length-prediction without lengths that it could predict; expected --output-tokens too")
+        raise SpecError(
+            "got --length-prediction without lengths that it could predict; expected "
+            "--output-tokens too"
+        )
     return Target(
         base_url=options.base_url,
         model=options.model or "",
@@ -190,7 +243,9 @@ def _arrivals(options: LoadOptions, process: Process | None) -> str | None:
 
 
 def _asked(options: LoadOptions, process: Process | None, target: Target) -> dict[str, Any]:
-    """What the header of run and timetable says; nothing of it is needed to send the timetable again."""
+    """What the header of run and timetable says; nothing of it is needed to send the timetable
+    again.
+    """
     recorded = process is None
     return {
         "arrivals": _arrivals(options, process),
@@ -199,7 +254,9 @@ def _asked(options: LoadOptions, process: Process | None, target: Target) -> dic
         "time_scale": options.time_scale if options.trace else None,
         "prompt_tokens": None if recorded or options.dataset_path else options.prompt_tokens,
         "output_tokens": None if recorded else options.output_tokens,
-        "lengths": "natural" if target.natural_lengths else None,  # read where the timetable is sent again
+        "lengths": "natural"
+        if target.natural_lengths
+        else None,  # read where the timetable is sent again
         "dataset": None if options.dataset_path is None else str(options.dataset_path),
         "length_prediction": options.length_prediction,
         "duration": options.duration,

@@ -30,9 +30,20 @@ from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record
 from queueing.measurement.statistics import Summary, summarise
 
-__all__ = ["ClosedLoop", "LoadResult", "Progress", "Tally", "hardware", "lateness", "run_load", "versions"]
+__all__ = [
+    "ClosedLoop",
+    "LoadResult",
+    "Progress",
+    "Tally",
+    "hardware",
+    "lateness",
+    "run_load",
+    "versions",
+]
 
-VOCABULARY = range(10, 250)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
+VOCABULARY = range(
+    10, 250
+)  # above the special tokens of common vocabularies, below the end of the smallest (bytes)
 START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the timetable
 
 
@@ -52,7 +63,9 @@ class LoadResult:
     records: list[Record]
     lateness: Summary  # of the sender, seconds
     interrupted: bool
-    held: int = 0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
+    held: int = (
+        0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
+    )
     missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
 
 
@@ -73,11 +86,12 @@ async def run_load(
     token_times: bool = False,
     path: Path | None = None,
 ) -> LoadResult:
-    """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are cancelled.
-    `max_errors` failures in a row end the run, and `missing` says so; with 0 none do.
+    """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are
+    cancelled. `max_errors` failures in a row end the run, and `missing` says so; with 0 none do.
 
-    A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that grows with the run.
-    `closed_loop` leaves the instants aside. Runs on asyncio's own event loop, not on uvloop. Raises LoadError.
+    A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that
+    grows with the run. `closed_loop` leaves the instants aside. Runs on asyncio's own event loop,
+    not on uvloop. Raises LoadError.
     """
     job = Job(
         target=target,
@@ -101,7 +115,9 @@ async def run_load(
             records, interrupted = await _send_here(job, header, tally, path)
             missing: tuple[str, ...] = tuple(filter(None, [tally.missing()]))
         else:
-            records, interrupted, missing = await send_by_processes(job, processes, header, tally, path)
+            records, interrupted, missing = await send_by_processes(
+                job, processes, header, tally, path
+            )
     records.sort(key=row_of)
     header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
     missing += _replaced(path, header, records)
@@ -126,7 +142,9 @@ def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recor
     return msgspec.structs.replace(header, configuration=header.configuration | said)
 
 
-async def _send_here(job: Job, header: Header, tally: Tally, path: Path | None) -> tuple[list[Record], bool]:
+async def _send_here(
+    job: Job, header: Header, tally: Tally, path: Path | None
+) -> tuple[list[Record], bool]:
     records: list[Record] = []
     start_at = asyncio.get_running_loop().time() + START_DELAY
     if path is None:
@@ -144,7 +162,10 @@ def _writer(path: Path, header: Header) -> RunWriter:
     try:
         return RunWriter(path, header)
     except OSError as error:
-        raise LoadError(f"{cannot_write(path, error)}; --output FILE names another place, --no-save writes no file") from None
+        raise LoadError(
+            f"{cannot_write(path, error)}; --output FILE names another place, --no-save writes no "
+            "file"
+        ) from None
 
 
 @asynccontextmanager
@@ -160,7 +181,9 @@ async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]
 
 
 def held_back(records: Iterable[Record]) -> int:
-    """How many requests waited for a place among those at once; what was never sent waited until the end."""
+    """How many requests waited for a place among those at once; what was never sent waited until
+    the end.
+    """
     return sum(record.held_until is not None or record.sent_at is None for record in records)
 
 
@@ -174,7 +197,9 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
     limit = target.limit(job.largest, job.largest)
     asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
     sent = {
-        "max_tokens": limit if limit == target.limit(int(job.timetable.output_tokens.min()), job.largest) else None,  # None: each its own
+        "max_tokens": limit
+        if limit == target.limit(int(job.timetable.output_tokens.min()), job.largest)
+        else None,  # None: each its own
         "lengths": target.lengths,
         "num_prompts": len(job),
         "processes": processes,
@@ -205,5 +230,8 @@ def hardware() -> dict[str, Any]:
     model = platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+        model = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+            model,
+        )
     return {"cpu": model, "cores": os.cpu_count()}

@@ -1,4 +1,6 @@
-"""A run file that grows while the run goes on, so that a generator that is killed keeps what it measured."""
+"""A run file that grows while the run goes on, so that a generator that is killed keeps what it
+measured.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ def write_whole(file: FileIO, line: bytes) -> None:
 
 
 def replace_run(path: Path, header: Header, records: Iterable[Record]) -> None:
-    """Replace the lines written during the run by the whole run; there is no instant without a file. Raises OSError.
+    """Replace the lines written during the run by the whole run; there is no instant without a
+    file. Raises OSError.
 
     A device or a pipe is not replaced.
     """

@@ -1,6 +1,8 @@
-"""A sender of several, as a process: takes its job from standard input, tells its tally on standard output.
+"""A sender of several, as a process: takes its job from standard input, tells its tally on standard
+output.
 
-`python -m loadgen.sending.sender_process`, started by loadgen/sending/senders.py alone. The end of standard input ends the run.
+`python -m loadgen.sending.sender_process`, started by loadgen/sending/senders.py alone. The end of
+standard input ends the run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Several sender processes on the ONE timetable: row i goes to sender i mod n, and all count from the same instant.
+"""Several sender processes on the ONE timetable: row i goes to sender i mod n, and all count from
+the same instant.
 
-CLOCK_MONOTONIC is one clock for the whole machine on Linux and macOS, so the instant at which the run begins is simply
-told. Each sender writes its own run file as its requests end; they are merged in the order of the timetable. A sender
-that dies loses what it had not written, and what is missing is said. Senders are children: an interruption or the death
-of the parent closes their standard input, and they end and keep what they have.
+CLOCK_MONOTONIC is one clock for the whole machine on Linux and macOS, so the instant at which the
+run begins is simply told. Each sender writes its own run file as its requests end; they are merged
+in the order of the timetable. A sender that dies loses what it had not written, and what is missing
+is said. Senders are children: an interruption or the death of the parent closes their standard
+input, and they end and keep what they have.
 """
 
 from __future__ import annotations
@@ -33,11 +35,20 @@ STOP_LIMIT = 15.0  # seconds for an interrupted sender to write its last records
 
 
 def shares(job: Job, processes: int) -> list[Job]:
-    """The job of each of several senders; limits on requests at once are split too. Raises LoadError."""
+    """The job of each of several senders; limits on requests at once are split too. Raises
+    LoadError.
+    """
     users = job.closed_loop.users if job.closed_loop else job.max_concurrency
     if users is not None and users < processes:
-        raise LoadError(f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; expected at least one for each")
-    return [_share(job, index, sender, processes) for sender, index in enumerate(split(job.timetable, processes)) if index.size]
+        raise LoadError(
+            f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; "
+            "expected at least one for each"
+        )
+    return [
+        _share(job, index, sender, processes)
+        for sender, index in enumerate(split(job.timetable, processes))
+        if index.size
+    ]
 
 
 def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
@@ -47,7 +58,9 @@ def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
     closed = job.closed_loop
     if closed is not None:
         thinking = None if closed.think_times is None else closed.think_times[index]
-        closed = ClosedLoop(users=part(closed.users), think_times=thinking, duration=closed.duration)
+        closed = ClosedLoop(
+            users=part(closed.users), think_times=thinking, duration=closed.duration
+        )
     return dataclasses.replace(
         job,
         timetable=job.timetable.rows(index),
@@ -63,7 +76,9 @@ def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
 async def send_by_processes(
     job: Job, processes: int, header: Header, tally: Tally, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
-    """Records of all senders, whether the run was interrupted, and what is missing. Raises LoadError."""
+    """Records of all senders, whether the run was interrupted, and what is missing. Raises
+    LoadError.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         whole = path or Path(scratch) / "run.jsonl"
         senders = [Sender(share, whole) for share in shares(job, processes)]
@@ -110,7 +125,9 @@ class Sender:
         """Start it and wait until it is ready to send. Raises LoadError."""
         command = [sys.executable, "-m", "loadgen.sending.sender_process"]
         # a session of its own: Ctrl-C reaches the parent, which tells it
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         message = pickle.dumps((self.job, to_line(header), self.file))
@@ -169,7 +186,10 @@ class Sender:
             return None if left is None else f"sender {self.job.sender_id}: {left}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         lost = sorted(set(self.job.rows.tolist()) - {row_of(record) for record in self.records()})
-        return f"sender {self.job.sender_id} ended {how}: {len(lost)} of its {counted(len(self.job), 'request')} without a record"
+        return (
+            f"sender {self.job.sender_id} ended {how}: {len(lost)} of its "
+            f"{counted(len(self.job), 'request')} without a record"
+        )
 
 
 async def _add_up(senders: Sequence[Sender], tally: Tally) -> None:

@@ -1,9 +1,10 @@
 """One sender: a job sent from beginning to end in this process.
 
-Open loop: row i leaves at its instant whatever has become of the others. A limit on the requests in flight makes the
-loop partly closed: a request that must wait for a place keeps its intended instant, so that the wait counts in its
-delay; its record says when the place became free, so that the wait is not taken for lateness of the sender. The closed
-loop is in loadgen/sending/closed_loop.py.
+Open loop: row i leaves at its instant whatever has become of the others. A limit on the requests in
+flight makes the loop partly closed: a request that must wait for a place keeps its intended
+instant, so that the wait counts in its delay; its record says when the place became free, so that
+the wait is not taken for lateness of the sender. The closed loop is in
+loadgen/sending/closed_loop.py.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from queueing.commands.remote import tls_context
 
 
 async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
-    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it was interrupted.
+    """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it
+    was interrupted.
 
     Too many failures in a row end it too: `tally.stopped` then says so.
-    A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this returns.
+    A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this
+    returns.
     """
     address, target = address_of(job.target), job.target
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
@@ -43,7 +46,9 @@ async def _send(outbox: Outbox, start_at: float) -> bool:
     assert sending is not None
     outbox.on_stop = sending.cancel
     try:
-        await (closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at))
+        await (
+            closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at)
+        )
         await outbox.drain(outbox.job.drain_limit)
     except asyncio.CancelledError:
         interrupted = outbox.tally.stopped is None

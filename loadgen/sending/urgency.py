@@ -1,10 +1,13 @@
-"""A sender that the system wakes at once: real-time scheduling while it sends, where that is permitted.
+"""A sender that the system wakes at once: real-time scheduling while it sends, where that is
+permitted.
 
-On a machine that has other work, the gateway's too, an ordinary process that wakes up waits for its turn, 3 ms and more:
-at 1,000 requests/s on two cores the requests of several senders then reach the server neither when they should nor as a
-Poisson process. With the lowest real-time priority the same senders are 0.02 ms late on average and 0.1 ms at p99.
-A sender sleeps between requests, so it takes no more time than before; it takes it at once. Permitted to root, in
-containers with CAP_SYS_NICE, and under `ulimit -r`; elsewhere nothing changes, and the run's header says which it was.
+On a machine that has other work, the gateway's too, an ordinary process that wakes up waits for its
+turn, 3 ms and more: at 1,000 requests/s on two cores the requests of several senders then reach the
+server neither when they should nor as a Poisson process. With the lowest real-time priority the
+same senders are 0.02 ms late on average and 0.1 ms at p99. A sender sleeps between requests, so it
+takes no more time than before; it takes it at once. Permitted to root, in containers with
+CAP_SYS_NICE, and under `ulimit -r`; elsewhere nothing changes, and the run's header says which it
+was.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ PRIORITY = 1  # the lowest of the real-time ones
 
 @contextmanager
 def urgent() -> Iterator[bool]:
-    """Real-time scheduling of this thread, not of its children, inside; whether it was permitted."""
+    """Real-time scheduling of this thread, not of its children, inside; whether it was
+    permitted.
+    """
     if sys.platform != "linux":
         yield False
         return

@@ -1,7 +1,9 @@
-"""What a sweep measures with: the gateway, brought back when it is lost; the law; the speed of the engine just now.
+"""What a sweep measures with: the gateway, brought back when it is lost; the law; the speed of the
+engine just now.
 
-The law is calibrated once, at the first start, and kept: rates and timetables follow from it and must not change after
-an interruption. How fast the engine is now, against that law, is measured around every cell.
+The law is calibrated once, at the first start, and kept: rates and timetables follow from it and
+must not change after an interruption. How fast the engine is now, against that law, is measured
+around every cell.
 """
 
 from __future__ import annotations
@@ -48,14 +50,27 @@ class Apparatus:
     keys: Keys = NO_KEYS
 
     @classmethod
-    def of(cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS) -> Apparatus:
+    def of(
+        cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS
+    ) -> Apparatus:
         """With a gateway of its own, or the one that the plan names."""
-        gateway = GivenGateway(plan.base_url, keys) if plan.base_url else OwnGateway(plan, store.folder, port)
+        gateway = (
+            GivenGateway(plan.base_url, keys)
+            if plan.base_url
+            else OwnGateway(plan, store.folder, port)
+        )
         return cls(plan, store, status, gateway, keys=keys)
 
     async def open(self) -> None:
-        """Gateway up, law known. Raises GatewayError; SpecError where the sweep began on another engine."""
-        self.status.phase("starting the gateway and its engine" if not self.plan.base_url else "looking for the gateway", STARTING)
+        """Gateway up, law known. Raises GatewayError; SpecError where the sweep began on another
+        engine.
+        """
+        self.status.phase(
+            "starting the gateway and its engine"
+            if not self.plan.base_url
+            else "looking for the gateway",
+            STARTING,
+        )
         await self._start()
         bounds = await bounds_of(self.gateway.client)
         if isinstance(self.gateway, OwnGateway):
@@ -65,7 +80,10 @@ class Apparatus:
             law = await self._calibrated(bounds)
             self.store.append("calibrated", law=str(law), bounds=msgspec.to_builtins(bounds))
         elif (known := msgspec.convert(calibrated["bounds"], Bounds)) != bounds:
-            raise SpecError(f"got a gateway with {bounds}; expected one with {known}, with which the sweep began")
+            raise SpecError(
+                f"got a gateway with {bounds}; expected one with {known}, with which the sweep "
+                "began"
+            )
         else:
             law = load_law(calibrated["law"])
             if (warning := self.store.poor_fit) is not None:
@@ -78,7 +96,11 @@ class Apparatus:
             return 1.0
         if self.speed is None:
             self.status.phase("measuring the speed of the engine", self.plan.bracket)
-            body = {"speed_only": True, "seconds": self.plan.bracket, "latency": str(self.basis.law)}
+            body = {
+                "speed_only": True,
+                "seconds": self.plan.bracket,
+                "latency": str(self.basis.law),
+            }
             self.speed = (await self._ask_calibration(body, self.basis)).law.speed
         return self.speed
 
@@ -88,7 +110,9 @@ class Apparatus:
             wait = BACK_OFF * 2**self.restarts
             self.restarts += 1
             self.speed = None
-            self.status.phase(f"the gateway was lost ({reason}); started again in {wait:.0f} s", wait + STARTING)
+            self.status.phase(
+                f"the gateway was lost ({reason}); started again in {wait:.0f} s", wait + STARTING
+            )
             await asyncio.sleep(wait)
             try:
                 await self._start()
@@ -96,9 +120,15 @@ class Apparatus:
                 reason = str(error)
                 continue
             self.store.append("restarted", number=self.restarts, reason=reason)
-            self.status.note(f"the gateway was lost ({reason}) and was started again ({self.restarts} of {RESTARTS} times)")
+            self.status.note(
+                f"the gateway was lost ({reason}) and was started again ({self.restarts} of "
+                f"{RESTARTS} times)"
+            )
             return
-        raise GatewayError(f"the gateway was lost {RESTARTS + 1} times, the last time: {reason}; the same command continues the sweep")
+        raise GatewayError(
+            f"the gateway was lost {RESTARTS + 1} times, the last time: {reason}; the same "
+            "command continues the sweep"
+        )
 
     async def close(self) -> None:
         """Stop what was started."""
@@ -117,7 +147,9 @@ class Apparatus:
         )
         try:
             endpoint = await look_at(target)
-            self.target, note = with_lengths(dataclasses.replace(target, model=endpoint.models[0]), endpoint)
+            self.target, note = with_lengths(
+                dataclasses.replace(target, model=endpoint.models[0]), endpoint
+            )
         except LoadError as error:
             raise GatewayError(str(error)) from None
         if note is not None:
@@ -128,25 +160,39 @@ class Apparatus:
             law = load_law(self.plan.latency).at_speed(1.0)
             if warning := poor_fit_of(self.plan.latency):
                 self.status.note(f"warning: {warning}")
-            self.store.write_profile(Profile(name="given", law=law, note="given by --latency, not measured here"))
+            self.store.write_profile(
+                Profile(name="given", law=law, note="given by --latency, not measured here")
+            )
             return law
         self.status.phase("calibrating the engine's law", CALIBRATING)
         await until_idle(self.gateway.client, self.status.note)
-        profile = await self._ask_calibration({"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds))
+        profile = await self._ask_calibration(
+            {"repeats": self.repeats}, Basis(self.plan, LatencyModel(k4=1.0), bounds)
+        )
         self.store.write_profile(profile)
-        self.status.note(f"law: {profile.law.rounded()} (R2 {profile.r2 or 0:.4f}, cells within {profile.mape or 0:.1%} on average)")
+        self.status.note(
+            f"law: {profile.law.rounded()} (R2 {profile.r2 or 0:.4f}, cells within "
+            f"{profile.mape or 0:.1%} on average)"
+        )
         if profile.poor_fit is not None:
             self.status.note(f"warning: {profile.poor_fit}")
         return profile.law.at_speed(1.0)
 
     async def _ask_calibration(self, body: dict[str, object], basis: Basis) -> Profile:
         """With the lengths of the plan: a law holds where it was measured."""
-        sizes = {"max_output_tokens": max(2, basis.longest), "prompt_tokens": max(1, round(basis.prompt_tokens.mean))}
-        return Profile.from_dict(await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes))
+        sizes = {
+            "max_output_tokens": max(2, basis.longest),
+            "prompt_tokens": max(1, round(basis.prompt_tokens.mean)),
+        }
+        return Profile.from_dict(
+            await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes)
+        )
 
 
 def share_the_gateways_cpus() -> None:
-    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do we."""
+    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do
+    we.
+    """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if 2 <= len(cpus) <= 4:
         os.sched_setaffinity(0, cpus[:-1])

@@ -1,4 +1,6 @@
-"""One cell: the gateway switched, a timetable sent, watched while it runs, and both sides' records of it."""
+"""One cell: the gateway switched, a timetable sent, watched while it runs, and both sides'
+records of it.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,14 @@ class CellRun:
 
 
 async def begin(client: GatewayClient, record_file: Path, cell: Cell, note: Note) -> Begun:
-    """Put the cell's policy and limit in force; an idle gateway is waited for. Raises GatewayError."""
+    """Put the cell's policy and limit in force; an idle gateway is waited for. Raises
+    GatewayError.
+    """
     await until_idle(client, note)
     offset = _size(record_file)
-    in_force = await client.ask("PUT", "/admin/policy", {"policy": cell.policy, "max_output_tokens": cell.max_output_tokens})
+    in_force = await client.ask(
+        "PUT", "/admin/policy", {"policy": cell.policy, "max_output_tokens": cell.max_output_tokens}
+    )
     return Begun(int(in_force["epoch"]), record_file, offset)
 
 
@@ -83,28 +89,55 @@ class Sending:
     def asked(self) -> dict[str, Any]:
         """What the headers of both sides say of it."""
         cell = self.cell
-        asked = {"policy": cell.policy, "load": cell.load, "request_rate": cell.rate, "max_output_tokens": cell.max_output_tokens}
+        asked = {
+            "policy": cell.policy,
+            "load": cell.load,
+            "request_rate": cell.rate,
+            "max_output_tokens": cell.max_output_tokens,
+        }
         return asked | dict(self.configuration)
 
     async def run(self) -> CellRun:
-        """Send and collect. Ends early where the point is unstable, the gateway is lost or the task is cancelled.
+        """Send and collect. Ends early where the point is unstable, the gateway is lost or the task
+        is cancelled.
 
-        A cancellation is an ending here, not an exception: what was measured is handed back. Raises GatewayError where
-        nothing could be sent.
+        A cancellation is an ending here, not an exception: what was measured is handed back. Raises
+        GatewayError where nothing could be sent.
         """
         seen = _Seen(self.progress)
-        guard = _Guard(self.client, self.why_lost, Watch(self.cell.rate), seen, stop_unstable=self.stop_unstable)
+        guard = _Guard(
+            self.client,
+            self.why_lost,
+            Watch(self.cell.rate),
+            seen,
+            stop_unstable=self.stop_unstable,
+        )
         load, ended, why = await self._until_end(seen, guard)
         try:
             async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
-                await until_idle(self.client, self.progress.note)  # its run file is flushed by the question
+                await until_idle(
+                    self.client, self.progress.note
+                )  # its run file is flushed by the question
         except (GatewayError, TimeoutError) as error:
             if ended in ("complete", "unstable"):
-                ended, why = "lost", (await self.why_lost() if self.why_lost else None) or str(error)
+                ended, why = (
+                    "lost",
+                    (await self.why_lost() if self.why_lost else None) or str(error),
+                )
         header, records = gateway_side(self.begun, self.asked, self.seed)
-        return CellRun(cell=self.cell, ended=ended, why=why, load=load, header=header, records=records, growth=guard.watch.so_far())
+        return CellRun(
+            cell=self.cell,
+            ended=ended,
+            why=why,
+            load=load,
+            header=header,
+            records=records,
+            growth=guard.watch.so_far(),
+        )
 
-    async def _until_end(self, seen: _Seen, guard: _Guard) -> tuple[LoadResult | None, Ended, str | None]:
+    async def _until_end(
+        self, seen: _Seen, guard: _Guard
+    ) -> tuple[LoadResult | None, Ended, str | None]:
         load = run_load(
             self.target,
             self.timetable,
@@ -132,12 +165,22 @@ class Sending:
 def gateway_side(begun: Begun, asked: Mapping[str, Any], seed: int) -> tuple[Header, list[Record]]:
     """The gateway's records of a cell, with a header that says what was asked."""
     header = header_of(begun.record_file)
-    header = Header(**{**msgspec.structs.asdict(header), "configuration": header.configuration | dict(asked), "seed": seed})
+    header = Header(
+        **{
+            **msgspec.structs.asdict(header),
+            "configuration": header.configuration | dict(asked),
+            "seed": seed,
+        }
+    )
     return header, records_since(begun.record_file, begun.offset, begun.epoch)
 
 
-async def _result(sending: asyncio.Task[LoadResult], watching: asyncio.Task[tuple[Ended, str]]) -> LoadResult | None:
-    """What was sent and answered, whatever ended it; None where it was cancelled before it began. Raises GatewayError."""
+async def _result(
+    sending: asyncio.Task[LoadResult], watching: asyncio.Task[tuple[Ended, str]]
+) -> LoadResult | None:
+    """What was sent and answered, whatever ended it; None where it was cancelled before it
+    began. Raises GatewayError.
+    """
     watching.cancel()
     sending.cancel()
     with suppress(asyncio.CancelledError):
@@ -165,7 +208,9 @@ class _Seen:
 
 
 class _Guard:
-    """Looks at a running cell: does the number in the system grow for good, does the gateway still live."""
+    """Looks at a running cell: does the number in the system grow for good, does the gateway
+    still live.
+    """
 
     def __init__(
         self,
@@ -196,7 +241,9 @@ class _Guard:
 
     def _look(self, at: float) -> Growth | None:
         tally = self._seen.tally
-        if tally is None or not tally.sent or tally.sent >= tally.asked:  # before the first and after the last arrival
+        if (
+            tally is None or not tally.sent or tally.sent >= tally.asked
+        ):  # before the first and after the last arrival
             return None
         return self.watch.observe(at, tally.sent - tally.completed - tally.other)
 

@@ -1,4 +1,6 @@
-"""Conditions on every cell of a sweep (`--assert`): read before anything runs, checked at the end."""
+"""Conditions on every cell of a sweep (`--assert`): read before anything runs, checked at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from queueing.measurement.record import Record
 
 
 def parse_conditions(texts: Iterable[str]) -> list[Assertion]:
-    """Raises SpecError, for a name that no cell has too: a sweep takes too long to learn that at its end."""
+    """Raises SpecError, for a name that no cell has too: a sweep takes too long to learn that at
+    its end.
+    """
     conditions = [parse_assertion(text) for text in texts]
     if conditions:
         require_known(conditions, values_of(_any_cell()))
@@ -26,8 +30,12 @@ def broken(conditions: Sequence[Assertion], data: ReportData) -> list[str]:
     """One line for every condition that a cell breaks; a cell without a result breaks them all."""
     if not conditions:
         return []
-    lines = [line for cell in data.cells for line in broken_lines(conditions, values_of(cell), cell.name)]
-    return lines + [f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing]
+    lines = [
+        line for cell in data.cells for line in broken_lines(conditions, values_of(cell), cell.name)
+    ]
+    return lines + [
+        f"{cell.name}: got no result ({cell.state}); expected one to check" for cell in data.missing
+    ]
 
 
 def _any_cell() -> ReportCell:
@@ -42,5 +50,8 @@ def _any_cell() -> ReportCell:
         "prompt_tokens": 1,
         "output_tokens": 1,
     }
-    records = [msgspec.convert(instants | shared | {"request_id": str(i), "batch_id": i}, Record) for i in range(2)]
+    records = [
+        msgspec.convert(instants | shared | {"request_id": str(i), "batch_id": i}, Record)
+        for i in range(2)
+    ]
     return ReportCell(name="", comparison=compare(records)[0], load=None)

@@ -1,4 +1,6 @@
-"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time. Nothing is started."""
+"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time.
+Nothing is started.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def basis_of(plan: Plan) -> Basis:
 
 
 class PlannedSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """A search as far as it can be foreseen: its probes are about as long as the one at the predicted rate."""
+    """A search as far as it can be foreseen: its probes are about as long as the one at the
+    predicted rate.
+    """
 
     policy: str
     max_output_tokens: int | None
@@ -49,7 +53,9 @@ def _search(basis: Basis, policy: str, limit: int | None, goal: str) -> PlannedS
     rate = first_rate(model, predicted_rate(model, slo_of(goal)))
     probes, probe = probes_expected(plan.tolerance), probe_cell(basis, policy, limit, goal, rate)
     seconds = probes * (probe.seconds + plan.bracket + OVERHEAD)
-    return PlannedSearch(policy=policy, max_output_tokens=limit, goal=goal, rate=rate, probes=probes, seconds=seconds)
+    return PlannedSearch(
+        policy=policy, max_output_tokens=limit, goal=goal, rate=rate, probes=probes, seconds=seconds
+    )
 
 
 def plan_as_object(plan: Plan) -> dict[str, Any]:
@@ -69,11 +75,23 @@ def plan_as_object(plan: Plan) -> dict[str, Any]:
 def print_plan(plan: Plan, to: Console) -> None:
     """For people."""
     basis, has_cells = basis_of(plan), bool(plan.loads or plan.request_rates)
-    guessed = " (a guess: the sweep calibrates its own, which changes rates and lengths)" if plan.latency is None else ""
+    guessed = (
+        " (a guess: the sweep calibrates its own, which changes rates and lengths)"
+        if plan.latency is None
+        else ""
+    )
     say(to, f"law: {basis.law.rounded()}{guessed}")
     if searches := planned_searches(basis):
-        takes = f", about {duration(sum(search.seconds for search in searches))}" if has_cells else ""
-        say(to, f"{searches_in_words(plan)}; each of about {counted(probes_expected(plan.tolerance), 'probe')}{takes}")
+        takes = (
+            f", about {duration(sum(search.seconds for search in searches))}" if has_cells else ""
+        )
+        say(
+            to,
+            (
+                f"{searches_in_words(plan)}; each of about "
+                f"{counted(probes_expected(plan.tolerance), 'probe')}{takes}"
+            ),
+        )
     cells = _print_cells(basis, to) if has_cells else []
     for line in _remarks(plan, cells, searches):
         say(to, line)
@@ -105,7 +123,10 @@ def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> It
     parts = [counted(len(cells), "cell")] if cells else []
     parts += [counted(len(searches), "search", "searches")] if searches else []
     takes = f"about {duration(total_seconds(plan, cells, searches))} in all"
-    yield f"{' and '.join(parts)}, {takes}, without the engine's start, its calibration and repeated cells"
+    yield (
+        f"{' and '.join(parts)}, {takes}, without the engine's start, its calibration and "
+        "repeated cells"
+    )
 
 
 def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:
@@ -115,9 +136,16 @@ def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:
 
 def _columns(plan: Plan, name: Callable[[str], str]) -> list[Column]:
     """Wide enough for every cell, so that rows can be printed one by one."""
-    widths = {"cell": 4, "policy": max(len(name(policy)) for policy in plan.policies), "load": 5, "rate (1/s)": 10}
+    widths = {
+        "cell": 4,
+        "policy": max(len(name(policy)) for policy in plan.policies),
+        "load": 5,
+        "rate (1/s)": 10,
+    }
     widths |= ({"limit": 5} if _limited(plan) else {}) | {"requests": 8, "time": 10, "": 1}
-    return [Column(heading=name, left=name == "policy", least=width) for name, width in widths.items()]
+    return [
+        Column(heading=name, left=name == "policy", least=width) for name, width in widths.items()
+    ]
 
 
 def _limited(plan: Plan) -> bool:
@@ -125,9 +153,17 @@ def _limited(plan: Plan) -> bool:
 
 
 def _row(plan: Plan, number: int, cell: Cell, name: Callable[[str], str]) -> list[str]:
-    limit = ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)] if _limited(plan) else []
+    limit = (
+        ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)]
+        if _limited(plan)
+        else []
+    )
     head = [str(number), name(cell.policy), f"{cell.load:.3f}", short_number(cell.rate), *limit]
-    return [*head, str(cell.count), duration(cell.seconds), "*" * cell.cut] if _runs(plan, cell) else [*head, "-", "NOT RUN", ""]
+    return (
+        [*head, str(cell.count), duration(cell.seconds), "*" * cell.cut]
+        if _runs(plan, cell)
+        else [*head, "-", "NOT RUN", ""]
+    )
 
 
 def _runs(plan: Plan, cell: Cell) -> bool:
@@ -137,4 +173,8 @@ def _runs(plan: Plan, cell: Cell) -> bool:
 def total_seconds(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> float:
     """Sending, short calibrations, and what goes between."""
     run = [cell for cell in cells if _runs(plan, cell)]
-    return sum(cell.seconds + plan.bracket + OVERHEAD for cell in run) + sum(search.seconds for search in searches) + plan.bracket
+    return (
+        sum(cell.seconds + plan.bracket + OVERHEAD for cell in run)
+        + sum(search.seconds for search in searches)
+        + plan.bracket
+    )

@@ -1,6 +1,8 @@
-"""The gateway that a sweep measures: its own child, which it starts again when it dies, or one that runs already.
+"""The gateway that a sweep measures: its own child, which it starts again when it dies, or one that
+runs already.
 
-Every start of an own gateway writes a run file of its own: a gateway that starts anew would overwrite the old one.
+Every start of an own gateway writes a run file of its own: a gateway that starts anew would
+overwrite the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayLostError, GatewayProcess, KeyRefusedError, free_port
+from loadgen.gateway.gateway_process import (
+    GatewayClient,
+    GatewayError,
+    GatewayLostError,
+    GatewayProcess,
+    KeyRefusedError,
+    free_port,
+)
 from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
@@ -56,7 +65,9 @@ class SweptGateway(Protocol):
 
 
 class OwnGateway:
-    """`kendall serve` as a child; `start` after a loss starts it anew. Of the `flags` beyond the plan's, the last one wins."""
+    """`kendall serve` as a child; `start` after a loss starts it anew. Of the `flags` beyond the
+    plan's, the last one wins.
+    """
 
     def __init__(self, plan: Plan, folder: Path, port: int, flags: Sequence[str] = ()) -> None:
         self._plan, self._folder, self._port, self._flags = plan, folder, port, flags
@@ -72,7 +83,9 @@ class OwnGateway:
         with writing(self.record_file):
             self.record_file.parent.mkdir(parents=True, exist_ok=True)
             self.record_file.touch()
-        process = GatewayProcess(self._arguments(), free_port(self._port), self._folder / f"gateway-{number}.log")
+        process = GatewayProcess(
+            self._arguments(), free_port(self._port), self._folder / f"gateway-{number}.log"
+        )
         self.client = self._process = await process.__aenter__()
         with writing(pid := self._folder / "gateway.pid"):
             pid.write_text(f"{process.pid}\n")
@@ -90,15 +103,32 @@ class OwnGateway:
         assert self._process is not None
         if self._process.ended:
             return f"the gateway ended: {self._process.last_line()}"
-        return None if await self._process.is_healthy() else "the gateway runs, but its /health does not answer 200"
+        return (
+            None
+            if await self._process.is_healthy()
+            else "the gateway runs, but its /health does not answer 200"
+        )
 
     def _arguments(self) -> list[str]:
         plan = self._plan
         given = [] if plan.latency is None else ["--latency", plan.latency]
         return [
             plan.model,
-            *("--engine", plan.engine, "--max-num-seqs", str(plan.max_num_seqs), "--record-file", str(self.record_file)),
-            *("--allow-forced-lengths", "--served-model-name", "swept", "--prediction-interval", "0"),
+            *(
+                "--engine",
+                plan.engine,
+                "--max-num-seqs",
+                str(plan.max_num_seqs),
+                "--record-file",
+                str(self.record_file),
+            ),
+            *(
+                "--allow-forced-lengths",
+                "--served-model-name",
+                "swept",
+                "--prediction-interval",
+                "0",
+            ),
             *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
             *given,
             *self._flags,
@@ -122,7 +152,10 @@ class GivenGateway:
             await asyncio.sleep(1)
         named = (await self.client.ask("GET", "/admin/state")).get("record_file")
         if not named or not _is_file(named):
-            raise GatewayError(f"the gateway at {self.client.url} writes no run file that can be read here; start it with --record-file")
+            raise GatewayError(
+                f"the gateway at {self.client.url} writes no run file that can be read here; "
+                "start it with --record-file"
+            )
         self.record_file = Path(named)
 
     async def _not_there(self) -> GatewayError:
@@ -134,7 +167,9 @@ class GivenGateway:
         except KeyRefusedError as error:
             return error
         except GatewayError as error:
-            return GatewayLostError(f"the server at {self.client.url} is no Kendall gateway, or is not ready: {error}")
+            return GatewayLostError(
+                f"the server at {self.client.url} is no Kendall gateway, or is not ready: {error}"
+            )
         return GatewayLostError(f"the gateway at {self.client.url} is not ready")
 
     async def stop(self) -> None:
@@ -143,7 +178,9 @@ class GivenGateway:
 
     async def why_lost(self) -> str | None:
         """See `SweptGateway`."""
-        return None if await self.client.is_healthy() else f"no healthy gateway at {self.client.url}"
+        return (
+            None if await self.client.is_healthy() else f"no healthy gateway at {self.client.url}"
+        )
 
 
 def _is_file(name: str) -> bool:
@@ -156,7 +193,9 @@ async def bounds_of(client: GatewayClient) -> Bounds:
 
 
 async def until_idle(client: GatewayClient, note: Note) -> None:
-    """Wait until nothing waits or runs; dispatch a remainder (`let_remainder_go`) and note a long wait once. Raises GatewayError."""
+    """Wait until nothing waits or runs; dispatch a remainder (`let_remainder_go`) and note a
+    long wait once. Raises GatewayError.
+    """
     loop = asyncio.get_running_loop()
     began, noted = loop.time(), False
     while True:
@@ -166,24 +205,35 @@ async def until_idle(client: GatewayClient, note: Note) -> None:
         await let_remainder_go(client, state, note)
         waited = loop.time() - began
         if waited > IDLE_LIMIT:
-            raise GatewayError(f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop other clients that send requests to it")
+            raise GatewayError(
+                f"the gateway is still busy after {IDLE_LIMIT:.0f} s; stop other clients that "
+                "send requests to it"
+            )
         if waited >= NOTED_AFTER and not noted:
             noted = True
-            note(f"waiting up to {IDLE_LIMIT:.0f} s for an idle gateway: {counted(state['unanswered'], 'request')} unanswered")
+            note(
+                f"waiting up to {IDLE_LIMIT:.0f} s for an idle gateway: "
+                f"{counted(state['unanswered'], 'request')} unanswered"
+            )
         await asyncio.sleep(POLL)
 
 
 async def let_remainder_go(client: GatewayClient, state: Mapping[str, Any], note: Note) -> None:
-    """Switch to a policy that dispatches at once where the requests in the queue are too few for a batch without a `max_wait`.
+    """Switch to a policy that dispatches at once where the requests in the queue are too few for a
+    batch without a `max_wait`.
 
-    The load generator sends whole batches, so a request of another client, or one of ours that failed, leaves a remainder.
-    A policy switch rejects no request, and those it dispatches belong to another epoch than the cell's. Raises GatewayError.
+    The load generator sends whole batches, so a request of another client, or one of ours that
+    failed, leaves a remainder. A policy switch rejects no request, and those it dispatches belong
+    to another epoch than the cell's. Raises GatewayError.
     """
     policy, waiting = parse_policy(state["policy"]), state["queue_length"]
     forever = isinstance(policy, Fixed) and math.isinf(policy.max_wait)
     if not forever or state["in_service"] or not 0 < waiting < state["effective_max_batch_size"]:
         return
-    note(f"{state['policy']}: {counted(waiting, 'request')} waiting for a batch that nothing more fills; served under {KEEPS_NOTHING} now")
+    note(
+        f"{state['policy']}: {counted(waiting, 'request')} waiting for a batch that nothing more "
+        f"fills; served under {KEEPS_NOTHING} now"
+    )
     await client.ask("PUT", "/admin/policy", {"policy": KEEPS_NOTHING})
 
 
@@ -194,9 +244,11 @@ def header_of(path: Path) -> Header:
 
 
 def records_since(path: Path, offset: int, epoch: int) -> list[Record]:
-    """The records of an epoch among those written after `offset` bytes; a last line that a kill cut short is left out.
+    """The records of an epoch among those written after `offset` bytes; a last line that a kill cut
+    short is left out.
 
-    None where the file is not the one in which that offset was the end of a line: another gateway writes it now.
+    None where the file is not the one in which that offset was the end of a line: another gateway
+    writes it now.
     """
     with path.open("rb") as file:
         file.seek(max(0, offset - 1))
@@ -213,13 +265,21 @@ def _records(content: bytes) -> Iterator[Record]:
 
 
 def stop_left_behind(folder: Path) -> bool:
-    """End a gateway that a killed sweep left behind, known by its run file; says whether there was one."""
+    """End a gateway that a killed sweep left behind, known by its run file; says whether there
+    was one.
+    """
     path = folder / "gateway.pid"
     if not path.is_file():
         return False
     pid = path.read_text().strip()
     path.unlink()
-    listed = subprocess.run(["ps", "-o", "args=", "-p", pid], capture_output=True, text=True, check=False).stdout if pid.isdigit() else ""
+    listed = (
+        subprocess.run(
+            ["ps", "-o", "args=", "-p", pid], capture_output=True, text=True, check=False
+        ).stdout
+        if pid.isdigit()
+        else ""
+    )
     if str(folder / "gateway-") not in listed:
         return False
     with contextlib.suppress(ProcessLookupError):

@@ -1,8 +1,9 @@
 """The cells of a sweep: what follows from a plan, the engine's law and its bounds.
 
-The law is that of the first calibration, so the cells are the same after every interruption. All cells share their
-random numbers: unit gaps, lengths and prompts come from the plan's seed, the rate only scales the gaps, the gateway's
-limit only cuts the answers, and a longer cell begins as a shorter one does.
+The law is that of the first calibration, so the cells are the same after every interruption. All
+cells share their random numbers: unit gaps, lengths and prompts come from the plan's seed, the rate
+only scales the gaps, the gateway's limit only cuts the answers, and a longer cell begins as a
+shorter one does.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.simulation.run_length import advise_model
 
-LEAST_SECONDS = 15.0  # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
+# of an advised length: the speed of a machine wanders over seconds, which the advice does not know
+LEAST_SECONDS = 15.0
 ENDLESS = 10**9  # requests of a point without a steady state: only its limit of time ends it
 ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
 
@@ -82,7 +84,9 @@ class Basis:
 
     @cached_property
     def output_tokens(self) -> TokenDistribution:
-        """Of the answers, before the gateway's limit. Raises SpecError where the prompts leave no room for one."""
+        """Of the answers, before the gateway's limit. Raises SpecError where the prompts leave
+        no room for one.
+        """
         room = self.bounds.max_model_len - self.prompt_tokens.longest
         if room < 1:
             raise SpecError(
@@ -115,7 +119,8 @@ class Basis:
         return dataclasses.replace(self, law=self.law.at_speed(speed))
 
     def cells(self) -> Iterator[Cell]:
-        """The grid, in the order of measuring: all policies at one load, then the next; or at random, from the seed.
+        """The grid, in the order of measuring: all policies at one load, then the next; or at
+        random, from the seed.
 
         An advised length may take a second of simulation.
         """
@@ -123,12 +128,17 @@ class Basis:
         for limit in plan.max_output_tokens:
             models = [self.model(policy, limit) for policy in plan.policies]
             for load in plan.loads:
-                points += [(model, load * model.largest_stable_rate, limit, f"load{load:g}") for model in models]
+                points += [
+                    (model, load * model.largest_stable_rate, limit, f"load{load:g}")
+                    for model in models
+                ]
             for rate in plan.request_rates:
                 points += [(model, rate, limit, f"rate{rate:g}") for model in models]
         order = np.arange(len(points))
         if plan.order == "random":
-            order = np.random.default_rng(np.random.SeedSequence(plan.seed, spawn_key=(ORDER_STREAM,))).permutation(len(points))
+            order = np.random.default_rng(
+                np.random.SeedSequence(plan.seed, spawn_key=(ORDER_STREAM,))
+            ).permutation(len(points))
         for index in order.tolist():
             yield self._cell(*points[index])
 
@@ -145,7 +155,9 @@ class Basis:
         )
 
     def needed(self, model: Model, rate: float) -> int:
-        """Requests that the plan asks of a cell: a number, `duration` seconds' worth, or what `precision` takes."""
+        """Requests that the plan asks of a cell: a number, `duration` seconds' worth, or what
+        `precision` takes.
+        """
         plan = self.plan
         if plan.num_prompts is not None:
             return plan.num_prompts

@@ -1,8 +1,8 @@
 """The journal of a sweep: one JSON line per event, in the file before the sweep goes on.
 
-An event is an object with `event`, `at` and fields of its own; `cell` names the cell that it is about. A line that a
-kill cut short is not an event: it is dropped, and overwritten by the next. What the events say about every cell is
-`Progress`, folded from the whole file at a start.
+An event is an object with `event`, `at` and fields of its own; `cell` names the cell that it is
+about. A line that a kill cut short is not an event: it is dropped, and overwritten by the next.
+What the events say about every cell is `Progress`, folded from the whole file at a start.
 
     sweep       a session begins                    calibrated  the law and the engine's bounds
     planned     all cells with their lengths        refused     the law says load >= 1: not run
@@ -41,13 +41,19 @@ class Journal:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.events, whole = read_journal(path)
-            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)  # nothing is left to fail again at the end
+            self._file = path.open(
+                "r+b" if path.exists() else "w+b", buffering=0
+            )  # nothing is left to fail again at the end
             self._file.truncate(whole)
             self._file.seek(whole)
 
     def append(self, event: str, **fields: Any) -> Event:
         """Write one event. Raises CommandError."""
-        line = {"event": event, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
+        line = {
+            "event": event,
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **fields,
+        }
         with writing(self._path):
             write_whole(self._file, msgspec.json.encode(line) + b"\n")
             os.fsync(self._file.fileno())
@@ -64,7 +70,9 @@ class Journal:
 
 
 def read_journal(path: Path) -> tuple[list[Event], int]:
-    """The events, and how many bytes of the file they fill. Raises ValueError where a line but the last is broken."""
+    """The events, and how many bytes of the file they fill. Raises ValueError where a line but
+    the last is broken.
+    """
     events: list[Event] = []
     whole = 0
     if not path.exists():
@@ -75,7 +83,9 @@ def read_journal(path: Path) -> tuple[list[Event], int]:
         try:
             events.append(msgspec.json.decode(line, type=dict))
         except msgspec.MsgspecError as error:
-            raise ValueError(f"{path}, line {number}: got {shown(line)}; expected an event ({error})") from None
+            raise ValueError(
+                f"{path}, line {number}: got {shown(line)}; expected an event ({error})"
+            ) from None
         whole += len(line)
     return events, whole
 
@@ -115,11 +125,21 @@ class Progress:
         cell = self.of(event["cell"])
         match event["event"]:
             case "started":
-                cell.attempts, cell.open, cell.done, cell.reason = event["attempt"], event, None, None
+                cell.attempts, cell.open, cell.done, cell.reason = (
+                    event["attempt"],
+                    event,
+                    None,
+                    None,
+                )
             case "done":
                 cell.open, cell.done, cell.reason = None, event, None
             case "noisy":
-                cell.noisy, cell.open, cell.done, cell.reason = cell.noisy + 1, None, None, event["reason"]
+                cell.noisy, cell.open, cell.done, cell.reason = (
+                    cell.noisy + 1,
+                    None,
+                    None,
+                    event["reason"],
+                )
             case "cut" | "failed" | "refused" | "damaged":
                 cell.open, cell.done, cell.reason = None, None, event["reason"]
             case _:
@@ -132,7 +152,9 @@ def digest(path: Path) -> str:
 
 
 def damage(folder: Path, done: Event) -> str | None:
-    """What is wrong with the files of a cell that is done; None where they are as they were written."""
+    """What is wrong with the files of a cell that is done; None where they are as they were
+    written.
+    """
     for name, expected in done["files"].items():
         path = folder / name
         if not path.is_file():

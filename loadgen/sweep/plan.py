@@ -1,7 +1,7 @@
 """What a sweep measures, as data, and how two plans differ.
 
-A plan holds everything that the measurement depends on and nothing else (no ports, no folders): it is saved with the
-results, and a folder can only be gone on with under the very same plan.
+A plan holds everything that the measurement depends on and nothing else (no ports, no folders): it
+is saved with the results, and a folder can only be gone on with under the very same plan.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from queueing.distributions.token_distribution import SHORTER, parse_distributio
 from queueing.measurement.batch_means import TOO_WIDE
 from queueing.measurement.paths import writing
 
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
 LOADS = (0.3, 0.5, 0.7, 0.8)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The measurement. Loads are fractions of each policy's largest stable rate; rates are per second."""
+    """The measurement. Loads are fractions of each policy's largest stable rate; rates are per
+    second.
+    """
 
     policies: tuple[str, ...] = POLICIES
     loads: tuple[float, ...] = ()
@@ -46,8 +55,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     find_saturation: bool = False
     slo: tuple[str, ...] = ()
     tolerance: float = 0.05  # of a saturation search: high / low - 1
-    bracket: float = 2.0  # seconds of a calibration of the speed before and after each cell; 0: none
-    repeat_noisy: int = 1  # times that a cell is measured again where the speed changed around it by more than `NOISE`
+    bracket: float = (
+        2.0  # seconds of a calibration of the speed before and after each cell; 0: none
+    )
+    # times that a cell is measured again where the speed changed around it by more than `NOISE`
+    repeat_noisy: int = 1
     model: str = "tiny"
     engine: str = "auto"
     base_url: str | None = None  # a gateway that runs already
@@ -55,21 +67,30 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 16
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "policies", tuple(format_policy(parse_policy(text)) for text in self.policies))
+        msgspec.structs.force_setattr(
+            self, "policies", tuple(format_policy(parse_policy(text)) for text in self.policies)
+        )
         _check(self)
 
 
 def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
     """Policy, limit and goal of each: saturation, or the text of an SLO."""
     goals = ([SATURATION] if plan.find_saturation else []) + list(plan.slo)
-    return [(policy, limit, goal) for limit in plan.max_output_tokens for policy in plan.policies for goal in goals]
+    return [
+        (policy, limit, goal)
+        for limit in plan.max_output_tokens
+        for policy in plan.policies
+        for goal in goals
+    ]
 
 
 def searches_in_words(plan: Plan) -> str:
     """How many searches there are, and for what."""
     searches = searches_of(plan)
     goals = Counter(goal for _, _, goal in searches)
-    given = {goal: f"{goal} (--slo)" for goal in plan.slo} | {SATURATION: f"{SATURATION} (--find-saturation)"}
+    given = {goal: f"{goal} (--slo)" for goal in plan.slo} | {
+        SATURATION: f"{SATURATION} (--find-saturation)"
+    }
     parts = [f"{number} for {given[goal]}" for goal, number in goals.items()]
     return f"{counted(len(searches), 'search', 'searches')}: {', '.join(parts)}"
 
@@ -86,13 +107,19 @@ def load_plan(path: Path) -> Plan:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
     except (OSError, msgspec.MsgspecError) as error:
-        raise SpecError(f"got {path.parent}; expected the folder of a sweep, with a plan.json ({error})") from None
+        raise SpecError(
+            f"got {path.parent}; expected the folder of a sweep, with a plan.json ({error})"
+        ) from None
 
 
 def differences(old: Plan, new: Plan) -> list[str]:
     """What is not the same, one line each."""
     before, after = msgspec.to_builtins(old), msgspec.to_builtins(new)
-    return [f"{key}: {_shown(before[key])} there, {_shown(after[key])} here" for key in before if before[key] != after[key]]
+    return [
+        f"{key}: {_shown(before[key])} there, {_shown(after[key])} here"
+        for key in before
+        if before[key] != after[key]
+    ]
 
 
 def _shown(value: Any) -> str:
@@ -105,11 +132,19 @@ def _check(plan: Plan) -> None:
     if plan.base_url is not None:
         check_base_url(plan.base_url)
     if not plan.policies or len(set(plan.policies)) < len(plan.policies):
-        raise SpecError(f"got the policies {', '.join(plan.policies) or 'none'}; expected at least one, each once")
+        raise SpecError(
+            f"got the policies {', '.join(plan.policies) or 'none'}; expected at least one, each "
+            "once"
+        )
     if not (plan.loads or plan.request_rates or searches_of(plan)):
-        raise SpecError("got nothing to measure; expected --loads, --request-rates, --find-saturation or --slo")
+        raise SpecError(
+            "got nothing to measure; expected --loads, --request-rates, --find-saturation or --slo"
+        )
     if plan.loads and max(plan.loads) >= 1 and not plan.allow_unstable:
-        raise SpecError(f"got load {max(plan.loads):g}; expected loads below 1, or --allow-unstable to see the queue grow")
+        raise SpecError(
+            f"got load {max(plan.loads):g}; expected loads below 1, or --allow-unstable to see "
+            "the queue grow"
+        )
     _check_numbers(plan)
     parse_distribution(plan.output_tokens, remedy=SHORTER)
     parse_distribution(plan.prompt_tokens, remedy=SHORTER)
@@ -119,7 +154,15 @@ def _check_numbers(plan: Plan) -> None:
     for name, values in (("loads", plan.loads), ("request-rates", plan.request_rates)):
         if any(not 0 < value < math.inf for value in values) or len(set(values)) < len(values):
             raise SpecError(f"got --{name} {_shown(values)}; expected different numbers > 0")
-    for name in ("num_prompts", "duration", "precision", "cell_limit", "tolerance", "max_num_seqs", "processes"):
+    for name in (
+        "num_prompts",
+        "duration",
+        "precision",
+        "cell_limit",
+        "tolerance",
+        "max_num_seqs",
+        "processes",
+    ):
         value = getattr(plan, name)
         if value is not None and not value > 0:
             raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0")
@@ -130,7 +173,12 @@ def _check_numbers(plan: Plan) -> None:
 
 def _check_bounds(plan: Plan) -> None:
     if plan.precision > TOO_WIDE:
-        raise SpecError(f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run counts as too short")
+        raise SpecError(
+            f"got --precision {plan.precision}; expected at most {TOO_WIDE}, beyond which a run "
+            "counts as too short"
+        )
     for name, unit in (("bracket", "seconds"), ("repeat_noisy", "a number")):
         if getattr(plan, name) < 0:
-            raise SpecError(f"got --{name.replace('_', '-')} {getattr(plan, name)}; expected {unit} >= 0")
+            raise SpecError(
+                f"got --{name.replace('_', '-')} {getattr(plan, name)}; expected {unit} >= 0"
+            )

@@ -16,12 +16,17 @@ from loadgen.sweep.store import Store
 from policies.text import short_number
 from queueing.commands.terminal import say
 
-WANDER = 0.1  # change of speed around a cell beyond which its mean says more about the machine than about the queue
+# change of speed around a cell beyond which its mean says more about the machine than about the
+# queue
+WANDER = 0.1
 
 
 def write_results(store: Store, results: Results, data: ReportData) -> list[Path]:
     """comparison.json, sweep.json and the HTML report; what was written."""
-    written = [store.write_json("comparison.json", results.comparison_objects()), store.write_json("sweep.json", results.to_dict())]
+    written = [
+        store.write_json("comparison.json", results.comparison_objects()),
+        store.write_json("sweep.json", results.to_dict()),
+    ]
     return [*written, write_report(store.folder, data)]
 
 
@@ -39,12 +44,19 @@ def lines(results: Results) -> list[str]:
     said += [f"not run: {r.cell.name}: {r.reason}" for r in results.of("refused")]
     said += [f"MISSING: {r.cell.name}: {r.reason}" for r in results.of("missing")]
     said += [f"MISSING: search for {search}" for search in results.missing_searches]
-    said += [f"shorter than asked (--cell-limit): {', '.join(short)}" for short in [_short(results)] if short]
+    said += [
+        f"shorter than asked (--cell-limit): {', '.join(short)}"
+        for short in [_short(results)]
+        if short
+    ]
     said += [search_line(event) for event in results.searches]
     if drift := _drift(results):
         said.append(drift)
     if results.restarts:
-        said.append(f"times the gateway was started again: {len(results.restarts)} ({'; '.join(e['reason'] for e in results.restarts)})")
+        said.append(
+            f"times the gateway was started again: {len(results.restarts)} "
+            f"({'; '.join(e['reason'] for e in results.restarts)})"
+        )
     said += [f"kept as partial: {name}" for event in results.cuts for name in event["files"]]
     return said
 
@@ -53,9 +65,15 @@ def search_line(event: Event) -> str:
     """The bracket of one search beside its prediction."""
     goal = "stays stable" if event["goal"] == "saturation" else f"keeps {event['goal']}"
     limit = "" if event["max_output_tokens"] is None else f", limit {event['max_output_tokens']}"
-    said = f"{event['policy']}{limit}: {goal} up to a rate between {short_number(event['low'])} and {_rate(event['high'])}/s"
+    said = (
+        f"{event['policy']}{limit}: {goal} up to a rate between {short_number(event['low'])} "
+        f"and {_rate(event['high'])}/s"
+    )
     if event["predicted"] is not None:
-        said += f"; predicted {short_number(event['predicted'])}/s ({short_number(event['predicted_at_speed'])}/s at the speed measured)"
+        said += (
+            f"; predicted {short_number(event['predicted'])}/s "
+            f"({short_number(event['predicted_at_speed'])}/s at the speed measured)"
+        )
     return said + (f"; {event['note']}" if event["note"] else "")
 
 
@@ -83,15 +101,24 @@ def _short(results: Results) -> list[str]:
 
 
 def _drift(results: Results) -> str | None:
-    """How far the machine's own speed went while a cell was measured: theory cannot be blamed for that."""
+    """How far the machine's own speed went while a cell was measured: theory cannot be blamed
+    for that.
+    """
     if not results.plan.bracket:
         return None
-    speeds = {r.cell.name: r.done["speeds"] for r in results.of("done") if r.done and None not in r.done["speeds"]}
+    speeds = {
+        r.cell.name: r.done["speeds"]
+        for r in results.of("done")
+        if r.done and None not in r.done["speeds"]
+    }
     changes = {name: abs(after / before - 1) for name, (before, after) in speeds.items()}
     if not changes:
         return None
     repeated = [result.cell.name for result in results.cells if result.noisy]
-    said = f"speed of the machine between the short calibrations around a cell: changed by {max(changes.values()):.0%} at most"
+    said = (
+        "speed of the machine between the short calibrations around a cell: changed by "
+        f"{max(changes.values()):.0%} at most"
+    )
     wandered = [f"{name} {change:.0%}" for name, change in changes.items() if change > WANDER]
     said += f"; do not trust {', '.join(wandered)}" if wandered else ""
     return said + (f"; measured again for it: {', '.join(repeated)}" if repeated else "")

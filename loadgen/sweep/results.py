@@ -1,6 +1,7 @@
 """What a sweep's folder says: every cell that is done beside theory, and what is missing and why.
 
-Everything is computed from the files of the folder alone, so a report can be made again at any time.
+Everything is computed from the files of the folder alone, so a report can be made again at any
+time.
 """
 
 from __future__ import annotations
@@ -39,10 +40,22 @@ class CellResult:
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json."""
-        kept = {key: self.done.get(key) for key in ("files", "speeds", "outcomes", "lateness", "growth")} if self.done else {}
+        kept = (
+            {
+                key: self.done.get(key)
+                for key in ("files", "speeds", "outcomes", "lateness", "growth")
+            }
+            if self.done
+            else {}
+        )
         return (
             dict(msgspec.to_builtins(self.cell))
-            | {"state": self.state, "reason": self.reason, "attempts": self.attempts, "noisy": self.noisy}
+            | {
+                "state": self.state,
+                "reason": self.reason,
+                "attempts": self.attempts,
+                "noisy": self.noisy,
+            }
             | kept
         )
 
@@ -67,8 +80,14 @@ class Results:
     @property
     def missing_searches(self) -> list[str]:
         """Searches of the plan without a result."""
-        done = {(event["policy"], event["max_output_tokens"], event["goal"]) for event in self.searches}
-        return [f"{goal} of {policy}" for policy, limit, goal in searches_of(self.plan) if (policy, limit, goal) not in done]
+        done = {
+            (event["policy"], event["max_output_tokens"], event["goal"]) for event in self.searches
+        }
+        return [
+            f"{goal} of {policy}"
+            for policy, limit, goal in searches_of(self.plan)
+            if (policy, limit, goal) not in done
+        ]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -107,12 +126,18 @@ class Results:
 
 
 def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) -> Results:
-    """Read a folder, and set every cell that is done beside theory. Raises SpecError where it is no sweep's."""
+    """Read a folder, and set every cell that is done beside theory. Raises SpecError where it is
+    no sweep's.
+    """
     plan = load_plan(folder / "plan.json")
     events, _ = read_journal(folder / "journal.jsonl")
     progress = Progress.fold(events)
     calibrated = next((event for event in reversed(events) if event["event"] == "calibrated"), None)
-    basis = Basis(plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], Bounds)) if calibrated else None
+    basis = (
+        Basis(plan, load_law(calibrated["law"]), msgspec.convert(calibrated["bounds"], Bounds))
+        if calibrated
+        else None
+    )
     cells: list[CellResult] = []
     if basis is not None:
         planned = planned_cells(events)
@@ -134,14 +159,26 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
 def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellResult:
     state, reason = "missing", known.reason or "not measured yet"
     if known.done is not None:
-        state, reason = ("done" if known.done["ended"] == "complete" else "unstable"), known.done["why"]
+        state, reason = (
+            ("done" if known.done["ended"] == "complete" else "unstable"),
+            known.done["why"],
+        )
     elif cell.load >= 1 and not basis.plan.allow_unstable:
         state = "refused"
-    result = CellResult(cell=cell, state=state, reason=reason, attempts=known.attempts, done=known.done, noisy=known.noisy)
+    result = CellResult(
+        cell=cell,
+        state=state,
+        reason=reason,
+        attempts=known.attempts,
+        done=known.done,
+        noisy=known.noisy,
+    )
     if state != "done" or known.done is None:
         return result
     sides = {name.rsplit(".", 2)[-2]: read_side(folder / name) for name in known.done["files"]}
-    return dataclasses.replace(result, comparison=compare_cell(basis, cell, sides["gateway"], sides.get("load", [])))
+    return dataclasses.replace(
+        result, comparison=compare_cell(basis, cell, sides["gateway"], sides.get("load", []))
+    )
 
 
 def read_side(path: Path) -> list[Record]:
@@ -152,11 +189,15 @@ def read_side(path: Path) -> list[Record]:
         raise SpecError(f"got {path}; expected a run file ({error})") from None
 
 
-def compare_cell(basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequence[Record]) -> Comparison | None:
+def compare_cell(
+    basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequence[Record]
+) -> Comparison | None:
     """One cell beside theory; None where nothing was dispatched."""
     lengths, bound = basis.limited(cell.max_output_tokens), basis.bounds.max_num_seqs
     try:
-        (comparison,) = compare(records, theory_of(basis.law, lengths, asked_rate=cell.rate, max_num_seqs=bound), sent)
+        (comparison,) = compare(
+            records, theory_of(basis.law, lengths, asked_rate=cell.rate, max_num_seqs=bound), sent
+        )
     except ValueError:
         return None
     return dataclasses.replace(comparison, load=cell.load)
@@ -164,4 +205,8 @@ def compare_cell(basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequ
 
 def _latest(events: Any) -> list[Event]:
     """One per subject: what was found last."""
-    return list({(event["policy"], event["max_output_tokens"], event["goal"]): event for event in events}.values())
+    return list(
+        {
+            (event["policy"], event["max_output_tokens"], event["goal"]): event for event in events
+        }.values()
+    )

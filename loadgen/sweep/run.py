@@ -1,10 +1,12 @@
 """A sweep from its first cell to its last, through interruptions.
 
-    gateway up -> law (calibrated once, kept) -> cells, each between two short calibrations of the speed -> searches
+    gateway up -> law (calibrated once, kept) -> cells, each between two short calibrations of the
+    speed -> searches
 
-A cell is done when both sides' records are on the disk and the journal says so. Everything else is repeated: after a
-Ctrl-C or a kill by the next run of the same command, after the loss of the gateway or its engine by this one, which
-starts the gateway anew (a bounded number of times, each time waiting longer) and measures its speed again.
+A cell is done when both sides' records are on the disk and the journal says so. Everything else is
+repeated: after a Ctrl-C or a kill by the next run of the same command, after the loss of the
+gateway or its engine by this one, which starts the gateway anew (a bounded number of times, each
+time waiting longer) and measures its speed again.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class Sweep:
     apparatus: Apparatus
 
     async def run(self) -> None:
-        """Measure what is not done yet. Raises GatewayError, SpecError, CancelledError; what is done stays done."""
+        """Measure what is not done yet. Raises GatewayError, SpecError, CancelledError; what is
+        done stays done.
+        """
         resumed = bool(self.store.journal.events)
         if stop_left_behind(self.store.folder):
             self.status.note("a gateway that a killed sweep left behind was ended")
@@ -64,7 +68,9 @@ class Sweep:
                 self.status.note(searches_in_words(self.plan))
             cells = await self._planned()
             for number, cell in enumerate(cells, start=1):
-                self.status.left_after = sum(self.seconds(later) for later in cells[number:] if self._is_left(later))
+                self.status.left_after = sum(
+                    self.seconds(later) for later in cells[number:] if self._is_left(later)
+                )
                 await self.measure(cell, f"cell {number}/{len(cells)}")
             if searches_of(self.plan):
                 from loadgen.sweep.search import search_all  # noqa: PLC0415 - it measures through this module
@@ -75,7 +81,9 @@ class Sweep:
             await self.apparatus.close()
 
     async def measure(self, cell: Cell, place: str) -> None:
-        """Return when the cell is done, refused, or has failed too often; `place` names it in what is shown."""
+        """Return when the cell is done, refused, or has failed too often; `place` names it in
+        what is shown.
+        """
         if self._is_done(cell):
             if not self._was_noisy(cell):
                 return
@@ -104,15 +112,23 @@ class Sweep:
             await self.apparatus.recover(run.why or "no reason known")
         known = self.store.progress.of(cell.name)
         given_up = f"given up after {counted(known.attempts, 'attempt')}"
-        self.store.append("failed", cell=cell.name, reason=f"{given_up}: {known.reason or 'no reason known'}")
+        self.store.append(
+            "failed", cell=cell.name, reason=f"{given_up}: {known.reason or 'no reason known'}"
+        )
         self.status.note(f"{place}, {cell}: {given_up}")
 
     async def _attempt(self, cell: Cell, shown: str) -> CellRun:
         apparatus = self.apparatus
         before = await apparatus.speed_now()
-        begun = await begin(apparatus.gateway.client, apparatus.gateway.record_file, cell, self.status.note)
+        begun = await begin(
+            apparatus.gateway.client, apparatus.gateway.record_file, cell, self.status.note
+        )
         attempt = 1 + self.store.progress.of(cell.name).attempts
-        where = {"epoch": begun.epoch, "record_file": self.store.relative(begun.record_file), "offset": begun.offset}
+        where = {
+            "epoch": begun.epoch,
+            "record_file": self.store.relative(begun.record_file),
+            "offset": begun.offset,
+        }
         self.store.append("started", cell=cell.name, attempt=attempt, **where)
         self.status.phase(shown, self.seconds(cell))
         apparatus.speed = None
@@ -128,7 +144,9 @@ class Sweep:
             path=self.store.growing(cell.name, attempt),
             processes=self.plan.processes,
             why_lost=apparatus.gateway.why_lost,
-            stop_unstable=not (self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"),
+            stop_unstable=not (
+                self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"
+            ),
         ).run()
         files = self.store.write(run, attempt)
         if run.ended in ("interrupted", "lost"):
@@ -145,11 +163,16 @@ class Sweep:
         except GatewayError:
             return None
 
-    def _keep(self, run: CellRun, files: dict[str, str], speeds: tuple[float, float | None], shown: str) -> None:
+    def _keep(
+        self, run: CellRun, files: dict[str, str], speeds: tuple[float, float | None], shown: str
+    ) -> None:
         records = run.load.records if run.load else []
         outcomes = Counter(record.outcome for record in records)
         if not outcomes["completed"]:
-            reason = f"no request was completed: {next((record.error for record in records if record.error), 'none was answered')}"
+            reason = (
+                "no request was completed: "
+                f"{next((record.error for record in records if record.error), 'none was answered')}"
+            )
             self.store.append("failed", cell=run.cell.name, reason=reason, files=files)
             self.status.note(f"{shown}: {reason}")
             return
@@ -161,11 +184,17 @@ class Sweep:
             files=files,
             speeds=speeds,
             outcomes=dict(outcomes),
-            lateness={"mean": run.load.lateness.mean, "p99": run.load.lateness.p99} if run.load else None,
+            lateness={"mean": run.load.lateness.mean, "p99": run.load.lateness.p99}
+            if run.load
+            else None,
             growth=None if run.growth is None else msgspec.to_builtins(run.growth),
             asked=msgspec.to_builtins(run.cell),
         )
-        stopped = f"UNSTABLE, stopped: {run.why}" if run.ended == "unstable" else f"{outcomes['completed']} of {outcomes.total()} completed"
+        stopped = (
+            f"UNSTABLE, stopped: {run.why}"
+            if run.ended == "unstable"
+            else f"{outcomes['completed']} of {outcomes.total()} completed"
+        )
         self.status.note(f"{shown}: {stopped}")
 
     def seconds(self, cell: Cell) -> float:
@@ -175,17 +204,30 @@ class Sweep:
     # noise
 
     def _was_noisy(self, cell: Cell) -> bool:
-        """Whether its mean says more about the machine than about the queue, and it may be measured again."""
+        """Whether its mean says more about the machine than about the queue, and it may be
+        measured again.
+        """
         known = self.store.progress.of(cell.name)
-        return known.done is not None and known.noisy < self.plan.repeat_noisy and speed_change(known.done) > NOISE
+        return (
+            known.done is not None
+            and known.noisy < self.plan.repeat_noisy
+            and speed_change(known.done) > NOISE
+        )
 
     def _set_aside(self, cell: Cell, shown: str) -> None:
         known = self.store.progress.of(cell.name)
         assert known.done is not None
         changed = speed_change(known.done)
         files = self.store.set_aside(known.done, known.attempts)
-        self.store.append("noisy", cell=cell.name, reason=f"the speed of the engine changed by {changed:.0%} around it", files=files)
-        self.status.note(f"{shown}: the speed of the engine changed by {changed:.0%} around it; measured again")
+        self.store.append(
+            "noisy",
+            cell=cell.name,
+            reason=f"the speed of the engine changed by {changed:.0%} around it",
+            files=files,
+        )
+        self.status.note(
+            f"{shown}: the speed of the engine changed by {changed:.0%} around it; measured again"
+        )
 
     # the journal
 
@@ -204,16 +246,24 @@ class Sweep:
         if self.store.journal.last("finished") is None:
             return False
         cells = planned_cells(self.store.journal.events)
-        return all(self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell)) for cell in cells)
+        return all(
+            self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell))
+            for cell in cells
+        )
 
     def _is_refused(self, cell: Cell) -> bool:
         return cell.load >= 1 and not self.plan.allow_unstable and cell.purpose == "grid"
 
     def _is_left(self, cell: Cell) -> bool:
-        return (self.store.progress.of(cell.name).done is None or self._was_noisy(cell)) and not self._is_refused(cell)
+        return (
+            self.store.progress.of(cell.name).done is None or self._was_noisy(cell)
+        ) and not self._is_refused(cell)
 
     def _refuse(self, cell: Cell) -> None:
-        reason = f"load {cell.load:.3g} by the law: the queue would grow without bound; --allow-unstable runs it anyway"
+        reason = (
+            f"load {cell.load:.3g} by the law: the queue would grow without bound; "
+            "--allow-unstable runs it anyway"
+        )
         if self.store.progress.of(cell.name).reason != reason:
             self.store.append("refused", cell=cell.name, reason=reason)
         self.status.note(f"{cell}: not run, {reason}")
@@ -223,11 +273,18 @@ class Sweep:
         for name, known in list(self.store.progress.cells.items()):
             if (started := known.open) is None:
                 continue
-            begun = Begun(started["epoch"], self.store.folder / started["record_file"], started["offset"])
+            begun = Begun(
+                started["epoch"], self.store.folder / started["record_file"], started["offset"]
+            )
             files = self.store.salvage_load_side(name, started["attempt"])
             try:
-                files |= self.store.write_gateway_side(name, started["attempt"], *gateway_side(begun, self._asked(), self.plan.seed))
-            except (OSError, msgspec.MsgspecError):  # no such file, or another gateway writes it now
+                files |= self.store.write_gateway_side(
+                    name, started["attempt"], *gateway_side(begun, self._asked(), self.plan.seed)
+                )
+            except (
+                OSError,
+                msgspec.MsgspecError,
+            ):  # no such file, or another gateway writes it now
                 self.status.note(f"{name}: nothing is left of attempt {started['attempt']}")
             self.store.append("cut", cell=name, reason="the sweep was killed", files=files)
 

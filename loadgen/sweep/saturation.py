@@ -1,7 +1,8 @@
 """Where a policy saturates: bisection on the rate, and what the law says about it beforehand.
 
-The bracket starts a little around the predicted rate, moves where a probe contradicts it, and is halved (on a
-logarithmic scale) until high / low - 1 is within the tolerance. The answer is the bracket: low passed, high failed.
+The bracket starts a little around the predicted rate, moves where a probe contradicts it, and is
+halved (on a logarithmic scale) until high / low - 1 is within the tolerance. The answer is the
+bracket: low passed, high failed.
 """
 
 from __future__ import annotations
@@ -38,34 +39,62 @@ class Found:
         return self.low > 0 and self.high / self.low <= 1 + tolerance
 
 
-async def bisect(passes: Callable[[float], Awaitable[bool]], start: float, tolerance: float, most: int = MOST_PROBES) -> Found:
+async def bisect(
+    passes: Callable[[float], Awaitable[bool]],
+    start: float,
+    tolerance: float,
+    most: int = MOST_PROBES,
+) -> Found:
     """Around `start`, with at most `most` probes."""
     found, down, up = Found(0.0, math.inf, 0), start / FIRST, start * FIRST
     while found.probes < most and not found.within(tolerance):
-        rate = down if not found.low else up if math.isinf(found.high) else math.sqrt(found.low * found.high)
+        rate = (
+            down
+            if not found.low
+            else up
+            if math.isinf(found.high)
+            else math.sqrt(found.low * found.high)
+        )
         if await passes(rate):
-            found, up = Found(rate, found.high, found.probes + 1), max(up, rate * WIDEN) if rate >= up else up
+            found, up = (
+                Found(rate, found.high, found.probes + 1),
+                max(up, rate * WIDEN) if rate >= up else up,
+            )
         else:
-            found, down = Found(found.low, rate, found.probes + 1), min(down, rate / WIDEN) if rate <= down else down
+            found, down = (
+                Found(found.low, rate, found.probes + 1),
+                min(down, rate / WIDEN) if rate <= down else down,
+            )
     return found
 
 
 def probe_requests(model: Model, rate: float, tolerance: float) -> int:
-    """So many evenly spaced ones that a growth of half the tolerance stands out of the scatter of the service.
+    """So many evenly spaced ones that a growth of half the tolerance stands out of the scatter of
+    the service.
 
-    A batch of b requests takes a time with at most the scatter of one length; the number in the system swings by b.
+    A batch of b requests takes a time with at most the scatter of one length; the number in the
+    system swings by b.
     """
     lengths, size = model.output_tokens, model.bound or 64
     cv2 = lengths.moment(2) / lengths.mean**2 - 1 + model.law.cv**2
     scatter = (DETECT / (tolerance / 2)) ** 2 * cv2
-    return int(min(MOST_REQUESTS, max(LEAST_REQUESTS, rate * LEAST_SECONDS, 2 * size / (tolerance / 2), scatter)))
+    return int(
+        min(
+            MOST_REQUESTS,
+            max(LEAST_REQUESTS, rate * LEAST_SECONDS, 2 * size / (tolerance / 2), scatter),
+        )
+    )
 
 
 def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: float) -> Cell:
     """One probe of a search."""
     plan, model, saturation = basis.plan, basis.model(policy, limit), goal == SATURATION
     own_length = saturation and plan.num_prompts is None and plan.duration is None
-    count, cut = basis.count(model, rate, probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate))
+    count, cut = basis.count(
+        model,
+        rate,
+        probe_requests(model, rate, plan.tolerance) if own_length else basis.needed(model, rate),
+    )
     return Cell(
         name=cell_name(policy, limit, f"{goal}-probe-{rate:.6g}"),
         policy=policy,
@@ -80,7 +109,9 @@ def probe_cell(basis: Basis, policy: str, limit: int | None, goal: str, rate: fl
 
 
 def probes_expected(tolerance: float) -> int:
-    """The two ends of the first bracket, one more where the prediction is off, and as many as halve it down to the tolerance."""
+    """The two ends of the first bracket, one more where the prediction is off, and as many as
+    halve it down to the tolerance.
+    """
     halvings = math.ceil(math.log2(max(1.0, 2 * math.log(FIRST) / math.log1p(tolerance))))
     return min(MOST_PROBES, 3 + halvings)
 
@@ -91,7 +122,9 @@ def first_rate(model: Model, predicted: float | None) -> float:
 
 
 def predicted_rate(model: Model, slo: Slo | None) -> float | None:
-    """The largest stable rate, or the largest at which the predicted quantity keeps its bound; None where no method gives it."""
+    """The largest stable rate, or the largest at which the predicted quantity keeps its bound;
+    None where no method gives it.
+    """
     if slo is None:
         return model.largest_stable_rate
 
@@ -125,7 +158,12 @@ def _holds(kept: Callable[[float], bool], rate: float) -> bool:
 
 
 def _lowest_kept(model: Model, kept: Callable[[float], bool]) -> float | None:
-    """A rate to start from: 0; under fixed, whose batches form more slowly at lower rates, the highest of a scan that keeps the bound."""
+    """A rate to start from: 0; under fixed, whose batches form more slowly at lower rates, the
+    highest of a scan that keeps the bound.
+    """
     if not isinstance(model.policy, Fixed):
         return 0.0
-    return max((rate for load in SCAN if _holds(kept, rate := load * model.largest_stable_rate)), default=None)
+    return max(
+        (rate for load in SCAN if _holds(kept, rate := load * model.largest_stable_rate)),
+        default=None,
+    )

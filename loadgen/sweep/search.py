@@ -1,8 +1,10 @@
-"""Searches: the largest rate that stays stable, or that keeps an SLO, each probe a cell of the journal.
+"""Searches: the largest rate that stays stable, or that keeps an SLO, each probe a cell of the
+journal.
 
-A saturation probe sends at equal distances: whether a queue is stable depends on the mean rate alone, and without the
-luck of Poisson arrivals a growth shows with a tenth of the requests. An SLO probe sends Poisson arrivals, the same unit
-gaps at every rate, so that a higher rate is worse for the same requests.
+A saturation probe sends at equal distances: whether a queue is stable depends on the mean rate
+alone, and without the luck of Poisson arrivals a growth shows with a tenth of the requests. An SLO
+probe sends Poisson arrivals, the same unit gaps at every rate, so that a higher rate is worse for
+the same requests.
 """
 
 from __future__ import annotations
@@ -46,9 +48,16 @@ class Search:
         if not found.within(tolerance):
             self.notes.append(f"not within the tolerance after {counted(found.probes, 'probe')}")
         speed = float(np.mean(self.speeds)) if self.speeds else 1.0
-        self._write(found, predicted, predicted_rate(basis.at_speed(speed).model(self.policy, self.limit), self._slo), speed)
+        self._write(
+            found,
+            predicted,
+            predicted_rate(basis.at_speed(speed).model(self.policy, self.limit), self._slo),
+            speed,
+        )
 
-    def _write(self, found: Found, predicted: float | None, at_speed: float | None, speed: float) -> None:
+    def _write(
+        self, found: Found, predicted: float | None, at_speed: float | None, speed: float
+    ) -> None:
         self.sweep.store.append(
             "search",
             policy=self.policy,
@@ -70,14 +79,21 @@ class Search:
         known = self.sweep.store.progress.of(cell.name)
         if known.done is None:
             why = known.reason or "no reason known"
-            raise GatewayError(f"the search for {self.goal} under {self.policy} stopped: {why}; the same command continues it")
+            raise GatewayError(
+                f"the search for {self.goal} under {self.policy} stopped: {why}; the same command "
+                "continues it"
+            )
         self.speeds += [speed for speed in known.done["speeds"] if speed is not None]
         if cell.cut:
-            self.notes.append("probes shorter than they should be (--cell-limit): the bracket may be off")
+            self.notes.append(
+                "probes shorter than they should be (--cell-limit): the bracket may be off"
+            )
         return self._kept(known.done)
 
     def _kept(self, done: Event) -> bool:
-        """Of a probe that ran to its end: that it grew by less than half the tolerance, or kept the SLO."""
+        """Of a probe that ran to its end: that it grew by less than half the tolerance, or kept
+        the SLO.
+        """
         if done["ended"] == "unstable":
             return False
         if self._slo is not None:
@@ -91,7 +107,9 @@ class Search:
 async def search_all(sweep: Sweep) -> None:
     """Every search of the plan that is not done; results go into the journal as `search`."""
     done = {
-        (event["policy"], event["max_output_tokens"], event["goal"]) for event in sweep.store.journal.events if event["event"] == "search"
+        (event["policy"], event["max_output_tokens"], event["goal"])
+        for event in sweep.store.journal.events
+        if event["event"] == "search"
     }
     for policy, limit, goal in searches_of(sweep.plan):
         if (policy, limit, goal) not in done:

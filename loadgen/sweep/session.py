@@ -1,4 +1,6 @@
-"""A sweep as the command runs it: signals, progress, the report at the end whatever happened, the exit status."""
+"""A sweep as the command runs it: signals, progress, the report at the end whatever happened,
+the exit status.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ from queueing.commands.terminal import console, say
 DONE, FAILED, CHECK_FAILED, INTERRUPTED = 0, 1, 3, 130
 
 
-async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[str], keys: Keys = NO_KEYS, *, json: bool) -> int:
+async def run_session(
+    plan: Plan,
+    folder: Path,
+    port: int,
+    assertions: Sequence[str],
+    keys: Keys = NO_KEYS,
+    *,
+    json: bool,
+) -> int:
     """Measure what is left of the plan, report what there is; the exit status.
 
     Raises GatewayError where no cell was measured or a key is refused.
@@ -42,14 +52,19 @@ async def run_session(plan: Plan, folder: Path, port: int, assertions: Sequence[
     async with Status(sys.stderr) as status:
         with cancelled_by_signals():
             try:
-                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port, keys)).run()
+                await Sweep(
+                    plan, store, status, Apparatus.of(plan, store, status, port, keys)
+                ).run()
             except asyncio.CancelledError:
                 interrupted = True
                 if (task := asyncio.current_task()) is not None:
                     task.uncancel()
                 if store.is_unmeasured():
                     store.journal.close()
-                    _say(f"interrupted before a cell was measured; the same command, or another plan in {folder}/, starts anew")
+                    _say(
+                        "interrupted before a cell was measured; the same command, or another "
+                        f"plan in {folder}/, starts anew"
+                    )
                     return INTERRUPTED
             except GatewayError as lost:
                 if store.is_unmeasured() or isinstance(lost, KeyRefusedError):
@@ -81,7 +96,9 @@ class cancelled_by_signals:  # noqa: N801 - used like a function
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError, ValueError):  # not on Windows, not outside the main thread
+            with suppress(
+                NotImplementedError, ValueError
+            ):  # not on Windows, not outside the main thread
                 loop.add_signal_handler(number, task.cancel)
 
     def __exit__(self, *_: object) -> None:
@@ -111,14 +128,20 @@ async def _results(folder: Path, status: Status) -> Results:
     return await asyncio.to_thread(results_of, folder, on_cell)
 
 
-def _print(results: Results, written: Sequence[Path], error: str | None, *, json: bool, interrupted: bool) -> None:
+def _print(
+    results: Results, written: Sequence[Path], error: str | None, *, json: bool, interrupted: bool
+) -> None:
     if error:
         _say(error)
     missing = results.of("missing") or results.missing_searches
     if interrupted or missing:
-        _say(f"`kendall sweep --resume {shlex.quote(str(results.folder))}` measures what is missing")
+        _say(
+            f"`kendall sweep --resume {shlex.quote(str(results.folder))}` measures what is missing"
+        )
     if json:
-        sys.stdout.write(msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n")
+        sys.stdout.write(
+            msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n"
+        )
         return
     if error and not (results.comparisons or results.searches or results.of("unstable")):
         return  # nothing was measured: an empty table and its files say nothing

@@ -30,7 +30,9 @@ class Slo:
     bound: float
 
     def holds(self, folder: Path, done: dict[str, Any]) -> bool:
-        """Whether a cell kept it, by the gateway's records after warm-up; what was not completed did not keep it."""
+        """Whether a cell kept it, by the gateway's records after warm-up; what was not completed
+        did not keep it.
+        """
         name = next(name for name in done["files"] if name.endswith(".gateway.jsonl"))
         records = sorted(read_run(folder / name)[1], key=lambda record: record.arrived_at or 0.0)
         return self.observed(records[warm_up(len(records)) :]) <= self.bound
@@ -40,7 +42,11 @@ class Slo:
         values = np.array([self._value(record) for record in records], dtype=np.float64)
         if not values.size:
             return float("inf")
-        return float(values.mean()) if self.stat == "mean" else float(np.quantile(values, LEVELS[self.stat], method="inverted_cdf"))
+        return (
+            float(values.mean())
+            if self.stat == "mean"
+            else float(np.quantile(values, LEVELS[self.stat], method="inverted_cdf"))
+        )
 
     def predicted(self, prediction: Prediction) -> float | None:
         """The statistic as a prediction has it; None where it has not."""
@@ -66,10 +72,15 @@ def parse_slo(text: str) -> Slo:
     """`STAT_QUANTITY=DURATION`. Raises SpecError."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
-        raise SpecError(f"got --slo {text!r}; expected STAT_QUANTITY=TIME, for example p99_queueing_delay=2s")
+        raise SpecError(
+            f"got --slo {text!r}; expected STAT_QUANTITY=TIME, for example p99_queueing_delay=2s"
+        )
     quantity = match["quantity"]
     if quantity not in QUANTITIES:
-        raise SpecError(f"got --slo {text!r}; expected one of {', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}")
+        raise SpecError(
+            f"got --slo {text!r}; expected one of "
+            f"{', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}"
+        )
     bound = parse_duration(match["value"])
     if not 0 < bound < float("inf"):
         raise SpecError(f"got --slo {text!r}; expected a time > 0")

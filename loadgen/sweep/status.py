@@ -1,7 +1,8 @@
-"""What a sweep is doing and how long it still takes: one line on stderr, never older than two seconds.
+"""What a sweep is doing and how long it still takes: one line on stderr, never older than two
+seconds.
 
-On a terminal the line is rewritten in place; elsewhere a new one is written every `LINE_PERIOD` seconds. A line costs
-microseconds: the sender shares this loop.
+On a terminal the line is rewritten in place; elsewhere a new one is written every `LINE_PERIOD`
+seconds. A line costs microseconds: the sender shares this loop.
 """
 
 from __future__ import annotations

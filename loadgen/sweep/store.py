@@ -1,4 +1,5 @@
-"""The folder of a sweep: which files there are, and how a cell's are written so that a kill leaves whole ones or none.
+"""The folder of a sweep: which files there are, and how a cell's are written so that a kill leaves
+whole ones or none.
 
 plan.json              what is measured
 journal.jsonl          what happened, event by event
@@ -40,12 +41,17 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, plan: Plan) -> Store:
-        """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is not and cells were measured."""
+        """Begin in a folder, or go on where its plan is the same. Raises SpecError where it is
+        not and cells were measured.
+        """
         if (folder / "plan.json").exists():
             if different := differences(load_plan(folder / "plan.json"), plan):
                 _begin_anew(folder, plan, different)
         elif folder.exists() and any(folder.iterdir()):
-            raise SpecError(f"got {folder}, which is not empty and holds no sweep; expected an empty folder, or another --output")
+            raise SpecError(
+                f"got {folder}, which is not empty and holds no sweep; expected an empty folder, "
+                "or another --output"
+            )
         else:
             save_plan(folder / "plan.json", plan)
         journal = Journal(folder / "journal.jsonl")
@@ -67,7 +73,9 @@ class Store:
         return self.folder / f"cells/{name}.partial-{attempt}.load.jsonl"
 
     def write(self, run: CellRun, attempt: int) -> dict[str, str]:
-        """Both sides' records of a cell; their names and digests. One that was cut keeps its attempt in its name."""
+        """Both sides' records of a cell; their names and digests. One that was cut keeps its
+        attempt in its name.
+        """
         whole = run.ended in ("complete", "unstable")
         stem = f"cells/{run.cell.name}" + ("" if whole else f".partial-{attempt}")
         files = {}
@@ -90,7 +98,9 @@ class Store:
         return files
 
     def salvage_load_side(self, name: str, attempt: int) -> dict[str, str]:
-        """What a killed sender had written of an attempt, without a last line that the kill cut short."""
+        """What a killed sender had written of an attempt, without a last line that the kill cut
+        short.
+        """
         path = self.growing(name, attempt)
         if not path.exists():
             return {}
@@ -99,7 +109,9 @@ class Store:
             path.write_bytes(content[: content.rfind(b"\n") + 1])
         return {self.relative(path): digest(path)}
 
-    def write_gateway_side(self, name: str, attempt: int, header: Header, records: Iterable[Record]) -> dict[str, str]:
+    def write_gateway_side(
+        self, name: str, attempt: int, header: Header, records: Iterable[Record]
+    ) -> dict[str, str]:
         """What a gateway kept of an attempt whose sender was killed."""
         file = f"cells/{name}.partial-{attempt}.gateway.jsonl"
         _write(self.folder / file, header, records)
@@ -112,12 +124,16 @@ class Store:
     def write_json(self, name: str, value: Any) -> Path:
         """A result for other programs; an infinite number is null."""
         with _replacing(self.folder / name) as path:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=1) + b"\n")
+            path.write_bytes(
+                msgspec.json.format(msgspec.json.encode(value, enc_hook=float), indent=1) + b"\n"
+            )
         return self.folder / name
 
     @property
     def poor_fit(self) -> str | None:
-        """What the calibration said of the law that the sweep goes by; None where it fits, or its file is gone."""
+        """What the calibration said of the law that the sweep goes by; None where it fits, or
+        its file is gone.
+        """
         path = self.folder / "profile.json"
         return poor_fit_of(str(path)) if path.is_file() else None
 
@@ -140,7 +156,10 @@ def _begin_anew(folder: Path, plan: Plan, different: Iterable[str]) -> None:
 
 
 def _has_begun(events: Sequence[Event]) -> bool:
-    begun, failed = ({event["cell"] for event in events if event["event"] == name} for name in ("started", "failed"))
+    begun, failed = (
+        {event["cell"] for event in events if event["event"] == name}
+        for name in ("started", "failed")
+    )
     return bool(begun - failed)
 
 

@@ -1,4 +1,6 @@
-"""`kendall predict` and `kendall simulate`. Bad arguments raise SpecError, which the root command turns into one line and exit status 2."""
+"""`kendall predict` and `kendall simulate`. Bad arguments raise SpecError, which the root
+command turns into one line and exit status 2.
+"""
 
 from __future__ import annotations
 
@@ -29,45 +31,104 @@ def _option(flag: str, about: str, **settings: Any) -> Any:
 
 
 PolicyText = Annotated[
-    str, _option("--policy", "single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | elastic | continuous:max_batch_size=32.")
+    str,
+    _option(
+        "--policy",
+        (
+            "single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | elastic | "
+            "continuous:max_batch_size=32."
+        ),
+    ),
 ]
 ArrivalRate = Annotated[
-    float, _option("--arrival-rate", "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.")
+    float,
+    _option(
+        "--arrival-rate",
+        "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
+    ),
 ]
-OutputTokens = Annotated[str, _option("--output-tokens", "Distribution of the answers' lengths, for example lognormal:mu=5,sigma=0.7.")]
+OutputTokens = Annotated[
+    str,
+    _option(
+        "--output-tokens",
+        "Distribution of the answers' lengths, for example lognormal:mu=5,sigma=0.7.",
+    ),
+]
 Latency = Annotated[
-    str, _option("--latency", "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of a profile.")
+    str,
+    _option(
+        "--latency",
+        (
+            "Latency law, k1=..,k2=..,k3=..,k4=.. or a=..,c=.. in seconds, or the name or file of "
+            "a profile."
+        ),
+    ),
 ]
-TokenLimit = Annotated[int | None, _option("--max-output-tokens", "Token limit: longer answers are clipped. Default: no limit.")]
+TokenLimit = Annotated[
+    int | None,
+    _option("--max-output-tokens", "Token limit: longer answers are clipped. Default: no limit."),
+]
 Patience = Annotated[
-    float | None, _option("--patience", "Longest wait; a request that waits longer is lost. Default: no limit.", parser=Duration())
+    float | None,
+    _option(
+        "--patience",
+        "Longest wait; a request that waits longer is lost. Default: no limit.",
+        parser=Duration(),
+    ),
 ]
 Servers = Annotated[int, _option("--servers", "Number of engines, fed from one queue.")]
-EngineBound = Annotated[int | None, _option("--max-num-seqs", "The engine's bound on the batch size. Default: none.")]
+EngineBound = Annotated[
+    int | None, _option("--max-num-seqs", "The engine's bound on the batch size. Default: none.")
+]
 PromptTokens = Annotated[
     str | None,
-    _option("--prompt-tokens", "Distribution of the prompts' lengths; needs kp in the latency law. Default: prompts cost nothing."),
+    _option(
+        "--prompt-tokens",
+        (
+            "Distribution of the prompts' lengths; needs kp in the latency law. Default: prompts "
+            "cost nothing."
+        ),
+    ),
 ]
 Sequences = Annotated[
     str | None,
     _option(
         "--sequences",
-        "Distribution of the sequences in a call (n, or several prompts); they arrive together; --arrival-rate counts calls. Default: one.",
+        (
+            "Distribution of the sequences in a call (n, or several prompts); they arrive "
+            "together; --arrival-rate counts calls. Default: one."
+        ),
     ),
 ]
 PadPrompts = Annotated[
     bool,
-    _option("--pad-prompts", "Pad the prompts of a batch to its longest one: a batch of b costs kp b max(prompt), not kp sum(prompt)."),
+    _option(
+        "--pad-prompts",
+        (
+            "Pad the prompts of a batch to its longest one: a batch of b costs kp b max(prompt), "
+            "not kp sum(prompt)."
+        ),
+    ),
 ]
 ArrivalScv = Annotated[
     float,
     _option(
         "--arrival-scv",
-        "Squared coefficient of variation of the gaps between arrivals: 0 regular, 1 Poisson, more for bursts; gamma gaps where simulated.",
+        (
+            "Squared coefficient of variation of the gaps between arrivals: 0 regular, 1 Poisson, "
+            "more for bursts; gamma gaps where simulated."
+        ),
     ),
 ]
 Disaggregated = Annotated[
-    bool, _option("--disaggregated", "Prefill on one engine, decode on a second one behind it, each one request at a time (policy single).")
+    bool,
+    _option(
+        "--disaggregated",
+        (
+            "Prefill on one engine, decode on a second one behind it, each one request at a time "
+            "(policy single)."
+        ),
+    ),
 ]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
@@ -88,13 +149,31 @@ def predict(
     pad_prompts: PadPrompts = False,
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
-    method: Annotated[str, _option("--method", "auto (the best there is) | exact | approximation | bound | paper | simulation.")] = "auto",
+    method: Annotated[
+        str,
+        _option(
+            "--method",
+            "auto (the best there is) | exact | approximation | bound | paper | simulation.",
+        ),
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
-    bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    bounds |= {"sequences": sequences, "pad_prompts": pad_prompts, "arrival_scv": arrival_scv, "disaggregated": disaggregated}
-    model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
+    bounds: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "max_num_seqs": max_num_seqs,
+        "servers": servers,
+        "patience": patience,
+    }
+    bounds |= {
+        "sequences": sequences,
+        "pad_prompts": pad_prompts,
+        "arrival_scv": arrival_scv,
+        "disaggregated": disaggregated,
+    }
+    model = Model.read(
+        policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
+    )
     try:
         answer = predict_model(model, arrival_rate, method)
     except UnstableQueueError as error:
@@ -119,37 +198,62 @@ def simulate(
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
     num_requests: Annotated[
-        int, _option("--num-requests", "Requests per replication; the first tenth is warm-up and is dropped.")
+        int,
+        _option(
+            "--num-requests", "Requests per replication; the first tenth is warm-up and is dropped."
+        ),
     ] = NUM_REQUESTS,
     seed: Annotated[int, _option("--seed", "Seed of arrivals, lengths and service times.")] = 0,
     replications: Annotated[int, _option("--replications", "Number of independent runs.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Simulate a policy on Poisson arrivals, event by event, and report means with standard errors."""
-    bounds: dict[str, Any] = {"prompt_tokens": prompt_tokens, "max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-    bounds |= {"sequences": sequences, "pad_prompts": pad_prompts, "arrival_scv": arrival_scv, "disaggregated": disaggregated}
-    model = Model.read(policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds)
+    """Simulate a policy on Poisson arrivals, event by event, and report means with standard
+    errors.
+    """
+    bounds: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "max_num_seqs": max_num_seqs,
+        "servers": servers,
+        "patience": patience,
+    }
+    bounds |= {
+        "sequences": sequences,
+        "pad_prompts": pad_prompts,
+        "arrival_scv": arrival_scv,
+        "disaggregated": disaggregated,
+    }
+    model = Model.read(
+        policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
+    )
     try:
         model.stable_load(arrival_rate)
-        answer = simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications)
+        answer = simulate_model(
+            model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications
+        )
     except UnstableQueueError as error:
         answer = unstable(model, error.load, "simulation")
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
 
 
 def law_of(text: str) -> LatencyModel:
-    """The law of --latency, with a warning on stderr where it fits poorly, or was probably written in milliseconds."""
+    """The law of --latency, with a warning on stderr where it fits poorly, or was probably
+    written in milliseconds.
+    """
     law = load_law(text)
     for warning in filter(None, (poor_fit_of(text), slow_law(law))):
         typer.echo(f"kendall: warning: {warning}", err=True)
     return law
 
 
-def show(answer: dict[str, Any], print_answer: Callable[[Console], None], latency: str, as_json: bool) -> None:
+def show(
+    answer: dict[str, Any], print_answer: Callable[[Console], None], latency: str, as_json: bool
+) -> None:
     """Print one or the other, and which profile the law came from."""
     profile = profile_of(latency)
     if as_json:
-        typer.echo(json.dumps(answer | {"latency_profile": None if profile is None else profile.to_dict()}))
+        typer.echo(
+            json.dumps(answer | {"latency_profile": None if profile is None else profile.to_dict()})
+        )
         return
     to = console()
     print_answer(to)
@@ -170,22 +274,35 @@ def _print(answer: Prediction, to: Console) -> None:
         to.print(table)
         if any(DASH in row for row in table.rows):
             say(to, f"{DASH}: the method does not give this value")
-    for number, assumption in enumerate(each for each in answer.assumptions if each != answer.fallback):  # which the first line says
+    for number, assumption in enumerate(
+        each for each in answer.assumptions if each != answer.fallback
+    ):  # which the first line says
         say(to, f"{'' if number else 'assumes':<14}{assumption}", hang=14)
 
 
 def _heads(answer: Prediction) -> Iterator[str]:
-    bound = "" if answer.effective_max_batch_size is None else f", at most {answer.effective_max_batch_size} together"
+    bound = (
+        ""
+        if answer.effective_max_batch_size is None
+        else f", at most {answer.effective_max_batch_size} together"
+    )
     yield f"{answer.policy}  {answer.model}{bound}  ({answer.fallback or answer.method})"
-    yield f"load          {short_number(answer.load)}" + ("" if answer.stable else "  UNSTABLE: the queue grows without bound")
+    yield f"load          {short_number(answer.load)}" + (
+        "" if answer.stable else "  UNSTABLE: the queue grows without bound"
+    )
     if answer.stable:
         yield f"utilisation   {_number(answer.utilisation)}"
         yield f"batch size    {_number(answer.batch_size.mean)}"
         yield f"loss fraction {_number(answer.loss_fraction)}"
     if "queueing_delay_upper" in answer.bounds:
-        yield f"upper bound   {_number(answer.bounds['queueing_delay_upper'])} s for the mean queueing delay"
+        yield (
+            f"upper bound   {_number(answer.bounds['queueing_delay_upper'])} s for the mean "
+            "queueing delay"
+        )
     if answer.stations:
-        yield "servers       " + ", ".join(f"{station.name} at load {short_number(station.load)}" for station in answer.stations)
+        yield "servers       " + ", ".join(
+            f"{station.name} at load {short_number(station.load)}" for station in answer.stations
+        )
 
 
 def _table(answer: Prediction) -> Table:
@@ -194,11 +311,23 @@ def _table(answer: Prediction) -> Table:
         durations.insert(1, ("delay of the served", answer.served_queueing_delay))
     durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
     errors = any(value.standard_error is not None for _, value in durations)
-    names = {"mean": "mean", **{level: level for level in LEVELS}, **({"standard_error": "std. error"} if errors else {})}
-    rows = [[label, *(_number(getattr(value, name)) for name in names)] for label, value in durations]
-    for label, mean in (("time to first token", answer.time_to_first_token), ("inter-token latency", answer.inter_token_latency)):
+    names = {
+        "mean": "mean",
+        **{level: level for level in LEVELS},
+        **({"standard_error": "std. error"} if errors else {}),
+    }
+    rows = [
+        [label, *(_number(getattr(value, name)) for name in names)] for label, value in durations
+    ]
+    for label, mean in (
+        ("time to first token", answer.time_to_first_token),
+        ("inter-token latency", answer.inter_token_latency),
+    ):
         rows.append([label, _number(mean.mean), *("" for _ in list(names)[1:])])
-    return Table((Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())), rows)
+    return Table(
+        (Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())),
+        rows,
+    )
 
 
 def _number(value: float | None) -> str:

@@ -1,7 +1,9 @@
-"""Options that came from the environment where they do not fit: a variable is set for every command, a flag for this one.
+"""Options that came from the environment where they do not fit: a variable is set for every
+command, a flag for this one.
 
-KENDALL_MAX_CLIPPED_FRACTION is meant for `serve`, and `advise` has the option too, for one objective. A flag that does not
-fit is an error; a variable that does not fit was meant for another command, and is passed over.
+KENDALL_MAX_CLIPPED_FRACTION is meant for `serve`, and `advise` has the option too, for one
+objective. A flag that does not fit is an error; a variable that does not fit was meant for another
+command, and is passed over.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def by_flag(ctx: typer.Context, name: str) -> bool:
 
 @contextmanager
 def defaults_named(ctx: typer.Context, **values: str) -> Iterator[None]:
-    """In an error raised inside, a value that was not given is called the default: `got the default --objective delay`."""
+    """In an error raised inside, a value that was not given is called the default: `got the
+    default --objective delay`.
+    """
     try:
         yield
     except SpecError as error:
@@ -38,17 +42,30 @@ def defaults_named(ctx: typer.Context, **values: str) -> Iterator[None]:
         for name, value in values.items():
             source, flag = ctx.get_parameter_source(name), "--" + name.replace("_", "-")
             if source is not None and source.name == "DEFAULT":
-                got = re.sub(rf"({flag} |\b{name}=){re.escape(value)}\b", f"the default {flag} {value}", got)
+                got = re.sub(
+                    rf"({flag} |\b{name}=){re.escape(value)}\b", f"the default {flag} {value}", got
+                )
         raise SpecError(got + semicolon + expected) from None
 
 
 def fitting(ctx: typer.Context, values: Mapping[str, Any], fits: Collection[str]) -> dict[str, Any]:
     """The values, without those from the environment that do not fit here."""
-    return {name: value for name, value in values.items() if name in fits or not from_environment(ctx, name)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in fits or not from_environment(ctx, name)
+    }
 
 
-def flags_first(ctx: typer.Context, values: Mapping[str, Any], rivals: Collection[str]) -> dict[str, Any]:
-    """The values; of the `rivals`, which exclude one another, those from the environment give way (None) to a flag."""
+def flags_first(
+    ctx: typer.Context, values: Mapping[str, Any], rivals: Collection[str]
+) -> dict[str, Any]:
+    """The values; of the `rivals`, which exclude one another, those from the environment give
+    way (None) to a flag.
+    """
     if not any(by_flag(ctx, name) for name in rivals):
         return dict(values)
-    return {name: None if name in rivals and from_environment(ctx, name) else value for name, value in values.items()}
+    return {
+        name: None if name in rivals and from_environment(ctx, name) else value
+        for name, value in values.items()
+    }

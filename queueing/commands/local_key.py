@@ -1,4 +1,6 @@
-"""The admin key that a gateway made for one run: kept in a file of the user's own, where commands on the same machine find it."""
+"""The admin key that a gateway made for one run: kept in a file of the user's own, where
+commands on the same machine find it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def key_file(port: int) -> Path:
-    """The file of the gateway on this port: in XDG_RUNTIME_DIR, else in the user's cache. Raises RuntimeError without a home."""
+    """The file of the gateway on this port: in XDG_RUNTIME_DIR, else in the user's cache. Raises
+    RuntimeError without a home.
+    """
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
     cache = os.environ.get("XDG_CACHE_HOME")
     usable = runtime.is_dir() and os.access(runtime, os.W_OK)
@@ -22,7 +26,9 @@ def key_file(port: int) -> Path:
 
 
 def local_admin_key(url: str) -> str | None:
-    """The key for a gateway of this user on this machine; None where there is no such file, or where others can read it."""
+    """The key for a gateway of this user on this machine; None where there is no such file, or
+    where others can read it.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
@@ -38,7 +44,8 @@ def local_admin_key(url: str) -> str | None:
 
 
 def key_for_admin(url: str, admin_key: str | None, api_key: str | None = None) -> str | None:
-    """What a call to `/admin` carries: the admin key that was given, else the one that the gateway made, else an API key.
+    """What a call to `/admin` carries: the admin key that was given, else the one that the gateway
+    made, else an API key.
 
     Raises SpecError for a key that cannot be sent.
     """

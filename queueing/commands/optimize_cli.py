@@ -1,4 +1,6 @@
-"""`kendall optimize`. Bad arguments raise SpecError (exit 2); no stable choice exits 3 with its reason."""
+"""`kendall optimize`. Bad arguments raise SpecError (exit 2); no stable choice exits 3 with its
+reason.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
-CANDIDATES = ("single", "dynamic", *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")), "fixed:batch_size=8")
+CANDIDATES = (
+    "single",
+    "dynamic",
+    *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")),
+    "fixed:batch_size=8",
+)
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
 LEAST_SECONDS = 1e-6  # no gateway is quicker
@@ -60,37 +67,63 @@ WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": (
 def optimize(
     ctx: typer.Context,
     *,
-    target: Annotated[str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")],
+    target: Annotated[
+        str, typer.Option("--target", help=f"What to choose: {' | '.join(TARGETS)}.")
+    ],
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
-            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, with --slo slo. "
-            "Policies are compared by sojourn time.",
+            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, "
+            "with --slo slo. Policies are compared by sojourn time.",
         ),
     ] = None,
     arrival_rate: Annotated[
         float | None,
-        typer.Option("--arrival-rate", help="Requests per second; --target arrival-rate and --objective throughput need none."),
+        typer.Option(
+            "--arrival-rate",
+            help="Requests per second; --target arrival-rate and --objective throughput need none.",
+        ),
     ] = None,
     output_tokens: OutputTokens,
     latency: Latency,
-    policy: Annotated[str, typer.Option("--policy", help="The policy whose limit is chosen.")] = "single",
+    policy: Annotated[
+        str, typer.Option("--policy", help="The policy whose limit is chosen.")
+    ] = "single",
     candidates: Annotated[
-        list[str] | None, typer.Option("--candidates", help="With --target policy: a policy to choose from; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--candidates", help="With --target policy: a policy to choose from; repeatable."
+        ),
     ] = None,
-    largest: Annotated[int | None, typer.Option("--largest", help="Largest limit, batch size or number of servers to try.")] = None,
+    largest: Annotated[
+        int | None,
+        typer.Option("--largest", help="Largest limit, batch size or number of servers to try."),
+    ] = None,
     theta: Annotated[
-        float | None, typer.Option("--theta", help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
+        float | None,
+        typer.Option(
+            "--theta",
+            help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.",
+        ),
     ] = None,
-    loss_cost: Annotated[float | None, typer.Option("--loss-cost", help="Cost of a lost request in v2. Default: 1.")] = None,
+    loss_cost: Annotated[
+        float | None, typer.Option("--loss-cost", help="Cost of a lost request in v2. Default: 1.")
+    ] = None,
     max_clipped_fraction: Annotated[
-        float | None, typer.Option("--max-clipped-fraction", help="Largest fraction of clipped answers. Default: 0.05.")
+        float | None,
+        typer.Option(
+            "--max-clipped-fraction", help="Largest fraction of clipped answers. Default: 0.05."
+        ),
     ] = None,
     slo: Annotated[
         str | None,
         typer.Option(
-            "--slo", help="Service level objective of --objective slo, for example p99_queueing_delay=2s or mean_time_to_first_token=1s."
+            "--slo",
+            help=(
+                "Service level objective of --objective slo, for example p99_queueing_delay=2s "
+                "or mean_time_to_first_token=1s."
+            ),
         ),
     ] = None,
     max_output_tokens: TokenLimit = None,
@@ -101,29 +134,65 @@ def optimize(
     pad_prompts: PadPrompts = False,
     as_json: Json = False,
 ) -> None:
-    """Choose a token limit, batch size, policy, number of servers or arrival rate by its predicted effect."""
+    """Choose a token limit, batch size, policy, number of servers or arrival rate by its
+    predicted effect.
+    """
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
     with defaults_named(ctx, objective=objective, policy=policy):
-        read = {flag for flag, names in WEIGHS.items() if objective in names} | ({"slo"} if objective == "slo" else set())
-        weights = {"theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction, "slo": slo}
+        read = {flag for flag, names in WEIGHS.items() if objective in names} | (
+            {"slo"} if objective == "slo" else set()
+        )
+        weights = {
+            "theta": theta,
+            "loss_cost": loss_cost,
+            "max_clipped_fraction": max_clipped_fraction,
+            "slo": slo,
+        }
         goal = _goal(objective, fitting(ctx, weights, read))
         _check_target(target, candidates, largest)
         _check_binding(target, goal)
         if max_output_tokens is not None:
             whole_number("max_output_tokens", max_output_tokens)
-        sought = target == "max-output-tokens"  # then --max-output-tokens bounds the search: lengths cut there would count as whole answers
+        sought = (
+            target == "max-output-tokens"
+            # then --max-output-tokens bounds the search: lengths cut there would count as whole
+            # answers
+        )
         lengths = parse_distribution(output_tokens, SUPPORT_LIMIT if sought else max_output_tokens)
         if sought:
-            largest = min(limit for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER)) if limit is not None)
-        limits: dict[str, Any] = {"max_num_seqs": max_num_seqs, "servers": servers, "patience": patience}
-        model = Model.read(policy, lengths, law_of(latency), prompt_tokens=prompt_tokens, pad_prompts=pad_prompts, **limits)
+            largest = min(
+                limit
+                for limit in (largest, max_output_tokens, lengths.quantile(1 - NEVER))
+                if limit is not None
+            )
+        limits: dict[str, Any] = {
+            "max_num_seqs": max_num_seqs,
+            "servers": servers,
+            "patience": patience,
+        }
+        model = Model.read(
+            policy,
+            lengths,
+            law_of(latency),
+            prompt_tokens=prompt_tokens,
+            pad_prompts=pad_prompts,
+            **limits,
+        )
         try:
-            with Console(stderr=True).status(f"predicting choices of {target}"):  # on a terminal only
-                found = _search(target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest)
+            with Console(stderr=True).status(
+                f"predicting choices of {target}"
+            ):  # on a terminal only
+                found = _search(
+                    target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest
+                )
         except NoStableChoiceError as error:
             typer.echo(f"kendall: {error}", err=True)
             raise typer.Exit(3) from None
-    given = {"batch-size": policy_batch_size(model.policy), "servers": servers, "max-output-tokens": max_output_tokens}.get(target)
+    given = {
+        "batch-size": policy_batch_size(model.policy),
+        "servers": servers,
+        "max-output-tokens": max_output_tokens,
+    }.get(target)
     show(found.to_dict(), lambda to: print_optimum(found, to, given), latency, as_json)
 
 
@@ -134,33 +203,52 @@ def _goal(name: str, given: dict[str, Any]) -> Objective:
     for key in weights:
         if name not in WEIGHS[key]:
             flag = "--" + key.replace("_", "-")
-            raise SpecError(f"got {flag} with --objective {name}; expected --objective {' or '.join(WEIGHS[key])}")
+            raise SpecError(
+                f"got {flag} with --objective {name}; expected --objective "
+                f"{' or '.join(WEIGHS[key])}"
+            )
     return goal
 
 
 def _check_target(target: str, candidates: list[str] | None, largest: int | None) -> None:
     if target not in TARGETS:
-        raise SpecError(f"got --target {target!r}; expected one of {', '.join(TARGETS)}{suggest(target, TARGETS)}")
+        raise SpecError(
+            f"got --target {target!r}; expected one of "
+            f"{', '.join(TARGETS)}{suggest(target, TARGETS)}"
+        )
     if candidates and target != "policy":
         raise SpecError(f"got --candidates with --target {target}; expected --target policy")
     if largest is not None and (target in ("policy", "arrival-rate") or largest < 1):
-        raise SpecError(f"got --largest {largest} with --target {target}; expected at least 1, for a limit, batch size or servers")
+        raise SpecError(
+            f"got --largest {largest} with --target {target}; expected at least 1, for a limit, "
+            "batch size or servers"
+        )
 
 
 def _check_binding(target: str, goal: Objective) -> None:
     """Raises SpecError: without a value of long answers the shortest limit is always the best."""
-    values_answers = goal.name in ("clipped", "slo") or (goal.name in ("v1", "v2") and goal.theta > 0)
+    values_answers = goal.name in ("clipped", "slo") or (
+        goal.name in ("v1", "v2") and goal.theta > 0
+    )
     if target != "max-output-tokens" or values_answers:
         return
     why = "the throughput always rises" if goal.name == "throughput" else "the delay always falls"
     got = f"--objective {goal.name}{' with --theta 0' if goal.name in ('v1', 'v2') else ''}"
     raise SpecError(
-        f"got {got} for max-output-tokens; expected an objective that values long answers, for example --objective clipped "
-        f"--max-clipped-fraction 0.05, --slo p99_queueing_delay=2s or --objective v1 --theta 0.5: {why} with a lower limit"
+        f"got {got} for max-output-tokens; expected an objective that values long answers, for "
+        "example --objective clipped --max-clipped-fraction 0.05, --slo p99_queueing_delay=2s or "
+        f"--objective v1 --theta 0.5: {why} with a lower limit"
     )
 
 
-def _search(target: str, model: Model, rate: float | None, goal: Objective, candidates: list[str], largest: int | None) -> Optimum:
+def _search(
+    target: str,
+    model: Model,
+    rate: float | None,
+    goal: Objective,
+    candidates: list[str],
+    largest: int | None,
+) -> Optimum:
     if target == "arrival-rate":
         return largest_rate(model, goal)
     if rate is not None and not rate > 0:
@@ -199,7 +287,9 @@ def _needed(rate: float | None) -> float:
 
 
 def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None:
-    """The curve with its best point, which is marked, and the one that was given; and the result in a sentence."""
+    """The curve with its best point, which is marked, and the one that was given; and the result
+    in a sentence.
+    """
     by = "" if found.compared is None else f", by mean {WORDS[found.compared]}"
     say(to, f"{found.target} for {found.objective}{by}")
     to.print(_table(found, given))
@@ -211,16 +301,41 @@ def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None
 
 def _table(found: Optimum, given: int | None) -> Table:
     rows = _around(found, given)
-    hidden = {"stable", "method"} | (set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"})
-    names = [name for name in max(rows, key=len) if name not in hidden and any(row.get(name) is not None for row in rows)]
-    columns = [Column(heading=HEADINGS.get(name, name.replace("_", "\n")), left=name == "policy", short=short_form) for name in names]
+    hidden = {"stable", "method"} | (
+        set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"}
+    )
+    names = [
+        name
+        for name in max(rows, key=len)
+        if name not in hidden and any(row.get(name) is not None for row in rows)
+    ]
+    columns = [
+        Column(
+            heading=HEADINGS.get(name, name.replace("_", "\n")),
+            left=name == "policy",
+            short=short_form,
+        )
+        for name in names
+    ]
     least = dict.fromkeys(DURATIONS, LEAST_SECONDS)
     if judged_by_slo(found):
         names.remove("score")
-        columns = [*(column for column in columns if column.heading != "score"), Column(heading="SLO\nkept")]
-    marked = [[">" if row == found.best else "", *(_cell(row.get(name), least.get(name, LEAST)) for name in names)] for row in rows]
+        columns = [
+            *(column for column in columns if column.heading != "score"),
+            Column(heading="SLO\nkept"),
+        ]
+    marked = [
+        [
+            ">" if row == found.best else "",
+            *(_cell(row.get(name), least.get(name, LEAST)) for name in names),
+        ]
+        for row in rows
+    ]
     if judged_by_slo(found):
-        marked = [[*cells, "no" if row.get("score") is None else "yes"] for cells, row in zip(marked, rows, strict=True)]
+        marked = [
+            [*cells, "no" if row.get("score") is None else "yes"]
+            for cells, row in zip(marked, rows, strict=True)
+        ]
     return Table([Column(heading=""), *columns], marked, keys=2)
 
 
@@ -229,7 +344,11 @@ def _around(found: Optimum, given: int | None) -> list[Point]:
     if len(curve) <= SHOWN:
         return curve
     every = max(1, len(curve) // SHOWN)
-    named = [point for point in curve if point == found.best or (given is not None and point.get(key) == given)]
+    named = [
+        point
+        for point in curve
+        if point == found.best or (given is not None and point.get(key) == given)
+    ]
     return [point for i, point in enumerate(curve) if i % every == 0 or point in named]
 
 

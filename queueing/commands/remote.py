@@ -1,6 +1,8 @@
-"""How commands reach a server: its URL as people write it, its certificate, and why a connection failed, in words.
+"""How commands reach a server: its URL as people write it, its certificate, and why a connection
+failed, in words.
 
-No command reads HTTP_PROXY and its like: a delay that is measured through a proxy is the proxy's too.
+No command reads HTTP_PROXY and its like: a delay that is measured through a proxy is the proxy's
+too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ NO_TLS = "the TLS handshake failed"
 
 
 def server_root(url: str) -> str:
-    """The URL that `/v1/...`, `/admin/...` and `/health` are appended to: with or without `/v1` and a slash at its end.
+    """The URL that `/v1/...`, `/admin/...` and `/health` are appended to: with or without `/v1` and
+    a slash at its end.
 
     >>> server_root("http://gateway:8080/v1/")
     'http://gateway:8080'
@@ -45,7 +48,9 @@ def is_loopback(host: str) -> bool:
 
 
 def checked_host(host: str, advice: str = "") -> str:
-    """Without the brackets of an IPv6 address. Raises SpecError for what is no host: a URL, or one with a port; `advice` about URLs."""
+    """Without the brackets of an IPv6 address. Raises SpecError for what is no host: a URL, or
+    one with a port; `advice` about URLs.
+    """
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if re.fullmatch(r"[\w.-]+", host) or _address(bare) is not None:
         return bare
@@ -61,7 +66,9 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def check_no_credentials(url: str, name: str) -> None:
-    """Raises SpecError: a password would end in files and logs; the message does not repeat it. Nor may it be no URL at all."""
+    """Raises SpecError: a password would end in files and logs; the message does not repeat it.
+    Nor may it be no URL at all.
+    """
     try:
         netloc = urlsplit(url).netloc
     except ValueError as error:
@@ -69,23 +76,33 @@ def check_no_credentials(url: str, name: str) -> None:
     if not url.isprintable():
         raise SpecError(f"got {name} {url!r}; expected http://HOST:PORT without control characters")
     if "@" in netloc:
-        raise SpecError(f"got {name} with a user name or password; expected http://HOST:PORT, with --api-key KEY for a key")
+        raise SpecError(
+            f"got {name} with a user name or password; expected http://HOST:PORT, with --api-key "
+            "KEY for a key"
+        )
 
 
 def check_key(key: str | None, option: str) -> None:
-    """Raises SpecError for a key that no header can carry; the message does not repeat it. None and an empty one are no key."""
+    """Raises SpecError for a key that no header can carry; the message does not repeat it. None
+    and an empty one are no key.
+    """
     if key and (" " in key or not (key.isascii() and key.isprintable())):
         raise SpecError(
-            f"got {option} with a key of {counted(len(key), 'character')}; expected printable ASCII without spaces or line ends"
+            f"got {option} with a key of {counted(len(key), 'character')}; expected printable "
+            "ASCII without spaces or line ends"
         )
 
 
 def tls_context(cacert: str | None = None, *, insecure: bool = False) -> ssl.SSLContext:
-    """Trusts the authorities of a file, else those of SSL_CERT_FILE or the system. Raises SpecError for a file without certificates."""
+    """Trusts the authorities of a file, else those of SSL_CERT_FILE or the system. Raises
+    SpecError for a file without certificates.
+    """
     try:
         context = ssl.create_default_context(cafile=cacert)
     except (OSError, ssl.SSLError) as error:
-        raise SpecError(f"got --cacert {cacert}: {error.strerror or error}; expected a file of PEM certificates") from None
+        raise SpecError(
+            f"got --cacert {cacert}: {error.strerror or error}; expected a file of PEM certificates"
+        ) from None
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -96,7 +113,9 @@ REFUSED = (401, 403)  # statuses of a server that does not take the key, or want
 
 
 def key_refusal(where: str, status: int, message: str, option: str) -> str:
-    """One line for a refused key: what the server got, and which option gives another key; its own advice is for other clients."""
+    """One line for a refused key: what the server got, and which option gives another key; its
+    own advice is for other clients.
+    """
     got, told, _ = message.partition("; expected ")
     if status == 401 or not told:
         return f"{where} answered {status}: {got}; expected {option} with a key that it accepts"
@@ -115,39 +134,57 @@ class Trust:
             raise SpecError(f"got --insecure with --cacert {self.cacert}; expected one of them")
 
     def verification(self, url: str) -> ssl.SSLContext | bool:
-        """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is nothing to verify. Raises SpecError."""
+        """What httpx takes as `verify`: the context of a URL with TLS; without TLS there is
+        nothing to verify. Raises SpecError.
+        """
         if not url.lower().startswith("https:"):
             return False
-        return tls_context(None if self.cacert is None else str(self.cacert), insecure=self.insecure)
+        return tls_context(
+            None if self.cacert is None else str(self.cacert), insecure=self.insecure
+        )
 
 
 SYSTEM = Trust()
 A_GATEWAY = "expected the URL of a running `kendall serve`, for example http://127.0.0.1:8080"
-CACERT = "PEM file of the authorities that may have signed the server's certificate. Default: the system's."
+CACERT = (
+    "PEM file of the authorities that may have signed the server's certificate. Default: the "
+    "system's."
+)
 INSECURE = "Accept any TLS certificate of the server."
 
 
 def reason(error: BaseException) -> str:
-    """Why a connection failed, one line: the error at the bottom of the chain, certificates by name."""
+    """Why a connection failed, one line: the error at the bottom of the chain, certificates by
+    name.
+    """
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"{NOT_TRUSTED}: {cause.verify_message}; --cacert FILE names its authority, --insecure accepts any"
+            return (
+                f"{NOT_TRUSTED}: {cause.verify_message}; --cacert FILE names its authority, "
+                "--insecure accepts any"
+            )
         if isinstance(cause, ssl.SSLError):
             return f"{NO_TLS}: {cause.reason or cause}; does the server speak https?"
-    numbers = [cause.errno for cause in chain if isinstance(cause, OSError) and cause.errno is not None]
+    numbers = [
+        cause.errno for cause in chain if isinstance(cause, OSError) and cause.errno is not None
+    ]
     if errno.EMFILE in numbers:
         return NO_DESCRIPTOR
     if numbers and numbers[-1] > 0:
         return os.strerror(numbers[-1]).lower()
-    if names := [cause.strerror for cause in chain if isinstance(cause, socket.gaierror) and cause.strerror]:
+    if names := [
+        cause.strerror for cause in chain if isinstance(cause, socket.gaierror) and cause.strerror
+    ]:
         return names[-1].lower()
     return str(error) or type(error).__name__
 
 
 def unanswered(error: BaseException, url: str) -> str:
     """Why a request was not answered: a server that speaks TLS drops what is no TLS."""
-    dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith("http:")  # httpx's
+    dropped = type(error).__name__ == "RemoteProtocolError" and url.lower().startswith(
+        "http:"
+    )  # httpx's
     return "it closed the connection; does it speak https?" if dropped else reason(error)
 
 

@@ -1,4 +1,6 @@
-"""`kendall reproduce`: the documents' tables and figures. Progress goes to stderr; what was found, to stdout and to --output."""
+"""`kendall reproduce`: the documents' tables and figures. Progress goes to stderr; what was
+found, to stdout and to --output.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Steps:
 
     def line(self, what: str) -> None:
         """One line of progress."""
-        sys.stderr.write(f"{self._name:<20}{self._console.get_time() - self._began:6.1f} s  {what}\n")
+        sys.stderr.write(
+            f"{self._name:<20}{self._console.get_time() - self._began:6.1f} s  {what}\n"
+        )
         sys.stderr.flush()
 
     def watch(self) -> None:
@@ -68,12 +72,26 @@ def told(name: str) -> Iterator[Steps]:
 
 @app.command()
 def reproduce(
-    what: Annotated[list[str], typer.Argument(help="all | yang | inoue | chapter, or tables and figures by name, for example yang-fig4.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help=(
+                "all | yang | inoue | chapter, or tables and figures by name, for example "
+                "yang-fig4."
+            )
+        ),
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="Folder for plots and data; with `all` also for the page README.md.", parser=folder_to_write),
+        typer.Option(
+            "--output",
+            help="Folder for plots and data; with `all` also for the page README.md.",
+            parser=folder_to_write,
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
 ) -> None:
     """Compute the tables and figures of the papers and compare them with the printed numbers.
 
@@ -104,8 +122,13 @@ def _one(name: str, output: Path | None) -> Artefact:
             save_data(artefact, output / f"{name}.json")
             if artefact.panels:
                 draw_artefact(artefact, output / f"{name}.png")
-        met = sum(statement.verdict.startswith(("met", "holds")) for statement in artefact.statements)
-        steps.line(f"done: {met} of {len(artefact.statements)} met or hold, {len(artefact.failed)} unexplained")
+        met = sum(
+            statement.verdict.startswith(("met", "holds")) for statement in artefact.statements
+        )
+        steps.line(
+            f"done: {met} of {len(artefact.statements)} met or hold, {len(artefact.failed)} "
+            "unexplained"
+        )
     return artefact
 
 

@@ -1,7 +1,9 @@
-"""Text for people, on a terminal, in a pipe or in a file: its width, tables that lose no digit, sentences that break at words.
+"""Text for people, on a terminal, in a pipe or in a file: its width, tables that lose no digit,
+sentences that break at words.
 
-The width is COLUMNS where that is set, else the terminal's, else 80. A table that is wider takes, in this order: the short
-forms of its first column, narrower gaps, blocks one below the other that repeat its `keys`, one line per value.
+The width is COLUMNS where that is set, else the terminal's, else 80. A table that is wider takes,
+in this order: the short forms of its first column, narrower gaps, blocks one below the other that
+repeat its `keys`, one line per value.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ _TOGETHER = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h)(?!\w))|(?<=±) ")  # 95 %, 
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """For stdout, or another stream: text is printed as it is, without markup; what the encoding cannot write becomes a `?`."""
+    """For stdout, or another stream: text is printed as it is, without markup; what the encoding
+    cannot write becomes a `?`.
+    """
     stream = sys.stdout if stream is None else stream
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
-    width = None if stream.isatty() else _columns() or NO_TERMINAL  # of a terminal rich knows the width, and follows it
+    width = (
+        None if stream.isatty() else _columns() or NO_TERMINAL
+    )  # of a terminal rich knows the width, and follows it
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
@@ -49,7 +55,13 @@ def say(to: Console, text: str, *, hang: int = 2, style: str | None = None) -> N
 def _at_words(text: str, width: int, hang: int = 0) -> Iterator[str]:
     """Lines of that width; a longer word, such as a path, stays whole, and so does 1e-05."""
     for line in _TOGETHER.sub("\N{NO-BREAK SPACE}", text).split("\n"):
-        parts = textwrap.wrap(line, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False)
+        parts = textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * hang,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         yield from (part.replace("\N{NO-BREAK SPACE}", " ") for part in parts or [""])
 
 
@@ -60,7 +72,9 @@ class Column:
     heading: str
     left: bool = False  # text; numbers are set to the right
     sentence: bool = False  # breaks at words, in what the other columns leave of the width
-    short: Callable[[str], str] | None = None  # a shorter form of a cell, where the table is too wide
+    short: Callable[[str], str] | None = (
+        None  # a shorter form of a cell, where the table is too wide
+    )
     least: int = 0  # width
 
 
@@ -92,7 +106,10 @@ class Table:
         return self._shortened()._blocks(width)
 
     def _shortened(self) -> Table:
-        rows = [[c.short(cell) if c.short else cell for c, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        rows = [
+            [c.short(cell) if c.short else cell for c, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
         return Table(self.columns, rows, self.keys, self.headed)
 
     def _fitted(self, chosen: Sequence[int], width: int, gap: int) -> dict[int, int] | None:
@@ -113,15 +130,26 @@ class Table:
 
     def _natural(self, index: int) -> int:
         cells = (self.columns[index].heading, *(row[index] for row in self.rows))
-        return max(self.columns[index].least, *(len(line) for cell in cells for line in cell.split("\n")))
+        return max(
+            self.columns[index].least, *(len(line) for cell in cells for line in cell.split("\n"))
+        )
 
     def _blocks(self, width: int) -> list[tuple[str, bool]]:
-        """Blocks that fit, one below the other; where not even the keys and one column fit, a line per value."""
+        """Blocks that fit, one below the other; where not even the keys and one column fit, a
+        line per value.
+        """
         keys, rest, groups = [*range(self.keys)], [*range(self.keys, len(self.columns))], []
         if not rest:
             return [(line, False) for line in self._by_value(width)]
         while rest:
-            taken = next((n for n in range(len(rest), 0, -1) if self._fitted([*keys, *rest[:n]], width, GAPS[0])), 0)
+            taken = next(
+                (
+                    n
+                    for n in range(len(rest), 0, -1)
+                    if self._fitted([*keys, *rest[:n]], width, GAPS[0])
+                ),
+                0,
+            )
             if not taken:
                 return [(line, False) for line in self._by_value(width)]
             groups.append([*keys, *rest[:taken]])
@@ -133,24 +161,37 @@ class Table:
             lines += [*([("", False)] if lines else []), *self._block(group, widths, GAPS[0])]
         return lines
 
-    def _block(self, chosen: Sequence[int], widths: dict[int, int], gap: int) -> Iterator[tuple[str, bool]]:
+    def _block(
+        self, chosen: Sequence[int], widths: dict[int, int], gap: int
+    ) -> Iterator[tuple[str, bool]]:
         headings = [self.columns[index].heading.split("\n") for index in chosen]
         height = max(map(len, headings))
         if self.headed:
             padded = [[""] * (height - len(heading)) + heading for heading in headings]
-            yield from ((self._line(chosen, cells, widths, gap), True) for cells in zip(*padded, strict=True))
+            yield from (
+                (self._line(chosen, cells, widths, gap), True)
+                for cells in zip(*padded, strict=True)
+            )
         for row in self.rows:
             cells = [self._wrapped(index, row[index], widths[index]) for index in chosen]
-            yield from ((self._line(chosen, line, widths, gap), False) for line in zip_longest(*cells, fillvalue=""))
+            yield from (
+                (self._line(chosen, line, widths, gap), False)
+                for line in zip_longest(*cells, fillvalue="")
+            )
 
     def _wrapped(self, index: int, cell: str, width: int) -> list[str]:
         if not self.columns[index].sentence:
             return cell.split("\n")
         return list(_at_words(cell, width))
 
-    def _line(self, chosen: Sequence[int], cells: Sequence[str], widths: dict[int, int], gap: int) -> str:
+    def _line(
+        self, chosen: Sequence[int], cells: Sequence[str], widths: dict[int, int], gap: int
+    ) -> str:
         left = (self.columns[index].left or self.columns[index].sentence for index in chosen)
-        set_in = (f"{cell:<{widths[i]}}" if text else f"{cell:>{widths[i]}}" for i, cell, text in zip(chosen, cells, left, strict=True))
+        set_in = (
+            f"{cell:<{widths[i]}}" if text else f"{cell:>{widths[i]}}"
+            for i, cell, text in zip(chosen, cells, left, strict=True)
+        )
         return (" " * gap).join(set_in).rstrip()
 
     def _by_value(self, width: int) -> Iterator[str]:
@@ -160,4 +201,8 @@ class Table:
                 yield ""
             for heading, cell in zip(headings, row, strict=True):
                 value = " / ".join(cell.split("\n"))
-                yield from textwrap.wrap(f"{heading}: {value}" if heading else value, max(width, 1), break_on_hyphens=False)
+                yield from textwrap.wrap(
+                    f"{heading}: {value}" if heading else value,
+                    max(width, 1),
+                    break_on_hyphens=False,
+                )

@@ -1,6 +1,8 @@
-"""A model's service times as the queue ahead needs them (`queueing.control.wait_ahead`): small enough to be sent to another process.
+"""A model's service times as the queue ahead needs them (`queueing.control.wait_ahead`): small
+enough to be sent to another process.
 
-Sizes are spaced by factors of two up to the bound: between them means and variances of a batch's service time are near a line.
+Sizes are spaced by factors of two up to the bound: between them means and variances of a batch's
+service time are near a line.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ def _batches(model: Model, bound: int) -> BatchService:
     time = model.batch_time
     sizes = sorted({min(2**power, bound) for power in range(bound.bit_length() + 1)})
     means = [time.mean(size) for size in sizes]
-    variances = [max(0.0, time.second_moment(size) - mean**2) for size, mean in zip(sizes, means, strict=True)]
+    variances = [
+        max(0.0, time.second_moment(size) - mean**2)
+        for size, mean in zip(sizes, means, strict=True)
+    ]
     return BatchService(
         largest=bound,
         servers=model.servers,

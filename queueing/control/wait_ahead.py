@@ -1,24 +1,30 @@
-"""How long the request at one place of the queue still waits, given what stands before it: the mean, and P(W <= x).
+"""How long the request at one place of the queue still waits, given what stands before it: the
+mean, and P(W <= x).
 
-Batches of at most B on c servers, k requests before it. The batches before it are full, so the (m + 1)-th next end starts it:
+Batches of at most B on c servers, k requests before it. The batches before it are full, so the (m +
+1)-th next end starts it:
 
     W = R_(m mod c) + H_1 + .. + H_(m div c),   m = k div B,   R_(0) <= R_(1) <= ..: what is left of the batches in service
     R = (H - t | H > t),  t since the dispatch, H gamma with the mean and variance of a batch of that size; an idle server has R = 0
 
-Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching waits for company too: W = max(that, C), C the
-time until its batch is full (Erlang of the arrivals that are missing) or its oldest has waited `max_wait`, whichever is sooner.
+Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching waits for
+company too: W = max(that, C), C the time until its batch is full (Erlang of the arrivals that are
+missing) or its oldest has waited `max_wait`, whichever is sooner.
 
-Slots (continuous), c of them, n taken: W = 0 while k < c - n, else the j-th departure from c full slots, j = k + 1 - (c - n):
+Slots (continuous), c of them, n taken: W = 0 while k < c - n, else the j-th departure from c full
+slots, j = k + 1 - (c - n):
 
     E W = (j - 1 + (1 + v)/2) / X,   Var W = (f + (j - 1) (v + r C^2)/(1 + r)) / X^2,   v = (C^2 + c - 1)/c,   r = j/c
     f = v ((1 + v)/2)^2 + max(0, 1 - v)/12
 
-X the throughput of c full slots, C^2 the scv of the slot time: departures of many slots look Poisson over few of them and like the
-slots' own renewals over many; f is the first one's variance (1 for Poisson, 1/12 for a clock). An approximation, worst where answers
-are all of one length and slots keep step.
+X the throughput of c full slots, C^2 the scv of the slot time: departures of many slots look
+Poisson over few of them and like the slots' own renewals over many; f is the first one's variance
+(1 for Poisson, 1/12 for a clock). An approximation, worst where answers are all of one length and
+slots keep step.
 
-W is then gamma with these two moments. Conditions: first come, first served; nobody before it gives up (else W is shorter); lengths of
-those who wait are like those that were served; token and memory bounds of the engine do not make batches smaller (else longer).
+W is then gamma with these two moments. Conditions: first come, first served; nobody before it gives
+up (else W is shorter); lengths of those who wait are like those that were served; token and memory
+bounds of the engine do not make batches smaller (else longer).
 """
 
 from __future__ import annotations
@@ -32,8 +38,11 @@ from typing import Protocol
 import numpy as np
 from scipy.special import gammainc, gammaincc, gammaincinv
 
-_GONE = 1e-12  # probability below which a batch should have been over: what is left of it is the tail's own scale
-_CERTAIN = 1e-9  # squared coefficient of variation below which a wait is a number: rounding, and gamma functions lose their digits
+# probability below which a batch should have been over: what is left of it is the tail's own scale
+_GONE = 1e-12
+# squared coefficient of variation below which a wait is a number: rounding, and gamma functions
+# lose their digits
+_CERTAIN = 1e-9
 _POINTS = 129  # of an integral over a distribution function
 
 
@@ -86,7 +95,9 @@ class Wait:
         if going < _GONE:
             return Wait(scale, scale**2)
         first = self.mean * float(gammaincc(shape + 1, elapsed / scale)) / going
-        second = (self.mean**2 + self.variance) * float(gammaincc(shape + 2, elapsed / scale)) / going
+        second = (
+            (self.mean**2 + self.variance) * float(gammaincc(shape + 2, elapsed / scale)) / going
+        )
         left = max(0.0, first - elapsed)
         return Wait(left, max(0.0, second - first**2))
 
@@ -119,14 +130,20 @@ class Together:
         server, company = self.server, self.company
         if company.rate <= 0 and math.isinf(company.left):
             return math.inf
-        arrivals = (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate if company.rate > 0 else math.inf
+        arrivals = (
+            (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate
+            if company.rate > 0
+            else math.inf
+        )
         start, end = server.mean if server.certain else 0.0, min(company.left, arrivals)
         if end <= start:
             return server.mean
         instants = np.linspace(start, end, _POINTS)
         alone = gammaincc(company.missing, company.rate * instants)  # up to just before `left`
         if not server.certain:
-            alone = alone * gammainc(server.mean**2 / server.variance, instants * server.mean / server.variance)
+            alone = alone * gammainc(
+                server.mean**2 / server.variance, instants * server.mean / server.variance
+            )
         return server.mean + float(np.trapezoid(alone, instants))
 
     def within(self, seconds: float) -> float:
@@ -159,7 +176,9 @@ class InService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchService:
-    """Servers that take the next batch when one is over: mean and variance of the service time at some sizes, ascending."""
+    """Servers that take the next batch when one is over: mean and variance of the service time
+    at some sizes, ascending.
+    """
 
     largest: int  # B, the most that one dispatch takes
     servers: int
@@ -169,7 +188,9 @@ class BatchService:
     first_token: float = 0.0  # from the dispatch, seconds
 
     def time(self, size: int) -> Wait:
-        """The service time of a batch of `size`: between known sizes on a straight line, beyond them the nearest one's."""
+        """The service time of a batch of `size`: between known sizes on a straight line, beyond
+        them the nearest one's.
+        """
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return Wait(self.means[-1], self.variances[-1])
@@ -178,7 +199,9 @@ class BatchService:
         low, high = self.sizes[at - 1], self.sizes[at]
         share = (size - low) / (high - low)
         mean = self.means[at - 1] + share * (self.means[at] - self.means[at - 1])
-        return Wait(mean, self.variances[at - 1] + share * (self.variances[at] - self.variances[at - 1]))
+        return Wait(
+            mean, self.variances[at - 1] + share * (self.variances[at] - self.variances[at - 1])
+        )
 
     def wait(self, place: int, in_service: Sequence[InService]) -> Wait:
         """Of the one with `place` requests before it."""
@@ -191,7 +214,9 @@ class BatchService:
         return Wait(left.mean + turns * full.mean, left.variance + turns * full.variance)
 
     def until_gone(self, count: int, in_service: Sequence[InService]) -> float:
-        """Mean time until `count` of those in the system have left it, counted with the ends of their batches; seconds."""
+        """Mean time until `count` of those in the system have left it, counted with the ends of
+        their batches; seconds.
+        """
         here = sum(batch.size for batch in in_service)
         left = self._left(in_service)
         if count <= here:
@@ -236,7 +261,8 @@ def _mean(wait: Wait) -> float:
 
 
 def company(place: int, waiting: int, batch_size: int, rate: float, left: float) -> Company | None:
-    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue (and itself); None: its batch is full.
+    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue
+    (and itself); None: its batch is full.
 
     `left`: seconds until the oldest of its batch has waited `max_wait`.
     """

@@ -1,7 +1,9 @@
-"""What the fit of a named law searches over: parameters as functions of unbounded coordinates, and where it starts.
+"""What the fit of a named law searches over: parameters as functions of unbounded coordinates, and
+where it starts.
 
-Coordinates are of order one and start at 0, at the moments of the sample (clipped counts taken as they are). A bounded
-parameter is a logistic function of its coordinate, a positive one an exponential.
+Coordinates are of order one and start at 0, at the moments of the sample (clipped counts taken as
+they are). A bounded parameter is a logistic function of its coordinate, a positive one an
+exponential.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def _ended(of: Sample) -> tuple[int, int]:
 
 
 def _lower_edge(of: Sample) -> tuple[float, float]:
-    """Where the smallest possible draw may lie: it was rounded to the shortest count (anything below 3/2 to 1)."""
+    """Where the smallest possible draw may lie: it was rounded to the shortest count (anything
+    below 3/2 to 1).
+    """
     shortest = _ended(of)[0]
     return (shortest - 0.5 if shortest > 1 else 0.0), shortest + 0.5
 
@@ -44,8 +48,14 @@ def _uniform(of: Sample) -> Parameters:
     clipped = of.values[of.clipped > 0]
     if len(clipped) and clipped[-1] >= longest:  # no upper bound is known
         floor, spread = clipped[-1] - 0.5, _moments(of)[1]
-        return lambda t: (low + (low_end - low) * float(expit(t[0])), floor + spread * math.exp(t[1]))
-    return lambda t: (low + (low_end - low) * float(expit(t[0])), longest - 0.5 + float(expit(t[1])))
+        return lambda t: (
+            low + (low_end - low) * float(expit(t[0])),
+            floor + spread * math.exp(t[1]),
+        )
+    return lambda t: (
+        low + (low_end - low) * float(expit(t[0])),
+        longest - 0.5 + float(expit(t[1])),
+    )
 
 
 def _normal(of: Sample) -> Parameters:

@@ -15,23 +15,31 @@ from queueing.arguments import short_repr
 from queueing.measurement.record import cut_run_of
 
 FIELD = "output_tokens"
-CSV, LINES = f"a CSV file with a column {FIELD} (or one column only)", f"JSON lines with a field {FIELD}"
+CSV, LINES = (
+    f"a CSV file with a column {FIELD} (or one column only)",
+    f"JSON lines with a field {FIELD}",
+)
 FORMS = f"whole numbers >= 1: one per line, {CSV}, {LINES}, or a run file"
 
 
 def read_counts(path: Path) -> list[int]:
-    """The counts of a file, in its order; a request that made no token has no length to learn from and is left out.
+    """The counts of a file, in its order; a request that made no token has no length to learn from
+    and is left out.
 
     Raises SpecError: not readable, not whole numbers, no such column, none left.
     """
     try:
         counts = list(_counts(path))
     except OSError as error:
-        raise SpecError(f"got path={path}: {error.strerror}; expected a file with {FORMS}") from None
+        raise SpecError(
+            f"got path={path}: {error.strerror}; expected a file with {FORMS}"
+        ) from None
     except (ValueError, msgspec.MsgspecError) as error:
         raise SpecError(f"got path={path}: {error}; expected {FORMS}") from None
     if not any(counts):
-        raise SpecError(f"got path={path}: {'only counts of 0' if counts else 'no counts'}; expected {FORMS}")
+        raise SpecError(
+            f"got path={path}: {'only counts of 0' if counts else 'no counts'}; expected {FORMS}"
+        )
     return [count for count in counts if count]
 
 
@@ -52,7 +60,9 @@ def _is_run(first: str) -> bool:
 
 def _from_csv(text: str) -> Iterator[int]:
     reader = csv.reader(text.splitlines())
-    rows = [(reader.line_num, cells) for row in reader if any(cells := [cell.strip() for cell in row])]
+    rows = [
+        (reader.line_num, cells) for row in reader if any(cells := [cell.strip() for cell in row])
+    ]
     if not rows:
         return
     first = rows[0][1]
@@ -64,7 +74,9 @@ def _from_csv(text: str) -> Iterator[int]:
     elif len(first) == 1:
         column = 0
     else:
-        raise ValueError(f"got {len(first)} columns ({', '.join(header) if header else 'no header'})")
+        raise ValueError(
+            f"got {len(first)} columns ({', '.join(header) if header else 'no header'})"
+        )
     for line, row in rows:
         if column >= len(row):
             raise ValueError(f"line {line} has no {FIELD}")

@@ -1,13 +1,15 @@
-"""Which named law made these output lengths: maximum likelihood on the rounded law, with clipped lengths as "at least".
+"""Which named law made these output lengths: maximum likelihood on the rounded law, with clipped
+lengths as "at least".
 
     log L = sum_{ended} log P(n_i) + sum_{clipped} log P(N >= c_j),    AIC = 2 p - 2 log L,    BIC = p log n - 2 log L
 
-P is the law of whole counts that the text stands for, not its density: lengths of a few tokens, and laws narrower than a
-token, are fitted as they are. Method: Nelder-Mead over scaled coordinates (queueing/distributions/families.py), which needs
-no derivative of a likelihood with corners (uniform, Pareto). Goodness of fit: D = max |F(n) - F_n(n)| between the fitted law
-and the product-limit estimate; its p-value by parametric bootstrap with a new fit to every replicate, as the tables for
-known parameters are far too kind. Conditions: independent lengths, limits independent of them. A family that cannot have made
-the sample is left out.
+P is the law of whole counts that the text stands for, not its density: lengths of a few tokens, and
+laws narrower than a token, are fitted as they are. Method: Nelder-Mead over scaled coordinates
+(queueing/distributions/families.py), which needs no derivative of a likelihood with corners
+(uniform, Pareto). Goodness of fit: D = max |F(n) - F_n(n)| between the fitted law and the
+product-limit estimate; its p-value by parametric bootstrap with a new fit to every replicate, as
+the tables for known parameters are far too kind. Conditions: independent lengths, limits
+independent of them. A family that cannot have made the sample is left out.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from queueing.errors import NotConvergedError
 FAMILIES = ("deterministic", *SEARCHES)
 BOOTSTRAP = 99  # replicates: p-values in steps of 0.01
 FEWEST = 10  # requests that ended by themselves
-FURTHEST_MEAN = -4.5  # in std: a normal law truncated there is an exponential one, and its likelihood has no maximum
+FURTHEST_MEAN = (
+    -4.5
+)  # in std: a normal law truncated there is an exponential one, and its likelihood has no maximum
 IMPOSSIBLE = 1e300  # minus log likelihood, finite for the simplex's arithmetic
 
 
@@ -59,22 +63,30 @@ def fit_distribution(
     rng: np.random.Generator | None = None,
     bootstrap: int = BOOTSTRAP,
 ) -> list[FittedDistribution]:
-    """The families fitted to output token counts, smallest AIC first; p-values if `rng` is given (10 ms a fit, times `bootstrap`).
+    """The families fitted to output token counts, smallest AIC first; p-values if `rng` is given
+    (10 ms a fit, times `bootstrap`).
 
-    `censored[i]` marks a request that a limit ended: its length is at least counts[i]. Raises SpecError: too few counts,
-    an unknown family; NotConvergedError.
+    `censored[i]` marks a request that a limit ended: its length is at least counts[i]. Raises
+    SpecError: too few counts, an unknown family; NotConvergedError.
     """
     data = sample(counts, censored)
     if data.ended.sum() < FEWEST:
-        raise SpecError(f"got {data.ended.sum()} counts that ended by themselves; expected at least {FEWEST}")
+        raise SpecError(
+            f"got {data.ended.sum()} counts that ended by themselves; expected at least {FEWEST}"
+        )
     for family in families:
         if family not in FAMILIES:
-            raise SpecError(f"got family {family!r}; expected some of {', '.join(FAMILIES)}{suggest(family, FAMILIES)}")
+            raise SpecError(
+                f"got family {family!r}; expected some of "
+                f"{', '.join(FAMILIES)}{suggest(family, FAMILIES)}"
+            )
     found = [fit for family in families if (fit := _fit(family, data, rng, bootstrap)) is not None]
     return sorted(found, key=lambda fit: fit.aic)
 
 
-def _fit(family: str, data: Sample, rng: np.random.Generator | None, bootstrap: int) -> FittedDistribution | None:
+def _fit(
+    family: str, data: Sample, rng: np.random.Generator | None, bootstrap: int
+) -> FittedDistribution | None:
     if not _has_maximum(family, data):
         return None
     spec = _estimate(family, data, precise=True)
@@ -98,7 +110,9 @@ def _fit(family: str, data: Sample, rng: np.random.Generator | None, bootstrap: 
 
 
 def _has_maximum(family: str, data: Sample) -> bool:
-    """A constant cannot make several values; on one, the likelihood of a law with a width grows as the width shrinks."""
+    """A constant cannot make several values; on one, the likelihood of a law with a width grows
+    as the width shrinks.
+    """
     longer_than_ended = bool(data.clipped[data.values > data.values[data.ended > 0][0]].any())
     if np.count_nonzero(data.ended) > 1:
         return family != "deterministic"
@@ -119,10 +133,20 @@ def _estimate(family: str, data: Sample, *, precise: bool) -> DistributionText:
         np.zeros(dimensions),
         args=(family, parameters, data),
         method="Nelder-Mead",
-        options={"initial_simplex": start, "xatol": 100 * tolerance, "fatol": tolerance, "maxiter": 2000, "maxfev": 4000},
+        options={
+            "initial_simplex": start,
+            "xatol": 100 * tolerance,
+            "fatol": tolerance,
+            "maxiter": 2000,
+            "maxfev": 4000,
+        },
     )
     if not found.success:
-        raise NotConvergedError(f"the fit of a {family} law", float(found.fun), "name another family, or give more counts")
+        raise NotConvergedError(
+            f"the fit of a {family} law",
+            float(found.fun),
+            "name another family, or give more counts",
+        )
     return DistributionText(family, tuple(float(value) for value in parameters(found.x)))
 
 
@@ -144,7 +168,9 @@ def _log_likelihood(law: Law, data: Sample) -> float:
 
 
 def _distance(law: Law, data: Sample) -> float:
-    """max |P(N > n) - estimate| over the counts n at which the estimate is known: both ends of each of its steps."""
+    """max |P(N > n) - estimate| over the counts n at which the estimate is known: both ends of
+    each of its steps.
+    """
     estimate = data.survival()
     known = data.values <= data.values[data.ended > 0][-1]
     at = np.abs(law.at_least(data.values[known] + 1.0) - estimate[known])
@@ -152,7 +178,9 @@ def _distance(law: Law, data: Sample) -> float:
     return float(max(at.max(), before.max()))
 
 
-def _p_value(spec: DistributionText, data: Sample, rng: np.random.Generator, bootstrap: int) -> float:
+def _p_value(
+    spec: DistributionText, data: Sample, rng: np.random.Generator, bootstrap: int
+) -> float:
     """Share of replicates, this sample among them, at least as far from the law fitted to each."""
     law = LAWS[spec.name](str(spec), *spec.numbers)
     distance = _distance(law, data)

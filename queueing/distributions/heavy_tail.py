@@ -1,11 +1,15 @@
-"""The part of a law of lengths that lies beyond a table: P(N > x) at points a constant factor apart, between two of them a power of x.
+"""The part of a law of lengths that lies beyond a table: P(N > x) at points a constant factor
+apart, between two of them a power of x.
 
-A Pareto law is one power everywhere, so that all of this is exact for it; other laws are within some per cent of what lies beyond the
+A Pareto law is one power everywhere, so that all of this is exact for it; other laws are within
+some per cent of what lies beyond the
 table, which is at most `MOST_BEYOND` of them. Beyond the last point the power `index` goes on:
 
-    E[N^k; N > e] = sum_i s_i P(N > e_i) e_i^k (r^(k - s_i) - 1) / (k - s_i) + P(N > e_last) e_last^k index / (index - k)
+    E[N^k; N > e] = sum_i s_i P(N > e_i) e_i^k (r^(k - s_i) - 1) / (k - s_i) + P(N > e_last)
+    e_last^k index / (index - k)
 
-with s_i the power between e_i and r e_i. Infinite for k >= index: no mean at index <= 1, no second moment at index <= 2.
+with s_i the power between e_i and r e_i. Infinite for k >= index: no mean at index <= 1, no second
+moment at index <= 2.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ _NOTHING = 1e-290
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """`above[i]` = P(N > edges[i]) > 0, falling; `index` where the moments end, infinite where they do not."""
+    """`above[i]` = P(N > edges[i]) > 0, falling; `index` where the moments end, infinite where
+    they do not.
+    """
 
     edges: Vector
     above: Vector
@@ -58,11 +64,17 @@ class Tail:
         """E[N^k; N > the first edge]."""
         if k >= self.index:
             return math.inf
-        last = self.above[-1] * self.edges[-1] ** k * (1.0 if self.index == math.inf else self.index / (self.index - k))
+        last = (
+            self.above[-1]
+            * self.edges[-1] ** k
+            * (1.0 if self.index == math.inf else self.index / (self.index - k))
+        )
         return float(self._shares(k).sum() + last)
 
     def atoms(self) -> tuple[Vector, Vector]:
-        """Values and probabilities that have the mass, mean and variance of each part; the last: what is left at the last edge."""
+        """Values and probabilities that have the mass, mean and variance of each part; the last:
+        what is left at the last edge.
+        """
         mass = self._shares(0)
         held = mass > 0
         mean, second = (self._shares(k)[held] / mass[held] for k in (1, 2))
@@ -75,14 +87,20 @@ class Tail:
         if self.index == math.inf:
             return 0.0, 0.0
         edge, above = float(self.edges[-1]), float(self.above[-1])
-        return above * edge / (self.index - 1), 2 * above * edge**2 / (self.index - 2) if self.index > 2 else math.inf
+        return above * edge / (self.index - 1), 2 * above * edge**2 / (
+            self.index - 2
+        ) if self.index > 2 else math.inf
 
     def quantile(self, above: Vector) -> Vector:
         """x with P(N > x) = `above`, which is at most that of the first edge."""
         logs = np.log(np.clip(above, _NOTHING, self.above[0]))
         found = np.exp(np.interp(logs, np.log(self.above[::-1]), np.log(self.edges[::-1])))
         if self.index < math.inf:
-            found = np.where(logs < math.log(self.above[-1]), self.edges[-1] * (self.above[-1] * np.exp(-logs)) ** (1 / self.index), found)
+            found = np.where(
+                logs < math.log(self.above[-1]),
+                self.edges[-1] * (self.above[-1] * np.exp(-logs)) ** (1 / self.index),
+                found,
+            )
         return np.asarray(found)
 
     def counts(self, above: Vector) -> npt.NDArray[np.int64]:
@@ -96,4 +114,10 @@ class Tail:
         power = np.log(above / self.above[1:]) / ratio
         rest = (k - power) * ratio
         near = np.abs(rest) < 1e-9
-        return np.asarray(power * above * edge**k * ratio * np.where(near, 1.0, np.expm1(rest) / np.where(near, 1.0, rest)))
+        return np.asarray(
+            power
+            * above
+            * edge**k
+            * ratio
+            * np.where(near, 1.0, np.expm1(rest) / np.where(near, 1.0, rest))
+        )

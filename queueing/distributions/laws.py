@@ -1,13 +1,15 @@
-"""The named laws of output lengths, before rounding: both tails of each, and the probabilities of the rounded counts.
+"""The named laws of output lengths, before rounding: both tails of each, and the probabilities of
+the rounded counts.
 
 A draw X is rounded to the nearest integer, at least 1:
 
     P(n) = P(n - 1/2 < X <= n + 1/2) for n >= 2,    P(1) = P(X <= 3/2)
 
-Method: the difference is taken in the smaller tail, G(n - 1/2) - G(n + 1/2) above the median and F(n + 1/2) - F(n - 1/2)
-below it, so that a probability of 1e-12 keeps its digits at either end. Every law gives F and G by its own formula, never
-one as 1 minus the other where that would cancel. An infinite support ends where the tail mass falls below 1e-12; what is
-beyond goes to the last count. A law with more than that beyond 2^20, or with moments that count there, has a tail
+Method: the difference is taken in the smaller tail, G(n - 1/2) - G(n + 1/2) above the median and
+F(n + 1/2) - F(n - 1/2) below it, so that a probability of 1e-12 keeps its digits at either end.
+Every law gives F and G by its own formula, never one as 1 minus the other where that would cancel.
+An infinite support ends where the tail mass falls below 1e-12; what is beyond goes to the last
+count. A law with more than that beyond 2^20, or with moments that count there, has a tail
 (queueing.distributions.heavy_tail) or is refused.
 """
 
@@ -30,7 +32,9 @@ Vector = npt.NDArray[np.floating[Any]]
 SUPPORT_LIMIT = 100_000  # of files of counts, constants and searched token limits
 LONGEST = 2**20  # of a named law
 TAIL_MASS = 1e-12
-_MISSED = 1e-3  # of the second moment, beyond which a power law has a tail however little mass that is
+_MISSED = (
+    1e-3  # of the second moment, beyond which a power law has a tail however little mass that is
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class Law:
         left, right = np.where(counts == 1, 0.5, counts - 0.5), counts + 0.5
         above_left = np.where(counts == 1, 1.0, self.above(left))
         below_left = np.where(counts == 1, 0.0, self.below(left))
-        return np.where(above_left < 0.5, above_left - self.above(right), self.below(right) - below_left)
+        return np.where(
+            above_left < 0.5, above_left - self.above(right), self.below(right) - below_left
+        )
 
     def at_least(self, counts: Vector) -> Vector:
         """P(N >= n) of the rounded law at each of the counts (>= 1)."""
@@ -53,25 +59,35 @@ class Law:
 
 
 class TooLongError(SpecError):
-    """A law that only a limit makes usable; the message ends where the caller names its own way to set one."""
+    """A law that only a limit makes usable; the message ends where the caller names its own way
+    to set one.
+    """
 
 
 def rounded_pmf(law: Law, text: str, cap: int | None) -> Vector:
-    """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises TooLongError."""
+    """The probability vector over 0, 1, ..., cut at `cap` or where nothing is left. Raises
+    TooLongError.
+    """
     return _up_to(law, _longest(law, text, cap))
 
 
 def tailed_pmf(law: Law, text: str, index: float) -> tuple[Vector, Tail | None]:
-    """The same without a cap, with what lies beyond `LONGEST` where that is no more than `MOST_BEYOND`; its moments end at `index`.
+    """The same without a cap, with what lies beyond `LONGEST` where that is no more than
+    `MOST_BEYOND`; its moments end at `index`.
 
     Raises TooLongError: more of it there, or no mean.
     """
     if index <= 1:
-        raise TooLongError(f"got {text!r}, whose mean is infinite (alpha <= 1), as is the load at every arrival rate; ")
+        raise TooLongError(
+            f"got {text!r}, whose mean is infinite (alpha <= 1), as is the load at every arrival "
+            "rate; "
+        )
     beyond = float(law.above(np.array([LONGEST - 0.5]))[0])
     if 0 < beyond <= MOST_BEYOND and (beyond >= TAIL_MASS or index < math.inf):
         pmf, tail = _up_to(law, LONGEST), Tail.of(law.above, LONGEST - 0.5, index)
-        if beyond >= TAIL_MASS or tail.moment(2) > _MISSED * float(pmf @ np.arange(len(pmf)) ** 2.0):
+        if beyond >= TAIL_MASS or tail.moment(2) > _MISSED * float(
+            pmf @ np.arange(len(pmf)) ** 2.0
+        ):
             return pmf, tail
     return rounded_pmf(law, text, None), None
 
@@ -99,7 +115,11 @@ def _infinite(text: str) -> str:
     alpha = re.match(r"pareto:.*alpha=([^,]+)", text.strip())
     if alpha is None or float(alpha[1]) > 2:
         return ""
-    return " (alpha <= 1: its mean is infinite)" if float(alpha[1]) <= 1 else " (alpha <= 2: its variance and a mean delay are infinite)"
+    return (
+        " (alpha <= 1: its mean is infinite)"
+        if float(alpha[1]) <= 1
+        else " (alpha <= 2: its variance and a mean delay are infinite)"
+    )
 
 
 def _check(holds: bool, text: str, expected: str) -> None:
@@ -116,7 +136,10 @@ def _deterministic(text: str, value: float) -> Law:
 def _uniform(text: str, low: float, high: float) -> Law:
     _check(0 <= low < high < math.inf, text, "0 <= low < high")
     width = high - low
-    return Law(lambda x: np.clip((x - low) / width, 0.0, 1.0), lambda x: np.clip((high - x) / width, 0.0, 1.0))
+    return Law(
+        lambda x: np.clip((x - low) / width, 0.0, 1.0),
+        lambda x: np.clip((high - x) / width, 0.0, 1.0),
+    )
 
 
 def _normal(text: str, mean: float, std: float) -> Law:
@@ -147,7 +170,9 @@ def _geometric(text: str, mean: float) -> Law:
     if mean == 1:
         return _deterministic(text, 1.0)
     log_stay = math.log1p(-1 / mean)  # of making one token more
-    return Law(lambda x: -np.expm1(np.floor(x) * log_stay), lambda x: np.exp(np.floor(x) * log_stay))
+    return Law(
+        lambda x: -np.expm1(np.floor(x) * log_stay), lambda x: np.exp(np.floor(x) * log_stay)
+    )
 
 
 def _weibull(text: str, shape: float, scale: float) -> Law:

@@ -1,10 +1,12 @@
-"""The text form of token distributions: which names and keys there are, what a mixture looks like, the canonical form.
+"""The text form of token distributions: which names and keys there are, what a mixture looks like,
+the canonical form.
 
     name:key=value{,key=value}
     mixture:weights=0.3+0.7,parts=lognormal:mu=5:sigma=0.4+geometric:mean=300
 
-A part of a mixture is an ordinary text whose commas are colons; `+` separates parts, and weights. No character of it
-needs quoting in a shell. Mixtures do not nest. Canonical: keys in the order of the examples, shortest numbers.
+A part of a mixture is an ordinary text whose commas are colons; `+` separates parts, and weights.
+No character of it needs quoting in a shell. Mixtures do not nest. Canonical: keys in the order of
+the examples, shortest numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from policies.text import SpecError, check_text, counted, format_number, parse_number, split_spec, suggest
+from policies.text import (
+    SpecError,
+    check_text,
+    counted,
+    format_number,
+    parse_number,
+    split_spec,
+    suggest,
+)
 
 EXAMPLES = {
     "deterministic": "deterministic:value=128",
@@ -46,14 +56,21 @@ class DistributionText:
         if self.parts:
             parts = "+".join(str(part).replace(",", ":") for part in self.parts)
             return f"{self.name}:weights={'+'.join(values)},parts={parts}"
-        return f"{self.name}:" + ",".join(f"{key}={value}" for key, value in zip(KEYS[self.name], values, strict=True))
+        return f"{self.name}:" + ",".join(
+            f"{key}={value}" for key, value in zip(KEYS[self.name], values, strict=True)
+        )
 
 
 def read_text(text: str) -> DistributionText:
-    """The text, taken apart. Raises SpecError: no text, unknown or missing name or key, not a number, a mixture within a mixture."""
+    """The text, taken apart. Raises SpecError: no text, unknown or missing name or key, not a
+    number, a mixture within a mixture.
+    """
     check_text("output_tokens", text, EXAMPLES["geometric"])
     if not text.strip():
-        raise SpecError(f"got an empty distribution; expected one of {', '.join(KEYS)}, for example {EXAMPLES['geometric']}")
+        raise SpecError(
+            f"got an empty distribution; expected one of {', '.join(KEYS)}, for example "
+            f"{EXAMPLES['geometric']}"
+        )
     _check_number(text.strip())
     name, pairs = split_spec(text, EXAMPLES)
     _check_keys(name, pairs)
@@ -74,18 +91,29 @@ def _check_number(text: str) -> None:
         value = float(text)
     except ValueError:
         return
-    raise SpecError(f"got lengths {text!r}; expected a distribution: did you mean deterministic:value={format_number(value)}?")
+    raise SpecError(
+        f"got lengths {text!r}; expected a distribution: did you mean "
+        f"deterministic:value={format_number(value)}?"
+    )
 
 
 def _check_keys(name: str, pairs: dict[str, str]) -> None:
     if name not in KEYS:
-        raise SpecError(f"got distribution {name!r}; expected one of {', '.join(KEYS)}{suggest(name, tuple(KEYS))}")
+        raise SpecError(
+            f"got distribution {name!r}; expected one of "
+            f"{', '.join(KEYS)}{suggest(name, tuple(KEYS))}"
+        )
     for key in pairs:
         if key not in KEYS[name]:
-            raise SpecError(f"got key {key!r} for distribution {name}; expected {', '.join(KEYS[name])}{suggest(key, KEYS[name])}")
+            raise SpecError(
+                f"got key {key!r} for distribution {name}; expected "
+                f"{', '.join(KEYS[name])}{suggest(key, KEYS[name])}"
+            )
     for key in KEYS[name]:
         if key not in pairs:
-            raise SpecError(f"got distribution {name} without {key}; expected it, for example {EXAMPLES[name]}")
+            raise SpecError(
+                f"got distribution {name} without {key}; expected it, for example {EXAMPLES[name]}"
+            )
 
 
 def _read_mixture(text: str, weights: str, parts: str) -> DistributionText:
@@ -98,6 +126,7 @@ def _read_mixture(text: str, weights: str, parts: str) -> DistributionText:
         laws.append(read_text(f"{name}{colon}{rest.replace(':', ',')}"))
     if len(numbers) != len(laws):
         raise SpecError(
-            f"got {counted(len(numbers), 'weight')} and {counted(len(laws), 'part')} in {text!r}; expected one weight for each part"
+            f"got {counted(len(numbers), 'weight')} and {counted(len(laws), 'part')} in {text!r}; "
+            "expected one weight for each part"
         )
     return DistributionText("mixture", numbers, parts=tuple(laws))

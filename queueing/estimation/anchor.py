@@ -1,12 +1,15 @@
-"""An exact prediction that stands for several looks: moved along its elasticities while the estimates move little.
+"""An exact prediction that stands for several looks: moved along its elasticities while the
+estimates move little.
 
     ln W' - ln W = e_rate ln (lambda' / lambda) - e_speed ln (mu' / mu)                        mu: largest stable rate
 
-A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It is first order: the second is
-below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are within `STEP` of where it was solved, W within `CHANGE`, the
-residual's variance and that of the stalls within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the
-lengths' law, moves slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 % (tests). What costs little, a
-continuous engine and one server for single requests, is solved each time.
+A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It
+is first order: the second is below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are
+within `STEP` of where it was solved, W within `CHANGE`, the residual's variance and that of the
+stalls within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the
+lengths' law, moves slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 %
+(tests). What costs little, a continuous engine and one server for single requests, is solved each
+time.
 """
 
 from __future__ import annotations
@@ -35,37 +38,72 @@ class Anchor:
     scatter: float  # SCV that residual and stalls give to the shortest batch
     epoch: int
     at: float
-    smooth: Prediction | None = None  # of the same machine if it did not stall; None where it does not, or theory has no answer
+    smooth: Prediction | None = (
+        # of the same machine if it did not stall; None where it does not, or theory has no answer
+        None
+    )
 
     @classmethod
-    def of(cls, prediction: Prediction, model: Model, rate: float, epoch: int, at: float, *, smooth: Prediction | None = None) -> Anchor:
+    def of(
+        cls,
+        prediction: Prediction,
+        model: Model,
+        rate: float,
+        epoch: int,
+        at: float,
+        *,
+        smooth: Prediction | None = None,
+    ) -> Anchor:
         """Of a model that was solved at this rate."""
         given = {"prediction": prediction, "smooth": smooth, "epoch": epoch, "at": at}
         return cls(rate=rate, capacity=model.largest_stable_rate, scatter=_scatter(model), **given)  # type: ignore[arg-type]
 
     def moved(self, model: Model, rate: float, slope: Sensitivity, now: float) -> Prediction | None:
-        """The prediction at another rate and model of the same policy and limits; None where it must be solved anew."""
+        """The prediction at another rate and model of the same policy and limits; None where it
+        must be solved anew.
+        """
         faster = math.log(model.largest_stable_rate / self.capacity)
         busier = math.log(rate / self.rate)
         change = slope.rate * busier - slope.speed * faster
         old = now - self.at < 0 or now - self.at >= KEPT
-        far = abs(faster) > STEP or abs(busier) > STEP or not abs(change) <= CHANGE or abs(_scatter(model) - self.scatter) > SCATTER
+        far = (
+            abs(faster) > STEP
+            or abs(busier) > STEP
+            or not abs(change) <= CHANGE
+            or abs(_scatter(model) - self.scatter) > SCATTER
+        )
         if old or far or _cheap(model) or (model.patience is None and model.load(rate) >= 1):
             return None
-        return self._at(model, rate, math.exp(change), math.exp(-faster), f"moved to first order from {now - self.at:.0f} s before")
+        return self._at(
+            model,
+            rate,
+            math.exp(change),
+            math.exp(-faster),
+            f"moved to first order from {now - self.at:.0f} s before",
+        )
 
     def _at(self, model: Model, rate: float, delays: float, times: float, note: str) -> Prediction:
         """`delays`, `times`: factors of delays and of service times."""
         was = self.prediction
         delay = _scaled(was.queueing_delay, delays)
         served = _scaled(was.served_queueing_delay, delays)
-        gone = _sum(served.mean, _difference(was.sojourn_time.mean, was.served_queueing_delay.mean), times)
-        first = _sum(served.mean, _difference(was.time_to_first_token.mean, was.served_queueing_delay.mean), times)
-        stretch = gone / was.sojourn_time.mean if gone is not None and was.sojourn_time.mean else 1.0
+        gone = _sum(
+            served.mean, _difference(was.sojourn_time.mean, was.served_queueing_delay.mean), times
+        )
+        first = _sum(
+            served.mean,
+            _difference(was.time_to_first_token.mean, was.served_queueing_delay.mean),
+            times,
+        )
+        stretch = (
+            gone / was.sojourn_time.mean if gone is not None and was.sojourn_time.mean else 1.0
+        )
         return dataclasses.replace(
             was,
             load=model.load(rate),
-            utilisation=model.load(rate) if was.utilisation is not None and math.isclose(was.utilisation, was.load) else was.utilisation,
+            utilisation=model.load(rate)
+            if was.utilisation is not None and math.isclose(was.utilisation, was.load)
+            else was.utilisation,
             queueing_delay=delay,
             served_queueing_delay=served,
             sojourn_time=_scaled(was.sojourn_time, stretch),
@@ -82,7 +120,9 @@ def _scatter(model: Model) -> float:
 
 
 def _cheap(model: Model) -> bool:
-    return model.policy.joins_running or (model.bound == 1 and model.servers == 1 and model.patience is None)
+    return model.policy.joins_running or (
+        model.bound == 1 and model.servers == 1 and model.patience is None
+    )
 
 
 def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
@@ -93,7 +133,12 @@ def _moved_to(found: Quantiles, mean: float | None) -> Quantiles:
 
 
 def _scaled(found: Quantiles, factor: float) -> Quantiles:
-    return Quantiles(**{item.name: _times(getattr(found, item.name), factor) for item in dataclasses.fields(found)})
+    return Quantiles(
+        **{
+            item.name: _times(getattr(found, item.name), factor)
+            for item in dataclasses.fields(found)
+        }
+    )
 
 
 def _times(value: float | None, factor: float) -> float | None:

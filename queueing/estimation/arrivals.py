@@ -2,9 +2,10 @@
 
     w(t) = 2^-((now - t) / half_life),    rate = sum_i w(t_i) / int w,    m = (sum w)^2 / sum w^2      (m: arrivals that tell as much)
 
-The interval is the exact one of a Poisson count of m (Garwood 1936), gamma quantiles of m and m + 1, with m divided by
-the index of dispersion of the counts where this is above 1: Var = D x Poisson's. D comes from the counts of `BLOCKS` equal
-parts of the window, so it holds what is correlated within a part too, and is widened for being judged from 20 numbers.
+The interval is the exact one of a Poisson count of m (Garwood 1936), gamma quantiles of m and m +
+1, with m divided by the index of dispersion of the counts where this is above 1: Var = D x
+Poisson's. D comes from the counts of `BLOCKS` equal parts of the window, so it holds what is
+correlated within a part too, and is widened for being judged from 20 numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ BLOCKS = 20
 FEWEST_PER_BLOCK = 5  # arrivals, else fewer blocks
 
 
-def arrival_rate(instants: Vector, start: float, now: float, *, half_life: float = math.inf) -> Estimate:
+def arrival_rate(
+    instants: Vector, start: float, now: float, *, half_life: float = math.inf
+) -> Estimate:
     """Arrivals per second over (start, now], with its interval; instants in seconds, ascending."""
     length = now - start
     if length <= 0:
@@ -38,14 +41,21 @@ def arrival_rate(instants: Vector, start: float, now: float, *, half_life: float
 
 
 def dispersion(instants: Vector, start: float, now: float, blocks: int = BLOCKS) -> Estimate:
-    """Index of dispersion of counts, variance / mean, over equal parts of the window; 1 for Poisson arrivals."""
+    """Index of dispersion of counts, variance / mean, over equal parts of the window; 1 for
+    Poisson arrivals.
+    """
     parts = min(blocks, instants.size // FEWEST_PER_BLOCK)
     if parts < 2:
         return Estimate(math.nan, 0.0, math.inf, 0.0)
     counts = np.histogram(instants, np.linspace(start, now, parts + 1))[0]
     degrees = parts - 1
     value = float(counts.var(ddof=1) / counts.mean()) if counts.any() else math.nan
-    return Estimate(value, value * degrees / float(chdtri(degrees, 0.025)), value * degrees / float(chdtri(degrees, 0.975)), float(degrees))
+    return Estimate(
+        value,
+        value * degrees / float(chdtri(degrees, 0.025)),
+        value * degrees / float(chdtri(degrees, 0.975)),
+        float(degrees),
+    )
 
 
 def inflation(instants: Vector, start: float, now: float) -> float:

@@ -1,6 +1,8 @@
-"""One look at a window: estimates, prediction with its interval, every assumption, and the verdict. For the predicting process.
+"""One look at a window: estimates, prediction with its interval, every assumption, and the verdict.
+For the predicting process.
 
-The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, speed and residual; never a delay enters them.
+The mean, p50, p90 and p99 that theory gives at the window's rate, lengths, speed and residual;
+never a delay enters them.
 """
 
 from __future__ import annotations
@@ -19,9 +21,21 @@ from queueing.errors import PredictionError
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.client_assumptions import client_assumptions
-from queueing.estimation.assumptions.engine_assumptions import StalledDelay, engine_assumptions, settled, stable_queue
+from queueing.estimation.assumptions.engine_assumptions import (
+    StalledDelay,
+    engine_assumptions,
+    settled,
+    stable_queue,
+)
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
-from queueing.estimation.band import Ask, Sensitivity, WanderBand, relaxation_time, sensitivity, wander_band
+from queueing.estimation.band import (
+    Ask,
+    Sensitivity,
+    WanderBand,
+    relaxation_time,
+    sensitivity,
+    wander_band,
+)
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed.speed_curve import SpeedCurve
@@ -52,7 +66,9 @@ class Limits:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Assessment:
-    """`prediction` is None where there is no steady state or no answer; `compared.predicted` is its mean with the interval."""
+    """`prediction` is None where there is no steady state or no answer; `compared.predicted` is
+    its mean with the interval.
+    """
 
     estimates: Estimates
     load: Estimate
@@ -76,10 +92,12 @@ def assess(
 ) -> Assessment:
     """`shape` is the calibrated law; `waiting_before` waited when the epoch began.
 
-    `last`, the assessment of the look before, of any epoch, saves most of the work: its sensitivity (16 simulations) and its exact
-    prediction are taken over while they stand (`Sensitivity.fresh`, `Anchor.moved`). `known`: a sensitivity alone; without both every
-    prediction is exact. `history` takes in the batches, and gives the wander of the last hour in place of the window's.
-    Limits and shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
+    `last`, the assessment of the look before, of any epoch, saves most of the work: its sensitivity
+    (16 simulations) and its exact prediction are taken over while they stand (`Sensitivity.fresh`,
+    `Anchor.moved`). `known`: a sensitivity alone; without both every prediction is exact. `history`
+    takes in the batches, and gives the wander of the last hour in place of the window's. Limits and
+    shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are
+    known for.
     """
     policy, seen = parse_policy(seen.policy), while_requests_came(seen)
     speeds = Speeds.of(policy, seen, shape)
@@ -87,14 +105,25 @@ def assess(
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
-    model = _model(policy, estimates.output_tokens.law(limits.max_output_tokens), estimates.law(shape), limits, estimates)
+    model = _model(
+        policy,
+        estimates.output_tokens.law(limits.max_output_tokens),
+        estimates.law(shape),
+        limits,
+        estimates,
+    )
     load = _load(model, estimates)
     known = last.sensitivity if last is not None and known is None else known
     prediction, anchor = _predicted(model, estimates, known, last)
     slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    backlog = stall_backlog(estimates.stalls, load.value, model.patience) if policy.joins_running else 0.0
+    backlog = (
+        stall_backlog(estimates.stalls, load.value, model.patience) if policy.joins_running else 0.0
+    )
     prediction = None if prediction is None else behind_stalls(prediction, backlog)
-    compared_mean = _mean(None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround), policy)
+    compared_mean = _mean(
+        None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround),
+        policy,
+    )
     relaxation = _relaxation(model, load.value, prediction)
     band = None
     if slope is not None and compared_mean and estimates.wander.significant:
@@ -110,7 +139,12 @@ def assess(
     clients = client_assumptions(seen)
     assumptions = (
         *clients,
-        *engine_assumptions(speeds, continuous=policy.joins_running, wander_effect=_effect(band, compared_mean), stalled=stalled),
+        *engine_assumptions(
+            speeds,
+            continuous=policy.joins_running,
+            wander_effect=_effect(band, compared_mean),
+            stalled=stalled,
+        ),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
         _settled(seen, clients, relaxation, waiting_before, free),
     )
@@ -127,7 +161,8 @@ def assess(
 
 
 def while_requests_came(seen: Snapshot) -> Snapshot:
-    """The window up to its last arrival, where so long a silence as the present one is no gap of these arrivals: they have stopped.
+    """The window up to its last arrival, where so long a silence as the present one is no gap of
+    these arrivals: they have stopped.
 
     A rate that falls with the silence would be compared with the delays of the requests before it.
     """
@@ -145,19 +180,35 @@ def _predicted(
     """The last exact one moved, where that will do; else solved."""
     rate = estimates.arrival_rate.value
     anchor = None if last is None else last.anchor
-    if anchor is not None and known is not None and known.fresh(estimates.epoch, estimates.now, model.load(rate)):
-        moved = anchor.moved(model, rate, known, estimates.now) if anchor.epoch == estimates.epoch else None
+    if (
+        anchor is not None
+        and known is not None
+        and known.fresh(estimates.epoch, estimates.now, model.load(rate))
+    ):
+        moved = (
+            anchor.moved(model, rate, known, estimates.now)
+            if anchor.epoch == estimates.epoch
+            else None
+        )
         if moved is not None:
             return moved, anchor
     found = _predict(model, rate)
     if found is None:
         return None, None
-    smooth = _predict(dataclasses.replace(model, law=model.law.without_stalls()), rate) if model.law.stall_share else None
+    smooth = (
+        _predict(dataclasses.replace(model, law=model.law.without_stalls()), rate)
+        if model.law.stall_share
+        else None
+    )
     return found, Anchor.of(found, model, rate, estimates.epoch, estimates.now, smooth=smooth)
 
 
-def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy, backlog: float) -> StalledDelay | None:
-    """What stalls do to the mean, else in the proportion that the anchor had; None where there are none or theory has no answer."""
+def _stalled(
+    anchor: Anchor | None, mean: float | None, policy: Policy, backlog: float
+) -> StalledDelay | None:
+    """What stalls do to the mean, else in the proportion that the anchor had; None where there
+    are none or theory has no answer.
+    """
     if backlog and mean:
         return StalledDelay(mean, mean - backlog)
     if anchor is None or anchor.smooth is None or not mean:
@@ -168,20 +219,53 @@ def _stalled(anchor: Anchor | None, mean: float | None, policy: Policy, backlog:
 
 def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment:
     compared = compare(seen, UNKNOWN, client_assumptions(seen), sojourn=policy.joins_running)
-    return Assessment(estimates=estimates, load=UNKNOWN, prediction=None, sensitivity=None, wander=None, compared=compared)
+    return Assessment(
+        estimates=estimates,
+        load=UNKNOWN,
+        prediction=None,
+        sensitivity=None,
+        wander=None,
+        compared=compared,
+    )
 
 
-def _model(policy: Policy, lengths: TokenDistribution, law: LatencyModel, limits: Limits, estimates: Estimates) -> Model:
-    prompts = estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
-    given: dict[str, Any] = {"max_num_seqs": limits.max_num_seqs, "servers": limits.servers, "patience": limits.patience}
-    return Model(policy=policy, output_tokens=lengths, law=law, prompt_tokens=prompts, sequences=estimates.call_sizes, **given)
+def _model(
+    policy: Policy,
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    limits: Limits,
+    estimates: Estimates,
+) -> Model:
+    prompts = (
+        estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
+    )
+    given: dict[str, Any] = {
+        "max_num_seqs": limits.max_num_seqs,
+        "servers": limits.servers,
+        "patience": limits.patience,
+    }
+    return Model(
+        policy=policy,
+        output_tokens=lengths,
+        law=law,
+        prompt_tokens=prompts,
+        sequences=estimates.call_sizes,
+        **given,
+    )
 
 
 def _load(model: Model, estimates: Estimates) -> Estimate:
     """Arrival rate over the largest stable one, with what rate and speed leave open."""
     value = model.load(estimates.arrival_rate.value)
-    relative = math.hypot(*(each.relative for each in (estimates.arrival_rate, estimates.speed) if each.known))
-    return Estimate(value, value * max(0.0, 1 - relative), value * (1 + relative), estimates.arrival_rate.effective_n)
+    relative = math.hypot(
+        *(each.relative for each in (estimates.arrival_rate, estimates.speed) if each.known)
+    )
+    return Estimate(
+        value,
+        value * max(0.0, 1 - relative),
+        value * (1 + relative),
+        estimates.arrival_rate.effective_n,
+    )
 
 
 def _predict(model: Model, rate: float) -> Prediction | None:
@@ -192,9 +276,16 @@ def _predict(model: Model, rate: float) -> Prediction | None:
 
 
 def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
-    """The mean by simulation on common random numbers: its noise cancels in ratios, and a run takes 10 ms under every policy."""
+    """The mean by simulation on common random numbers: its noise cancels in ratios, and a run
+    takes 10 ms under every policy.
+    """
 
-    def ask(rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float:
+    def ask(
+        rate: float,
+        lengths: TokenDistribution,
+        law: LatencyModel,
+        sequences: TokenDistribution | None = None,
+    ) -> float:
         model = _model(policy, lengths, law, limits, estimates)
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
@@ -210,15 +301,31 @@ def _mean(prediction: Prediction | None, policy: Policy) -> float | None:
     """Of the quantity that is compared: dispatched requests' delay, as lost ones have none."""
     if prediction is None:
         return None
-    found: Quantiles = prediction.sojourn_time if policy.joins_running else prediction.served_queueing_delay
+    found: Quantiles = (
+        prediction.sojourn_time if policy.joins_running else prediction.served_queueing_delay
+    )
     return found.mean
 
 
-def _settled(seen: Snapshot, clients: Sequence[Assumption], relaxation: float, waiting_before: int, free: float) -> Assumption:
-    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation time this is."""
+def _settled(
+    seen: Snapshot,
+    clients: Sequence[Assumption],
+    relaxation: float,
+    waiting_before: int,
+    free: float,
+) -> Assumption:
+    """Not judged of a closed loop, which forgets sooner than the open queue whose relaxation
+    time this is.
+    """
     closed = any(each.name == "open_loop" and each.holds is False for each in clients)
     known = math.inf if closed else relaxation
-    return settled(seen.now - seen.start, seen.start - seen.epoch_at, known, waiting_before=waiting_before, free_rate=max(free, 1e-9))
+    return settled(
+        seen.now - seen.start,
+        seen.start - seen.epoch_at,
+        known,
+        waiting_before=waiting_before,
+        free_rate=max(free, 1e-9),
+    )
 
 
 def _relaxation(model: Model, load: float, prediction: Prediction | None) -> float:
@@ -226,20 +333,28 @@ def _relaxation(model: Model, load: float, prediction: Prediction | None) -> flo
         return math.inf
     size = prediction.batch_size.mean or 1.0
     if model.policy.joins_running:
-        return relaxation_time(load, (prediction.sojourn_time.mean or 0.0) / max(1.0, size), one_by_one=True)
+        return relaxation_time(
+            load, (prediction.sojourn_time.mean or 0.0) / max(1.0, size), one_by_one=True
+        )
     service = model.batch_time.mean(max(1, round(size)))
     return relaxation_time(load, service / model.servers, one_by_one=model.bound == 1)
 
 
-def _renewed(known: Sensitivity | None, model: Model, load: float, estimates: Estimates, limits: Limits) -> Sensitivity:
+def _renewed(
+    known: Sensitivity | None, model: Model, load: float, estimates: Estimates, limits: Limits
+) -> Sensitivity:
     """The known one while it is fresh."""
     if known is not None and known.fresh(estimates.epoch, estimates.now, load):
         return known
     ask = _asking(model.policy, limits, estimates)
-    return sensitivity(ask, estimates, model.law, load, limit=limits.max_output_tokens, pole=model.patience is None)
+    return sensitivity(
+        ask, estimates, model.law, load, limit=limits.max_output_tokens, pole=model.patience is None
+    )
 
 
-def _band(curve: SpeedCurve, model: Model, estimates: Estimates, relaxation: float, mean: float) -> WanderBand:
+def _band(
+    curve: SpeedCurve, model: Model, estimates: Estimates, relaxation: float, mean: float
+) -> WanderBand:
     slow, speed = estimates.wander, model.law.speed
     load = model.load(estimates.arrival_rate.value) if model.patience is None else 0.0
     return wander_band(

@@ -1,15 +1,18 @@
-"""How sure a prediction is: the estimators' uncertainty carried over, and what the slow wander of the speed adds.
+"""How sure a prediction is: the estimators' uncertainty carried over, and what the slow wander of
+the speed adds.
 
     d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
 
-lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled requests; cv: the predictions at
-both ends of its interval; n stalls, each as likely as any other moment: what they add to W has the relative error 1 / sqrt(n). The
-interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the queue has that value's steady state,
+lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled
+requests; cv: the predictions at both ends of its interval; n stalls, each as likely as any other
+moment: what they add to W has the relative error 1 / sqrt(n). The interval is W e^(+-1.96 s). Slow
+wander is quasi-static: at each of its values the queue has that value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
 
-as what is fast against the queue's relaxation time averages out in it. Over a window of T seconds the observed mean is W' within
-1.96 sd(W) sqrt(2 tau / T) of it. At a speed without a steady state W is infinite: the band is open there.
+as what is fast against the queue's relaxation time averages out in it. Over a window of T seconds
+the observed mean is W' within 1.96 sd(W) sqrt(2 tau / T) of it. At a speed without a steady state W
+is infinite: the band is open there.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.latency.law import LatencyModel
 
-STEP = 0.05  # relative, to either side: what the sample path's luck adds to an elasticity falls with it
+# relative, to either side: what the sample path's luck adds to an elasticity falls with it
+STEP = 0.05
 FREE = 0.25  # of what is free at this load, at most
 GROUPS = 5
 NODES = 9
@@ -41,13 +45,20 @@ MOVED = 0.2
 class Ask(Protocol):
     """The mean delay of a policy."""
 
-    def __call__(self, rate: float, lengths: TokenDistribution, law: LatencyModel, sequences: TokenDistribution | None = None) -> float:
+    def __call__(
+        self,
+        rate: float,
+        lengths: TokenDistribution,
+        law: LatencyModel,
+        sequences: TokenDistribution | None = None,
+    ) -> float:
         """Seconds; infinite if unstable. `sequences` of a call: in place of the window's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, the delay against the speed.
+    """Elasticities of the mean delay, the relative standard errors that lengths and cv leave, the
+    delay against the speed.
 
     May be kept for a while: see `fresh`.
     """
@@ -63,35 +74,68 @@ class Sensitivity:
     sequences_error: float = 0.0
 
     def fresh(self, epoch: int, now: float, load: float) -> bool:
-        """Whether it may stand for this window: same epoch, no older than `KEPT`, load moved by less than `MOVED` of what is free."""
+        """Whether it may stand for this window: same epoch, no older than `KEPT`, load moved by
+        less than `MOVED` of what is free.
+        """
         near = abs(load - self.load) <= MOVED * max(1 - load, 0.02)
         return epoch == self.epoch and 0 <= now - self.at < KEPT and near
 
     def interval(self, mean: float, estimates: Estimates, stalls_effect: float = 0.0) -> Estimate:
-        """The predicted mean with its 95 % interval; `stalls_effect`: the share of it that stalls make."""
+        """The predicted mean with its 95 % interval; `stalls_effect`: the share of it that
+        stalls make.
+        """
         rate, speed = (_error(each) for each in (estimates.arrival_rate, estimates.speed))
         stalls = stalls_effect / math.sqrt(max(1, estimates.stalls.count))
-        error = math.hypot(self.rate * rate, self.speed * speed, self.lengths_error, self.sequences_error, self.cv_error, stalls)
+        error = math.hypot(
+            self.rate * rate,
+            self.speed * speed,
+            self.lengths_error,
+            self.sequences_error,
+            self.cv_error,
+            stalls,
+        )
         if not math.isfinite(mean) or not math.isfinite(error):
             return Estimate(mean, 0.0, math.inf, 0.0)
         factor = math.exp(min(700.0, NORMAL * error))
-        return Estimate(mean, mean / factor, mean * factor, min(estimates.arrival_rate.effective_n, estimates.speed.effective_n))
+        return Estimate(
+            mean,
+            mean / factor,
+            mean * factor,
+            min(estimates.arrival_rate.effective_n, estimates.speed.effective_n),
+        )
 
 
 def sensitivity(
-    ask: Ask, estimates: Estimates, law: LatencyModel, load: float, limit: int | None = None, *, pole: bool = True
+    ask: Ask,
+    estimates: Estimates,
+    law: LatencyModel,
+    load: float,
+    limit: int | None = None,
+    *,
+    pole: bool = True,
 ) -> Sensitivity:
-    """By 11 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit in force, `pole`: no patience."""
+    """By 11 + `GROUPS` predictions; `law` at the window's speed and cv, `limit` the token limit
+    in force, `pole`: no patience.
+    """
     law = dataclasses.replace(law, stall_share=0.0, stall=0.0)
     step = min(STEP, FREE * (1 - load)) if pole else STEP
     lengths, rate = estimates.output_tokens.law(limit), estimates.arrival_rate.value
-    ends = [dataclasses.replace(law, cv=value) for value in (estimates.cv.low, estimates.cv.high) if estimates.cv.known]
+    ends = [
+        dataclasses.replace(law, cv=value)
+        for value in (estimates.cv.low, estimates.cv.high)
+        if estimates.cv.known
+    ]
 
     def at_speed(factor: float) -> float:
         return ask(rate, lengths, law.at_speed(law.speed * factor))
 
     at_ends = [ask(rate, lengths, end) for end in ends]
-    parts = [ask(rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law) for g in range(GROUPS)]
+    parts = [
+        ask(
+            rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law
+        )
+        for g in range(GROUPS)
+    ]
     return Sensitivity(
         rate=_elasticity(lambda factor: ask(rate * factor, lengths, law), step),
         speed=_elasticity(at_speed, step),
@@ -101,13 +145,22 @@ def sensitivity(
         epoch=estimates.epoch,
         at=estimates.now,
         load=load,
-        sequences_error=_jackknife(np.array(_without_calls(ask, estimates, law, lengths))) if estimates.call_sizes is not None else 0.0,
+        sequences_error=_jackknife(np.array(_without_calls(ask, estimates, law, lengths)))
+        if estimates.call_sizes is not None
+        else 0.0,
     )
 
 
-def _without_calls(ask: Ask, estimates: Estimates, law: LatencyModel, lengths: TokenDistribution) -> list[float]:
+def _without_calls(
+    ask: Ask, estimates: Estimates, law: LatencyModel, lengths: TokenDistribution
+) -> list[float]:
     """The means without each group of calls."""
-    return [ask(estimates.arrival_rate.value, lengths, law, estimates.sequences.without(g, GROUPS).law()) for g in range(GROUPS)]
+    return [
+        ask(
+            estimates.arrival_rate.value, lengths, law, estimates.sequences.without(g, GROUPS).law()
+        )
+        for g in range(GROUPS)
+    ]
 
 
 def _shorter(limit: int | None, estimates: Estimates, group: int) -> int | None:
@@ -130,7 +183,11 @@ def _jackknife(means: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     """Relative standard error, widened for being judged from few groups."""
     if not np.all(np.isfinite(means)) or not np.all(means > 0):
         return math.inf if not np.all(np.isfinite(means)) else 0.0
-    return math.sqrt((means.size - 1) * float(np.var(np.log(means)))) * float(stdtrit(means.size - 1, 0.975)) / NORMAL
+    return (
+        math.sqrt((means.size - 1) * float(np.var(np.log(means))))
+        * float(stdtrit(means.size - 1, 0.975))
+        / NORMAL
+    )
 
 
 def _error(estimate: Estimate) -> float:
@@ -148,32 +205,50 @@ class WanderBand:
 
 
 def wander_band(
-    at_speed: Callable[[float], float], factor: float, sigma: float, tau: float, *, relaxation: float, window: float
+    at_speed: Callable[[float], float],
+    factor: float,
+    sigma: float,
+    tau: float,
+    *,
+    relaxation: float,
+    window: float,
 ) -> WanderBand:
-    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in `queueing.estimation.speed.wander`; seconds."""
+    """`at_speed(f)`: mean delay at speed f, infinite where unstable; sigma, tau as in
+    `queueing.estimation.speed.wander`; seconds.
+    """
     slow = sigma * math.sqrt(tau / (tau + relaxation)) if sigma else 0.0
     plain = at_speed(factor)
     if not slow:
         return WanderBand(plain, plain, plain)
     nodes, weights = hermegauss(NODES)
     weights = weights / weights.sum()
-    means = np.array([at_speed(factor * math.exp(slow * float(node) - slow**2 / 2)) for node in nodes])
+    means = np.array(
+        [at_speed(factor * math.exp(slow * float(node) - slow**2 / 2)) for node in nodes]
+    )
     stable = np.isfinite(means)
     if not stable.any():
         return WanderBand(math.inf, 0.0, math.inf)
     kept = weights[stable] / weights[stable].sum()
     mean = float(kept @ means[stable])
-    half = NORMAL * math.sqrt(float(kept @ (means[stable] - mean) ** 2) * min(1.0, 2 * tau / window))
+    half = NORMAL * math.sqrt(
+        float(kept @ (means[stable] - mean) ** 2) * min(1.0, 2 * tau / window)
+    )
     open_above = float(weights[~stable].sum()) > 0.01
     return WanderBand(mean, max(0.0, mean - half), math.inf if open_above else mean + half)
 
 
-def relaxation_time(load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0) -> float:
+def relaxation_time(
+    load: float, service_time: float, *, one_by_one: bool, scv: float = 1.0
+) -> float:
     """Seconds in which a queue forgets where it began; infinite at load 1.
 
-    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that wait: the number found falls by
-    the factor `load` a batch, so s / (1 - load).
+    One by one: that of M/M/1, s / (1 - sqrt(load))^2, times (1 + scv) / 2. Batches of all that
+    wait: the number found falls by the factor `load` a batch, so s / (1 - load).
     """
     if load >= 1:
         return math.inf
-    return service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2 if one_by_one else service_time / (1 - load)
+    return (
+        service_time * (1 + scv) / 2 / (1 - math.sqrt(load)) ** 2
+        if one_by_one
+        else service_time / (1 - load)
+    )

@@ -1,18 +1,22 @@
 """Has the arrival rate changed, and when: a self-starting CUSUM on the gaps.
 
-With the gaps x_1, x_2, ... since the last change and s_i = x_1 + ... + x_i, under a constant but unknown rate
+With the gaps x_1, x_2, ... since the last change and s_i = x_1 + ... + x_i, under a constant but
+unknown rate
 
     y_i = (i - 1) ln(1 + x_i / s_{i-1})            are independent, exponential with mean 1
 
-(the ratio of a gap to the sum of those before it is a Beta variable that does not depend on the sum). Two sums look for a rate
+(the ratio of a gap to the sum of those before it is a Beta variable that does not depend on the
+sum). Two sums look for a rate
 `ratio` times higher and lower:
 
     up_i = max(0, up_{i-1} + (ln r - (r - 1) y_i) / D),     down_i = max(0, down_{i-1} + (-ln r + (1 - 1/r) y_i) / D)
 
-and a change is signalled when one exceeds h = ln(2 M). For Poisson arrivals (D = 1) the mean number of arrivals between two false
-alarms is then at least M (Lorden 1971: E T >= e^h for each of the sums). D is the squared coefficient of variation of the gaps
-judged from neighbours only, so that a change of rate does not raise it; it is 1 unless significantly above: bursty
-arrivals of a constant rate do not alarm either. The instant of the change is the likeliest split of the arrivals since the last one.
+and a change is signalled when one exceeds h = ln(2 M). For Poisson arrivals (D = 1) the mean number
+of arrivals between two false alarms is then at least M (Lorden 1971: E T >= e^h for each of the
+sums). D is the squared coefficient of variation of the gaps judged from neighbours only, so that a
+change of rate does not raise it; it is 1 unless significantly above: bursty arrivals of a constant
+rate do not alarm either. The instant of the change is the likeliest split of the arrivals since the
+last one.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ FEW_CHANGES = 2  # in a window; a rate that changes more often does not change, 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Instant of the change, instant of the arrival that gave it away (s), and the new rate over the old one."""
+    """Instant of the change, instant of the arrival that gave it away (s), and the new rate over
+    the old one.
+    """
 
     at: float
     detected_at: float
@@ -42,10 +48,11 @@ class Change:
 
 
 def local_scv(gaps: Vector) -> tuple[float, float]:
-    """Squared coefficient of variation of the gaps from pairs of neighbours, and its distance from 1 in standard errors.
+    """Squared coefficient of variation of the gaps from pairs of neighbours, and its distance from
+    1 in standard errors.
 
-    m = mean of ((x - x') / (x + x'))^2 over pairs is 1 / (2 k + 1) for gamma gaps of shape k = 1 / SCV, whatever the rate
-    at that moment.
+    m = mean of ((x - x') / (x + x'))^2 over pairs is 1 / (2 k + 1) for gamma gaps of shape k = 1 /
+    SCV, whatever the rate at that moment.
     """
     pairs = gaps[: gaps.size // 2 * 2].reshape(-1, 2)
     total = pairs.sum(axis=1)
@@ -64,9 +71,15 @@ def burstiness(gaps: Vector) -> float:
 
 
 def changes(
-    instants: Vector, *, ratio: float = RATIO, between_false_alarms: float = BETWEEN_FALSE_ALARMS, dispersion: float | None = None
+    instants: Vector,
+    *,
+    ratio: float = RATIO,
+    between_false_alarms: float = BETWEEN_FALSE_ALARMS,
+    dispersion: float | None = None,
 ) -> Sequence[Change]:
-    """Every change of rate in the arrivals (seconds, ascending), in order; `dispersion` is D, else judged from the gaps."""
+    """Every change of rate in the arrivals (seconds, ascending), in order; `dispersion` is D,
+    else judged from the gaps.
+    """
     gaps = np.diff(instants)
     scale = burstiness(gaps) if dispersion is None else dispersion
     threshold = math.log(2 * between_false_alarms)
@@ -76,7 +89,13 @@ def changes(
         split = _split(gaps[first : first + alarm + 1])
         at = first + split
         before, after = gaps[first:at].mean(), gaps[at : first + alarm + 1].mean()
-        found.append(Change(float(instants[at]), float(instants[first + alarm + 1]), float(before / after) if after else math.inf))
+        found.append(
+            Change(
+                float(instants[at]),
+                float(instants[first + alarm + 1]),
+                float(before / after) if after else math.inf,
+            )
+        )
         first = at
     return found
 
@@ -104,5 +123,7 @@ def _split(gaps: Vector) -> int:
     sums, count = np.cumsum(gaps), np.arange(1, gaps.size)
     rest = gaps.size - count
     with np.errstate(divide="ignore"):
-        likelihood = -count * np.log(sums[:-1] / count) - rest * np.log((sums[-1] - sums[:-1]) / rest)
+        likelihood = -count * np.log(sums[:-1] / count) - rest * np.log(
+            (sums[-1] - sums[:-1]) / rest
+        )
     return int(np.argmax(likelihood)) + 1

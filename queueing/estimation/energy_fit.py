@@ -1,7 +1,9 @@
-"""Energy of the batches of a run, c[b] = beta b + c0 (Inoue 2021, Eq. 17), and per output token, with intervals.
+"""Energy of the batches of a run, c[b] = beta b + c0 (Inoue 2021, Eq. 17), and per output token,
+with intervals.
 
-Unlike k1 .. k4 the line is fitted to the run's own batches where nothing better is there, and the trap is the same in small: a slow
-moment makes batches both larger and dearer, so beta errs upwards where the speed wanders. Designed batches do not have it.
+Unlike k1 .. k4 the line is fitted to the run's own batches where nothing better is there, and the
+trap is the same in small: a slow moment makes batches both larger and dearer, so beta errs upwards
+where the speed wanders. Designed batches do not have it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ FEWEST = 20  # batches
 
 @dataclass(frozen=True, slots=True)
 class EnergyEstimate:
-    """Joules per request (`beta`), per batch (`c0`) and per output token on average; R2 of the line."""
+    """Joules per request (`beta`), per batch (`c0`) and per output token on average; R2 of the
+    line.
+    """
 
     beta: Estimate
     c0: Estimate
@@ -29,7 +33,9 @@ class EnergyEstimate:
 
 
 def energy_estimate(batch_sizes: Vector, joules: Vector, tokens: Vector) -> EnergyEstimate | None:
-    """One entry a batch: members, energy (mean power x service time), output tokens; None where sizes or batches are too few."""
+    """One entry a batch: members, energy (mean power x service time), output tokens; None where
+    sizes or batches are too few.
+    """
     if batch_sizes.size < FEWEST or not tokens.sum() > 0:
         return None
     try:
@@ -39,7 +45,9 @@ def energy_estimate(batch_sizes: Vector, joules: Vector, tokens: Vector) -> Ener
     n = float(batch_sizes.size)
     ends = line.intervals
     ratio = float(joules.sum() / tokens.sum())
-    error = NORMAL * float(np.std(joules - ratio * tokens, ddof=1)) / (float(tokens.mean()) * n**0.5)
+    error = (
+        NORMAL * float(np.std(joules - ratio * tokens, ddof=1)) / (float(tokens.mean()) * n**0.5)
+    )
     return EnergyEstimate(
         beta=Estimate(line.slope, *ends["slope"], n),
         c0=Estimate(line.intercept, *ends["intercept"], n),

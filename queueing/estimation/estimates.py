@@ -1,9 +1,11 @@
-"""Everything that a window says about what the model needs, in one frozen value that survives a restart.
+"""Everything that a window says about what the model needs, in one frozen value that survives a
+restart.
 
-Where the arrival rate or the speed changed within the window, each is estimated from after its own last change; a rate that
-changes more than `FEW_CHANGES` times does not change, it bursts. Lengths are taken from all requests that were dispatched in the
-window, those of earlier epochs included as long as they are of one law with this epoch's (queueing.estimation.same_lengths, said in
-`notes`): how long answers are does not depend on the policy, and what an earlier limit cut is censored there.
+Where the arrival rate or the speed changed within the window, each is estimated from after its own
+last change; a rate that changes more than `FEW_CHANGES` times does not change, it bursts. Lengths
+are taken from all requests that were dispatched in the window, those of earlier epochs included as
+long as they are of one law with this epoch's (queueing.estimation.same_lengths, said in `notes`):
+how long answers are does not depend on the policy, and what an earlier limit cut is censored there.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimates:
-    """Rates per second, times in seconds, lengths in tokens; `speed` is a factor on the law's durations (> 1: slower)."""
+    """Rates per second, times in seconds, lengths in tokens; `speed` is a factor on the law's
+    durations (> 1: slower).
+    """
 
     policy: str
     epoch: int
@@ -57,7 +61,9 @@ class Estimates:
     stalls: Stalls
     notes: tuple[str, ...] = ()
     sequences: Lengths = field(default_factory=lambda: lengths([]))  # of a call
-    gateway_turnaround: float = 0.0  # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so far
+    # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so
+    # far
+    gateway_turnaround: float = 0.0
 
     @cached_property
     def call_sizes(self) -> TokenDistribution | None:
@@ -74,17 +80,48 @@ class Estimates:
         return dataclasses.replace(law, stall_share=self.stalls.time_share, stall=self.stalls.size)
 
     def summary(self) -> dict[str, Any]:
-        """For `/admin/state`: every estimate with its interval and effective sample size, without the samples."""
-        plain = {name: getattr(self, name) for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")}
+        """For `/admin/state`: every estimate with its interval and effective sample size,
+        without the samples.
+        """
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                "policy",
+                "epoch",
+                "start",
+                "now",
+                "count",
+                "rate_changed_at",
+                "speed_changed_at",
+            )
+        }
         plain["gateway_turnaround"] = self.gateway_turnaround
-        numbers = {name: getattr(self, name).to_dict() for name in ("arrival_rate", "dispersion", "speed", "cv")}
-        slow = {"sigma": self.wander.sigma.to_dict(), "tau": _number(self.wander.tau), "significant": self.wander.significant}
-        counts = {name: _lengths(getattr(self, name)) for name in ("output_tokens", "prompt_tokens", "sequences")}
-        return plain | numbers | counts | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
+        numbers = {
+            name: getattr(self, name).to_dict()
+            for name in ("arrival_rate", "dispersion", "speed", "cv")
+        }
+        slow = {
+            "sigma": self.wander.sigma.to_dict(),
+            "tau": _number(self.wander.tau),
+            "significant": self.wander.significant,
+        }
+        counts = {
+            name: _lengths(getattr(self, name))
+            for name in ("output_tokens", "prompt_tokens", "sequences")
+        }
+        return (
+            plain
+            | numbers
+            | counts
+            | {"wander": slow, "stalls": dataclasses.asdict(self.stalls), "notes": list(self.notes)}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON, for the state file."""
-        samples = {name: getattr(self, name).to_dict() for name in ("output_tokens", "prompt_tokens", "sequences")}
+        samples = {
+            name: getattr(self, name).to_dict()
+            for name in ("output_tokens", "prompt_tokens", "sequences")
+        }
         wander = {"fast_cv": _number(self.wander.fast_cv)} | self.summary()["wander"]
         return {"schema_version": SCHEMA_VERSION} | self.summary() | samples | {"wander": wander}
 
@@ -92,17 +129,45 @@ class Estimates:
     def from_dict(cls, plain: Mapping[str, Any]) -> Estimates:
         """What `to_dict` wrote. Raises ValueError for another schema."""
         if plain.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"got a state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
+            raise ValueError(
+                f"got a state of schema version {plain.get('schema_version')}; this Kendall reads "
+                f"{SCHEMA_VERSION}"
+            )
         slow = plain["wander"]
         fields: dict[str, Any] = {
-            name: plain[name] for name in ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")
+            name: plain[name]
+            for name in (
+                "policy",
+                "epoch",
+                "start",
+                "now",
+                "count",
+                "rate_changed_at",
+                "speed_changed_at",
+            )
         }
-        fields |= {name: Estimate.from_dict(plain[name]) for name in ("arrival_rate", "dispersion", "speed", "cv")}
-        fields |= {name: Lengths.from_dict(plain[name]) for name in ("output_tokens", "prompt_tokens", "sequences") if name in plain}
-        tau, fast = (math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv"))
-        wandering = Wander(Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"]))
+        fields |= {
+            name: Estimate.from_dict(plain[name])
+            for name in ("arrival_rate", "dispersion", "speed", "cv")
+        }
+        fields |= {
+            name: Lengths.from_dict(plain[name])
+            for name in ("output_tokens", "prompt_tokens", "sequences")
+            if name in plain
+        }
+        tau, fast = (
+            math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv")
+        )
+        wandering = Wander(
+            Estimate.from_dict(slow["sigma"]), tau, fast, significant=bool(slow["significant"])
+        )
         fields["gateway_turnaround"] = float(plain.get("gateway_turnaround", 0.0))
-        return cls(**fields, wander=wandering, stalls=Stalls(**plain["stalls"]), notes=tuple(plain["notes"]))
+        return cls(
+            **fields,
+            wander=wandering,
+            stalls=Stalls(**plain["stalls"]),
+            notes=tuple(plain["notes"]),
+        )
 
 
 def estimate(
@@ -114,14 +179,16 @@ def estimate(
     speeds: Speeds | None = None,
     slow: Wander | None = None,
 ) -> Estimates:
-    """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and lengths count less.
+    """From a snapshot; `shape` is the calibrated law, `half_life` (s) lets older arrivals and
+    lengths count less.
 
-    `speeds`: those of the snapshot's batch times, where the caller has use for them too; `slow`: the wander where more is known of it
-    than the snapshot says.
+    `speeds`: those of the snapshot's batch times, where the caller has use for them too; `slow`:
+    the wander where more is known of it than the snapshot says.
     """
     changed: Sequence[Change] = changes(seen.arrivals)
     if len(changed) > FEW_CHANGES:
-        changed = []  # bursts, not changes: their rate is that of the whole window, their interval wide
+        # bursts, not changes: their rate is that of the whole window, their interval wide
+        changed = []
     rate_from = changed[-1].at if changed else seen.start
     found = Speeds.of(policy, seen, shape) if speeds is None else speeds
     told = seen.telling(lengths_from(seen))
@@ -139,19 +206,25 @@ def estimate(
         prompt_tokens=prompt_lengths(told, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, slow, continuous=policy.joins_running),
-        cv=Estimate(0.0, 0.0, 0.0, recent.count) if policy.joins_running else residual_cv(found.without_stalls),
+        cv=Estimate(0.0, 0.0, 0.0, recent.count)
+        if policy.joins_running
+        else residual_cv(found.without_stalls),
         wander=slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,
         notes=_notes(seen, told.carried_from),
-        gateway_turnaround=max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0,
+        gateway_turnaround=max(0.0, seen.shortest_delay)
+        if math.isfinite(seen.shortest_delay)
+        else 0.0,
     )
 
 
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
-    """Of every request dispatched in the window: ended, clipped, left, or still in service with some tokens.
+    """Of every request dispatched in the window: ended, clipped, left, or still in service with
+    some tokens.
 
-    One in service that has n tokens says N >= n + 1; an answer that ends with its n-th token is not cut.
+    One in service that has n tokens says N >= n + 1; an answer that ends with its n-th token is not
+    cut.
     """
     met = outputs(seen, seen.column("dispatched_at") >= seen.carried_from, half_life)
     going = [(at, tokens + 1, True) for at, tokens in seen.in_service if at >= seen.carried_from]
@@ -170,14 +243,18 @@ def prompt_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:
 
 
 def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
-    """Widened by the wander, whose mean over the window is not 0, and for slots by the error of their accounting."""
+    """Widened by the wander, whose mean over the window is not 0, and for slots by the error of
+    their accounting.
+    """
     found = speed(times)
     if not found.known:
         return found
     half = (found.high - found.low) / 2
     if slow.significant:
         span = float(times.at[-1] - times.at[0])
-        half = max(half, found.value * NORMAL * slow.sigma.value * math.sqrt(min(1.0, 2 * slow.tau / span)))
+        half = max(
+            half, found.value * NORMAL * slow.sigma.value * math.sqrt(min(1.0, 2 * slow.tau / span))
+        )
     if continuous:
         half += SLOT_ERROR * found.value
     return symmetric(found.value, half, found.effective_n)
@@ -185,13 +262,23 @@ def _speed(times: BatchTimes, slow: Wander, *, continuous: bool) -> Estimate:
 
 def _notes(seen: Snapshot, told_from: float) -> tuple[str, ...]:
     earlier = seen.column("dispatched_at")[seen.column("epoch") != seen.epoch]
-    used, all_of_them = (int(np.count_nonzero(earlier >= since)) for since in (told_from, seen.carried_from))
+    used, all_of_them = (
+        int(np.count_nonzero(earlier >= since)) for since in (told_from, seen.carried_from)
+    )
     notes = []
     if used:
-        notes += [f"lengths of {counted(used, 'request')} of earlier epochs are used: they do not depend on the policy"]
+        notes += [
+            (
+                f"lengths of {counted(used, 'request')} of earlier epochs are used: they do not "
+                "depend on the policy"
+            )
+        ]
     if used < all_of_them:
         notes += [
-            f"lengths of {counted(all_of_them - used, 'request')} of earlier epochs are not used: they differ from those that followed"
+            (
+                f"lengths of {counted(all_of_them - used, 'request')} of earlier epochs are not "
+                "used: they differ from those that followed"
+            )
         ]
     return tuple(notes)
 

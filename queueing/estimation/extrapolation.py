@@ -3,9 +3,10 @@
     P(N > n) = S(n)                                  up to the limit c that is known (product-limit)
              = S(c - 1) Q(n) / Q(c - 1)              beyond; Q(n) = P(N > n) of the family fitted to all, clipped ones as "at least"
 
-The family's parameters are those of largest likelihood (queueing.distributions.fit); requests count alike, whatever their weight.
-The interval of the mean is a jackknife over groups, each refitted: it holds what sampling leaves open, NOT that the family
-may be another one. Compare families by their AIC, and say "extrapolated" with every number that rests on this.
+The family's parameters are those of largest likelihood (queueing.distributions.fit); requests count
+alike, whatever their weight. The interval of the mean is a jackknife over groups, each refitted: it
+holds what sampling leaves open, NOT that the family may be another one. Compare families by their
+AIC, and say "extrapolated" with every number that rests on this.
 """
 
 from __future__ import annotations
@@ -35,21 +36,32 @@ class Extrapolated:
     text: str  # the fitted law, distribution grammar
     aic: float
     known_to: int
-    mass_beyond: float  # P(N >= known_to): the share of requests whose length is a matter of the family
+    mass_beyond: (
+        float  # P(N >= known_to): the share of requests whose length is a matter of the family
+    )
 
     @property
     def note(self) -> str:
         """For the list of assumptions."""
-        return f"extrapolated: {self.mass_beyond:.0%} of the answers were cut at {self.known_to} tokens or later; beyond, {self.text}"
+        return (
+            f"extrapolated: {self.mass_beyond:.0%} of the answers were cut at {self.known_to} "
+            f"tokens or later; beyond, {self.text}"
+        )
 
 
 def extrapolate(sample: Lengths, family: str, limit: int, groups: int = GROUPS) -> Extrapolated:
-    """Lengths up to `limit`, above what is known. Raises SpecError: too few endings, unknown family, or one that cannot fit."""
+    """Lengths up to `limit`, above what is known. Raises SpecError: too few endings, unknown
+    family, or one that cannot fit.
+    """
     fitted = _fit(sample, family)
     law = _spliced(sample, fitted, limit)
     return Extrapolated(
         law=law,
-        mean=_interval(law.mean, [part.mean for part in replicates(sample, family, limit, groups)], sample.effective_n),
+        mean=_interval(
+            law.mean,
+            [part.mean for part in replicates(sample, family, limit, groups)],
+            sample.effective_n,
+        ),
         family=family,
         text=fitted.text,
         aic=fitted.aic,
@@ -58,7 +70,9 @@ def extrapolate(sample: Lengths, family: str, limit: int, groups: int = GROUPS) 
     )
 
 
-def replicates(sample: Lengths, family: str, limit: int, groups: int = GROUPS) -> list[TokenDistribution]:
+def replicates(
+    sample: Lengths, family: str, limit: int, groups: int = GROUPS
+) -> list[TokenDistribution]:
     """The same law from all but one group of the requests, for each group."""
     parts = [sample.without(group, groups) for group in range(groups)]
     return [_spliced(part, _fit(part, family), limit) for part in parts]
@@ -78,7 +92,10 @@ def _spliced(sample: Lengths, fitted: FittedDistribution, limit: int) -> TokenDi
     tail = fitted.law(limit)
     reach = tail.survival[min(known - 1, tail.longest)]
     if not reach > 0:
-        raise SpecError(f"got {fitted.text}, which never reaches the {known} tokens that were seen; expected another family")
+        raise SpecError(
+            f"got {fitted.text}, which never reaches the {known} tokens that were seen; expected "
+            "another family"
+        )
     pmf = np.zeros(tail.longest + 1)
     pmf[1:known] = -np.diff(sample.survival[:known])
     pmf[known:] = tail.pmf[known:] / reach * sample.survival[known - 1]

@@ -1,7 +1,8 @@
 """Observed delays as a histogram, and what theory expects in the same classes.
 
-The predicted shares come from the compiled simulator at the window's estimates, the same for every policy, and so hold its noise:
-with `DRAWN` requests about 0.3 points of a share of 10 %. The mean and the quantiles of a prediction are not taken from here.
+The predicted shares come from the compiled simulator at the window's estimates, the same for every
+policy, and so hold its noise: with `DRAWN` requests about 0.3 points of a share of 10 %. The mean
+and the quantiles of a prediction are not taken from here.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ FEWEST = 20  # delays
 def drawn(model: Model, arrival_rate: float, *, sojourn: bool = False) -> Vector:
     """Delays, or sojourns, of the served in the queue's steady state."""
     requests = DRAWN if is_compiled(model) else DRAWN_ONE_BY_ONE
-    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(int(WARM_UP * requests))
+    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(
+        int(WARM_UP * requests)
+    )
     values = run.sojourn_time if sojourn else run.queueing_delay
     return np.asarray(values[~run.lost], dtype=float)
 
 
 def beside(observed: Vector, predicted: Vector) -> dict[str, Any] | None:
-    """Shares of both in classes of one round width, in seconds; `beyond` is what lies above the last. None where there are too few.
+    """Shares of both in classes of one round width, in seconds; `beyond` is what lies above the
+    last. None where there are too few.
 
     >>> found = beside(np.arange(100) / 100, np.zeros(100))
     >>> found["width"], found["observed"][0], found["predicted"][:2]
@@ -61,4 +65,6 @@ def round_up(width: float) -> float:
     (0.0025, 1.0)
     """
     power = 10.0 ** math.floor(math.log10(width))
-    return float(f"{next(step for step in (1, 2, 2.5, 5, 10) if step * power >= width * (1 - 1e-9)) * power:.12g}")
+    return float(
+        f"{next(step for step in (1, 2, 2.5, 5, 10) if step * power >= width * (1 - 1e-9)) * power:.12g}"
+    )

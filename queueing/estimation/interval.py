@@ -1,4 +1,6 @@
-"""A number that was estimated: its value, a 95 % interval and how many independent observations would tell as much."""
+"""A number that was estimated: its value, a 95 % interval and how many independent observations
+would tell as much.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +37,51 @@ class Estimate:
 
     def scaled(self, factor: float) -> Estimate:
         """The same in other units; factor > 0."""
-        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.effective_n)
+        return Estimate(
+            self.value * factor, self.low * factor, self.high * factor, self.effective_n
+        )
 
     def at_least(self, least: float) -> Estimate:
         """The same of what cannot be below `least`."""
-        return Estimate(max(self.value, least), max(self.low, least), max(self.high, least), self.effective_n) if least > 0 else self
+        return (
+            Estimate(
+                max(self.value, least),
+                max(self.low, least),
+                max(self.high, least),
+                self.effective_n,
+            )
+            if least > 0
+            else self
+        )
 
     def of_duration(self) -> Estimate:
         """The same without the part of the interval below 0, which a duration cannot take."""
-        return Estimate(self.value, max(0.0, self.low), max(0.0, self.high), self.effective_n) if self.known else self
+        return (
+            Estimate(self.value, max(0.0, self.low), max(0.0, self.high), self.effective_n)
+            if self.known
+            else self
+        )
 
     def to_dict(self) -> Plain:
         """As JSON: null where a number is none or infinite."""
-        numbers = {"value": self.value, "low": self.low, "high": self.high, "effective_n": self.effective_n}
+        numbers = {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "effective_n": self.effective_n,
+        }
         return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, float | None]) -> Estimate:
         """What `to_dict` wrote."""
         missing = {"value": math.nan, "low": -math.inf, "high": math.inf, "effective_n": math.nan}
-        return cls(**{name: none if (number := plain.get(name)) is None else float(number) for name, none in missing.items()})
+        return cls(
+            **{
+                name: none if (number := plain.get(name)) is None else float(number)
+                for name, none in missing.items()
+            }
+        )
 
 
 UNKNOWN = Estimate(math.nan, -math.inf, math.inf, 0.0)

@@ -1,13 +1,15 @@
 """What the stalls of a continuous engine cost those who come after.
 
-Its law does not hold them, in theory and in simulation alike; what they cost the sequences in service, its speed does. Stalls of s seconds
-hold the share q of the busy time. Who comes in one, with probability q times the utilisation, waits for s / 2; the work that has come
+Its law does not hold them, in theory and in simulation alike; what they cost the sequences in
+service, its speed does. Stalls of s seconds hold the share q of the busy time. Who comes in one,
+with probability q times the utilisation, waits for s / 2; the work that has come
 meanwhile is gone s / (1 - load) after its beginning. As in M/G/1:
 
     added = q utilisation s / 2 / (1 - load)
 
-A speed that was measured in slots holds the first part already, that of those who came into a stall and took a slot in it: the rest is
-q s / 2 * load / (1 - load). Exact for work that is served at a rate in proportion to the sequences, and for one slot.
+A speed that was measured in slots holds the first part already, that of those who came into a stall
+and took a slot in it: the rest is q s / 2 * load / (1 - load). Exact for work that is served at a
+rate in proportion to the sequences, and for one slot.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from queueing.models.continuous import solve_continuous
 from queueing.result import Prediction
 
 
-def stall_backlog(stalls: Stalls, load: float, patience: float | None = None, *, utilisation: float | None = None) -> float:
-    """Seconds that they add to the mean sojourn: with patience at most that, without it 0 where there is no steady state.
+def stall_backlog(
+    stalls: Stalls, load: float, patience: float | None = None, *, utilisation: float | None = None
+) -> float:
+    """Seconds that they add to the mean sojourn: with patience at most that, without it 0 where
+    there is no steady state.
 
     `utilisation`: of the engine, where the speed was not measured in slots.
     """
@@ -35,19 +40,32 @@ def stall_backlog(stalls: Stalls, load: float, patience: float | None = None, *,
 
 
 def utilisation_of(model: Model, arrival_rate: float) -> float:
-    """The share of the time in which a continuous engine serves; 1 without a steady state, and where so many slots are taken."""
+    """The share of the time in which a continuous engine serves; 1 without a steady state, and
+    where so many slots are taken.
+    """
     if model.load(arrival_rate) >= 1:
         return 1.0
     try:
-        return solve_continuous(model.slot_time, arrival_rate * model.call_size / model.servers, model.bound).utilisation
+        return solve_continuous(
+            model.slot_time, arrival_rate * model.call_size / model.servers, model.bound
+        ).utilisation
     except NotConvergedError:
         return 1.0
 
 
 def behind_stalls(prediction: Prediction, backlog: float) -> Prediction:
-    """The mean sojourn later by the backlog; its quantiles, queueing delay and time to first token are those without it."""
+    """The mean sojourn later by the backlog; its quantiles, queueing delay and time to first
+    token are those without it.
+    """
     if not backlog or prediction.sojourn_time.mean is None:
         return prediction
-    note = f"stalls of the engine add {1000 * backlog:.3g} ms to the mean sojourn, not to its quantiles nor to the time to first token"
-    sojourn = dataclasses.replace(prediction.sojourn_time, mean=prediction.sojourn_time.mean + backlog)
-    return dataclasses.replace(prediction, sojourn_time=sojourn, assumptions=(*prediction.assumptions, note))
+    note = (
+        f"stalls of the engine add {1000 * backlog:.3g} ms to the mean sojourn, not to its "
+        "quantiles nor to the time to first token"
+    )
+    sojourn = dataclasses.replace(
+        prediction.sojourn_time, mean=prediction.sojourn_time.mean + backlog
+    )
+    return dataclasses.replace(
+        prediction, sojourn_time=sojourn, assumptions=(*prediction.assumptions, note)
+    )

@@ -3,9 +3,10 @@
     padded    H = X (k1 b + k2 + kp sum P_i + (k3 b + k4) max N_i)
     unpadded  H = X (k1 b + k2 + kp sum P_i + k3 sum N_i + k4 max N_i)
 
-With padded prompts (Yang et al., Eq. 17 and 18) kp b max P_i instead of kp sum P_i. N_i output tokens, P_i prompt tokens, X the gamma
-residual (mean 1, SCV cv^2), all independent. Stalls of s seconds that hold the share q of the time add q s E[H] to E[H^2]
-(queueing.latency.stalls). Its law: queueing.latency.service_table.
+With padded prompts (Yang et al., Eq. 17 and 18) kp b max P_i instead of kp sum P_i. N_i output
+tokens, P_i prompt tokens, X the gamma residual (mean 1, SCV cv^2), all independent. Stalls of s
+seconds that hold the share q of the time add q s E[H] to E[H^2] (queueing.latency.stalls). Its law:
+queueing.latency.service_table.
 """
 
 from __future__ import annotations
@@ -58,11 +59,19 @@ class BatchTime:
 
     @cached_property
     def lengths(self) -> TokenDistribution:
-        """The output lengths as the numerics carry them, one law for tables and moments: unpadded ones are thinned where they are many."""
-        return self.output_tokens if self.padded or self.output_tokens.tail is not None else thinned(self.output_tokens)
+        """The output lengths as the numerics carry them, one law for tables and moments:
+        unpadded ones are thinned where they are many.
+        """
+        return (
+            self.output_tokens
+            if self.padded or self.output_tokens.tail is not None
+            else thinned(self.output_tokens)
+        )
 
     def moments(self, largest: int) -> tuple[Vector, Vector, Vector]:
-        """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 .. `largest`."""
+        """E[H | b], E[H^2 | b] and the mean time to a member's own release, each for b = 1 ..
+        `largest`.
+        """
         known = self._moments
         self._check_reach(largest)
         for b in range(len(known) + 1, largest + 1):
@@ -71,14 +80,21 @@ class BatchTime:
         return first, second, own
 
     def _check_reach(self, largest: int) -> None:
-        """Raises OutOfReachError: the law of the longest of b outputs, or of b padded prompts, is computed for each b."""
+        """Raises OutOfReachError: the law of the longest of b outputs, or of b padded prompts,
+        is computed for each b.
+        """
         prompts = self.prompt_tokens if self.pad_prompts else None
         for what, law in (("outputs", self.output_tokens), ("prompts", prompts)):
             if law is not None and largest * len(law.pmf) > _MOST_NUMBERS:
-                raise OutOfReachError(f"the service time of 1 to {largest} {what} of up to {law.longest} tokens", SMALLER)
+                raise OutOfReachError(
+                    f"the service time of 1 to {largest} {what} of up to {law.longest} tokens",
+                    SMALLER,
+                )
 
     def _longest(self, batch_size: int) -> TokenDistribution:
-        """The law of the longest output; the last is kept: a batch's moments ask for it one after the other."""
+        """The law of the longest output; the last is kept: a batch's moments ask for it one
+        after the other.
+        """
         if self._last.get("size") != batch_size:
             self._last.update(size=batch_size, law=self.lengths.maximum(batch_size))
         law: TokenDistribution = self._last["law"]
@@ -98,12 +114,17 @@ class BatchTime:
 
     def second_moment(self, batch_size: int) -> float:
         """E[H^2 | b]."""
-        variance = self._decode_variance(batch_size) + (self.law.speed * self.law.kp) ** 2 * self._prompts(batch_size)[1]
+        variance = (
+            self._decode_variance(batch_size)
+            + (self.law.speed * self.law.kp) ** 2 * self._prompts(batch_size)[1]
+        )
         stalls = self.law.stall_share * self.law.stall * self.mean(batch_size)
         return (1 + self.law.cv**2) * (variance + stalls + self.mean(batch_size) ** 2)
 
     def own_mean(self, batch_size: int) -> float:
-        """Mean time from dispatch to one member's own release: H where padded, its own last token where not."""
+        """Mean time from dispatch to one member's own release: H where padded, its own last
+        token where not.
+        """
         if self.padded:
             return self.mean(batch_size)
         lengths, law = self.lengths, self.law
@@ -120,7 +141,13 @@ class BatchTime:
         if bound is not None:
             return bound / self.mean(bound)
         each = self.lengths.longest if self.padded else self.lengths.mean
-        prompt = 0.0 if self.prompt_tokens is None else self.prompt_tokens.longest if self.pad_prompts else self.prompt_tokens.mean
+        prompt = (
+            0.0
+            if self.prompt_tokens is None
+            else self.prompt_tokens.longest
+            if self.pad_prompts
+            else self.prompt_tokens.mean
+        )
         seconds = self.law.admission(1, prompt) + self.law.speed * self.law.k3 * each
         return 1 / seconds if seconds > 0 else float("inf")
 
@@ -129,7 +156,9 @@ class BatchTime:
         if self.prompt_tokens is None or self.law.kp == 0:
             return 0.0, 0.0
         if batch_size not in self._known_prompts:
-            self._known_prompts[batch_size] = prompt_total(self.prompt_tokens, batch_size, padded=self.pad_prompts)
+            self._known_prompts[batch_size] = prompt_total(
+                self.prompt_tokens, batch_size, padded=self.pad_prompts
+            )
         return self._known_prompts[batch_size]
 
     @cached_property
@@ -143,14 +172,22 @@ class BatchTime:
         longest = self._longest(batch_size).mean
         if self.padded:
             return self.law.step(batch_size) * longest
-        return self.law.speed * (self.law.k3 * batch_size * self.lengths.mean + self.law.k4 * longest)
+        return self.law.speed * (
+            self.law.k3 * batch_size * self.lengths.mean + self.law.k4 * longest
+        )
 
     def _decode_variance(self, batch_size: int) -> float:
         lengths, law = self.lengths, self.law
         longest = self._longest(batch_size)
         if self.padded:
             return law.step(batch_size) ** 2 * longest.variance
-        partial = batch_size * np.cumsum((lengths.counts - lengths.mean) * lengths.pmf) * lengths.cdf ** (batch_size - 1)
-        covariance = float(np.diff(partial, prepend=0.0) @ (longest.counts - longest.mean))  # Cov(sum, max)
+        partial = (
+            batch_size
+            * np.cumsum((lengths.counts - lengths.mean) * lengths.pmf)
+            * lengths.cdf ** (batch_size - 1)
+        )
+        covariance = float(
+            np.diff(partial, prepend=0.0) @ (longest.counts - longest.mean)
+        )  # Cov(sum, max)
         own = law.k3**2 * batch_size * lengths.variance + law.k4**2 * longest.variance
         return law.speed**2 * (own + 2 * law.k3 * law.k4 * covariance)

@@ -4,9 +4,10 @@
     eta  = 1 / (beta + c0 / E[B])       requests per joule in steady state                       (Eq. 19)
     eta >= 1 / (beta + c0 / max(1, lam tau0 / (1 - lam alpha)))                                  (Eq. 40)
 
-The bound holds for batches of everything that waits, H[b] = alpha b + tau0 seconds, lam alpha < 1: E[B] >= max(1, lam tau0 /
-(1 - lam alpha)) follows from Eq. 38 for random batch times of that mean too. Only batches in service consume: the energy of an
-idle device is not counted. Fit: c[b] = power x batch / throughput, unweighted least squares.
+The bound holds for batches of everything that waits, H[b] = alpha b + tau0 seconds, lam alpha < 1:
+E[B] >= max(1, lam tau0 / (1 - lam alpha)) follows from Eq. 38 for random batch times of that mean
+too. Only batches in service consume: the energy of an idle device is not counted. Fit: c[b] = power
+x batch / throughput, unweighted least squares.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class EnergyLaw:
 
     def __post_init__(self) -> None:
         if not (0 < self.beta < np.inf and 0 <= self.c0 < np.inf):
-            raise SpecError(f"got beta={self.beta}, c0={self.c0}; expected joules: beta > 0 and c0 >= 0")
+            raise SpecError(
+                f"got beta={self.beta}, c0={self.c0}; expected joules: beta > 0 and c0 >= 0"
+            )
 
     def batch(self, batch_size: float) -> float:
         """Energy of a batch, joules."""
@@ -47,7 +50,9 @@ class EnergyLaw:
         return arrival_rate / self.efficiency(mean_batch_size)
 
     def efficiency_bound(self, arrival_rate: float, alpha: float, tau0: float) -> float:
-        """At least so many requests per joule (Eq. 40). Raises UnstableQueueError for arrival_rate alpha >= 1."""
+        """At least so many requests per joule (Eq. 40). Raises UnstableQueueError for
+        arrival_rate alpha >= 1.
+        """
         return self.efficiency(smallest_mean_batch_size(arrival_rate, alpha, tau0))
 
 
@@ -67,10 +72,17 @@ def smallest_mean_batch_size(arrival_rate: float, alpha: float, tau0: float) -> 
     return max(1.0, arrival_rate * tau0 / (1 - load))
 
 
-def fit_energy(batch_sizes: Sequence[float], watts: Sequence[float], throughputs: Sequence[float]) -> EnergyFit:
+def fit_energy(
+    batch_sizes: Sequence[float], watts: Sequence[float], throughputs: Sequence[float]
+) -> EnergyFit:
     """From mean power (W) and throughput (requests/s) at each batch size. Raises SpecError."""
-    sizes, power, rates = (np.asarray(values, dtype=float) for values in (batch_sizes, watts, throughputs))
+    sizes, power, rates = (
+        np.asarray(values, dtype=float) for values in (batch_sizes, watts, throughputs)
+    )
     if not len(sizes) == len(power) == len(rates) or np.any(rates <= 0):
-        raise SpecError(f"got {len(sizes)} sizes, {len(power)} powers, {len(rates)} rates; expected as many of each, rates > 0")
+        raise SpecError(
+            f"got {len(sizes)} sizes, {len(power)} powers, {len(rates)} rates; expected as many "
+            "of each, rates > 0"
+        )
     line = fit_line(sizes.tolist(), (power * sizes / rates).tolist())
     return EnergyFit(EnergyLaw(line.slope, line.intercept), line)

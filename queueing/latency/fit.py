@@ -3,10 +3,11 @@
     H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l_max          (padded)
     H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max       (unpadded)
 
-Least squares with weights 1/fitted, iterated (relative errors count alike, and no weight depends on the noise of its
-own measurement), coefficients >= 0 (Lawson-Hanson). On means, not medians: what a queue feels is the mean. Intervals
-by bootstrap over the measurements of each cell. b and l must have been set by the experimenter: fitted on a run's own
-batches the coefficients are nonsense, because slow periods grow batches.
+Least squares with weights 1/fitted, iterated (relative errors count alike, and no weight depends on
+the noise of its own measurement), coefficients >= 0 (Lawson-Hanson). On means, not medians: what a
+queue feels is the mean. Intervals by bootstrap over the measurements of each cell. b and l must
+have been set by the experimenter: fitted on a run's own batches the coefficients are nonsense,
+because slow periods grow batches.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A law with how well it fits: R2 on the raw scale, mean absolute percentage error over cells' means, 95 % intervals."""
+    """A law with how well it fits: R2 on the raw scale, mean absolute percentage error over
+    cells' means, 95 % intervals.
+    """
 
     law: LatencyModel
     r2: float
@@ -46,27 +49,54 @@ class Fit:
     intervals: dict[str, tuple[float, float]]
 
 
-def fit_law(batches: Sequence[Measured], rng: np.random.Generator, *, padded: bool = True, bootstrap: int = BOOTSTRAP) -> Fit:
-    """The law that fits these batches. Raises ValueError where they cannot tell the coefficients apart."""
-    design, times = _design(batches, padded=padded), np.array([batch.service_time for batch in batches])
+def fit_law(
+    batches: Sequence[Measured],
+    rng: np.random.Generator,
+    *,
+    padded: bool = True,
+    bootstrap: int = BOOTSTRAP,
+) -> Fit:
+    """The law that fits these batches. Raises ValueError where they cannot tell the coefficients
+    apart.
+    """
+    design, times = (
+        _design(batches, padded=padded),
+        np.array([batch.service_time for batch in batches]),
+    )
     prompts = design[:, 2] / design[:, 0]
-    varied = np.array([True, True, prompts.std() > 0, True, True])  # one prompt length: its cost is part of k1
+    varied = np.array(
+        [True, True, prompts.std() > 0, True, True]
+    )  # one prompt length: its cost is part of k1
     if np.linalg.matrix_rank(design[:, varied]) < np.count_nonzero(varied):
-        raise ValueError("got batches whose sizes and lengths vary together; expected a grid of sizes and lengths")
+        raise ValueError(
+            "got batches whose sizes and lengths vary together; expected a grid of sizes and "
+            "lengths"
+        )
     cells = _cells(batches)
     coefficients = _solve(design, times, varied)
     fitted = design @ coefficients
     draws = np.array(
-        [coefficients, *(_solve(design[index], times[index], varied) for index in (_resample(cells, rng) for _ in range(bootstrap)))]
+        [
+            coefficients,
+            *(
+                _solve(design[index], times[index], varied)
+                for index in (_resample(cells, rng) for _ in range(bootstrap))
+            ),
+        ]
     )
     low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-    law = LatencyModel(**dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)), cv=residual_cv(times, fitted))
+    law = LatencyModel(
+        **dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)),
+        cv=residual_cv(times, fitted),
+    )
     errors = [abs(times[index].mean() / fitted[index].mean() - 1) for index in cells]
     return Fit(
         law=law,
         r2=float(1 - ((times - fitted) ** 2).sum() / ((times - times.mean()) ** 2).sum()),
         mape=float(np.mean(errors)),
-        intervals={name: (float(a), float(b)) for name, a, b in zip(COEFFICIENTS, low, high, strict=True)},
+        intervals={
+            name: (float(a), float(b)) for name, a, b in zip(COEFFICIENTS, low, high, strict=True)
+        },
     )
 
 

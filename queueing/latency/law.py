@@ -2,14 +2,17 @@
 
     padded     H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l_max
     unpadded   H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max
-    continuous step(n, m admitted) = k3 n + k4 + k1 m + kp sum(prompt of the admitted), and `turnaround` per request
+    continuous step(n, m admitted) = k3 n + k4 + k1 m + kp sum(prompt of the admitted), and
+    `turnaround` per request
 
-`b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is multiplied by `speed` (> 1 = the
-machine is slower than when the shape was measured) and, batch by batch, by an independent residual of mean 1 and coefficient of
-variation `cv` (gamma distributed). Stalls of the machine hold the share `stall_share` of the mean time: they begin at random while a
-batch is served, H = X ((1 - q) h + s K), K ~ Poisson(q h / s), and leave every mean as it is. A continuous engine pays `turnaround`
-instead of `k2`, and its steps carry neither residual nor stalls. Source: Yang et al., Section IV; what had to be added to predict a
-real engine is in docs/theory.md.
+`b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is
+multiplied by `speed` (> 1 = the machine is slower than when the shape was measured) and, batch by
+batch, by an independent residual of mean 1 and coefficient of variation `cv` (gamma distributed).
+Stalls of the machine hold the share `stall_share` of the mean time: they begin at random while a
+batch is served, H = X ((1 - q) h + s K), K ~ Poisson(q h / s), and leave every mean as it is. A
+continuous engine pays `turnaround` instead of `k2`, and its steps carry neither residual nor
+stalls. Source: Yang et al., Section IV; what had to be added to predict a real engine is in
+docs/theory.md.
 """
 
 from __future__ import annotations
@@ -55,26 +58,49 @@ class LatencyModel:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not math.isfinite(real_number(field.name, value)):
-                raise SpecError(f"got {field.name}={short_repr(value)} in a latency law; expected a finite number")
+                raise SpecError(
+                    f"got {field.name}={short_repr(value)} in a latency law; expected a finite "
+                    "number"
+                )
             if field.name in NEVER_NEGATIVE and value < 0:
-                raise SpecError(f"got {field.name}={format_number(value)} in a latency law; expected {NEVER_NEGATIVE[field.name]} >= 0")
+                raise SpecError(
+                    f"got {field.name}={format_number(value)} in a latency law; expected "
+                    f"{NEVER_NEGATIVE[field.name]} >= 0"
+                )
         if self.speed == 0:
             raise SpecError("got speed=0 in a latency law; expected a factor > 0")
         if self.stall_share >= 1 or (self.stall_share > 0) != (self.stall > 0):
-            got = f"stall_share={format_number(self.stall_share)}, stall={format_number(self.stall)}"
-            raise SpecError(f"got {got} in a latency law; expected a share < 1 and seconds, both 0 or neither")
+            got = (
+                f"stall_share={format_number(self.stall_share)}, stall={format_number(self.stall)}"
+            )
+            raise SpecError(
+                f"got {got} in a latency law; expected a share < 1 and seconds, both 0 or neither"
+            )
         if self.k3 + self.k4 == 0:
-            raise SpecError("got k3=0, k4=0 in a latency law; expected a step that takes time: one of them > 0")
+            raise SpecError(
+                "got k3=0, k4=0 in a latency law; expected a step that takes time: one of them > 0"
+            )
         if 0 < self.stall < self.step(1) / 4:
-            raise SpecError(f"got stall={self.stall}; expected at least a quarter of a step, {self.step(1) / 4:.3g} s")
+            raise SpecError(
+                f"got stall={self.stall}; expected at least a quarter of a step, "
+                f"{self.step(1) / 4:.3g} s"
+            )
 
     def padded(self, batch_size: float, longest: float, prompt_tokens: float = 0.0) -> float:
-        """Mean service time of a padded batch, seconds; `prompt_tokens` is the sum over the batch."""
+        """Mean service time of a padded batch, seconds; `prompt_tokens` is the sum over the
+        batch.
+        """
         return self.setup(batch_size, prompt_tokens) + self.step(batch_size) * longest
 
-    def unpadded(self, batch_size: float, total: float, longest: float, prompt_tokens: float = 0.0) -> float:
-        """Mean service time of a batch whose members leave when done, seconds; `total` = sum of output tokens."""
-        return self.setup(batch_size, prompt_tokens) + self.speed * (self.k3 * total + self.k4 * longest)
+    def unpadded(
+        self, batch_size: float, total: float, longest: float, prompt_tokens: float = 0.0
+    ) -> float:
+        """Mean service time of a batch whose members leave when done, seconds; `total` = sum of
+        output tokens.
+        """
+        return self.setup(batch_size, prompt_tokens) + self.speed * (
+            self.k3 * total + self.k4 * longest
+        )
 
     def setup(self, batch_size: float, prompt_tokens: float = 0.0) -> float:
         """What a batch costs before its first decode step, seconds."""
@@ -106,7 +132,9 @@ class LatencyModel:
 
     def without_stalls(self) -> LatencyModel:
         """The law of the same machine if it did not stall."""
-        return dataclasses.replace(self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0)
+        return dataclasses.replace(
+            self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0
+        )
 
     def __str__(self) -> str:
         return self._text(format_number)
@@ -118,7 +146,11 @@ class LatencyModel:
     def _text(self, form: Callable[[float], str]) -> str:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         values = {name: getattr(self, name) for name in defaults}
-        return ",".join(f"{k}={form(v)}" for k, v in values.items() if k in ("k1", "k2", "k3", "k4") or v != defaults[k])
+        return ",".join(
+            f"{k}={form(v)}"
+            for k, v in values.items()
+            if k in ("k1", "k2", "k3", "k4") or v != defaults[k]
+        )
 
 
 def _coefficient(key: str, value: str, text: str) -> float:
@@ -128,35 +160,62 @@ def _coefficient(key: str, value: str, text: str) -> float:
         try:
             seconds = parse_duration(value)
         except SpecError:
-            raise SpecError(f"got {key}={value!r} in {text!r}; expected a number of seconds, for example {key}=0.02") from None
-        raise SpecError(f"got {key}={value!r} in {text!r}; expected seconds without a unit: {key}={format_number(seconds)}") from None
+            raise SpecError(
+                f"got {key}={value!r} in {text!r}; expected a number of seconds, for example "
+                f"{key}=0.02"
+            ) from None
+        raise SpecError(
+            f"got {key}={value!r} in {text!r}; expected seconds without a unit: "
+            f"{key}={format_number(seconds)}"
+        ) from None
 
 
 def slow_law(law: LatencyModel) -> str | None:
-    """A sentence where a token takes a second or longer: milliseconds were probably meant; None elsewhere."""
+    """A sentence where a token takes a second or longer: milliseconds were probably meant; None
+    elsewhere.
+    """
     step = law.step(1)
     if step < 1:
         return None
-    return f"the latency law takes {step:g} s per token; its coefficients are seconds (20 ms is 0.02)"
+    return (
+        f"the latency law takes {step:g} s per token; its coefficients are seconds (20 ms is 0.02)"
+    )
 
 
 def parse_law(text: str) -> LatencyModel:
-    """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S = a n + c)."""
+    """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S
+    = a n + c).
+    """
     pairs = split_pairs(text, context=text, example="k1=0.001,k2=0.01,k3=0.0001,k4=0.005")
     numbers = {key: _coefficient(key, value, text) for key, value in pairs.items()}
     if "a" in numbers or "c" in numbers:
         if set(numbers) - {"a", "c", "cv", "speed"} or "a" not in numbers:
-            raise SpecError(f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)")
+            raise SpecError(
+                f"got {text!r}; expected a=..,c=.. (seconds per token, seconds per request)"
+            )
         if not 0 < numbers["a"] < math.inf:
-            raise SpecError(f"got a={pairs['a']} in {text!r}; expected finite seconds per token > 0")
+            raise SpecError(
+                f"got a={pairs['a']} in {text!r}; expected finite seconds per token > 0"
+            )
         if not math.isfinite(numbers.get("c", 0.0)):
             raise SpecError(f"got c={pairs['c']} in {text!r}; expected finite seconds per request")
-        return LatencyModel(k2=numbers.get("c", 0.0), k4=numbers["a"], cv=numbers.get("cv", 0.0), speed=numbers.get("speed", 1.0))
+        return LatencyModel(
+            k2=numbers.get("c", 0.0),
+            k4=numbers["a"],
+            cv=numbers.get("cv", 0.0),
+            speed=numbers.get("speed", 1.0),
+        )
     known = tuple(field.name for field in dataclasses.fields(LatencyModel))
     for key in numbers:
         if key not in known:
-            raise SpecError(f"got coefficient {key!r} in {text!r}; expected {', '.join(known)}{suggest(key, known)}")
+            raise SpecError(
+                f"got coefficient {key!r} in {text!r}; expected "
+                f"{', '.join(known)}{suggest(key, known)}"
+            )
     missing = [key for key in ("k1", "k2", "k3", "k4") if key not in numbers]
     if missing:
-        raise SpecError(f"got {text!r} without {missing[0]}; expected k1=..,k2=..,k3=..,k4=.. in seconds, or a=..,c=..")
+        raise SpecError(
+            f"got {text!r} without {missing[0]}; expected k1=..,k2=..,k3=..,k4=.. in seconds, or "
+            "a=..,c=.."
+        )
     return LatencyModel(**numbers)

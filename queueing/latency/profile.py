@@ -14,7 +14,9 @@ from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.paths import writing
 
 SCHEMA_VERSION = 1
-LEAST_R2 = 0.9  # quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo, live-validation, batch-law)
+# quiet runs gave 0.940 to 0.998: vLLM 0.32.0 on 2 virtual cores, 2026-11 (docs/sweep, demo,
+# live-validation, batch-law)
+LEAST_R2 = 0.9
 LAW_EXAMPLE = "k1=0.001,k2=0.01,k3=0.0001,k4=0.005"
 SHIPPED = Path(__file__).parent / "profiles"
 
@@ -61,7 +63,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if self.r2 is None or self.r2 >= LEAST_R2:
             return None
         advice = "stop what else runs on the machine and calibrate again, with more --repeats"
-        return f"the law fits poorly: R2 {self.r2:.2f}, where a quiet machine gives at least {LEAST_R2:g}; {advice}"
+        return (
+            f"the law fits poorly: R2 {self.r2:.2f}, where a quiet machine gives at least "
+            f"{LEAST_R2:g}; {advice}"
+        )
 
     def save(self, path: Path) -> None:
         """Write it; the folder is made. Raises CommandError."""
@@ -90,24 +95,42 @@ class ProfileFile:
     def describe(self) -> list[str]:
         """Which profile this is and what it was measured on, for a person."""
         name = self.profile.name
-        where = f"shipped with Kendall{self._measures_yours()}" if self.source == "shipped" else str(self.path)
+        where = (
+            f"shipped with Kendall{self._measures_yours()}"
+            if self.source == "shipped"
+            else str(self.path)
+        )
         return [f"profile {name}, {where}", *filter(None, [self._measured_on()])]
 
     def _measures_yours(self) -> str:
-        """The command that measures this law here, where the profile bears the name of a model that `kendall serve` takes."""
+        """The command that measures this law here, where the profile bears the name of a model
+        that `kendall serve` takes.
+        """
         name = self.profile.name
         return f"; `kendall calibrate {name}` measures yours" if name == self.profile.model else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values."""
-        run = {name: getattr(self.profile, name) for name in ("engine", "model", "machine", "date", "versions", "r2")}
+        run = {
+            name: getattr(self.profile, name)
+            for name in ("engine", "model", "machine", "date", "versions", "r2")
+        }
         return {"name": self.profile.name, "source": self.source, "path": str(self.path), **run}
 
     def _measured_on(self) -> str:
         profile, machine = self.profile, self.profile.machine
-        engine = " ".join(filter(None, [profile.engine, profile.versions.get(profile.engine or "")]))
+        engine = " ".join(
+            filter(None, [profile.engine, profile.versions.get(profile.engine or "")])
+        )
         cores = f"{machine['cores']} cores" if "cores" in machine else None
-        parts = [engine, profile.model, machine.get("device"), machine.get("cpu"), cores, (profile.date or "")[:10]]
+        parts = [
+            engine,
+            profile.model,
+            machine.get("device"),
+            machine.get("cpu"),
+            cores,
+            (profile.date or "")[:10],
+        ]
         run = ", ".join(str(part) for part in parts if part)
         return f"measured: {run}" if run else ""
 
@@ -125,9 +148,15 @@ def find_profile(name_or_path: str) -> ProfileFile:
         if path.is_file():
             return ProfileFile(_read(path), path, source)
     if Path(name_or_path).is_dir():
-        raise SpecError(f"got latency {name_or_path!r}, a folder; expected the file of a profile, which `kendall calibrate MODEL` writes")
+        raise SpecError(
+            f"got latency {name_or_path!r}, a folder; expected the file of a profile, which "
+            "`kendall calibrate MODEL` writes"
+        )
     if is_path:
-        raise SpecError(f"got latency {name_or_path!r}: no such file; expected a profile, which `kendall calibrate MODEL` writes")
+        raise SpecError(
+            f"got latency {name_or_path!r}: no such file; expected a profile, which `kendall "
+            "calibrate MODEL` writes"
+        )
     raise SpecError(f"got latency {name_or_path!r}; expected {_expected()}")
 
 
@@ -141,7 +170,10 @@ def _read(path: Path) -> Profile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SpecError(f"got latency {path}, a file that is no profile ({error}); `kendall calibrate MODEL` writes one") from None
+        raise SpecError(
+            f"got latency {path}, a file that is no profile ({error}); `kendall calibrate MODEL` "
+            "writes one"
+        ) from None
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -156,9 +188,15 @@ def profile_of(latency: str) -> ProfileFile | None:
 
 
 def poor_fit_of(latency: str) -> str | None:
-    """What `kendall calibrate` said of the profile that a latency text names; None where its law fits, or the text is the law itself."""
+    """What `kendall calibrate` said of the profile that a latency text names; None where its law
+    fits, or the text is the law itself.
+    """
     found = profile_of(latency)
-    return None if found is None or found.profile.poor_fit is None else f"profile {found.profile.name}: {found.profile.poor_fit}"
+    return (
+        None
+        if found is None or found.profile.poor_fit is None
+        else f"profile {found.profile.name}: {found.profile.poor_fit}"
+    )
 
 
 def load_law(text: str) -> LatencyModel:

@@ -1,9 +1,10 @@
 """One engine that obeys the latency law, step by step: a pure state machine on exact instants.
 
-The simulator jumps it from end to end, the emulated engine moves it token by token; because both read the same
-closed form for the instants of a stretch of equal steps, they agree to the last bit. Between two changes of
-composition the steps are equal: step k of a stretch that began at `t` ends at `t + first + (k - 1) * rest`. A
-composition changes only at the end of a step: a member ends (unpadded), a new one enters, one was removed.
+The simulator jumps it from end to end, the emulated engine moves it token by token; because both
+read the same closed form for the instants of a stretch of equal steps, they agree to the last bit.
+Between two changes of composition the steps are equal: step k of a stretch that began at `t` ends
+at `t + first + (k - 1) * rest`. A composition changes only at the end of a step: a member ends
+(unpadded), a new one enters, one was removed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from queueing.latency.stalls import StallClock
 
 @dataclass(slots=True)
 class Member:
-    """One sequence in service: how many output tokens it will make (known here only) and has made."""
+    """One sequence in service: how many output tokens it will make (known here only) and has
+    made.
+    """
 
     id: str
     prompt_tokens: int
@@ -37,9 +40,13 @@ class Member:
 
 
 class ServiceProcess:
-    """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only changes."""
+    """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only
+    changes.
+    """
 
-    def __init__(self, law: LatencyModel, rng: np.random.Generator, *, pad_prompts: bool = False) -> None:
+    def __init__(
+        self, law: LatencyModel, rng: np.random.Generator, *, pad_prompts: bool = False
+    ) -> None:
         self.law = law
         self._pad_prompts = pad_prompts  # of a batch, to its longest one
         self._rng = rng
@@ -49,7 +56,10 @@ class ServiceProcess:
         self._padded = False
         self._residual = self._pace = 1.0  # factor on a stall, on a step
         self._stalls = StallClock(law, rng)
-        self._until_first = self._each = 0.0  # lawful seconds of this stretch's first step, of each that follows; 0 without stalls
+        self._until_first = self._each = (
+            # lawful seconds of this stretch's first step, of each that follows; 0 without stalls
+            0.0
+        )
         self._joined = False  # a continuous engine's: without residual and stalls
         self._opens_batch = False  # the next stretch pays k2
         self._first_end = self._rest = math.inf
@@ -58,7 +68,9 @@ class ServiceProcess:
         self._began_at = -math.inf  # start of this stretch
         self._entered: list[Member] = []  # those who entered with it
         self._now = -math.inf  # end of the last completed step
-        self._target: int | None = None  # step at which the next change is, once it has been looked for
+        self._target: int | None = (
+            None  # step at which the next change is, once it has been looked for
+        )
 
     @property
     def idle(self) -> bool:
@@ -66,12 +78,18 @@ class ServiceProcess:
         return not (self._active or self._pending)
 
     def admit(self, now: float, members: Iterable[Member], *, padded: bool, joining: bool) -> None:
-        """Take members in. A batch (`joining=False`) needs an idle engine and enters one step together, now."""
+        """Take members in. A batch (`joining=False`) needs an idle engine and enters one step
+        together, now.
+        """
         self._target = None
         if not joining:
             if not self.idle:
                 raise ValueError("a batch was dispatched to an engine that is not empty")
-            self._residual, self._opens_batch, self._padded = self.law.residual(self._rng), True, padded
+            self._residual, self._opens_batch, self._padded = (
+                self.law.residual(self._rng),
+                True,
+                padded,
+            )
             self._pace, self._joined = self._residual * (1 - self.law.stall_share), False
         elif not self._active:
             self._residual, self._opens_batch, self._padded = 1.0, False, False
@@ -83,7 +101,9 @@ class ServiceProcess:
             self._entry_at = min(self._entry_at, member.enters_at)
 
     def remove(self, member_id: str, now: float) -> None:
-        """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no error."""
+        """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no
+        error.
+        """
         if self._pending.pop(member_id, None) or member_id not in self._active:
             self._look_for_entry()
             self._target = None
@@ -108,17 +128,25 @@ class ServiceProcess:
         return self._instant(self._steps + 1)
 
     def next_change_at(self) -> float:
-        """Instant of the next end of a member or, before it, of the next entry; infinity when idle."""
+        """Instant of the next end of a member or, before it, of the next entry; infinity when
+        idle.
+        """
         self._open()
         return self._instant(self._steps_to_change())
 
     def advance(self, *, to_change: bool) -> list[Member]:
-        """Complete one step, or all up to the next change; returns the members whose own end this is."""
+        """Complete one step, or all up to the next change; returns the members whose own end
+        this is.
+        """
         self._open()
-        return self._depart(self._complete(self._steps_to_change() - self._steps if to_change else 1))
+        return self._depart(
+            self._complete(self._steps_to_change() - self._steps if to_change else 1)
+        )
 
     def step(self) -> tuple[list[Member], list[Member]]:
-        """Complete one step; returns the members that were in it, ended ones of a padded batch included, and those whose own end it is."""
+        """Complete one step; returns the members that were in it, ended ones of a padded batch
+        included, and those whose own end it is.
+        """
         self._open()
         running = list(self._active.values())
         return running, self._depart(self._complete(1))
@@ -165,11 +193,15 @@ class ServiceProcess:
         self._look_for_entry()
         if at > self._began_at:
             self._began_at, self._entered = at, []
-        self._entered += entering  # a stretch reopened at its own start keeps what those before have to pay
+        self._entered += (
+            entering  # a stretch reopened at its own start keeps what those before have to pay
+        )
         prompts = self._prompt_tokens()
         self._serve(self._steps)
         self._step_of(len(self._active))
-        seconds = (self.law.setup if self._opens_batch else self.law.admission)(len(self._entered), prompts)
+        seconds = (self.law.setup if self._opens_batch else self.law.admission)(
+            len(self._entered), prompts
+        )
         self._first_end = at + (self._pace * seconds + self._rest)
         if self._stalls.rate and not self._joined:
             self._until_first = seconds + self._each
@@ -182,7 +214,9 @@ class ServiceProcess:
         return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
 
     def _look_for_entry(self) -> None:
-        self._entry_at = min([member.enters_at for member in self._pending.values()], default=math.inf)
+        self._entry_at = min(
+            [member.enters_at for member in self._pending.values()], default=math.inf
+        )
 
     def _instant(self, step: int) -> float:
         if step == 1:
@@ -217,7 +251,11 @@ class ServiceProcess:
         return self._target
 
     def _look_for_change(self) -> int:
-        left = [member.output_tokens - member.produced for member in self._active.values() if member.produced < member.output_tokens]
+        left = [
+            member.output_tokens - member.produced
+            for member in self._active.values()
+            if member.produced < member.output_tokens
+        ]
         if not left:
             return self._steps + 1
         steps = self._steps + (max(left) if self._padded else min(left))

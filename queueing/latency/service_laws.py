@@ -1,16 +1,19 @@
-"""The lattice law of a batch's service time without its residual, P(H = t | b) for b = 1 .. B at instants t.
+"""The lattice law of a batch's service time without its residual, P(H = t | b) for b = 1 .. B at
+instants t.
 
     padded    max N of b sequences, put on the instants setup(b) + step(b) m
     unpadded  E w^H = sum_m w^{k4 m} (C_m^b - C_{m-1}^b),  C_m = sum_{n <= m} p_n w^{k3 n}
     own       E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}:  a member's own release, unpadded
     prompts   the convolution power b of the law of kp P; padded ones: the law of kp b max P
 
-at the roots of unity w; each power w^t stands for the lattice law of the point t (queueing.distributions.lattice, order 8), so that the
-result is a lattice law again, whatever the ratio of the coefficients.
+at the roots of unity w; each power w^t stands for the lattice law of the point t
+(queueing.distributions.lattice, order 8), so that the result is a lattice law again, whatever the
+ratio of the coefficients.
 
-The stencils of short terms reach below 0: those of b equal terms by about 40 instants (1e-13 of the mass) whatever b is, because all
-cumulants below the eighth vanish. So the lattice begins `origin` instants before 0; the mass there continues the law analytically.
-More than `MOST_COUNTS` different unpadded lengths are thinned (`thinned`); the moments must be those of the thinned law.
+The stencils of short terms reach below 0: those of b equal terms by about 40 instants (1e-13 of the
+mass) whatever b is, because all cumulants below the eighth vanish. So the lattice begins `origin`
+instants before 0; the mass there continues the law analytically. More than `MOST_COUNTS` different
+unpadded lengths are thinned (`thinned`); the moments must be those of the thinned law.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ from queueing.latency.law import LatencyModel
 
 ORDER = 8
 MOST_COUNTS = 4096
-_NOISE = 1e-16  # of a Fourier transform; what is left of a law beyond its last larger mass is not the law
+# of a Fourier transform; what is left of a law beyond its last larger mass is not the law
+_NOISE = 1e-16
 _VANISHED = 1e-18
 _CACHED = 16_000  # complex numbers that stay in a core's cache: three times as quick
 
@@ -53,7 +57,10 @@ class ServiceLaws:
             for row, b in zip(laws, sizes, strict=True):
                 row[:] = self._padded(b)
             return laws
-        prompts, table = self._prompts(), np.empty((self.largest, self.points // 2 + 1), dtype=complex)
+        prompts, table = (
+            self._prompts(),
+            np.empty((self.largest, self.points // 2 + 1), dtype=complex),
+        )
         for row, b in zip(table, sizes, strict=True):
             row[:] = np.fft.rfft(self._padded(b)) * prompts(b)
         return self._laws(table)
@@ -63,9 +70,13 @@ class ServiceLaws:
         support = np.flatnonzero(self.output_tokens.pmf)
         counts, pmf = self.output_tokens.counts[support], self.output_tokens.pmf[support]
         speed = self.law.speed
-        of_shared, of_alone = (self._spectra(speed * each * counts) for each in (self.law.k3, self.law.k4))
+        of_shared, of_alone = (
+            self._spectra(speed * each * counts) for each in (self.law.k3, self.law.k4)
+        )
         start = self.origin * self.width
-        of_setup = self._spectra(np.array([start + self.law.setup(b) for b in range(1, self.largest + 1)]))
+        of_setup = self._spectra(
+            np.array([start + self.law.setup(b) for b in range(1, self.largest + 1)])
+        )
         table = np.empty((self.largest, self.points // 2 + 1), dtype=complex)
         survival = np.append(np.cumsum(pmf[::-1])[::-1][1:], 0.0)
         for part in blocks(table.shape[1], max(1, _CACHED // max(len(counts), self.largest))):
@@ -76,7 +87,9 @@ class ServiceLaws:
                 others = cumulative + survival * shared
                 _power_sums(weighted * alone, others, table[:, part], first=0)
             else:
-                drop = alone - np.append(alone[:, 1:], np.zeros((len(alone), 1)), axis=1)  # summation by parts over m
+                drop = alone - np.append(
+                    alone[:, 1:], np.zeros((len(alone), 1)), axis=1
+                )  # summation by parts over m
                 _power_sums(drop, cumulative, table[:, part], first=1)
             table[:, part] *= of_setup(part).T
         if self.prompt_tokens is not None:
@@ -88,7 +101,11 @@ class ServiceLaws:
     def _padded(self, b: int) -> Vector:
         longest = self.output_tokens.maximum(b)
         support = np.flatnonzero(longest.pmf > 1e-20)
-        seconds = self.origin * self.width + self.law.setup(b) + self.law.step(b) * longest.counts[support]
+        seconds = (
+            self.origin * self.width
+            + self.law.setup(b)
+            + self.law.step(b) * longest.counts[support]
+        )
         return spread(seconds, longest.pmf[support], self.width, self.points, ORDER)
 
     def _prompts(self) -> Callable[[int], Complex]:
@@ -102,7 +119,9 @@ class ServiceLaws:
 
     def _of_prompts(self, seconds: float, counts: TokenDistribution) -> Complex:
         support = np.flatnonzero(counts.pmf > 1e-20)
-        law = cyclic(seconds * counts.counts[support], counts.pmf[support], self.width, self.points, ORDER)
+        law = cyclic(
+            seconds * counts.counts[support], counts.pmf[support], self.width, self.points, ORDER
+        )
         return np.asarray(np.fft.rfft(law))
 
     def _spectra(self, seconds: Vector) -> Callable[[slice], Complex]:
@@ -118,7 +137,9 @@ class ServiceLaws:
 
 
 def _power_sums(terms: Complex, base: Complex, table: Complex, first: int) -> None:
-    """`table[b - 1, i]` = sum_m terms[i, m] base[i, m]^(b - 1 + first); `base` grows with m, and what vanishes from it is left out."""
+    """`table[b - 1, i]` = sum_m terms[i, m] base[i, m]^(b - 1 + first); `base` grows with m, and
+    what vanishes from it is left out.
+    """
     power = base**first
     number = 0
     while number < len(table):
@@ -141,15 +162,19 @@ def _power_sums(terms: Complex, base: Complex, table: Complex, first: int) -> No
 
 
 def thinned(lengths: TokenDistribution, most: int = MOST_COUNTS) -> TokenDistribution:
-    """At most `most` different counts: those between two that are kept are shared out to both, so that the mean stays.
+    """At most `most` different counts: those between two that are kept are shared out to both, so
+    that the mean stays.
 
-    The counts kept lie as densely as the cube root of the probability's density, for which the variance grows least: by about 2 / most^2.
+    The counts kept lie as densely as the cube root of the probability's density, for which the
+    variance grows least: by about 2 / most^2.
     """
     support = np.flatnonzero(lengths.pmf)
     if len(support) <= most:
         return lengths
     weight = np.cumsum(np.cbrt(lengths.pmf[support] * np.diff(support, prepend=support[0]) ** 2.0))
-    knots = np.unique(np.append(np.searchsorted(weight, np.linspace(0.0, weight[-1], most - 1)), len(support) - 1))
+    knots = np.unique(
+        np.append(np.searchsorted(weight, np.linspace(0.0, weight[-1], most - 1)), len(support) - 1)
+    )
     position = np.interp(support, support[knots], np.arange(len(knots)))
     left = np.minimum(position.astype(np.int64), len(knots) - 2)
     pmf = np.zeros(len(lengths.pmf))
@@ -159,6 +184,8 @@ def thinned(lengths: TokenDistribution, most: int = MOST_COUNTS) -> TokenDistrib
 
 
 def likely_sum(lengths: TokenDistribution, count: int) -> float:
-    """A total of `count` lengths that is exceeded with probability e^-35 at most (Bernstein), or never."""
+    """A total of `count` lengths that is exceeded with probability e^-35 at most (Bernstein), or
+    never.
+    """
     deviation = math.sqrt(70 * count * lengths.variance) + 24 * lengths.longest
     return min(count * lengths.longest, count * lengths.mean + deviation)

@@ -1,20 +1,26 @@
-"""The laws of H | b for b = 1 .. B on one lattice: what every prediction for a batch policy reads, whatever the arrival rate.
+"""The laws of H | b for b = 1 .. B on one lattice: what every prediction for a batch policy reads,
+whatever the arrival rate.
 
-Without its residual X the service time is bounded, and its law lies on `_POINTS` lattice instants (queueing.latency.service_laws).
-Everything asked of it is an expectation of a smooth function of the service time, exact to (lam width)^8:
+Without its residual X the service time is bounded, and its law lies on `_POINTS` lattice instants
+(queueing.latency.service_laws).
+Everything asked of it is an expectation of a smooth function of the service time, exact to (lam
+width)^8:
 
     P(A = j | b) = sum_t P(H = t | b) P(A = j | t),   Poisson; negative binomial where X is gamma
     E exp(-s X H) = sum_t P(H = t | b) (1 + s t cv^2)^(-1/cv^2)
 
-The power of a complex number is taken in polar form, where real functions do: with 1 + s t cv^2 = p (1 + i r),
+The power of a complex number is taken in polar form, where real functions do: with 1 + s t cv^2 = p
+(1 + i r),
 
     |.| = (p^2 (1 + r^2))^(-1/(2 cv^2)),    its angle = -arctan(r) / cv^2,    cos and sin by the tangent of half of it
 
-The lattice begins below 0 where the stencils may reach there (queueing.latency.service_laws). Both functions are analytic at 0, so they
-are taken at the negative instants too; with a residual these must stay well inside its pole at -1 / (lam cv^2).
+The lattice begins below 0 where the stencils may reach there (queueing.latency.service_laws). Both
+functions are analytic at 0, so they are taken at the negative instants too; with a residual these
+must stay well inside its pole at -1 / (lam cv^2).
 
-Grids of one period ask for the same s, the coarser one for fewer of them: one table serves both. The horizon of an unpadded batch
-is where Bernstein's inequality leaves e^-35 of the sum of its tokens.
+Grids of one period ask for the same s, the coarser one for fewer of them: one table serves both.
+The horizon of an unpadded batch is where Bernstein's inequality leaves e^-35 of the sum of its
+tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +37,10 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.service_laws import MOST_COUNTS, ServiceLaws, likely_sum
 from queueing.latency.stalls import TERMS_OF_A_STALL, most_stalls, room_for_stalls, with_stalls
 
-_POINTS, _UNPADDED_POINTS = 1024, 4096  # at least; the stencils of an unpadded batch's many terms must not reach below 0
+_POINTS, _UNPADDED_POINTS = (
+    1024,
+    4096,
+)  # at least; the stencils of an unpadded batch's many terms must not reach below 0
 _FINENESS = 0.15  # arrivals per lattice width at most: its eighth power is the error
 _OWN_FINENESS = 4  # instants of the law of a member's own release in a grid's width
 _MARGIN = 64  # lattice points for the stencils of the terms of H beyond its largest value
@@ -65,12 +74,19 @@ class ServiceTable:
         self.law, self.largest, self._padded = law, largest, padded
         prompts = None if law.kp == 0 else prompts
         pace = law.without_stalls()
-        horizon, shortest = _range(pace, output, prompts, padded=padded, pad_prompts=pad_prompts, largest=largest)
+        horizon, shortest = _range(
+            pace, output, prompts, padded=padded, pad_prompts=pad_prompts, largest=largest
+        )
         arrivals = largest * horizon / mean  # at the largest stable rate
-        self.origin, points = 0, max(_POINTS if padded else _UNPADDED_POINTS, _power_of_two(arrivals / _FINENESS))
+        self.origin, points = (
+            0,
+            max(_POINTS if padded else _UNPADDED_POINTS, _power_of_two(arrivals / _FINENESS)),
+        )
         if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
             finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
-            if finer == points or finer * largest <= _MOST_NUMBERS:  # else the few small batches' stencils wrap round
+            if (
+                finer == points or finer * largest <= _MOST_NUMBERS
+            ):  # else the few small batches' stencils wrap round
                 self.origin, points = _REACH, finer
         self.width = horizon / (points - _MARGIN - self.origin)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
@@ -85,55 +101,94 @@ class ServiceTable:
             points=points,
             origin=self.origin,
         )
-        self.laws = self._stalled(self._builder.padded() if padded else self._builder.unpadded(), self.width)  # (B, points): X = 1
+        self.laws = self._stalled(
+            self._builder.padded() if padded else self._builder.unpadded(), self.width
+        )  # (B, points): X = 1
         self.instants = self.width * (np.arange(self.laws.shape[1]) - self.origin)
         self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
-        self._kernel: tuple[float, Vector, Vector] = (0.0, np.empty((0, 0)), np.empty((0, 0)))  # period, real and imaginary part
+        self._kernel: tuple[float, Vector, Vector] = (
+            0.0,
+            np.empty((0, 0)),
+            np.empty((0, 0)),
+        )  # period, real and imaginary part
 
     def _check_size(self, points: int, classes: int) -> None:
-        """Raises OutOfReachError before a table is built that would take more than seconds and a GB; `classes` of output lengths.
+        """Raises OutOfReachError before a table is built that would take more than seconds and a
+        GB; `classes` of output lengths.
 
-        Each length has a spectrum, whatever the batch size; of the powers of more than `_KEPT` of them nearly all vanish.
+        Each length has a spectrum, whatever the batch size; of the powers of more than `_KEPT` of
+        them nearly all vanish.
         """
         numbers = self.largest * (points + room_for_stalls(self.law, self.width, self.most_stalls))
         terms = numbers * (min(classes, _KEPT) + TERMS_OF_A_STALL * self.most_stalls)
         terms += points * min(classes, MOST_COUNTS) * _TERMS_OF_A_SPECTRUM
         if numbers > _MOST_NUMBERS or terms > _MOST_TERMS:
-            what = f"a table of the service times of 1 to {self.largest} requests at {numbers // self.largest} instants"
+            what = (
+                f"a table of the service times of 1 to {self.largest} requests at "
+                f"{numbers // self.largest} instants"
+            )
             raise OutOfReachError(what, SMALLER)
 
     def arrivals(self, arrival_rate: float, count: int, first: int = 0) -> Vector:
-        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
+        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises
+        OutOfReachError.
+        """
         if count * len(self.instants) > _MOST_ARRIVALS:
-            raise OutOfReachError(f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)", SMALLER)
-        laws, none, ratio = self.laws[first:], self._no_arrival(arrival_rate), self._ratio(arrival_rate)
+            raise OutOfReachError(
+                f"the arrivals during a batch of up to {self.longest:.4g} s ({count} of them)",
+                SMALLER,
+            )
+        laws, none, ratio = (
+            self.laws[first:],
+            self._no_arrival(arrival_rate),
+            self._ratio(arrival_rate),
+        )
         ratio_of_j = np.log((1 + np.arange(count - 1) * self.law.cv**2) / np.arange(1, count))
-        factors = np.append(0.0, np.cumsum(ratio_of_j))  # log of what P(A = j) has beside its power j
+        factors = np.append(
+            0.0, np.cumsum(ratio_of_j)
+        )  # log of what P(A = j) has beside its power j
         rows = np.zeros((len(laws), count))
         for part in blocks(count, max(1, min(_ROWS, _BLOCK // len(self.instants)))):
-            here = self._likely(none + part.start * ratio + factors[part.start], none + (part.stop - 1) * ratio + factors[part.stop - 1])
+            here = self._likely(
+                none + part.start * ratio + factors[part.start],
+                none + (part.stop - 1) * ratio + factors[part.stop - 1],
+            )
             logs = np.multiply.outer(np.arange(part.start, part.stop), ratio[here])
             logs += none[here]
             logs += factors[part, None]
             chunk = np.exp(logs, out=logs)
-            chunk[1 - part.start % 2 :: 2, : max(0, self.origin - here.start)] *= -1.0  # t^j below 0
+            chunk[
+                1 - part.start % 2 :: 2, : max(0, self.origin - here.start)
+            ] *= -1.0  # t^j below 0
             rows[:, part] = laws[:, here] @ chunk.T
         return rows
 
     def transforms(self, grid: Grid, sizes: int, *, own: bool = False) -> Complex:
-        """`table[b - 1]` = E exp(-s H), b = 1 .. `sizes` at least; `own`: the time to a member's own release instead."""
+        """`table[b - 1]` = E exp(-s H), b = 1 .. `sizes` at least; `own`: the time to a member's
+        own release instead.
+        """
         own = own and not self._padded
         key = (_period(grid), own, 0 if self.law.cv else grid.points)
         known = self._transforms.get(key)
         if known is None or len(known) < sizes or known.shape[1] <= grid.points:
-            known = self._transforms[key] = self._own(sizes, grid) if own else self._smeared(self.laws[:sizes], self.width, grid)
+            known = self._transforms[key] = (
+                self._own(sizes, grid)
+                if own
+                else self._smeared(self.laws[:sizes], self.width, grid)
+            )
         return known[:sizes, : grid.points + 1]
 
     def _own(self, sizes: int, grid: Grid) -> Complex:
-        """On fewer instants than the laws where the grid is coarse and no residual makes it finer; kept."""
+        """On fewer instants than the laws where the grid is coarse and no residual makes it
+        finer; kept.
+        """
         points = most = self._builder.points
-        while self.law.cv == 0 and points > _UNPADDED_POINTS and 2 * _OWN_FINENESS * self.width * most / points < grid.width:
+        while (
+            self.law.cv == 0
+            and points > _UNPADDED_POINTS
+            and 2 * _OWN_FINENESS * self.width * most / points < grid.width
+        ):
             points //= 2
         builder, laws = self._own_laws
         if len(laws) == 0 or builder.points < points:
@@ -148,11 +203,15 @@ class ServiceTable:
 
     @property
     def rows_of_a_transform(self) -> int:
-        """Rows of numbers, each as long as the grid, that a transform makes beside those it returns."""
+        """Rows of numbers, each as long as the grid, that a transform makes beside those it
+        returns.
+        """
         return 2 * _COARSE if self.law.cv else 0
 
     def log_generating(self, arrival_rate: float, radius: float, batch_size: int) -> float:
-        """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows with the rounding errors of the law."""
+        """log E radius^A | b; infinite beyond the pole of the gamma residual. Far out it grows
+        with the rounding errors of the law.
+        """
         law = self.laws[batch_size - 1]
         exponent = arrival_rate * (radius - 1) * self.instants
         variance = self.law.cv**2
@@ -161,7 +220,9 @@ class ServiceTable:
             if inner.min() <= 0:
                 return math.inf
             exponent = -np.log(inner) / variance
-        largest = float(exponent[law != 0].max())  # beyond the law's end the powers may be larger than all of its terms
+        largest = float(
+            exponent[law != 0].max()
+        )  # beyond the law's end the powers may be larger than all of its terms
         value = float(law @ np.exp(np.minimum(exponent - largest, 0.0)))
         return math.log(abs(value)) + largest if value else math.inf
 
@@ -183,17 +244,23 @@ class ServiceTable:
 
     @staticmethod
     def _likely(least: Vector, most: Vector) -> slice:
-        """The instants where one of consecutive numbers of arrivals is likely, from the log P of the least and of the most."""
+        """The instants where one of consecutive numbers of arrivals is likely, from the log P of
+        the least and of the most.
+        """
         early, late = np.flatnonzero(least > _UNLIKELY), np.flatnonzero(most > _UNLIKELY)
         if not len(early):
             return slice(0, 0)  # too many for the longest of service times
         return slice(int(early[0]), int(late[-1]) + 1 if len(late) else len(least))
 
     def _smeared(self, laws: Vector, width: float, grid: Grid) -> Complex:
-        """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat of the grid is coarser)."""
+        """Transforms of X H on a grid: by the gamma's own transform, on fewer instants (the hat
+        of the grid is coarser).
+        """
         if self.law.cv == 0:
             before = math.ceil(self.origin * width / grid.width)
-            coarse = _rebinned(laws, width / grid.width, before - self.origin * width / grid.width, 2 * grid.points)
+            coarse = _rebinned(
+                laws, width / grid.width, before - self.origin * width / grid.width, 2 * grid.points
+            )
             return np.asarray(grid.transform(coarse) * np.exp(before * grid.width * grid.s))
         before = math.ceil(_COARSE * self.origin * width / self.longest)  # instants before 0
         step = self.longest / (_COARSE - 2 - before)
@@ -204,7 +271,9 @@ class ServiceTable:
         return answer
 
     def _gamma(self, instants: Vector, grid: Grid) -> tuple[Vector, Vector]:
-        """E exp(-s X t), a row for each instant, in its real and imaginary part; the last is kept."""
+        """E exp(-s X t), a row for each instant, in its real and imaginary part; the last is
+        kept.
+        """
         period, *known = self._kernel
         if period != _period(grid) or known[0].shape[1] <= grid.points:
             known = list(_gamma_transform(instants, grid.s, self.law.cv**2))
@@ -237,11 +306,26 @@ def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vec
 
 
 def _range(
-    law: LatencyModel, output: TokenDistribution, prompts: TokenDistribution | None, *, padded: bool, pad_prompts: bool, largest: int
+    law: LatencyModel,
+    output: TokenDistribution,
+    prompts: TokenDistribution | None,
+    *,
+    padded: bool,
+    pad_prompts: bool,
+    largest: int,
 ) -> tuple[float, float]:
     """The longest service time that is likely, and the shortest that is possible, seconds."""
-    least, fewest = float(np.flatnonzero(output.pmf)[0]), 0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0])
-    tokens = 0.0 if prompts is None else float(largest * prompts.longest) if pad_prompts else likely_sum(prompts, largest)
+    least, fewest = (
+        float(np.flatnonzero(output.pmf)[0]),
+        0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0]),
+    )
+    tokens = (
+        0.0
+        if prompts is None
+        else float(largest * prompts.longest)
+        if pad_prompts
+        else likely_sum(prompts, largest)
+    )
     if padded:
         shortest = min(law.padded(b, least, b * fewest) for b in (1, largest))
         return law.padded(largest, output.longest, tokens), shortest
@@ -250,7 +334,9 @@ def _range(
 
 
 def _rebinned(laws: Vector, ratio: float, first_at: float, points: int) -> Vector:
-    """The same laws on a lattice 1 / `ratio` times as coarse, each mass between its two neighbours; beyond the last point is none."""
+    """The same laws on a lattice 1 / `ratio` times as coarse, each mass between its two
+    neighbours; beyond the last point is none.
+    """
     position = first_at + ratio * np.arange(laws.shape[1])
     first = np.floor(position).astype(np.int64)
     share = position - first

@@ -1,13 +1,17 @@
-"""S = X (c + d N + kp P): one request's service time, as values for X = 1 with their probabilities, and its excess over a level.
+"""S = X (c + d N + kp P): one request's service time, as values for X = 1 with their probabilities,
+and its excess over a level.
 
     excess(x) = E (S - x)^+   and   E ((S - x)^+)^2 / 2
 
-from which follow the residual life P(Se > x) = excess_1(x) / E[S] and every hat-weighted integral of P(S > y) (no cancellation in
-the tail). X is gamma with mean 1 and SCV cv^2: with few values by its incomplete gamma functions, exactly; with many, X is
-represented by its conditional means in about 400 cells (error of the second moment below 1e-5). More than `_MOST` values, as lengths
-combined with prompts are, are merged to classes of one width, each of which keeps its mean and its variance; where the longest is more
-than `_FAR` mean ones, as under a heavy tail, to classes of one ratio. Stalls are further values (queueing.latency.stalls), and so are the
-parts of a tail (queueing.distributions.heavy_tail); what its last one lacks is added to the moments, of which the second may be infinite.
+from which follow the residual life P(Se > x) = excess_1(x) / E[S] and every hat-weighted integral
+of P(S > y) (no cancellation in the tail). X is gamma with mean 1 and SCV cv^2: with few values by
+its incomplete gamma functions, exactly; with many, X is represented by its conditional means in
+about 400 cells (error of the second moment below 1e-5). More than `_MOST` values, as lengths
+combined with prompts are, are merged to classes of one width, each of which keeps its mean and its
+variance; where the longest is more than `_FAR` mean ones, as under a heavy tail, to classes of one
+ratio. Stalls are further values (queueing.latency.stalls), and so are the parts of a tail
+(queueing.distributions.heavy_tail); what its last one lacks is added to the moments, of which the
+second may be infinite.
 """
 
 from __future__ import annotations
@@ -38,21 +42,39 @@ class ServiceTime:
     values: Vector
     weights: Vector
     cv: float = 0.0
-    beyond: tuple[float, float] = (0.0, 0.0)  # what the values lack in the first two moments where X = 1: a tail's end
+    beyond: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # what the values lack in the first two moments where X = 1: a tail's end
 
     @classmethod
-    def of(cls, law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None) -> ServiceTime:
-        """Of a single request under the latency law; random prompts are combined with every length."""
+    def of(
+        cls,
+        law: LatencyModel,
+        output_tokens: TokenDistribution,
+        prompt_tokens: TokenDistribution | None = None,
+    ) -> ServiceTime:
+        """Of a single request under the latency law; random prompts are combined with every
+        length.
+        """
         pace = law.without_stalls()
         counts, pmf, (first, second) = _counts(output_tokens)
         seconds = pace.setup(1) + pace.step(1) * counts
-        before = pace.setup(1, prompt_tokens.mean if prompt_tokens is not None and law.kp != 0 else 0.0)
-        beyond = pace.step(1) * first, pace.step(1) ** 2 * second + 2 * pace.step(1) * before * first
+        before = pace.setup(
+            1, prompt_tokens.mean if prompt_tokens is not None and law.kp != 0 else 0.0
+        )
+        beyond = (
+            pace.step(1) * first,
+            pace.step(1) ** 2 * second + 2 * pace.step(1) * before * first,
+        )
         if prompt_tokens is not None and law.kp != 0:
             lengths = np.flatnonzero(prompt_tokens.pmf)
             prompts, chances = pace.speed * pace.kp * lengths, prompt_tokens.pmf[lengths]
             if len(prompts) * len(seconds) > _MOST_PAIRS:
-                (prompts, chances), (seconds, pmf) = _merged(prompts, chances), _merged(seconds, pmf)
+                (prompts, chances), (seconds, pmf) = (
+                    _merged(prompts, chances),
+                    _merged(seconds, pmf),
+                )
             seconds = np.add.outer(prompts, seconds).ravel()
             pmf = np.multiply.outer(chances, pmf).ravel()
         found = cls.of_values(seconds, pmf, law)
@@ -60,7 +82,9 @@ class ServiceTime:
 
     @classmethod
     def of_values(cls, seconds: Vector, pmf: Vector, law: LatencyModel) -> ServiceTime:
-        """Of durations without residual and stalls, at the pace that the law has without stalls; both are the law's."""
+        """Of durations without residual and stalls, at the pace that the law has without stalls;
+        both are the law's.
+        """
         most = most_stalls(law.stall_rate / (1 - law.stall_share) * float(seconds.max(initial=0.0)))
         room = _MOST_FAR if law.cv == 0 and _reaches_far(seconds, pmf) else _MOST
         return cls(*stalled_values(*_merged(seconds, pmf, room // (most + 1)), law, most), law.cv)
@@ -79,7 +103,11 @@ class ServiceTime:
     def scv(self) -> float:
         """Var S / E[S]^2."""
         mean = self.mean
-        centred = float(self.weights @ (self.values - mean) ** 2) + self.beyond[1] - 2 * mean * self.beyond[0]
+        centred = (
+            float(self.weights @ (self.values - mean) ** 2)
+            + self.beyond[1]
+            - 2 * mean * self.beyond[0]
+        )
         return centred / mean**2 * (1 + self.cv**2) + self.cv**2
 
     @property
@@ -99,10 +127,14 @@ class ServiceTime:
             return self.values, self.weights
         shape = self.cv**-2
         levels = np.arange(_PARTS + 1) / _PARTS
-        edges = np.union1d(gammaincinv(shape, levels), gammaincinv(shape + 2, levels[1:-1]))  # equal shares of 1 and of X^2
+        edges = np.union1d(
+            gammaincinv(shape, levels), gammaincinv(shape + 2, levels[1:-1])
+        )  # equal shares of 1 and of X^2
         mass = np.diff(gammainc(shape, edges))
         means = np.diff(gammainc(shape + 1, edges)) / mass
-        return np.multiply.outer(means, self.values).ravel(), np.multiply.outer(mass, self.weights).ravel()
+        return np.multiply.outer(means, self.values).ravel(), np.multiply.outer(
+            mass, self.weights
+        ).ravel()
 
     def up_to(self, longest: float) -> ServiceTime:
         """The law of min(S, longest)."""
@@ -124,7 +156,15 @@ class ServiceTime:
             z = np.maximum(x, 0.0) * shape / value
             tails = [gammaincc(shape + k, z) for k in range(3)]
             first += weight * (value * tails[1] - x * tails[0])
-            second += weight * (value**2 * (1 + self.cv**2) * tails[2] - 2 * x * value * tails[1] + x**2 * tails[0]) / 2
+            second += (
+                weight
+                * (
+                    value**2 * (1 + self.cv**2) * tails[2]
+                    - 2 * x * value * tails[1]
+                    + x**2 * tails[0]
+                )
+                / 2
+            )
         return first, second
 
     @cached_property
@@ -137,7 +177,9 @@ class ServiceTime:
     def _above(self) -> Vector:
         """Sums of mass, mass * value and mass * value^2 from each value upwards."""
         values, mass = self._sorted
-        return np.array([np.append(np.cumsum((mass * values**k)[::-1])[::-1], 0.0) for k in range(3)])
+        return np.array(
+            [np.append(np.cumsum((mass * values**k)[::-1])[::-1], 0.0) for k in range(3)]
+        )
 
 
 def _counts(lengths: TokenDistribution) -> tuple[Vector, Vector, tuple[float, float]]:
@@ -147,15 +189,23 @@ def _counts(lengths: TokenDistribution) -> tuple[Vector, Vector, tuple[float, fl
     if lengths.tail is None:
         return counts, chances, (0.0, 0.0)
     far, rare = lengths.tail.atoms()
-    return np.concatenate([counts[:-1], far]), np.concatenate([chances[:-1], rare]), lengths.tail.left()
+    return (
+        np.concatenate([counts[:-1], far]),
+        np.concatenate([chances[:-1], rare]),
+        lengths.tail.left(),
+    )
 
 
 def _reaches_far(values: Vector, weights: Vector) -> bool:
-    return float(values.min(initial=math.inf)) > 0 and float(values.max(initial=0.0)) > _FAR * float(weights @ values)
+    return float(values.min(initial=math.inf)) > 0 and float(
+        values.max(initial=0.0)
+    ) > _FAR * float(weights @ values)
 
 
 def _merged(values: Vector, weights: Vector, most: int = _MOST) -> tuple[Vector, Vector]:
-    """At most `most` values: two in each class of equal width or ratio, at its mean -+ its standard deviation."""
+    """At most `most` values: two in each class of equal width or ratio, at its mean -+ its
+    standard deviation.
+    """
     if len(values) <= most:
         return values, weights
     low, high = float(values.min()), float(values.max())
@@ -168,6 +218,11 @@ def _merged(values: Vector, weights: Vector, most: int = _MOST) -> tuple[Vector,
     mass = np.bincount(label, weights, classes)
     kept = mass > 0
     mean = np.bincount(label, weights * values, classes)[kept] / mass[kept]
-    variance = np.bincount(label, weights * (values - mean[np.cumsum(kept)[label] - 1]) ** 2, classes)[kept] / mass[kept]
+    variance = (
+        np.bincount(label, weights * (values - mean[np.cumsum(kept)[label] - 1]) ** 2, classes)[
+            kept
+        ]
+        / mass[kept]
+    )
     deviation = np.sqrt(variance)
     return np.concatenate([mean - deviation, mean + deviation]), np.tile(mass[kept] / 2, 2)

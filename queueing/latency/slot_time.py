@@ -1,23 +1,28 @@
-"""How long a slot of a continuously batching engine is taken: the closed system with n slots, none ever empty. Means, seconds.
+"""How long a slot of a continuously batching engine is taken: the closed system with n slots, none
+ever empty. Means, seconds.
 
-With n slots taken, each one passes through a gap (turnaround, then the wait for the next step) and l = E[N] steps:
+With n slots taken, each one passes through a gap (turnaround, then the wait for the next step) and
+l = E[N] steps:
 
     f = A / S                                                        share of its slot time that a slot spends in steps
     A = a + l (k4 + k3 (1 + (n - 1) f)) + (n - 1) f a,   a = k1 + kp E[P]
     S = A + gap,   throughput X(n) = n / S(n)
 
-gap: `turnaround` plus what is left of a step if another slot is in one: half of E[Z^2] / E[Z], Z = step + a Poisson(mu), mu entries a
-step; those who came in the excess a^2 mu / E[Z] enter in front. While requests wait, a slot is refilled at the end of a step, so its gap
-is a whole number of steps: to the first end at or after the turnaround.
-Without a turnaround the refilled X(c) = c / (l t(c) + c a) is exact, t(n) = k3 n + k4.
+gap: `turnaround` plus what is left of a step if another slot is in one: half of E[Z^2] / E[Z], Z =
+step + a Poisson(mu), mu entries a step; those who came in the excess a^2 mu / E[Z] enter in front.
+While requests wait, a slot is refilled at the end of a step, so its gap is a whole number of steps:
+to the first end at or after the turnaround. Without a turnaround the refilled X(c) = c / (l t(c) +
+c a) is exact, t(n) = k3 n + k4.
 
-Deviation of departures. An admission holds up all slots together, so it is engine time per departure, as the own steps of the
-c slots are not: c times the engine time of many departures has the variance, per departure,
+Deviation of departures. An admission holds up all slots together, so it is engine time per
+departure, as the own steps of the c slots are not: c times the engine time of many departures has
+the variance, per departure,
 
     E[S]^2 C^2 = Var N t^2 + c^2 kp^2 Var P        t: the step without admissions
 
-(counting the admissions of others as a stretch of one's own steps, C^2 = Var N / E[N]^2, makes the delay up to 30 % too long at c = 32).
-Measured: with a turnaround the refilled X(c) is within 0.4 % of simulation; outputs of 1 to 4 tokens 1.2 %, of one length 2 %.
+(counting the admissions of others as a stretch of one's own steps, C^2 = Var N / E[N]^2, makes the
+delay up to 30 % too long at c = 32). Measured: with a turnaround the refilled X(c) is within 0.4 %
+of simulation; outputs of 1 to 4 tokens 1.2 %, of one length 2 %.
 """
 
 from __future__ import annotations
@@ -50,21 +55,28 @@ class SlotTime:
         return self.parts(slots, refilled=refilled)[0]
 
     def parts(self, slots: int, *, refilled: bool, share: float = 0.5) -> tuple[float, float]:
-        """S(n) and its share in steps, by iteration from `share`; `refilled` = a slot is taken again at the step in which it became free.
+        """S(n) and its share in steps, by iteration from `share`; `refilled` = a slot is taken
+        again at the step in which it became free.
 
         Raises NotConvergedError.
         """
         total = math.inf
         for _ in range(500):
-            active = self._active(slots, share) + (0.0 if refilled else self._followed(slots - 1, share))
+            active = self._active(slots, share) + (
+                0.0 if refilled else self._followed(slots - 1, share)
+            )
             previous, total = total, active + self.gap(slots, share, refilled=refilled)
             share = active / total
             if abs(total - previous) < 1e-12 * total:
                 return total, share
-        raise NotConvergedError(f"the slot time of {slots} slots", abs(total - previous) / abs(total))
+        raise NotConvergedError(
+            f"the slot time of {slots} slots", abs(total - previous) / abs(total)
+        )
 
     def gap(self, slots: int, share: float, *, refilled: bool) -> float:
-        """Slot taken, not in a step: turnaround and the wait for a boundary; `share` of the others is in steps."""
+        """Slot taken, not in a step: turnaround and the wait for a boundary; `share` of the
+        others is in steps.
+        """
         turnaround = self.law.turnaround * self.law.speed
         others = slots - 1
         if not refilled:
@@ -74,7 +86,9 @@ class SlotTime:
             return 0.0
         chances = _binomial(others, share)
         likely = np.flatnonzero(chances > 1e-20) if slots > _MANY else np.arange(slots)
-        waits = [self._aligned(turnaround, int(active)) if active else turnaround for active in likely]
+        waits = [
+            self._aligned(turnaround, int(active)) if active else turnaround for active in likely
+        ]
         return float(chances[likely] @ waits)
 
     def throughput(self, slots: int, *, refilled: bool) -> float:
@@ -97,7 +111,9 @@ class SlotTime:
         return self.law.admission(1, 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean)
 
     def _met(self, others: int, share: float) -> tuple[float, float]:
-        """Mean of a step, and by how much longer the one is that an arrival meets: steps with many admissions are met more often."""
+        """Mean of a step, and by how much longer the one is that an arrival meets: steps with
+        many admissions are met more often.
+        """
         if not others or not share:
             return 0.0, 0.0
         entering = others * share / self.mean_tokens
@@ -105,7 +121,9 @@ class SlotTime:
         return step, self.admitted**2 * entering / step
 
     def _followed(self, others: int, share: float) -> float:
-        """What those who came in the excess of that step add to the entry of the one who came in it too."""
+        """What those who came in the excess of that step add to the entry of the one who came in
+        it too.
+        """
         step, excess = self._met(others, share)
         return self.admitted * others * share / self.mean_tokens * excess / step if step else 0.0
 
@@ -119,18 +137,26 @@ class SlotTime:
     def scv(self, slots: int, mean: float, share: float) -> float:
         """C^2 of the departures of `slots` refilled slots."""
         own = self.law.step(1 + (slots - 1) * share) ** 2 * self.output_tokens.variance
-        prompts = 0.0 if self.prompt_tokens is None else (self.law.speed * self.law.kp * slots) ** 2 * self.prompt_tokens.variance
+        prompts = (
+            0.0
+            if self.prompt_tokens is None
+            else (self.law.speed * self.law.kp * slots) ** 2 * self.prompt_tokens.variance
+        )
         return (own + prompts) / mean**2
 
     def smallest_of(self, slots: int, mean: float, share: float) -> float:
-        """g: from a random instant to the first end among c taken slots. Ends fall on the ends of steps, the same for all slots.
+        """g: from a random instant to the first end among c taken slots. Ends fall on the ends of
+        steps, the same for all slots.
 
-        With Se the residual slot time and s the seconds per token, admissions of others included: s (sum_{k>=0} P(Se > k s)^c - 1/2).
+        With Se the residual slot time and s the seconds per token, admissions of others included: s
+        (sum_{k>=0} P(Se > k s)^c - 1/2).
         """
         pace = (mean * share - self.admitted) / self.mean_tokens
         fixed = mean - pace * self.mean_tokens
         survival = self.output_tokens.survival
-        knots = np.append(0.0, fixed + pace * np.arange(len(survival)))  # the slot time exceeds knots[n + 1] with probability survival[n]
+        knots = np.append(
+            0.0, fixed + pace * np.arange(len(survival))
+        )  # the slot time exceeds knots[n + 1] with probability survival[n]
         left = np.append(mean, pace * np.cumsum(survival[::-1])[::-1]) / mean  # P(Se > knots)
         grid = pace * np.arange(math.ceil(knots[-1] / pace) + 1)
         return float(pace * (np.sum(np.interp(grid, knots, left) ** slots) - 0.5))
@@ -140,16 +166,24 @@ class SlotTime:
         return self.admitted * (1 + others) + self.mean_tokens * self.law.step(1 + others)
 
     def _aligned(self, turnaround: float, active: int) -> float:
-        """E[end of the first step at or after the turnaround], steps with `active` others, admissions among them Poisson."""
+        """E[end of the first step at or after the turnaround], steps with `active` others,
+        admissions among them Poisson.
+        """
         if active in self._known_ends:
             return self._known_ends[active]
         step, rate = self.law.step(active), active / self.mean_tokens
         most = math.ceil(turnaround / step)
         self._taken_steps.append(most)
         if sum(self._taken_steps) > _MOST_STEPS:
-            raise OutOfReachError(f"a turnaround of {turnaround:.4g} s, of {turnaround / step:.4g} steps")
+            raise OutOfReachError(
+                f"a turnaround of {turnaround:.4g} s, of {turnaround / step:.4g} steps"
+            )
         k = np.arange(1.0, most)
-        within = pdtr(np.ceil((turnaround - k * step) / self.admitted) - 1, k * rate) if self.admitted > 0 else np.ones(len(k))
+        within = (
+            pdtr(np.ceil((turnaround - k * step) / self.admitted) - 1, k * rate)
+            if self.admitted > 0
+            else np.ones(len(k))
+        )
         steps = 1.0 + (float(np.cumsum(within)[-1]) if most > 1 else 0.0)
         self._known_ends[active] = steps * (step + rate * self.admitted)
         return self._known_ends[active]
@@ -167,5 +201,11 @@ def _binomial(n: int, p: float) -> Vector:
     k = np.arange(n + 1)
     if p in (0.0, 1.0):
         return np.asarray(k == n * p, dtype=float)
-    log = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(p) + (n - k) * math.log1p(-p)
+    log = (
+        gammaln(n + 1)
+        - gammaln(k + 1)
+        - gammaln(n - k + 1)
+        + k * math.log(p)
+        + (n - k) * math.log1p(-p)
+    )
     return np.asarray(np.exp(log))

@@ -2,8 +2,9 @@
 
     H = X ((1 - q) h + s K),   K ~ Poisson(q h / s)         h the law's time without them at its mean speed, X the gamma residual
 
-q is the share of the time that stalls hold, s what one lasts. E[H | h] = h, E[H^2 | h] = (1 + cv^2) (h^2 + q s h). A member's own release,
-the end of a step and the end of a batch each see the stalls that began before it: one Poisson process on the clock of h.
+q is the share of the time that stalls hold, s what one lasts. E[H | h] = h, E[H^2 | h] = (1 + cv^2)
+(h^2 + q s h). A member's own release, the end of a step and the end of a batch each see the stalls
+that began before it: one Poisson process on the clock of h.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ _MOST = 200  # in one batch
 _ORDER = 8  # of a shift's stencil
 _CACHED = 16_000  # numbers that stay in a core's cache
 SPARE_GAPS = 1024  # between stalls, that a simulation draws for each server beyond one a request
-TERMS_OF_A_STALL = 5  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
+TERMS_OF_A_STALL = (
+    5  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
+)
 
 
 def most_stalls(mean: float) -> int:
-    """A number that a Poisson variable of this mean practically never exceeds. Raises NotConvergedError beyond what a law can hold."""
+    """A number that a Poisson variable of this mean practically never exceeds. Raises
+    NotConvergedError beyond what a law can hold.
+    """
     if mean == 0:
         return 0
     if mean > _MOST:
@@ -35,18 +40,28 @@ def most_stalls(mean: float) -> int:
     return int(np.argmax(pdtrc(np.arange(4 * _MOST), mean) < _NEVER))
 
 
-def stalled_values(values: Vector, weights: Vector, law: LatencyModel, most: int) -> tuple[Vector, Vector]:
-    """Values (seconds, X = 1) of the law without its stalls, and their probabilities, with up to `most` stalls."""
+def stalled_values(
+    values: Vector, weights: Vector, law: LatencyModel, most: int
+) -> tuple[Vector, Vector]:
+    """Values (seconds, X = 1) of the law without its stalls, and their probabilities, with up to
+    `most` stalls.
+    """
     if not most:
         return values, weights
     mean = _mean_number(law, values)
     numbers = range(most + 1)
     seconds = [values + law.stall * number for number in numbers]
-    return np.concatenate(seconds), np.concatenate([weights * _number_is(number, mean) for number in numbers])
+    return np.concatenate(seconds), np.concatenate(
+        [weights * _number_is(number, mean) for number in numbers]
+    )
 
 
-def with_stalls(laws: Vector, law: LatencyModel, width: float, most: int, origin: int = 0) -> Vector:
-    """Lattice laws (a row each, `width` seconds apart, 0 at `origin`) of the law without its stalls, with up to `most`: longer rows."""
+def with_stalls(
+    laws: Vector, law: LatencyModel, width: float, most: int, origin: int = 0
+) -> Vector:
+    """Lattice laws (a row each, `width` seconds apart, 0 at `origin`) of the law without its
+    stalls, with up to `most`: longer rows.
+    """
     if not most:
         return laws
     points, room = laws.shape[1], room_for_stalls(law, width, most)
@@ -59,7 +74,9 @@ def with_stalls(laws: Vector, law: LatencyModel, width: float, most: int, origin
         shifts = np.flatnonzero(stencil)
         for rows in blocks(len(laws), max(1, _CACHED // points)):
             part = laws[rows] * weights
-            for shift in shifts:  # in time, not by a transform: its rounding would be mass far above the laws'
+            for shift in (
+                shifts
+            ):  # in time, not by a transform: its rounding would be mass far above the laws'
                 answer[rows, shift : shift + points] += stencil[shift] * part
     return answer
 
@@ -80,7 +97,9 @@ def _number_is(number: int, mean: Vector) -> Vector:
 
 
 class StallClock:
-    """The instants of stalls ahead, on the clock of lawful seconds; draws from a child of `rng`, and only where the law has stalls."""
+    """The instants of stalls ahead, on the clock of lawful seconds; draws from a child of `rng`,
+    and only where the law has stalls.
+    """
 
     def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
         self.rate = law.stall_rate

@@ -1,1 +1,3 @@
-"""What a run shows by itself: records and run files, the audit of arrivals, intervals, recursion, Little's law."""
+"""What a run shows by itself: records and run files, the audit of arrivals, intervals,
+recursion, Little's law.
+"""

@@ -1,12 +1,15 @@
-"""Is a stream of arrivals what it is said to be? Tests, a verdict, and whether the sender kept its timetable.
+"""Is a stream of arrivals what it is said to be? Tests, a verdict, and whether the sender kept its
+timetable.
 
-The verdict holds several tests at once: by Holm's rule a true Poisson stream fails in at most `significance` of audits,
-whatever hangs together among the tests. A stream that was asked to be something else (gamma, a trace) is not held
-against the exponential law but against its own timetable: delivered = intended + lateness.
+The verdict holds several tests at once: by Holm's rule a true Poisson stream fails in at most
+`significance` of audits, whatever hangs together among the tests. A stream that was asked to be
+something else (gamma, a trace) is not held against the exponential law but against its own
+timetable: delivered = intended + lateness.
 
-Power at n = 1000, one audit at significance 0.01, in 100 streams each (tests/queueing/test_arrival_audit.py): gaps drawn
-by ten senders from one seed, arrivals pinned to seconds, schedules lost by re-anchoring and sleeps that drift by 8 % of
-a gap are all named. A schedule rescaled to end on time is a Poisson stream but for its length: one run does not tell.
+Power at n = 1000, one audit at significance 0.01, in 100 streams each
+(tests/queueing/test_arrival_audit.py): gaps drawn by ten senders from one seed, arrivals pinned to
+seconds, schedules lost by re-anchoring and sleeps that drift by 8 % of a gap are all named. A
+schedule rescaled to end on time is a Poisson stream but for its length: one run does not tell.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ PERIODS = (1.0, 0.1)  # seconds
 LAGS = 10
 FINE = 0.002  # of a mean gap: with a clock of coarser steps the gaps are not judged one by one
 LEAST_RESOLUTION = 1e-9  # seconds
-STEPS = sorted([10.0**-k for k in range(10)] + [2.0**-k for k in range(1, 30)], reverse=True)  # seconds: clocks tick in one of them
+STEPS = sorted(
+    [10.0**-k for k in range(10)] + [2.0**-k for k in range(1, 30)], reverse=True
+)  # seconds: clocks tick in one of them
 LONGEST_TICK = 64  # steps
 TOO_LONG = 10  # mean gaps over their number
 DEAD_TIMES = 8  # a write takes now and then so many times the least one
@@ -49,7 +54,9 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How late requests may leave, or how early on average, seconds, before a run is not the run that was asked for."""
+    """How late requests may leave, or how early on average, seconds, before a run is not the run
+    that was asked for.
+    """
 
     p99: float = 0.005
     mean: float = 0.001
@@ -73,7 +80,9 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What a stream of arrivals is. Rates per second, instants and spans in seconds; NaN where nothing can be said."""
+    """What a stream of arrivals is. Rates per second, instants and spans in seconds; NaN where
+    nothing can be said.
+    """
 
     n: int
     span: float
@@ -107,23 +116,36 @@ def audit_arrivals(
     significance: float = SIGNIFICANCE,
     budget: Budget | None = None,
 ) -> Audit:
-    """Judge arrival instants (seconds, any origin and order); `intended` is the timetable, entry by entry.
+    """Judge arrival instants (seconds, any origin and order); `intended` is the timetable, entry by
+    entry.
 
-    `process` is what the stream was asked to be; other than "poisson" the tests are shown but the verdict compares with
-    the timetable alone. Raises ValueError where the two arrays differ in length, or an instant is not finite.
+    `process` is what the stream was asked to be; other than "poisson" the tests are shown but the
+    verdict compares with the timetable alone. Raises ValueError where the two arrays differ in
+    length, or an instant is not finite.
     """
     if not np.isfinite(instants).all():
-        raise ValueError(f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; expected seconds")
+        raise ValueError(
+            f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; "
+            "expected seconds"
+        )
     if intended is not None and intended.size != instants.size:
-        raise ValueError(f"got {instants.size} instants and {intended.size} intended ones; expected one for each")
-    late = None if intended is None or not instants.size else _lateness(instants - intended, budget or Budget())
+        raise ValueError(
+            f"got {instants.size} instants and {intended.size} intended ones; expected one for each"
+        )
+    late = (
+        None
+        if intended is None or not instants.size
+        else _lateness(instants - intended, budget or Budget())
+    )
     ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
     gaps = _gaps(ordered)
     span = float(ordered[-1]) if gaps.any() else 0.0
     enough = instants.size >= ENOUGH and span > 0
     step = resolution(instants) if enough else math.nan
     finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
-    judged = _judge(list(_findings(ordered, gaps, finite, step)), significance, gaps) if enough else ()
+    judged = (
+        _judge(list(_findings(ordered, gaps, finite, step)), significance, gaps) if enough else ()
+    )
     if process == "poisson":
         reasons = _reasons(ordered, gaps, judged, finite, step)
     else:
@@ -137,7 +159,9 @@ def audit_arrivals(
         rate_high=high,
         asked_rate=asked_rate,
         gap_variation=float(gaps.std() / gaps.mean()) if span else math.nan,
-        dispersion=next((t.statistic for t in reversed(judged) if t.name.startswith("dispersion")), math.nan),
+        dispersion=next(
+            (t.statistic for t in reversed(judged) if t.name.startswith("dispersion")), math.nan
+        ),
         process=process,
         significance=significance,
         tests=judged,
@@ -156,7 +180,9 @@ def _gaps(ordered: FloatArray) -> FloatArray:
 
 
 def resolution(instants: FloatArray) -> float:
-    """Seconds between the instants that the clock could tell apart: its step, decimal or binary, or the floats' own; its tick."""
+    """Seconds between the instants that the clock could tell apart: its step, decimal or binary,
+    or the floats' own; its tick.
+    """
     since = instants - instants[0]
     rounding = float(np.spacing(np.abs(instants).max()))
     noise = max(rounding, LEAST_RESOLUTION / 10)
@@ -164,14 +190,20 @@ def resolution(instants: FloatArray) -> float:
     def steps_by(step: float, some: FloatArray) -> bool:
         return bool(np.all(np.abs(some - np.round(some / step) * step) <= noise))
 
-    found = (step for step in STEPS if step >= 4 * noise and steps_by(step, since[:ENOUGH]) and steps_by(step, since))
+    found = (
+        step
+        for step in STEPS
+        if step >= 4 * noise and steps_by(step, since[:ENOUGH]) and steps_by(step, since)
+    )
     return _tick(np.diff(np.sort(since)), next(found, max(LEAST_RESOLUTION, rounding)))
 
 
 def _tick(gaps: FloatArray, step: float) -> float:
-    """The tick of a clock that counts in `step` but ticks more seldom, as counters of 25 or 100 MHz do: 40 or 10 ns, rounded.
+    """The tick of a clock that counts in `step` but ticks more seldom, as counters of 25 or 100 MHz
+    do: 40 or 10 ns, rounded.
 
-    Gaps then differ by nothing or by a tick and hardly by what lies between; without such a valley it is `step`.
+    Gaps then differ by nothing or by a tick and hardly by what lies between; without such a valley
+    it is `step`.
     """
 
     def pairs(steps: float) -> int:
@@ -190,11 +222,13 @@ def _tick(gaps: FloatArray, step: float) -> float:
 
 
 def above_dead_time(gaps: FloatArray) -> FloatArray:
-    """The gaps that the time between two stamps has not made, less that time: exponential where the gaps were, with their mean.
+    """The gaps that the time between two stamps has not made, less that time: exponential where the
+    gaps were, with their mean.
 
-    A sender that writes one request after the other cannot stamp two closer than one write takes, and those due within it
-    leave one write apart; exponential gaps have no memory. The least of m Poisson gaps is mean / m on average, and TOO_LONG
-    times as much once in 20,000 streams. What a sleep adds to every gap is more than SLEEP and is not taken off.
+    A sender that writes one request after the other cannot stamp two closer than one write takes,
+    and those due within it leave one write apart; exponential gaps have no memory. The least of m
+    Poisson gaps is mean / m on average, and TOO_LONG times as much once in 20,000 streams. What a
+    sleep adds to every gap is more than SLEEP and is not taken off.
     """
     least = float(gaps.min())
     if not TOO_LONG * float(gaps.mean()) / gaps.size < least < SLEEP:
@@ -203,7 +237,9 @@ def above_dead_time(gaps: FloatArray) -> FloatArray:
     return above if above.size >= ENOUGH else gaps
 
 
-def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
+def _findings(
+    ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, step: float
+) -> Iterator[tuple[str, Finding]]:
     """Every test that the number of arrivals and the resolution of their stamps allow."""
     yield "constant rate", tests.constant_rate(ordered)
     for per_window in WINDOWS:
@@ -218,7 +254,9 @@ def _findings(ordered: FloatArray, gaps: FloatArray, asked_rate: float | None, s
         yield "span too exact", tests.too_exact([(gaps.size, float(ordered[-1]))], asked_rate)
 
 
-def _of_gaps(gaps: FloatArray, fine: bool, asked_rate: float | None, step: float) -> Iterator[tuple[str, Finding]]:
+def _of_gaps(
+    gaps: FloatArray, fine: bool, asked_rate: float | None, step: float
+) -> Iterator[tuple[str, Finding]]:
     """`fine`: the clock tells the gaps apart."""
     above = above_dead_time(gaps)
     yield "longest gap", tests.longest_gap(gaps)
@@ -233,14 +271,21 @@ def _of_gaps(gaps: FloatArray, fine: bool, asked_rate: float | None, step: float
             yield "gap law at the asked rate", tests.gap_law(above, 1 / asked_rate)
 
 
-def _judge(found: list[tuple[str, Finding]], significance: float, gaps: FloatArray) -> tuple[Test, ...]:
-    """Holm: the i-th smallest of k p-values is held against significance / (k - i), until the first that passes."""
+def _judge(
+    found: list[tuple[str, Finding]], significance: float, gaps: FloatArray
+) -> tuple[Test, ...]:
+    """Holm: the i-th smallest of k p-values is held against significance / (k - i), until the
+    first that passes.
+    """
     rejected: set[str] = set()
     for index, (name, finding) in enumerate(sorted(found, key=lambda pair: pair[1].p_value)):
         if finding.p_value > significance / (len(found) - index):
             break
         rejected.add(name)
-    return tuple(Test(name, f.statistic, f.p_value, name not in rejected, in_words(name, f.statistic, gaps)) for name, f in found)
+    return tuple(
+        Test(name, f.statistic, f.p_value, name not in rejected, in_words(name, f.statistic, gaps))
+        for name, f in found
+    )
 
 
 def _lateness(late: FloatArray, budget: Budget) -> Lateness:
@@ -248,19 +293,37 @@ def _lateness(late: FloatArray, budget: Budget) -> Lateness:
     return Lateness(float(late.mean()), p50, p99, float(late.max()), budget)
 
 
-def _reasons(ordered: FloatArray, gaps: FloatArray, judged: Sequence[Test], asked_rate: float | None, step: float) -> tuple[str, ...]:
+def _reasons(
+    ordered: FloatArray,
+    gaps: FloatArray,
+    judged: Sequence[Test],
+    asked_rate: float | None,
+    step: float,
+) -> tuple[str, ...]:
     if ordered.size >= ENOUGH and not judged:
         return ("all arrive at one instant",)
-    return disease(ordered, gaps, {test.name: test.statistic for test in judged if not test.holds}, asked_rate, step)
+    return disease(
+        ordered,
+        gaps,
+        {test.name: test.statistic for test in judged if not test.holds},
+        asked_rate,
+        step,
+    )
 
 
 def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:
     if process != "poisson":
         if late is None:
             return f"not judged: asked to be {process}, and there is no timetable to compare with"
-        late_by = f"mean {short_number(late.mean * 1e3, 3)} ms, p99 {short_number(late.p99 * 1e3, 3)} ms late"
+        late_by = (
+            f"mean {short_number(late.mean * 1e3, 3)} ms, p99 "
+            f"{short_number(late.p99 * 1e3, 3)} ms late"
+        )
         kept = "not kept" if reasons else "kept"
-        return f"timetable {kept} ({late_by}); not tested: the distribution of the gaps (asked: {process})"
+        return (
+            f"timetable {kept} ({late_by}); not tested: the distribution of the gaps (asked: "
+            f"{process})"
+        )
     if n < ENOUGH:
         return f"too few to say: {counted(n, 'arrival')}; expected at least {ENOUGH}"
     return "not poisson: " + "; ".join(reasons[:2]) if reasons else "poisson"

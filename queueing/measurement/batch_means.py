@@ -1,15 +1,20 @@
-"""The mean of an autocorrelated run, with an interval from batch means that are allowed to hang together.
+"""The mean of an autocorrelated run, with an interval from batch means that are allowed to hang
+together.
 
-Delays in a queue remember: a long one is followed by long ones, and an interval that takes them as independent covers
-the truth in 28-36 % of runs at utilisation 0.7 where it promises 95 %. Here the run is cut, in order of arrival, into
-k = 20 equal blocks. Their means are nearly independent where a block is long against the queue's memory; what is left
-of it is taken as a first-order autoregression, whose sample correlation r is 1 / k low (the mean is estimated too):
+Delays in a queue remember: a long one is followed by long ones, and an interval that takes them as
+independent covers the truth in 28-36 % of runs at utilisation 0.7 where it promises 95 %. Here the
+run is cut, in order of arrival, into k = 20 equal blocks. Their means are nearly independent where
+a block is long against the queue's memory; what is left
+of it is taken as a first-order autoregression, whose sample correlation r is 1 / k low (the mean is
+estimated too):
 
     half width = t(k - 1) s / sqrt(k) * sqrt((1 + phi) / (1 - phi)),   phi = r + 1 / k, at least 0, at most 0.9
 
-s = standard deviation of the block means (Law, Simulation Modeling and Analysis, section 9.5.3; the correction as in
-Tafazzoli, Steiger and Wilson, N-Skart, IEEE Trans. Automat. Contr. 56, 2011). Chosen by simulation; coverage of 95 % for
-M/M/1 waits at load 0.5 / 0.9, in runs whose mean has a true 95 % half width of 40, 20 and 14 % (1,200 to 2,000 runs each):
+s = standard deviation of the block means (Law, Simulation Modeling and Analysis, section 9.5.3; the
+correction as in Tafazzoli, Steiger and Wilson, N-Skart, IEEE Trans. Automat. Contr. 56, 2011).
+Chosen by simulation; coverage of 95 % for
+M/M/1 waits at load 0.5 / 0.9, in runs whose mean has a true 95 % half width of 40, 20 and 14 %
+(1,200 to 2,000 runs each):
 
                                     40 %           20 %           14 %           half width printed at 14 %
     20 batches, uncorrected         0.88 / 0.81    0.91 / 0.91    0.93 / 0.92    14.3 %
@@ -19,11 +24,13 @@ M/M/1 waits at load 0.5 / 0.9, in runs whose mean has a true 95 % half width of 
     20 batches, phi: this module    0.90 / 0.84    0.93 / 0.93    0.95 / 0.93    15.4
     N-Skart's skewness as well      -              0.94 / 0.94    0.95 / 0.95    18.3
 
-(Of N-Skart's intervals at 20 %, 38 % were wider than 25 %.) What is missed is missed from below: a run without a long busy
-period has a low mean AND a low variance. So this is the interval of differences, errors and shares; the mean of a delay is
-stated by queueing.measurement.mean_interval, and only if the run is not `too_short`: its interval is wider than +-25 % of the mean, or its
-memory m = n / n_eff goes into it fewer than 100 times. With both rules, batch means of `dynamic` (uncapped padded batches, load
-0.9) still printed an interval that missed in 10 % of runs over 10 memories, 15 % over 20, 13 % over 40, 12 % over 80, 8 % over 160.
+(Of N-Skart's intervals at 20 %, 38 % were wider than 25 %.) What is missed is missed from below: a
+run without a long busy period has a low mean AND a low variance. So this is the interval of
+differences, errors and shares; the mean of a delay is stated by queueing.measurement.mean_interval,
+and only if the run is not `too_short`: its interval is wider than +-25 % of the mean, or its memory
+m = n / n_eff goes into it fewer than 100 times. With both rules, batch means of `dynamic` (uncapped
+padded batches, load 0.9) still printed an interval that missed in 10 % of runs over 10 memories, 15
+% over 20, 13 % over 40, 12 % over 80, 8 % over 160.
 """
 
 from __future__ import annotations
@@ -46,7 +53,9 @@ MANY = 1000  # degrees of freedom beyond which Student's t is the normal distrib
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and half the width of its confidence interval; infinite where there are too few values to tell."""
+    """A mean and half the width of its confidence interval; infinite where there are too few
+    values to tell.
+    """
 
     mean: float
     half_width: float
@@ -71,17 +80,23 @@ class Interval:
 
     @property
     def memory(self) -> float:
-        """Values over which the sequence remembers: that many tell as much as one independent value."""
+        """Values over which the sequence remembers: that many tell as much as one independent
+        value.
+        """
         return self.n / self.effective_n if self.effective_n else math.inf
 
     @property
     def correlated(self) -> bool:
-        """Whether successive batch means hang together (one-sided 5 %): the run is short against its memory."""
+        """Whether successive batch means hang together (one-sided 5 %): the run is short against
+        its memory.
+        """
         return self.correlation > 1.645 / math.sqrt(BATCHES)
 
     @property
     def too_short(self) -> bool:
-        """Whether the run is too short for its mean to be stated; for durations, not for differences around zero."""
+        """Whether the run is too short for its mean to be stated; for durations, not for
+        differences around zero.
+        """
         return not self.relative <= TOO_WIDE or self.effective_n < LEAST_EFFECTIVE
 
     def covers(self, value: float) -> bool:
@@ -89,10 +104,14 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def batch_means_interval(values: FloatArray, confidence: float = 0.95, batches: int = BATCHES) -> Interval:
-    """Mean of a stationary sequence of any sign, in its order, with an interval from the means of `batches` batches.
+def batch_means_interval(
+    values: FloatArray, confidence: float = 0.95, batches: int = BATCHES
+) -> Interval:
+    """Mean of a stationary sequence of any sign, in its order, with an interval from the means of
+    `batches` batches.
 
-    For differences, errors and shares. The mean of a delay, whose luck its own variance shares, needs queueing.measurement.mean_interval.
+    For differences, errors and shares. The mean of a delay, whose luck its own variance shares,
+    needs queueing.measurement.mean_interval.
     """
     n = values.size
     if n < 2:
@@ -102,7 +121,13 @@ def batch_means_interval(values: FloatArray, confidence: float = 0.95, batches: 
     shifted = values - values[0]  # equal values then differ by exactly nothing
     variance, correlation = variance_of_mean(shifted, parts)
     effective_n = min(float(shifted.var(ddof=1)) / variance, float(n)) if variance else float(n)
-    return Interval(float(values.mean()), student(parts - 1, confidence) * math.sqrt(variance), n, effective_n, correlation)
+    return Interval(
+        float(values.mean()),
+        student(parts - 1, confidence) * math.sqrt(variance),
+        n,
+        effective_n,
+        correlation,
+    )
 
 
 def variance_of_mean(values: FloatArray, parts: int) -> tuple[float, float]:
@@ -113,16 +138,24 @@ def variance_of_mean(values: FloatArray, parts: int) -> tuple[float, float]:
 
 
 def replications_interval(runs: Sequence[FloatArray], confidence: float = 0.95) -> Interval:
-    """Mean over independent runs (several seeds, each without its warm-up), whose means differ by chance alone: Student's interval.
+    """Mean over independent runs (several seeds, each without its warm-up), whose means differ by
+    chance alone: Student's interval.
 
-    Every run counts alike. Preferable to one run of the whole length only where runs are cheap: each pays its warm-up.
+    Every run counts alike. Preferable to one run of the whole length only where runs are cheap:
+    each pays its warm-up.
     """
     means = np.array([run.mean() for run in runs if run.size])
     everything = np.concatenate([run for run in runs if run.size]) if means.size else np.empty(0)
     if means.size < 2:
-        return Interval(float(means[0]) if means.size else math.nan, math.inf, everything.size, 0.0, math.nan)
+        return Interval(
+            float(means[0]) if means.size else math.nan, math.inf, everything.size, 0.0, math.nan
+        )
     variance = float(means.var(ddof=1)) / means.size
-    effective_n = min(float(everything.var(ddof=1)) / variance, float(everything.size)) if variance else float(everything.size)
+    effective_n = (
+        min(float(everything.var(ddof=1)) / variance, float(everything.size))
+        if variance
+        else float(everything.size)
+    )
     half_width = student(means.size - 1, confidence) * math.sqrt(variance)
     return Interval(float(means.mean()), half_width, everything.size, effective_n, 0.0)
 
@@ -142,7 +175,9 @@ def lag_correlation(values: FloatArray) -> float:
 
 
 def inner(one: FloatArray, other: FloatArray) -> float:
-    """Scalar product in this thread: BLAS starts others for it, which wait long on a busy machine."""
+    """Scalar product in this thread: BLAS starts others for it, which wait long on a busy
+    machine.
+    """
     return float(np.einsum("i,i->", one, other))
 
 

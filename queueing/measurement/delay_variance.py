@@ -1,14 +1,18 @@
-"""How much the mean delay of a run varies from run to run, by theory: known from arrivals and service times, not from the delays.
+"""How much the mean delay of a run varies from run to run, by theory: known from arrivals and
+service times, not from the delays.
 
-A run that saw no long busy period has a low mean delay and, for the same reason, a low estimate of its own variance. Rate and
-service times do not share that luck: at utilisation 0.9 a run of 6,000 M/M/1 requests misses its mean delay by 26 % (standard
-error), its utilisation by 2 %. For one request at a time (M/G/1) the asymptotic variance of the mean follows from them exactly:
-g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves Poisson's equation g(x) - E g((x + S - T)^+) = x - w, so
+A run that saw no long busy period has a low mean delay and, for the same reason, a low estimate of
+its own variance. Rate and service times do not share that luck: at utilisation 0.9 a run of 6,000
+M/M/1 requests misses its mean delay by 26 % (standard
+error), its utilisation by 2 %. For one request at a time (M/G/1) the asymptotic variance of the
+mean follows from them exactly: g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves
+Poisson's equation g(x) - E g((x + S - T)^+) = x - w, so
 
     sigma^2 = lam / (1 - rho) (E W^3 - w E W^2) + (1 + rho) / (1 - rho) Var W,    E W^k by Takacs' recursion
 
-(M/M/1: Daley 1968.) The mean of n delays then has standard error sigma / sqrt(n). A duration D = W + R that contains the delay
-(sojourn time, time to first token) has at most (sigma + sigma_R)^2, by Cauchy and Schwarz.
+(M/M/1: Daley 1968.) The mean of n delays then has standard error sigma / sqrt(n). A duration D = W
++ R that contains the delay (sojourn time, time to first token) has at most (sigma + sigma_R)^2, by
+Cauchy and Schwarz.
 
 >>> moments = mg1_delay_moments(0.9, [1.0, 2.0, 6.0, 24.0])  # M/M/1
 >>> round(moments.mean, 9), round(moments.asymptotic_variance)
@@ -40,7 +44,9 @@ class DelayMoments:
 
 @dataclass(frozen=True, slots=True)
 class AsymptoticVariance:
-    """sigma^2 of a stationary sequence (the variance of the mean of n values is sigma^2 / n), free of units."""
+    """sigma^2 of a stationary sequence (the variance of the mean of n values is sigma^2 / n),
+    free of units.
+    """
 
     relative: float  # sigma^2 over the squared mean
     memory: float  # sigma^2 over the variance of one value, in values
@@ -50,7 +56,10 @@ class AsymptoticVariance:
         """From the moments of the delay; infinite where nobody waits."""
         if not moments.mean > 0:
             return cls(math.inf, 1.0)
-        return cls(moments.asymptotic_variance / moments.mean**2, moments.asymptotic_variance / moments.variance)
+        return cls(
+            moments.asymptotic_variance / moments.mean**2,
+            moments.asymptotic_variance / moments.variance,
+        )
 
     def with_rest(self, delays: FloatArray, durations: FloatArray) -> AsymptoticVariance:
         """Of durations that contain the delays, request by request; an upper bound."""
@@ -71,7 +80,9 @@ def mg1_delay_moments(rate: float, service_moments: Sequence[float]) -> DelayMom
     load = rate * service_moments[0]
     waits = [1.0]
     for n in (1, 2, 3):
-        terms = (math.comb(n, i) * service_moments[i] / (i + 1) * waits[n - i] for i in range(1, n + 1))
+        terms = (
+            math.comb(n, i) * service_moments[i] / (i + 1) * waits[n - i] for i in range(1, n + 1)
+        )
         waits.append(rate / (1 - load) * sum(terms))
     _, mean, second, third = waits
     variance = second - mean**2
@@ -79,17 +90,29 @@ def mg1_delay_moments(rate: float, service_moments: Sequence[float]) -> DelayMom
     return DelayMoments(mean, variance, asymptotic)
 
 
-def single_server_variance(arrived_at: FloatArray, delays: FloatArray, service_times: FloatArray) -> AsymptoticVariance | None:
-    """Of the delays of a run, from its arrivals and service times in order of arrival; the delays say only whether the server is single.
+def single_server_variance(
+    arrived_at: FloatArray, delays: FloatArray, service_times: FloatArray
+) -> AsymptoticVariance | None:
+    """Of the delays of a run, from its arrivals and service times in order of arrival; the delays
+    say only whether the server is single.
 
-    None where the formula does not hold: several requests were served at once, or the gaps between arrivals are not exponential.
+    None where the formula does not hold: several requests were served at once, or the gaps between
+    arrivals are not exponential.
     """
     n = arrived_at.size
-    if n < LEAST or not _one_by_one(arrived_at + delays, service_times) or not _exponential(np.diff(arrived_at)):
+    if (
+        n < LEAST
+        or not _one_by_one(arrived_at + delays, service_times)
+        or not _exponential(np.diff(arrived_at))
+    ):
         return None
     rate = (n - 1) / float(arrived_at[-1] - arrived_at[0])
     moments = [float(np.mean(service_times**k)) for k in (1, 2, 3, 4)]
-    return AsymptoticVariance.of(mg1_delay_moments(rate, moments)) if rate * moments[0] < 1 else UNSTABLE
+    return (
+        AsymptoticVariance.of(mg1_delay_moments(rate, moments))
+        if rate * moments[0] < 1
+        else UNSTABLE
+    )
 
 
 def _one_by_one(starts: FloatArray, service_times: FloatArray) -> bool:
@@ -102,6 +125,8 @@ def _one_by_one(starts: FloatArray, service_times: FloatArray) -> bool:
 
 
 def _exponential(gaps: FloatArray) -> bool:
-    """Whether their squared coefficient of variation is 1 within four standard errors (sqrt(8 / n))."""
+    """Whether their squared coefficient of variation is 1 within four standard errors (sqrt(8 /
+    n)).
+    """
     mean = float(gaps.mean())
     return mean > 0 and abs(float(gaps.var()) / mean**2 - 1) <= 4 * math.sqrt(8 / gaps.size)

@@ -1,4 +1,6 @@
-"""Paths that a command writes to, as the command line gives them: a slash at the end names a folder, whether it exists or not."""
+"""Paths that a command writes to, as the command line gives them: a slash at the end names a
+folder, whether it exists or not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class Folder(type(Path())):  # type: ignore[misc] # PosixPath
 
 @dataclass(frozen=True, slots=True)
 class FileToWrite:
-    """The type of an option that takes a file. Raises SpecError for a folder or where none can be made, before anything is measured."""
+    """The type of an option that takes a file. Raises SpecError for a folder or where none can
+    be made, before anything is measured.
+    """
 
     example: str
     tried: bool = True  # False where the command tries it later
@@ -29,7 +33,9 @@ class FileToWrite:
     def __call__(self, value: str | Path) -> Path:
         """The file."""
         if is_folder(value):
-            raise SpecError(f"got the folder {value}; expected a file, for example {Path(value) / self.example}")
+            raise SpecError(
+                f"got the folder {value}; expected a file, for example {Path(value) / self.example}"
+            )
         if self.tried:
             check_writable(Path(value))
         return Path(value)
@@ -47,7 +53,9 @@ def cannot_write(path: Path | str, error: OSError) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """The body writes this file. Raises CommandError, which names it, in place of an OSError, which does not where a disk is full."""
+    """The body writes this file. Raises CommandError, which names it, in place of an OSError,
+    which does not where a disk is full.
+    """
     try:
         yield
     except OSError as error:
@@ -57,8 +65,9 @@ def writing(path: Path) -> Iterator[None]:
 def check_writable(path: Path, option: str = "", written: Path | None = None) -> None:
     """Leaves no file behind. Raises SpecError where the file could not be written.
 
-    An existing one is opened; for a new one the nearest folder is tried. `option`: what named the path, for the message;
-    `written`: the file that is written first and then takes the path's place.
+    An existing one is opened; for a new one the nearest folder is tried. `option`: what named the
+    path, for the message; `written`: the file that is written first and then takes the path's
+    place.
     """
     probe = written or path
     try:
@@ -70,7 +79,9 @@ def check_writable(path: Path, option: str = "", written: Path | None = None) ->
             _check_folder(probe.parent)
     except OSError as error:
         told = f"{option} {path}".lstrip()
-        raise SpecError(f"got {told}; expected a file that can be written ({error.strerror})") from None
+        raise SpecError(
+            f"got {told}; expected a file that can be written ({error.strerror})"
+        ) from None
 
 
 def _check_folder(folder: Path) -> None:
@@ -98,11 +109,17 @@ def is_folder(value: str | Path) -> bool:
 
 
 def folder_to_write(value: str | Path) -> Path:
-    """The type of an option that takes a folder. Raises SpecError for a file, or where nothing can be written."""
+    """The type of an option that takes a folder. Raises SpecError for a file, or where nothing
+    can be written.
+    """
     if Path(value).is_file():
-        raise SpecError(f"got the file {value}; expected a folder, which is made if it does not exist")
+        raise SpecError(
+            f"got the file {value}; expected a folder, which is made if it does not exist"
+        )
     try:
         _check_folder(Path(value))
     except OSError as error:
-        raise SpecError(f"got the folder {value}; expected a folder that can be written to ({error.strerror})") from None
+        raise SpecError(
+            f"got the folder {value}; expected a folder that can be written to ({error.strerror})"
+        ) from None
     return Path(value)

@@ -1,17 +1,21 @@
 """Intervals of quantiles of an autocorrelated run, by the order statistics around them.
 
-A quantile at level p is where a share p of the delays lies below. That share is a mean of 0s and 1s, whose variance is estimated
-on every scale (queueing.measurement.mean_interval), and the order statistics translate its interval into seconds:
+A quantile at level p is where a share p of the delays lies below. That share is a mean of 0s and
+1s, whose variance is estimated
+on every scale (queueing.measurement.mean_interval), and the order statistics translate its interval
+into seconds:
 
     [ Q(p - h), Q(p + h) ],   h = 1.2 times the half width of the share of delays above Q(p),   Q = empirical quantiles
 
-(the inverse of Heidelberger and Lewis, Oper. Res. 32, 1984; no density enters, and a level that lies in the mass of those who
-do not wait has lower end 0.) The interval is None where the run cannot say: p + h >= 1, or fewer than 20 independent values'
-worth beyond the quantile. Order statistics cover better than 20 sections, whose quantiles are biased (Asmussen and Glynn,
-section III.5a: 0.73 for p99 where these reach 0.92), and than Wilson's interval of the share (0.85).
+(the inverse of Heidelberger and Lewis, Oper. Res. 32, 1984; no density enters, and a level that
+lies in the mass of those who do not wait has lower end 0.) The interval is None where the run
+cannot say: p + h >= 1, or fewer than 20 independent values' worth beyond the quantile. Order
+statistics cover better than 20 sections, whose quantiles are biased (Asmussen and Glynn, section
+III.5a: 0.73 for p99 where these reach 0.92), and than Wilson's interval of the share (0.85).
 
-A quantile suffers from luck as the mean does: with 20 batches alone, h and 10 values beyond, the narrowest fifth of the printed p90
-and p95 covered in 40 to 89 % of M/M/1 runs. Now (share of 200 to 1,000 runs that print an interval, and of the printed ones that
+A quantile suffers from luck as the mean does: with 20 batches alone, h and 10 values beyond, the
+narrowest fifth of the printed p90 and p95 covered in 40 to 89 % of M/M/1 runs. Now (share of 200 to
+1,000 runs that print an interval, and of the printed ones that
 cover; the last number: of the narrowest fifth):
 
     utilisation, requests   0.5, 2,000          0.5, 6,000          0.7, 5,000          0.7, 20,000         0.9, 60,000
@@ -49,18 +53,24 @@ class QuantileInterval:
         return self.low <= value <= self.high
 
 
-def quantile_interval(values: FloatArray, level: float, confidence: float = 0.95) -> QuantileInterval | None:
+def quantile_interval(
+    values: FloatArray, level: float, confidence: float = 0.95
+) -> QuantileInterval | None:
     """Of a stationary sequence in its order; None where the run is too short to say."""
     return _interval(values, np.sort(values), level, confidence)
 
 
-def quantile_intervals(values: FloatArray, levels: Iterable[float], confidence: float = 0.95) -> dict[float, QuantileInterval | None]:
+def quantile_intervals(
+    values: FloatArray, levels: Iterable[float], confidence: float = 0.95
+) -> dict[float, QuantileInterval | None]:
     """The same of several levels, by level."""
     ordered = np.sort(values)
     return {level: _interval(values, ordered, level, confidence) for level in levels}
 
 
-def _interval(values: FloatArray, ordered: FloatArray, level: float, confidence: float) -> QuantileInterval | None:
+def _interval(
+    values: FloatArray, ordered: FloatArray, level: float, confidence: float
+) -> QuantileInterval | None:
     n = values.size
     if n < 2:
         return None
@@ -69,7 +79,12 @@ def _interval(values: FloatArray, ordered: FloatArray, level: float, confidence:
     half, effective = WIDER * above.half_width, above.effective_n
     if level - half <= 0 or level + half >= 1 or effective * min(level, 1 - level) < LEAST_BEYOND:
         return None
-    return QuantileInterval(level, float(np.quantile(values, level)), _at(ordered, level - half), _at(ordered, level + half))
+    return QuantileInterval(
+        level,
+        float(np.quantile(values, level)),
+        _at(ordered, level - half),
+        _at(ordered, level + half),
+    )
 
 
 def _at(ordered: FloatArray, level: float) -> float:

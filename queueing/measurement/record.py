@@ -1,7 +1,8 @@
 """What happened to one request: the record that gateway, simulator and load generator all write.
 
-A run file is JSON lines: one header (configuration, seed, versions, hardware), then one record per request. A writer
-leaves null what it cannot know. Instants are seconds on the writer's own clock, whose origin the header names.
+A run file is JSON lines: one header (configuration, seed, versions, hardware), then one record per
+request. A writer leaves null what it cannot know. Instants are seconds on the writer's own clock,
+whose origin the header names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request, one line. Durations and instants in seconds, counts in tokens."""
 
     request_id: str
-    client_request_id: str | None = None  # the caller's own name for its call, which joins a gateway's record to a client's
+    client_request_id: str | None = (
+        None  # the caller's own name for its call, which joins a gateway's record to a client's
+    )
     outcome: Outcome
     policy: str | None = None
     epoch: int | None = None
@@ -30,10 +33,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: int | None = None  # one per dispatch of a process; members of a batch share it
     batch_size: int | None = None  # at dispatch; for continuous: in service just after it
     intended_at: float | None = None  # the timetable's instant
-    held_until: float | None = None  # the sender's limit on requests at once: when a place became free for this one
+    held_until: float | None = (
+        None  # the sender's limit on requests at once: when a place became free for this one
+    )
     sent_at: float | None = None
     first_byte_at: float | None = None  # of the answer: its headers are in
-    received_at: float | None = None  # at the gateway: the kernel had its last byte, however busy the gateway was
+    received_at: float | None = (
+        None  # at the gateway: the kernel had its last byte, however busy the gateway was
+    )
     arrived_at: float | None = None  # at the gateway: body read and validated
     dispatched_at: float | None = None
     first_token_at: float | None = None
@@ -52,12 +59,17 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     sender_id: int | None = None  # the load generator's process
     finish_reason: str | None = None
     clipped: bool | None = None
-    interruptions: int | None = None  # engines that were lost while it was in service; its service time includes the restarts
+    interruptions: int | None = (
+        # engines that were lost while it was in service; its service time includes the restarts
+        None
+    )
     error: str | None = None
 
 
 def call_of(request_id: str) -> str | None:
-    """The call that a gateway's sequence is of: its id without the sequence's own number. None: it names none."""
+    """The call that a gateway's sequence is of: its id without the sequence's own number. None:
+    it names none.
+    """
     return request_id.rpartition("-")[0] or None
 
 
@@ -119,7 +131,10 @@ def unmarked(data: bytes) -> bytes:
 def _decoded(lines: Iterator[bytes], path: Path) -> tuple[Header, list[Record]]:
     header = _decode(next(lines, b""), Header, path, 1)
     if header.schema_version > SCHEMA_VERSION:
-        raise ValueError(f"{path}: got schema version {header.schema_version}; this Kendall reads up to {SCHEMA_VERSION}")
+        raise ValueError(
+            f"{path}: got schema version {header.schema_version}; this Kendall reads up to "
+            f"{SCHEMA_VERSION}"
+        )
     return header, list(_records(lines, path))
 
 
@@ -153,7 +168,11 @@ def shown(line: bytes) -> str:
         start = line.decode()[:80]
     except UnicodeDecodeError:
         start = "\0"
-    return repr(start) if start.replace("\t", " ").isprintable() else f"{len(line)} bytes that are no text"
+    return (
+        repr(start)
+        if start.replace("\t", " ").isprintable()
+        else f"{len(line)} bytes that are no text"
+    )
 
 
 def _decode(line: bytes, kind: type[_T], path: Path, number: int) -> _T:

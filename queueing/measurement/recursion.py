@@ -1,13 +1,15 @@
-"""The recursion on a run's own arrivals, batches and service times: when each request MUST have started.
+"""The recursion on a run's own arrivals, batches and service times: when each request MUST have
+started.
 
 A batch starts when its server is free and its policy's condition holds, so
 
     start = max(observed end of that server's previous batch, trigger)
 
-where the trigger is the arrival that lets the policy dispatch: the oldest member's (single, dynamic, capped,
-elastic), the last member's or the oldest's plus `max_wait` (fixed). A continuous engine is c slots: a request starts
-at max(its arrival, the instant a slot was free), c the largest number seen in service, each slot held as long as
-measured. No law and no observed start enters: where this delay and the observed one part, the gateway lost time.
+where the trigger is the arrival that lets the policy dispatch: the oldest member's (single,
+dynamic, capped, elastic), the last member's or the oldest's plus `max_wait` (fixed). A continuous
+engine is c slots: a request starts at max(its arrival, the instant a slot was free), c the largest
+number seen in service, each slot held as long as measured. No law and no observed start enters:
+where this delay and the observed one part, the gateway lost time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from queueing.measurement.record import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One dispatched request with everything about its service known: the non-null part of a record."""
+    """One dispatched request with everything about its service known: the non-null part of a
+    record.
+    """
 
     id: str
     policy: str
@@ -78,24 +82,34 @@ def batches(requests: Iterable[Served]) -> list[list[Served]]:
     by_id: dict[int, list[Served]] = defaultdict(list)
     for request in requests:
         by_id[request.batch_id].append(request)
-    return sorted(by_id.values(), key=lambda members: (members[0].dispatched_at, members[0].batch_id))
+    return sorted(
+        by_id.values(), key=lambda members: (members[0].dispatched_at, members[0].batch_id)
+    )
 
 
 def measured_starts(requests: Sequence[Served]) -> dict[str, float]:
-    """Start of every request, by id; `requests` are ALL that were dispatched, in order of arrival, of one or more policies."""
+    """Start of every request, by id; `requests` are ALL that were dispatched, in order of
+    arrival, of one or more policies.
+    """
     starts: dict[str, float] = {}
     free: dict[int, float] = {}  # observed end of each server's previous work
     runs = itertools.groupby(batches(requests), key=lambda members: members[0].policy)
     for text, run in runs:
         policy, members = parse_policy(text), list(run)
-        starts |= _slot_starts(members, free) if policy.joins_running else _batch_starts(policy, members, free)
+        starts |= (
+            _slot_starts(members, free)
+            if policy.joins_running
+            else _batch_starts(policy, members, free)
+        )
         for batch in members:
             end = max(member.server_free_at for member in batch)
             free[batch[0].server_id] = max(end, free.get(batch[0].server_id, -math.inf))
     return starts
 
 
-def _batch_starts(policy: Policy, run: Sequence[list[Served]], free: dict[int, float]) -> dict[str, float]:
+def _batch_starts(
+    policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
+) -> dict[str, float]:
     ends = dict(free)
     starts: dict[str, float] = {}
     full = _full_size(policy, run)
@@ -108,10 +122,16 @@ def _batch_starts(policy: Policy, run: Sequence[list[Served]], free: dict[int, f
 
 
 def _full_size(policy: Policy, run: Sequence[list[Served]]) -> int:
-    """Members that fixed waits for: without max_wait the largest batch seen, as the engine's bound may be below its own."""
+    """Members that fixed waits for: without max_wait the largest batch seen, as the engine's
+    bound may be below its own.
+    """
     if not isinstance(policy, Fixed):
         return 1
-    return policy.batch_size if math.isfinite(policy.max_wait) else min(policy.batch_size, max(map(len, run)))
+    return (
+        policy.batch_size
+        if math.isfinite(policy.max_wait)
+        else min(policy.batch_size, max(map(len, run)))
+    )
 
 
 def _trigger(policy: Policy, members: Sequence[Served], full: int) -> float:
@@ -125,7 +145,9 @@ def _trigger(policy: Policy, members: Sequence[Served], full: int) -> float:
 
 
 def _slot_starts(run: Iterable[list[Served]], free: dict[int, float]) -> dict[str, float]:
-    requests = sorted(itertools.chain.from_iterable(run), key=lambda r: (r.dispatched_at, r.arrived_at))
+    requests = sorted(
+        itertools.chain.from_iterable(run), key=lambda r: (r.dispatched_at, r.arrived_at)
+    )
     slots: list[float] = []
     for server in {request.server_id for request in requests}:
         most = max(request.batch_size for request in requests if request.server_id == server)

@@ -1,4 +1,5 @@
-"""What a finite, autocorrelated run says: how much of its beginning to leave out, means and quantiles with intervals, or "too short".
+"""What a finite, autocorrelated run says: how much of its beginning to leave out, means and
+quantiles with intervals, or "too short".
 
 queueing.measurement.warm_up            how many of the first requests are left out, and why
 queueing.measurement.mean_interval      the mean delay's interval, effective sample size, "too short"
@@ -25,7 +26,11 @@ from queueing.measurement.batch_means import (
     replications_interval,
 )
 from queueing.measurement.mean_interval import mean_interval
-from queueing.measurement.quantile_interval import QuantileInterval, quantile_interval, quantile_intervals
+from queueing.measurement.quantile_interval import (
+    QuantileInterval,
+    quantile_interval,
+    quantile_intervals,
+)
 from queueing.measurement.warm_up import WARM_UP, WarmUp, find_warm_up, warm_up
 
 __all__ = [

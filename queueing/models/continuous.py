@@ -1,22 +1,28 @@
-"""Continuous batching: c slots on an engine whose step slows down with the sequences in it. An approximation.
+"""Continuous batching: c slots on an engine whose step slows down with the sequences in it. An
+approximation.
 
-Birth-death in the number of requests n, the closed system of queueing.latency.slot_time in each state: up lam, down X(min(n, c)), the
-refilled X above c. Gives the slots taken, P(Wq > 0) and the delay Wq_M of exponential work. General lengths:
+Birth-death in the number of requests n, the closed system of queueing.latency.slot_time in each
+state: up lam, down X(min(n, c)), the
+refilled X above c. Gives the slots taken, P(Wq > 0) and the delay Wq_M of exponential work. General
+lengths:
 
     Wq = Wq_M (1 + C^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),   w_D = Wq(M/D/c) / Wq(M/M/c)
     alpha = ((1 + C^2) E[S] / g - c - 1) / (c - 1),   C^2, g: SlotTime.scv, SlotTime.smallest_of
 
-(Boxma, Cohen and Huffels 1979, with w_D by Kimura 1986 after Cosmetatos): right in light and heavy traffic, exact for c = 1.
+(Boxma, Cohen and Huffels 1979, with w_D by Kimura 1986 after Cosmetatos): right in light and heavy
+traffic, exact for c = 1.
 
     P(Wq > x) = P(Wq > 0) e^{-x P(Wq > 0) / Wq}
     time to first token = Wq + gap + admissions + first step;  inter-token latency = (sojourn - time to first token) / (E[N] - 1)
-Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid, exact:
-queueing.models.processor_sharing.
+Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid,
+exact: queueing.models.processor_sharing.
 
-Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1 .3 ms, k3 25 us, k4 .92 ms with
-turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6, .85, .95; 6e5 requests a cell (2e6 at .95, 1e5 at .3 and c >= 16;
-standard error of the delay 1 to 10 %).
-Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does not matter), then sojourn, worst cells of either sign:
+Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1
+.3 ms, k3 25 us, k4 .92 ms with turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6,
+.85, .95; 6e5 requests a cell (2e6 at .95, 1e5 at .3 and c >= 16; standard error of the delay 1 to
+10 %).
+Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does not matter), then
+sojourn, worst cells of either sign:
 
     lengths               c = 2              4              8             16             32
     geometric 16     -2+2 -2+2      -3+4 -2+3      -4+5 -2+1      -2+8 -0+4      -5+3 -1+1
@@ -26,10 +32,11 @@ Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does
     16 each          -8+2 -7+2      -5+6 -1+4     -12+1 -7+1     -24+4 -8+2     -29-4 -1+1
     uniform 1-4     -9+20 -3+17   -17+35 -4+25    -27+1 -8+7    -28+22 -6+9    -42+32 -3+11
 
-Time to first token: the delay's error, else within 3 %; inter-token latency -1 to +3 %. `doubt` names every cell (330 of 426 pass, with
-mean lengths 4, 8, 177, k1 = 2 ms and c = 64 added, 4e5 requests) where the delay is off by more than 10 % and 2 % of the sojourn, or the
-sojourn by more than 3 %, beyond two standard errors. Quantiles where given: p50 to p95 within 10 %, p99 within 13 %; at load .95 17 %,
-noise included, and -28 % in one cell whose delay has a standard error of 25 %.
+Time to first token: the delay's error, else within 3 %; inter-token latency -1 to +3 %. `doubt`
+names every cell (330 of 426 pass, with mean lengths 4, 8, 177, k1 = 2 ms and c = 64 added, 4e5
+requests) where the delay is off by more than 10 % and 2 % of the sojourn, or the sojourn by more
+than 3 %, beyond two standard errors. Quantiles where given: p50 to p95 within 10 %, p99 within 13
+%; at load .95 17 %, noise included, and -28 % in one cell whose delay has a standard error of 25 %.
 """
 
 from __future__ import annotations
@@ -56,7 +63,9 @@ _SPREAD = 0.2  # SCV of the lengths from which on the delay of those who wait is
 
 @dataclass(frozen=True)
 class SlotQueue:
-    """A continuous engine in steady state; `batch_size` counts the slots taken just after a dispatch. Seconds."""
+    """A continuous engine in steady state; `batch_size` counts the slots taken just after a
+    dispatch. Seconds.
+    """
 
     queueing_delay: float
     sojourn_time: float
@@ -77,7 +86,11 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
     found = _occupancy(time, arrival_rate, slots, load)
     delay = 0.0
     if slots is not None and found.waiting > 0:
-        delay = found.waiting / (time.throughput(slots, refilled=True) - arrival_rate) * _general_lengths(time, slots, load)
+        delay = (
+            found.waiting
+            / (time.throughput(slots, refilled=True) - arrival_rate)
+            * _general_lengths(time, slots, load)
+        )
     sojourn, first = delay + found.taken(0) / arrival_rate, delay + found.first_token(time)
     later = time.output_tokens.mean - 1
     return SlotQueue(
@@ -94,17 +107,32 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
 
 
 def doubt(time: SlotTime, arrival_rate: float, slots: int | None) -> str | None:
-    """Why the approximation is not to be trusted here, if so (see the table of errors). A stable queue."""
+    """Why the approximation is not to be trusted here, if so (see the table of errors). A stable
+    queue.
+    """
     capacity, tokens = _capacity(time, slots), time.output_tokens
     most = math.inf if slots is None else slots
     admissions = time.admitted * arrival_rate
     if admissions > _ADMISSIONS and most > 4:
-        return f"admissions take {admissions:.0%} of the engine's time; the approximation holds up to {_ADMISSIONS:.0%}"
+        return (
+            f"admissions take {admissions:.0%} of the engine's time; the approximation holds "
+            f"up to {_ADMISSIONS:.0%}"
+        )
     if tokens.mean < _FEW_TOKENS and most > tokens.mean:
         room = "slots" if slots is None else f"{slots} slots"
-        return f"answers of {tokens.mean:.3g} tokens in {room} end in bunches; the approximation holds from {_FEW_TOKENS:.0f} tokens on"
-    if time.law.turnaround > 0 and (tokens.mean < _FEW_TOKENS or tokens.scv < _ALIKE) and arrival_rate > _NEAR * capacity:
-        return "short answers, or answers of one length, keep step with the turnaround: the capacity is uncertain by 2 %"
+        return (
+            f"answers of {tokens.mean:.3g} tokens in {room} end in bunches; the approximation "
+            f"holds from {_FEW_TOKENS:.0f} tokens on"
+        )
+    if (
+        time.law.turnaround > 0
+        and (tokens.mean < _FEW_TOKENS or tokens.scv < _ALIKE)
+        and arrival_rate > _NEAR * capacity
+    ):
+        return (
+            "short answers, or answers of one length, keep step with the turnaround: the "
+            "capacity is uncertain by 2 %"
+        )
     return None
 
 
@@ -115,7 +143,9 @@ def trusted(time: SlotTime, arrival_rate: float, slots: int | None) -> bool:
 
 @dataclass(frozen=True)
 class _Occupancy:
-    """What an arrival sees: P(n slots taken) for n < c, and P(all taken); `stays[n]` = S and share of n + 1 taken slots."""
+    """What an arrival sees: P(n slots taken) for n < c, and P(all taken); `stays[n]` = S and
+    share of n + 1 taken slots.
+    """
 
     stays: list[tuple[float, float]]
     free: Vector
@@ -123,11 +153,16 @@ class _Occupancy:
 
     def taken(self, more: int) -> float:
         """E[min(n + more, c)], for `more` = 0 and 1."""
-        return float(self.free @ (np.arange(len(self.free)) + more)) + self.waiting * len(self.stays)
+        return float(self.free @ (np.arange(len(self.free)) + more)) + self.waiting * len(
+            self.stays
+        )
 
     def first_token(self, time: SlotTime) -> float:
         """From the dispatch to the first token."""
-        entries = [time.first_token(n, share, refilled=False) for n, (_, share) in enumerate(self.stays, start=1)]
+        entries = [
+            time.first_token(n, share, refilled=False)
+            for n, (_, share) in enumerate(self.stays, start=1)
+        ]
         at_once = float(self.free[: len(entries)] @ entries)
         if self.waiting == 0:
             return at_once
@@ -152,9 +187,17 @@ def _occupancy(time: SlotTime, arrival_rate: float, slots: int | None, load: flo
 
 
 def _quantiles(waiting: float, delay: float, spread: float) -> Quantiles:
-    """0 with probability 1 - waiting, else exponential; None where C^2 = `spread` is small, or next to the atom at 0."""
+    """0 with probability 1 - waiting, else exponential; None where C^2 = `spread` is small, or
+    next to the atom at 0.
+    """
     clear = spread >= _SPREAD
-    return Quantiles(delay, **{name: _quantile(level, waiting, delay) if clear or waiting == 0 else None for name, level in LEVELS.items()})
+    return Quantiles(
+        delay,
+        **{
+            name: _quantile(level, waiting, delay) if clear or waiting == 0 else None
+            for name, level in LEVELS.items()
+        },
+    )
 
 
 def _quantile(level: float, waiting: float, delay: float) -> float | None:
@@ -180,7 +223,9 @@ def _stays(time: SlotTime, arrival_rate: float, slots: int | None) -> list[tuple
             return stays
     if len(stays) == slots:
         return stays
-    raise NotConvergedError(f"the number of slots that {arrival_rate:.4g} requests/s take", math.exp(min(0.0, height)))
+    raise NotConvergedError(
+        f"the number of slots that {arrival_rate:.4g} requests/s take", math.exp(min(0.0, height))
+    )
 
 
 def _general_lengths(time: SlotTime, slots: int, load: float) -> float:

@@ -4,13 +4,15 @@
     P(Wq <= x) = (1 - rho) U(x),  U = sum_n rho^n Fe^{*n},  Fe' = P(S > y) / E[S]     (renewal series)
 
 A token limit is part of the lengths: N' = min(N, n_max) (Yang et al., Eq. 1-5, right as printed).
-Distribution: Fe is put on a lattice by matching local first moments (mean-preserving, error O(width^2)); the geometric sum is one
-FFT (queueing.distributions.lattice). Accuracy about 1e-4 of the mean delay; the means are exact. A quantile is 0 exactly where
-P(Wq = 0) = 1 - rho reaches it. Conditions: Poisson arrivals, first come first served. Source: Takacs (1962); THEORY a.
+Distribution: Fe is put on a lattice by matching local first moments (mean-preserving, error
+O(width^2)); the geometric sum is one FFT (queueing.distributions.lattice). Accuracy about 1e-4 of
+the mean delay; the means are exact. A quantile is 0 exactly where P(Wq = 0) = 1 - rho reaches it.
+Conditions: Poisson arrivals, first come first served. Source: Takacs (1962); THEORY a.
 
-Heavy tails: P(Wq <= x) needs Fe only as far as x. Where the longest service is more than `_FAR` mean ones, each quantile is read from the
-finest of several lattices that reaches it, each eight times as long as the one before; longer services end behind it. The mean delay is
-infinite where E[S^2] is (None), its quantiles are not; those beyond `_LATEST` seconds are not given.
+Heavy tails: P(Wq <= x) needs Fe only as far as x. Where the longest service is more than `_FAR`
+mean ones, each quantile is read from the finest of several lattices that reaches it, each eight
+times as long as the one before; longer services end behind it. The mean delay is infinite where
+E[S^2] is (None), its quantiles are not; those beyond `_LATEST` seconds are not given.
 
 >>> from queueing.distributions.token_distribution import parse_distribution
 >>> from queueing.latency.law import LatencyModel
@@ -47,7 +49,10 @@ class SingleQueue:
 
 
 def solve_mg1(
-    law: LatencyModel, output_tokens: TokenDistribution, arrival_rate: float, prompt_tokens: TokenDistribution | None = None
+    law: LatencyModel,
+    output_tokens: TokenDistribution,
+    arrival_rate: float,
+    prompt_tokens: TokenDistribution | None = None,
 ) -> SingleQueue:
     """Delay and sojourn. Raises UnstableQueueError."""
     return solve_service(ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate)
@@ -67,7 +72,9 @@ def solve_service(service: ServiceTime, arrival_rate: float) -> SingleQueue:
 
 
 def mean_delay(service: ServiceTime, arrival_rate: float) -> tuple[float, float]:
-    """Load and mean queueing delay (Pollaczek-Khinchine), seconds; infinite where E[S^2] is. Raises UnstableQueueError."""
+    """Load and mean queueing delay (Pollaczek-Khinchine), seconds; infinite where E[S^2] is.
+    Raises UnstableQueueError.
+    """
     load = arrival_rate * service.mean
     if load >= 1:
         raise UnstableQueueError(load)
@@ -75,7 +82,9 @@ def mean_delay(service: ServiceTime, arrival_rate: float) -> tuple[float, float]
 
 
 def delay_tail(service: ServiceTime, arrival_rate: float, x: Vector) -> Vector:
-    """P(Wq > x), x in seconds, up to 16 mean delays of those who wait. Raises UnstableQueueError."""
+    """P(Wq > x), x in seconds, up to 16 mean delays of those who wait. Raises
+    UnstableQueueError.
+    """
     load, delay = mean_delay(service, arrival_rate)
     grid, waits, _ = _laws(service, load, _grid(service, load, delay))
     middle = np.cumsum(waits) - waits / 2
@@ -90,7 +99,10 @@ def _far_reaching(service: ServiceTime, load: float, delay: float) -> SingleQueu
     while horizon < _LATEST and any(len(known) < len(LEVELS) for known in found.values()):
         grid, waits, sojourns = _laws(service, load, Grid(horizon / _POINTS, _POINTS))
         waits[0] -= 1 - load
-        for known, masses, atom in ((found["delay"], waits, 1 - load), (found["sojourn"], sojourns, 0.0)):
+        for known, masses, atom in (
+            (found["delay"], waits, 1 - load),
+            (found["sojourn"], sojourns, 0.0),
+        ):
             held, values = atom + float(masses.sum()), grid.quantiles(masses, atom)
             for level, value in list(zip(LEVELS.values(), values, strict=True))[len(known) :]:
                 if held > (1 + level) / 2:
@@ -99,7 +111,9 @@ def _far_reaching(service: ServiceTime, load: float, delay: float) -> SingleQueu
     mean = delay if math.isfinite(delay) else None
     levels = {name: known + [None] * (len(LEVELS) - len(known)) for name, known in found.items()}
     sojourn = None if mean is None else mean + service.mean
-    return SingleQueue(Quantiles(mean, *levels["delay"]), Quantiles(sojourn, *levels["sojourn"]), load)
+    return SingleQueue(
+        Quantiles(mean, *levels["delay"]), Quantiles(sojourn, *levels["sojourn"]), load
+    )
 
 
 def _grid(service: ServiceTime, load: float, delay: float) -> Grid:
@@ -112,8 +126,13 @@ def _laws(service: ServiceTime, load: float, grid: Grid) -> tuple[Grid, Vector, 
     near = service if service.longest <= end else service.up_to(end)
     excess = np.array(near.excess(np.append(0.0, grid.width * np.arange(_POINTS + 1))))
     excess[0, 0] += grid.width  # left of 0 the excess and its integral go on with P(S > x) = 1
-    excess[1, 0] = excess[1, 1] + grid.width * near.mean  # the residual life's tail there is a straight line
-    life, own = grid.transform(np.diff(excess[1] / service.mean, 2) / grid.width), grid.transform(np.diff(excess[0], 2) / grid.width)
+    excess[1, 0] = (
+        excess[1, 1] + grid.width * near.mean
+    )  # the residual life's tail there is a straight line
+    life, own = (
+        grid.transform(np.diff(excess[1] / service.mean, 2) / grid.width),
+        grid.transform(np.diff(excess[0], 2) / grid.width),
+    )
     wait = (1 - load) / (1 - load * life)
     waits, sojourns = grid.masses(np.array([wait, wait * own]))
     return grid, waits, sojourns

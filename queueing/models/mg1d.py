@@ -1,16 +1,20 @@
-"""M/G/1+D: one request at a time; a request that would wait longer than tau seconds for its service is lost.
+"""M/G/1+D: one request at a time; a request that would wait longer than tau seconds for its service
+is lost.
 
     P(V <= x) = P0 U(x) on 0 .. tau,  P0 = 1 / (1 + rho U(tau)),  V the unfinished work that an arrival sees     (level crossing)
     loss = P(V > tau) = (1 + (rho - 1) U(tau)) / (1 + rho U(tau))
     delay of the served: P(W_qs <= x) = U(x) / U(tau);   of all: P(Wq <= x) = P0 U(x) below tau, the lost counted at tau
     sojourn of the served: W_qs + S, independent;   utilisation = rho (1 - loss)
 
-Whether the lost leave at once or wait tau and leave is the same for everyone else. Any service law, any load, also above 1.
-Method: U by queueing.models.erlang_series for constant service, else by queueing.models.renewal. Measured error of loss and means (load
-0.05 to 3, patience 0.01 to 100 E[S], against closed forms and a lattice 16 times finer): constant or exponential S 1e-10, else 2e-6, with
-a gamma residual on more than 64 lengths (its law is condensed piece by piece, moments 0 to 3 kept) 1e-5; losses below
-1e-15 a digit or two less. Two lattice widths that differ by more raise NotConvergedError. Quantiles of the delays: to 1e-5 of the
-patience; of the sojourn: about 1e-4. 10 to 50 ms, with such a residual 0.2 s. Source: Takacs (1962); de Kok and Tijms (1985); THEORY b.
+Whether the lost leave at once or wait tau and leave is the same for everyone else. Any service law,
+any load, also above 1. Method: U by queueing.models.erlang_series for constant service, else by
+queueing.models.renewal. Measured error of loss and means (load 0.05 to 3, patience 0.01 to 100
+E[S], against closed forms and a lattice 16 times finer): constant or exponential S 1e-10, else
+2e-6, with a gamma residual on more than 64 lengths (its law is condensed piece by piece, moments 0
+to 3 kept) 1e-5; losses below 1e-15 a digit or two less. Two lattice widths that differ by more
+raise NotConvergedError. Quantiles of the delays: to 1e-5 of the patience; of the sojourn: about
+1e-4. 10 to 50 ms, with such a residual 0.2 s. Source: Takacs (1962); de Kok and Tijms (1985);
+THEORY b.
 
 >>> queue = solve_impatient(np.array([1.0]), np.array([1.0]), 0.8, 0.5)  # patience below the service time: U = e^{lam x}
 >>> round(queue.loss_fraction, 9) == round((1 - 0.2 * math.exp(0.4)) / (1 + 0.8 * math.exp(0.4)), 9)
@@ -31,11 +35,27 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
 from queueing.models.erlang_series import renewal_of
-from queueing.models.mm1d import ImpatientMeans, check_impatient, de_kok_tijms, md1d, means_from, mm1d
+from queueing.models.mm1d import (
+    ImpatientMeans,
+    check_impatient,
+    de_kok_tijms,
+    md1d,
+    means_from,
+    mm1d,
+)
 from queueing.models.renewal import RenewalFunction
 from queueing.result import LEVELS, Quantiles
 
-__all__ = ["ImpatientMeans", "ImpatientQueue", "de_kok_tijms", "md1d", "mm1d", "solve_impatient", "solve_lossy_service", "solve_mg1d"]
+__all__ = [
+    "ImpatientMeans",
+    "ImpatientQueue",
+    "de_kok_tijms",
+    "md1d",
+    "mm1d",
+    "solve_impatient",
+    "solve_lossy_service",
+    "solve_mg1d",
+]
 
 _POINTS = 2**15
 _CELLS = 64  # at least, of the residual's law
@@ -46,7 +66,9 @@ _MANY = 4_000  # values that are kept as they are
 
 @dataclass(frozen=True)
 class ImpatientQueue:
-    """An M/G/1+D queue in steady state. `delay` is of all, the lost counted at the patience; `served` and `sojourn` of the served."""
+    """An M/G/1+D queue in steady state. `delay` is of all, the lost counted at the patience;
+    `served` and `sojourn` of the served.
+    """
 
     loss_fraction: float
     delay: Quantiles
@@ -64,18 +86,37 @@ def solve_mg1d(
     prompt_tokens: TokenDistribution | None = None,
 ) -> ImpatientQueue:
     """The exact queue; requests/s and seconds. Raises SpecError, NotConvergedError."""
-    return solve_lossy_service(ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate, patience)
+    return solve_lossy_service(
+        ServiceTime.of(law, output_tokens, prompt_tokens), arrival_rate, patience
+    )
 
 
-def solve_impatient(services: Vector, weights: Vector, arrival_rate: float, patience: float) -> ImpatientQueue:
-    """The same for service times `services` (seconds) with probabilities `weights`: a fine lattice stands for a continuous law."""
+def solve_impatient(
+    services: Vector, weights: Vector, arrival_rate: float, patience: float
+) -> ImpatientQueue:
+    """The same for service times `services` (seconds) with probabilities `weights`: a fine
+    lattice stands for a continuous law.
+    """
     values, mass = np.asarray(services, dtype=float), np.asarray(weights, dtype=float)
-    if values.shape != mass.shape or values.ndim != 1 or not np.all(values > 0) or not np.all(mass >= 0) or abs(mass.sum() - 1) > 1e-9:
-        raise SpecError("got services and weights that are no law; expected seconds > 0 and as many probabilities >= 0 with sum 1")
-    return solve_lossy_service(ServiceTime(values[mass > 0], mass[mass > 0]), arrival_rate, patience)
+    if (
+        values.shape != mass.shape
+        or values.ndim != 1
+        or not np.all(values > 0)
+        or not np.all(mass >= 0)
+        or abs(mass.sum() - 1) > 1e-9
+    ):
+        raise SpecError(
+            "got services and weights that are no law; expected seconds > 0 and as many "
+            "probabilities >= 0 with sum 1"
+        )
+    return solve_lossy_service(
+        ServiceTime(values[mass > 0], mass[mass > 0]), arrival_rate, patience
+    )
 
 
-def solve_lossy_service(service: ServiceTime, arrival_rate: float, patience: float) -> ImpatientQueue:
+def solve_lossy_service(
+    service: ServiceTime, arrival_rate: float, patience: float
+) -> ImpatientQueue:
     """The same for any service time."""
     check_impatient(arrival_rate, service.mean, patience)
     plain = plain_service(service)
@@ -94,21 +135,33 @@ def solve_lossy_service(service: ServiceTime, arrival_rate: float, patience: flo
 
 
 def plain_service(service: ServiceTime) -> ServiceTime:
-    """The same law without a residual, where there is one and many values: 2 points for every piece of the residual's law."""
+    """The same law without a residual, where there is one and many values: 2 points for every
+    piece of the residual's law.
+    """
     values, weights = service.values, service.weights
     if service.cv == 0 or len(values) <= _FEW:
         return service
     if len(values) > _MANY:
         values, weights = _condensed(values, weights, _MANY // 2)
     points, mass = _residual_points(service.cv, max(_CELLS, _ATOMS // len(values)))
-    return ServiceTime(np.multiply.outer(points, values).ravel(), np.multiply.outer(mass, weights).ravel())
+    return ServiceTime(
+        np.multiply.outer(points, values).ravel(), np.multiply.outer(mass, weights).ravel()
+    )
 
 
 def _residual_points(cv: float, cells: int) -> tuple[Vector, Vector]:
-    """A gamma law of mean 1 as two points in each cell, with its moments 0 to 3; cells of equal shares of 1 and of X^3."""
+    """A gamma law of mean 1 as two points in each cell, with its moments 0 to 3; cells of equal
+    shares of 1 and of X^3.
+    """
     shape = cv**-2
-    edges = np.union1d(gammaincinv(shape, np.arange(cells + 1) / cells), gammaincinv(shape + 3, np.arange(1, cells) / cells))
-    moments = [np.diff(gammainc(shape + k, edges)) * math.prod((shape + i) / shape for i in range(k)) for k in range(4)]
+    edges = np.union1d(
+        gammaincinv(shape, np.arange(cells + 1) / cells),
+        gammaincinv(shape + 3, np.arange(1, cells) / cells),
+    )
+    moments = [
+        np.diff(gammainc(shape + k, edges)) * math.prod((shape + i) / shape for i in range(k))
+        for k in range(4)
+    ]
     return _two_points(*moments)
 
 
@@ -122,23 +175,34 @@ def _condensed(values: Vector, weights: Vector, cells: int) -> tuple[Vector, Vec
 
 
 def _two_points(m0: Vector, m1: Vector, m2: Vector, m3: Vector) -> tuple[Vector, Vector]:
-    """Points and masses of Gauss's rule for each cell of these moments about 0; one point where a cell is one."""
+    """Points and masses of Gauss's rule for each cell of these moments about 0; one point where
+    a cell is one.
+    """
     mean = m1 / m0
     variance = m2 / m0 - mean**2
     wide = variance > 1e-12 * mean**2
-    skew = np.where(wide, (m3 / m0 - 3 * mean * m2 / m0 + 2 * mean**3) / np.where(wide, variance, 1.0), 0.0)
+    skew = np.where(
+        wide, (m3 / m0 - 3 * mean * m2 / m0 + 2 * mean**3) / np.where(wide, variance, 1.0), 0.0
+    )
     spread = np.sqrt(skew**2 + 4 * np.where(wide, variance, 0.0))
     high, low = (skew + spread) / 2, (skew - spread) / 2  # offsets; high - low = spread
     upper = np.where(wide, m0 * -low / np.where(wide, spread, 1.0), m0)
-    points, mass = np.concatenate([mean + high, (mean + low)[wide]]), np.concatenate([upper, (m0 - upper)[wide]])
+    points, mass = (
+        np.concatenate([mean + high, (mean + low)[wide]]),
+        np.concatenate([upper, (m0 - upper)[wide]]),
+    )
     return points, mass
 
 
 def _quantile(renewal: RenewalFunction, kept: float, level: float) -> float:
-    """Of kept * U(x) / U(tau), the rest at the patience; 0 where the atom there reaches the level."""
+    """Of kept * U(x) / U(tau), the rest at the patience; 0 where the atom there reaches the
+    level.
+    """
     if kept * renewal.share[0] >= level:
         return 0.0
-    return float(np.interp(level, kept * renewal.share, renewal.instants))  # above `kept` the last instant: the patience
+    return float(
+        np.interp(level, kept * renewal.share, renewal.instants)
+    )  # above `kept` the last instant: the patience
 
 
 def _sojourn(renewal: RenewalFunction, service: ServiceTime) -> tuple[float | None, ...]:
@@ -148,10 +212,14 @@ def _sojourn(renewal: RenewalFunction, service: ServiceTime) -> tuple[float | No
     long = values[order][np.searchsorted(np.cumsum(mass[order]), 1 - 1e-4)]
     end = renewal.instants[np.searchsorted(renewal.share, 1 - 1e-4)]
     grid = Grid(float(end + long) / _POINTS, _POINTS)  # beyond both only what no level asks for
-    area = np.append(0.0, np.cumsum((renewal.share[1:] + renewal.share[:-1]) / 2 * np.diff(renewal.instants)))
+    area = np.append(
+        0.0, np.cumsum((renewal.share[1:] + renewal.share[:-1]) / 2 * np.diff(renewal.instants))
+    )
     levels = np.append(-grid.width, np.append(grid.instants, grid.points * grid.width))
     beyond = np.maximum(levels - renewal.instants[-1], 0.0)
     delays = np.diff(np.interp(levels, renewal.instants, area) + beyond, 2) / grid.width
     first = service.excess(np.maximum(levels, 0.0))[0]
     first[0] += grid.width
-    return grid.quantiles(grid.masses(grid.transform(delays) * grid.transform(np.diff(first, 2) / grid.width)))
+    return grid.quantiles(
+        grid.masses(grid.transform(delays) * grid.transform(np.diff(first, 2) / grid.width))
+    )

@@ -6,16 +6,20 @@ M/G/c   E[Wq] = Wq_M (1 + cs^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),  w_D = Wq
         law of the delay: with probability C  min(Se_1..Se_c) + sum of a geometric(rho) number of Se / c   (Tijms 1986), stretched
         to the mean above
 
-Se: residual life of S; rho = lam E[S] / c < 1. Both are exact for c = 1 and for exponential S, and right in light and heavy traffic.
-P(Wq > 0) is taken from M/M/c, whatever S. Poisson arrivals, first come first served.
+Se: residual life of S; rho = lam E[S] / c < 1. Both are exact for c = 1 and for exponential S, and
+right in light and heavy traffic. P(Wq > 0) is taken from M/M/c, whatever S. Poisson arrivals, first
+come first served.
 
-Measured against simulation (3e6 requests a cell, standard error 0.3 to 2 %; deterministic, Erlang-2, uniform, exponential, lognormal
+Measured against simulation (3e6 requests a cell, standard error 0.3 to 2 %; deterministic,
+Erlang-2, uniform, exponential, lognormal
 sigma 0.7 and 1.2, c = 2, 5, 10, load 0.5, 0.8, 0.9), model / simulation - 1:
   mean delay -2.6 to +3.5 %; c = 32, load 0.8 and 0.9: -5 to +3 %
-  p90 and p99 of the delay -7 to +4 %, sigma 1.2 up to +9 %; a p90 that is nearly 0 (c = 5, load 0.5): -20 to +33 %
-  p90 of the sojourn -2 to +2 %
-  P(Wq > 0) is 0 to 12 % too high for constant S (load 0.8: 1 % at c = 2, 6 % at c = 10), up to 5 % too low for sigma 1.2
-Not for S of two far values (0.2 E[S] and 4.2 E[S]): mean -4 % at c = 2, -11 % at c = 10, -24 % at c = 32 (load 0.8).
+  p90 and p99 of the delay -7 to +4 %, sigma 1.2 up to +9 %; a p90 that is nearly 0 (c = 5, load
+  0.5): -20 to +33 % p90 of the sojourn -2 to +2 %
+  P(Wq > 0) is 0 to 12 % too high for constant S (load 0.8: 1 % at c = 2, 6 % at c = 10), up to 5 %
+  too low for sigma 1.2
+Not for S of two far values (0.2 E[S] and 4.2 E[S]): mean -4 % at c = 2, -11 % at c = 10, -24 % at c
+= 32 (load 0.8).
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from queueing.models.mm1 import check_level, check_queue
 from queueing.result import LEVELS, Quantiles
 
 _POINTS = 2**14
-_MANY = 64  # servers from which on the delay has a lattice of its own: it is far shorter than the service
+# servers from which on the delay has a lattice of its own: it is far shorter than the service
+_MANY = 64
 _NEVER = 1e-200  # P(all busy)
 
 
@@ -91,7 +96,9 @@ class ExponentialServers:
     def delay_quantile(self, level: float) -> float:
         """0 where P(Wq = 0) reaches the level."""
         check_level(level)
-        return math.log(self.waiting / (1 - level)) / self.decay if level > 1 - self.waiting else 0.0
+        return (
+            math.log(self.waiting / (1 - level)) / self.decay if level > 1 - self.waiting else 0.0
+        )
 
 
 def mmc(arrival_rate: float, service_mean: float, servers: int) -> ExponentialServers:
@@ -125,18 +132,38 @@ def solve_servers(service: ServiceTime, arrival_rate: float, servers: int) -> Se
     if exponential.waiting < _NEVER:
         return SeveralServers(Quantiles(*[0.0] * 5), _unqueued(service), exponential.load, 0.0)
     g = smallest_residual(service, servers)
-    delay = exponential.mean_delay * general_service(servers, exponential.load, service.scv, g / service.mean)
-    first = exponential.waiting * (g + exponential.load / (1 - exponential.load) * (1 + service.scv) * service.mean / (2 * servers))
+    delay = exponential.mean_delay * general_service(
+        servers, exponential.load, service.scv, g / service.mean
+    )
+    first = exponential.waiting * (
+        g
+        + exponential.load
+        / (1 - exponential.load)
+        * (1 + service.scv)
+        * service.mean
+        / (2 * servers)
+    )
     delays, sojourns = _laws(service, exponential, first, delay / first)
-    return SeveralServers(Quantiles(delay, *delays), Quantiles(delay + service.mean, *sojourns), exponential.load, exponential.waiting)
+    return SeveralServers(
+        Quantiles(delay, *delays),
+        Quantiles(delay + service.mean, *sojourns),
+        exponential.load,
+        exponential.waiting,
+    )
 
 
 def smallest_residual(service: ServiceTime, servers: int) -> float:
-    """g = int_0^inf P(Se > x)^c dx, seconds: mean time until the first of c busy servers is free."""
+    """g = int_0^inf P(Se > x)^c dx, seconds: mean time until the first of c busy servers is
+    free.
+    """
     x = np.linspace(0, service.longest, 2 * _POINTS + 1)
-    while servers > _MANY and (service.excess(x[:2])[0][1] / service.mean) ** servers < 0.999:  # it falls within E[S] / c
+    while (
+        servers > _MANY and (service.excess(x[:2])[0][1] / service.mean) ** servers < 0.999
+    ):  # it falls within E[S] / c
         x = x / 2
-    heights = np.maximum(service.excess(x)[0] / service.mean, 0.0) ** servers  # rounding may leave -1e-17 where nothing is left
+    heights = (
+        np.maximum(service.excess(x)[0] / service.mean, 0.0) ** servers
+    )  # rounding may leave -1e-17 where nothing is left
     return float(heights.sum() - (heights[0] + heights[-1]) / 2) * float(x[1])
 
 
@@ -148,7 +175,9 @@ def general_service(servers: int, load: float, scv: float, smallest: float) -> f
 
 
 def deterministic_ratio(servers: int, load: float) -> float:
-    """Wq(M/D/c) / Wq(M/M/c), Kimura's refinement of Cosmetatos: c / (c + 1) in light traffic, 1/2 in heavy."""
+    """Wq(M/D/c) / Wq(M/M/c), Kimura's refinement of Cosmetatos: c / (c + 1) in light traffic,
+    1/2 in heavy.
+    """
     theta = (servers - 1) / (servers + 1)
     heavy = theta / (8 * (1 + theta)) * (math.sqrt((9 + theta) / (1 - theta)) - 2)
     if heavy == 0:
@@ -160,7 +189,9 @@ def deterministic_ratio(servers: int, load: float) -> float:
 def _laws(
     service: ServiceTime, exponential: ExponentialServers, first: float, stretch: float
 ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
-    """Quantiles of delay and sojourn: the compound law on one lattice, whose width is then stretched so that the mean is right."""
+    """Quantiles of delay and sojourn: the compound law on one lattice, whose width is then
+    stretched so that the mean is right.
+    """
     waiting, longest = exponential.waiting, service.longest
     parts = 1 if exponential.servers <= _MANY else exponential.servers
     grid = Grid((16 * first / waiting + 2 * longest / parts) / _POINTS, _POINTS)
@@ -183,14 +214,20 @@ def _busy_transform(service: ServiceTime, exponential: ExponentialServers, grid:
     servers, load = exponential.servers, exponential.load
     smallest = (service.excess(grid.instants)[0] / service.mean) ** servers
     shared = service.excess(servers * grid.instants)[0] / service.mean
-    return np.asarray(grid.transform(_masses(smallest)) * (1 - load) / (1 - load * grid.transform(_masses(shared))))
+    return np.asarray(
+        grid.transform(_masses(smallest))
+        * (1 - load)
+        / (1 - load * grid.transform(_masses(shared)))
+    )
 
 
 def _unqueued(service: ServiceTime) -> Quantiles:
     """The service time itself."""
     values, mass = service.spread
     order = np.argsort(values)
-    reached = np.searchsorted(np.cumsum(mass[order]), [level * (1 - 1e-12) for level in LEVELS.values()])
+    reached = np.searchsorted(
+        np.cumsum(mass[order]), [level * (1 - 1e-12) for level in LEVELS.values()]
+    )
     return Quantiles(service.mean, *values[order][reached].tolist())
 
 

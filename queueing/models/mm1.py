@@ -1,13 +1,16 @@
-"""M/M/1 and M/D/1: the two closed forms between which most service laws lie. Delays and sojourns with their distributions.
+"""M/M/1 and M/D/1: the two closed forms between which most service laws lie. Delays and sojourns
+with their distributions.
 
     M/M/1   P(Wq > x) = rho e^{-(mu - lam) x},  E[Wq] = rho / (mu - lam);   P(W > x) = e^{-(mu - lam) x},  E[W] = 1 / (mu - lam)
     M/D/1   P(Wq <= x) = (1 - rho) U(x) by Erlang's series (queueing.models.erlang_series),  E[Wq] = rho / (2 mu (1 - rho));   W = Wq + D
 
-lam arrivals/s, mu = 1 / E[S], rho = lam / mu < 1. First come, first served. M/D/1 waits half as long as M/M/1: variability drives delay.
-Often printed for M/D/1: W_q = rho^2 / (2 mu (1 - rho)) (`misprinted_md1_delay`). That is E[S] times the mean number waiting,
-rho^2 / (2 (1 - rho)), and too low by the factor rho.
+lam arrivals/s, mu = 1 / E[S], rho = lam / mu < 1. First come, first served. M/D/1 waits half as
+long as M/M/1: variability drives delay. Often printed for M/D/1: W_q = rho^2 / (2 mu (1 - rho))
+(`misprinted_md1_delay`). That is E[S] times the mean number waiting, rho^2 / (2 (1 - rho)), and too
+low by the factor rho.
 
-0.25 s of service at 3.2 requests/s (load 0.8), exponential: five service times in the system, and p99 is 4.6 times that.
+0.25 s of service at 3.2 requests/s (load 0.8), exponential: five service times in the system, and
+p99 is 4.6 times that.
 
 >>> q = mm1(3.2, 0.25)
 >>> round(q.mean_sojourn, 9), round(q.mean_delay, 9), round(q.sojourn_quantile(0.99), 3)
@@ -109,7 +112,9 @@ class ConstantQueue:
         return self.mean_delay + self.service_time
 
     def delay_tail(self, x: float) -> float:
-        """P(Wq > x), to about 1e-11 relatively. Raises NotConvergedError beyond some 10^4 service times."""
+        """P(Wq > x), to about 1e-11 relatively. Raises NotConvergedError beyond some 10^4
+        service times.
+        """
         return ErlangSeries(self.arrival_rate, self.service_time, x).tail(x) if x >= 0 else 1.0
 
     def delay_quantile(self, level: float) -> float:
@@ -131,7 +136,10 @@ class ConstantQueue:
     @property
     def sojourn(self) -> Quantiles:
         """Mean and quantiles of the sojourn time: the delay's, one service time later."""
-        return Quantiles(self.mean_sojourn, *(self.delay_quantile(level) + self.service_time for level in LEVELS.values()))
+        return Quantiles(
+            self.mean_sojourn,
+            *(self.delay_quantile(level) + self.service_time for level in LEVELS.values()),
+        )
 
 
 def mm1(arrival_rate: float, service_mean: float) -> ExponentialQueue:
@@ -147,7 +155,9 @@ def md1(arrival_rate: float, service_time: float) -> ConstantQueue:
 
 
 def misprinted_md1_delay(arrival_rate: float, service_time: float) -> float:
-    """W_q = rho^2 / (2 mu (1 - rho)) as often printed for M/D/1: WRONG, rho times the truth. To compare with, not to use."""
+    """W_q = rho^2 / (2 mu (1 - rho)) as often printed for M/D/1: WRONG, rho times the truth. To
+    compare with, not to use.
+    """
     return md1(arrival_rate, service_time).mean_delay * arrival_rate * service_time
 
 

@@ -1,7 +1,8 @@
-"""The documents' formulas exactly as printed, each with its equation number and, where there is one, its fault.
+"""The documents' formulas exactly as printed, each with its equation number and, where there is
+one, its fault.
 
-Nothing here is used to predict: the right formulas are in the modules named below. `kendall reproduce` puts both side by side.
-lam requests/s, times in seconds.
+Nothing here is used to predict: the right formulas are in the modules named below. `kendall
+reproduce` puts both side by side. lam requests/s, times in seconds.
 
 Inoue (2021)
     phi0, phi1, phi              Eq. 41-43   none: bounds of the mean SOJOURN, constant H = alpha b + tau0; they fail for random H
@@ -17,8 +18,8 @@ The serving chapter
     md1_delay                    25.4        rho^2/(2 mu (1 - rho)) is too low by the factor rho: right is rho/(2 mu (1 - rho))
     kingman_delay                25.4        the heavy-traffic approximation, not Kingman's upper bound; below the truth for c_a > 1
 
-Right: queueing.models.batches.batch_chain (dynamic, elastic), queueing.models.batches.mgb1 (fixed), queueing.models.mm1 (M/D/1),
-queueing.models.gg1 (both Kingman forms).
+Right: queueing.models.batches.batch_chain (dynamic, elastic), queueing.models.batches.mgb1 (fixed),
+queueing.models.mm1 (M/D/1), queueing.models.gg1 (both Kingman forms).
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ TERMS = 20  # of Eq. 25
 def phi0(lam: float, alpha: float, tau0: float) -> float:
     """Inoue, Eq. 41."""
     _check(lam * alpha)
-    return (alpha + tau0) / (2 * (1 - lam * alpha)) * (1 + 2 * lam * tau0 + (1 - lam * tau0) / (1 + lam * alpha))
+    return (
+        (alpha + tau0)
+        / (2 * (1 - lam * alpha))
+        * (1 + 2 * lam * tau0 + (1 - lam * tau0) / (1 + lam * alpha))
+    )
 
 
 def phi1(lam: float, alpha: float, tau0: float) -> float:
@@ -75,7 +80,9 @@ def padded_line(k1: float, k2: float, k3: float, k4: float, longest: float) -> t
     return k1 + k3 * longest, k2 + k4 * longest
 
 
-def elastic_line(k1: float, k2: float, k3: float, k4: float, *, mean: float, longest: float) -> tuple[float, float]:
+def elastic_line(
+    k1: float, k2: float, k3: float, k4: float, *, mean: float, longest: float
+) -> tuple[float, float]:
     """Eq. 26's last line with n_b at its largest, as Eq. 16 wants it."""
     return k1 + k3 * mean, k2 + k4 * longest
 
@@ -96,7 +103,9 @@ def objective_patient(theta: float, utility: float, delay: float) -> float:
     return theta * utility - (1 - theta) * delay
 
 
-def objective_impatient(theta: float, utility: float, delay: float, loss: float, cost: float) -> float:
+def objective_impatient(
+    theta: float, utility: float, delay: float, loss: float, cost: float
+) -> float:
     """Eq. 11, V2, with the sign as printed."""
     return theta * utility + (1 - theta) * delay - loss * cost
 

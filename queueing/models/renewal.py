@@ -1,16 +1,19 @@
-"""U(x) = sum_n rho^n Fe^{*n}(x), the renewal function behind every delay law of a single server with Poisson arrivals.
+"""U(x) = sum_n rho^n Fe^{*n}(x), the renewal function behind every delay law of a single server
+with Poisson arrivals.
 
     U(x) = 1 + lam int_0^x U(x - y) P(S > y) dy,   rho = lam E[S] of any size (above 1 U grows exponentially)
     Z(x) = 1 - (1 - rho) U(x) = rho P(Se > x) + lam int_0^x Z(x - y) P(S > y) dy    (the tail of the M/G/1 delay, rho < 1)
 
-Z has its own equation because 1 - (1 - rho) U loses all digits where it is small. U is returned as its share U(x) / U(horizon) and
-1 / U(horizon), which do not overflow.
+Z has its own equation because 1 - (1 - rho) U loses all digits where it is small. U is returned as
+its share U(x) / U(horizon) and 1 / U(horizon), which do not overflow.
 
-Method: product trapezoid (U and Z linear between lattice points, the kernel integrated exactly from the excess of S), a discrete
-renewal equation with positive terms. It is divided out in O(n log n) by Newton's power-series inverse, after the kernel is tilted by
-e^{gamma x} to total mass 1 (Lundberg's exponent of the kernel up to the horizon): in that scale solutions neither grow nor die, so
-that the FFT's absolute errors of 1e-13 are relative errors. Two widths and Richardson's extrapolation: error O(h^4) for a smooth law
-of S; atoms off the lattice leave O(h^2) times their probability. Source: Takacs (1962); THEORY b.
+Method: product trapezoid (U and Z linear between lattice points, the kernel integrated exactly from
+the excess of S), a discrete renewal equation with positive terms. It is divided out in O(n log n)
+by Newton's power-series inverse, after the kernel is tilted by e^{gamma x} to total mass 1
+(Lundberg's exponent of the kernel up to the horizon): in that scale solutions neither grow nor die,
+so that the FFT's absolute errors of 1e-13 are relative errors. Two widths and Richardson's
+extrapolation: error O(h^4) for a smooth law of S; atoms off the lattice leave O(h^2) times their
+probability. Source: Takacs (1962); THEORY b.
 """
 
 from __future__ import annotations
@@ -45,16 +48,24 @@ class RenewalFunction:
 
 
 def renewal_function(service: ServiceTime, arrival_rate: float, horizon: float) -> RenewalFunction:
-    """Up to the horizon, for S that is not constant. Raises NotConvergedError where the lattice cannot be fine enough."""
+    """Up to the horizon, for S that is not constant. Raises NotConvergedError where the lattice
+    cannot be fine enough.
+    """
     services = horizon / service.mean
-    usual = _USUAL // (1 + len(service.values) // 8) if service.cv else _USUAL  # a gamma residual: smooth, but dear at every point
+    usual = (
+        _USUAL // (1 + len(service.values) // 8) if service.cv else _USUAL
+    )  # a gamma residual: smooth, but dear at every point
     wanted = max(_FEWEST, min(_PER_SERVICE * services, usual), _AT_LEAST * services)
     points = 2 ** math.ceil(math.log2(min(wanted, _MOST)))
     fine = _on_lattice(service, arrival_rate, horizon, points)
     coarse = _on_lattice(service, arrival_rate, horizon, points // 2)
-    residual = max(abs(fine.inverse - coarse.inverse), abs(fine.shortfall / coarse.shortfall - 1)) / 3
+    residual = (
+        max(abs(fine.inverse - coarse.inverse), abs(fine.shortfall / coarse.shortfall - 1)) / 3
+    )
     if not residual < _TOLERANCE:
-        raise NotConvergedError(f"the renewal function of M/G/1 up to {horizon:.4g} s on {points} points", residual)
+        raise NotConvergedError(
+            f"the renewal function of M/G/1 up to {horizon:.4g} s on {points} points", residual
+        )
     return RenewalFunction(
         coarse.instants,
         _better(fine.share[::2], coarse.share),
@@ -65,7 +76,9 @@ def renewal_function(service: ServiceTime, arrival_rate: float, horizon: float) 
 
 
 def settling_time(service: ServiceTime, arrival_rate: float) -> float:
-    """Seconds after which Z, which is at most e^{-gamma x}, is below e^{-35} and U constant; infinite for loads >= 1."""
+    """Seconds after which Z, which is at most e^{-gamma x}, is below e^{-35} and U constant;
+    infinite for loads >= 1.
+    """
     if arrival_rate * service.mean >= 1:
         return math.inf
     width = service.longest / _SETTLING
@@ -75,7 +88,9 @@ def settling_time(service: ServiceTime, arrival_rate: float) -> float:
 
 
 def settled(renewal: RenewalFunction, horizon: float) -> RenewalFunction:
-    """The same, known to be constant from its last instant on, up to a later horizon (load below 1): Z falls as it did before."""
+    """The same, known to be constant from its last instant on, up to a later horizon (load below
+    1): Z falls as it did before.
+    """
     last = float(renewal.instants[-1])
     tail = 0.0 if renewal.tail is None else renewal.tail ** (horizon / last)
     instants, share = np.append(renewal.instants, horizon), np.append(renewal.share, 1.0)
@@ -86,11 +101,15 @@ def _better(fine: Any, coarse: Any) -> Any:
     return fine + (fine - coarse) / 3
 
 
-def _on_lattice(service: ServiceTime, arrival_rate: float, horizon: float, points: int) -> RenewalFunction:
+def _on_lattice(
+    service: ServiceTime, arrival_rate: float, horizon: float, points: int
+) -> RenewalFunction:
     instants, width = np.linspace(0, horizon, points + 1), horizon / points
     first, second = service.excess(np.append(instants, horizon + width))
     slopes, steps = np.diff(second) / width, np.arange(points + 1)
-    rising = arrival_rate * np.append(0.0, -slopes[:-1] - first[1:-1])  # half hats left and right of each instant,
+    rising = arrival_rate * np.append(
+        0.0, -slopes[:-1] - first[1:-1]
+    )  # half hats left and right of each instant,
     kernel = rising + arrival_rate * (first[:-1] + slopes)  # integrated against P(S > y)
     exponent = _lundberg(kernel)
     renewals = _inverse(_tilted(kernel, exponent * steps))
@@ -98,15 +117,21 @@ def _on_lattice(service: ServiceTime, arrival_rate: float, horizon: float, point
     if arrival_rate * service.mean < 1:
         falling = _solution(renewals, arrival_rate * first[:-1], rising, exponent * steps)
         tail = float(falling[-1]) * math.exp(-exponent * points)
-    calm = min(exponent, 0.0)  # U does not fall: where the kernel is defective it is divided out untilted
-    U = _solution(renewals * np.exp((calm - exponent) * steps), np.ones(points + 1), rising, calm * steps)
+    calm = min(
+        exponent, 0.0
+    )  # U does not fall: where the kernel is defective it is divided out untilted
+    U = _solution(
+        renewals * np.exp((calm - exponent) * steps), np.ones(points + 1), rising, calm * steps
+    )
     share = U / U[-1] * np.exp(calm * (points - steps))
     shortfall = float((1 - share).sum() - (1 - share[0]) / 2) * width
     return RenewalFunction(instants, share, math.exp(calm * points) / float(U[-1]), tail, shortfall)
 
 
 def _solution(renewals: Vector, source: Vector, rising: Vector, tilt: Vector) -> Vector:
-    """f_n = source_n + f_0 rising_n + sum_{k < n} kernel_k f_{n-k}, f_0 = source_0, times e^tilt: node 0 carries half a hat only."""
+    """f_n = source_n + f_0 rising_n + sum_{k < n} kernel_k f_{n-k}, f_0 = source_0, times
+    e^tilt: node 0 carries half a hat only.
+    """
     right = _tilted(source + source[0] * rising, tilt)
     right[0] = 0.0
     found = _product(renewals, right)
@@ -151,4 +176,6 @@ def _inverse(kernel: Vector) -> Vector:
 
 def _product(left: Vector, right: Vector) -> Vector:
     size = 2 ** math.ceil(math.log2(2 * len(left)))
-    return np.asarray(np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)[: len(left)])
+    return np.asarray(
+        np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)[: len(left)]
+    )

@@ -1,25 +1,31 @@
-"""Prefill and decode: in one server one after the other (M/G/1), or disaggregated, two stations in series.
+"""Prefill and decode: in one server one after the other (M/G/1), or disaggregated, two stations in
+series.
 
 one server     S = setup + kp P + step N is the service time of ONE M/G/1 queue: `solve_mg1` with prompts; `phases` gives S
 disaggregated  prefill station S1 = setup + kp P, then decode station S2 = step N, each one request at a time, residuals independent
 
-The first station is M/G/1, exact. The second sees the departures of the first, which are not Poisson:
+The first station is M/G/1, exact. The second sees the departures of the first, which are not
+Poisson:
 
     S1 exponential                      Burke: they are Poisson; the second is M/G/1, exact
     S2 <= S1 always                     nobody waits at the second, exact
     S1 = D1 < S2 = D2 constant          Friedman: the total delay is that of M/D/1 with D2 alone, exact
     else                                approximation: cd^2 = 1 - rho1^2 (1 - cs1^2), then a two-moment GI/G/1 (QNA; queueing.models.gg1:
-                                        Kraemer and Langenbach-Belz, without their correction for cd^2 > 1)
+                                        Kraemer and Langenbach-Belz, without their correction for
+                                        cd^2 > 1)
 
 Poisson arrivals, unlimited buffers, first come first served.
-Measured against simulation (4e6 requests a cell; uniform, gamma, lognormal, two-valued services; larger load 0.3, 0.6, 0.9),
+Measured against simulation (4e6 requests a cell; uniform, gamma, lognormal, two-valued services;
+larger load 0.3, 0.6, 0.9),
 approximation / simulation - 1:
   first station at half the load of the second or less: second delay -7 to +7 %, sojourn -3 to +6 %
-  equal loads: second delay -30 to +51 %, sojourn -19 to +4 %; low variance at both is worst: too high in light traffic, too low in heavy
-  traffic, where the departures' correlation counts
-  two far values at the first station (SCV 2.6), equal loads: second delay -38 to +9 %, sojourn -6 to +3 %
+  equal loads: second delay -30 to +51 %, sojourn -19 to +4 %; low variance at both is worst: too
+  high in light traffic, too low in heavy traffic, where the departures' correlation counts
+  two far values at the first station (SCV 2.6), equal loads: second delay -38 to +9 %, sojourn -6
+  to +3 %
 For equal loads rather simulate: `tandem_path`.
-`tandem_path` is the exact recursion on given arrivals and services. Source: Burke (1956), Friedman (1965), Whitt (1983).
+`tandem_path` is the exact recursion on given arrivals and services. Source: Burke (1956), Friedman
+(1965), Whitt (1983).
 
 >>> tandem_path(np.array([0.0, 1.0]), np.array([[2.0, 2.0], [3.0, 1.0]]))  # starts 0, 2 and 2, 5
 array([[0., 1.],
@@ -43,7 +49,9 @@ from queueing.models.mg1 import SingleQueue, mean_delay, solve_service
 
 @dataclass(frozen=True)
 class TandemQueue:
-    """Two stations in series. Means in seconds; `exact` says whether `second_delay` is, the first station always is."""
+    """Two stations in series. Means in seconds; `exact` says whether `second_delay` is, the
+    first station always is.
+    """
 
     first: SingleQueue
     second_delay: float
@@ -54,15 +62,27 @@ class TandemQueue:
 
 
 def phases(
-    law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None
+    law: LatencyModel,
+    output_tokens: TokenDistribution,
+    prompt_tokens: TokenDistribution | None = None,
 ) -> tuple[ServiceTime, ServiceTime]:
-    """Prefill and decode service times of a single request. Raises SpecError where prefill takes no time."""
+    """Prefill and decode service times of a single request. Raises SpecError where prefill takes
+    no time.
+    """
     seconds, chances = _prefills(law.without_stalls(), prompt_tokens)
-    return ServiceTime.of_values(seconds, chances, law), ServiceTime.of(replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens)
+    return ServiceTime.of_values(seconds, chances, law), ServiceTime.of(
+        replace(law, k1=0.0, k2=0.0, kp=0.0), output_tokens
+    )
 
 
-def phase_means(law: LatencyModel, output_tokens: TokenDistribution, prompt_tokens: TokenDistribution | None = None) -> tuple[float, float]:
-    """Their means, seconds, which stalls leave as they are, also where these are too many for a law. Raises SpecError likewise."""
+def phase_means(
+    law: LatencyModel,
+    output_tokens: TokenDistribution,
+    prompt_tokens: TokenDistribution | None = None,
+) -> tuple[float, float]:
+    """Their means, seconds, which stalls leave as they are, also where these are too many for a
+    law. Raises SpecError likewise.
+    """
     seconds, chances = _prefills(law, prompt_tokens)
     return float(chances @ seconds), law.step(1) * output_tokens.mean
 
@@ -75,14 +95,21 @@ def _prefills(law: LatencyModel, prompt_tokens: TokenDistribution | None) -> tup
         lengths, chances = support.astype(float), prompt_tokens.pmf[support]
     seconds = law.speed * (law.k1 + law.k2 + law.kp * lengths)
     if not np.all(seconds > 0):
-        raise SpecError("got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0")
+        raise SpecError(
+            "got a latency law whose prefill takes no time; expected k1 + k2 + kp prompt tokens > 0"
+        )
     return seconds, chances
 
 
 def solve_disaggregated(
-    law: LatencyModel, output_tokens: TokenDistribution, arrival_rate: float, prompt_tokens: TokenDistribution | None = None
+    law: LatencyModel,
+    output_tokens: TokenDistribution,
+    arrival_rate: float,
+    prompt_tokens: TokenDistribution | None = None,
 ) -> TandemQueue:
-    """Prefill on one engine, decode on another of the same law; no transfer time. Raises SpecError, UnstableQueueError."""
+    """Prefill on one engine, decode on another of the same law; no transfer time. Raises
+    SpecError, UnstableQueueError.
+    """
     return solve_tandem(*phases(law, output_tokens, prompt_tokens), arrival_rate)
 
 
@@ -96,15 +123,23 @@ def solve_tandem(first: ServiceTime, second: ServiceTime, arrival_rate: float) -
     if exact:
         delay = _exact_second(first, second, arrival_rate)
     else:
-        delay = best_estimate(kingman(arrival_rate, second.mean, departure_scv, second.scv), departure_scv)
+        delay = best_estimate(
+            kingman(arrival_rate, second.mean, departure_scv, second.scv), departure_scv
+        )
     station = solve_service(first, arrival_rate)
     total = (station.sojourn.mean or 0.0) + delay + second.mean
     return TandemQueue(station, delay, total, loads, departure_scv, exact)
 
 
 def is_exact(first: ServiceTime, second: ServiceTime) -> bool:
-    """Whether the mean delay at the second station is known exactly: one of the first three lines above."""
-    return _is_exponential(first) or _never_waits(first, second) or (first.is_constant and second.is_constant)
+    """Whether the mean delay at the second station is known exactly: one of the first three
+    lines above.
+    """
+    return (
+        _is_exponential(first)
+        or _never_waits(first, second)
+        or (first.is_constant and second.is_constant)
+    )
 
 
 def _exact_second(first: ServiceTime, second: ServiceTime, arrival_rate: float) -> float:
@@ -124,10 +159,12 @@ def _never_waits(first: ServiceTime, second: ServiceTime) -> bool:
 
 
 def tandem_path(arrivals: Vector, services: Vector) -> Vector:
-    """Delays (stations x requests) of requests arriving at `arrivals` (seconds, sorted) with `services` (stations x requests).
+    """Delays (stations x requests) of requests arriving at `arrivals` (seconds, sorted) with
+    `services` (stations x requests).
 
-    Exact: request n starts at a station at max(its arrival there, the end of n - 1 there), which with partial sums of the services
-    is a running maximum: end_n = max_{m <= n} (arrival_m + service_m + ... + service_n). Everything starts empty.
+    Exact: request n starts at a station at max(its arrival there, the end of n - 1 there), which
+    with partial sums of the services is a running maximum: end_n = max_{m <= n} (arrival_m +
+    service_m + ... + service_n). Everything starts empty.
     """
     instants = np.asarray(arrivals, dtype=float)
     delays = np.empty(np.shape(services))
@@ -135,6 +172,8 @@ def tandem_path(arrivals: Vector, services: Vector) -> Vector:
         total = np.cumsum(service)
         ends = np.maximum.accumulate(instants - (total - service)) + total
         delays[station, :1] = 0.0
-        delays[station, 1:] = np.maximum(ends[:-1] - instants[1:], 0.0)  # of the sums' rounding nothing is left where nobody waits
+        delays[station, 1:] = np.maximum(
+            ends[:-1] - instants[1:], 0.0
+        )  # of the sums' rounding nothing is left where nobody waits
         instants = instants + delays[station] + service
     return delays

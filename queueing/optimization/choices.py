@@ -15,7 +15,15 @@ from policies.text import SpecError, format_policy, parse_policy, policy_batch_s
 from queueing.model import Model
 from queueing.optimization.objective import Objective
 from queueing.optimization.quantity import compared_by, mean_of
-from queueing.optimization.search import Optimum, Point, Predict, choose, point_of, refined, score_of
+from queueing.optimization.search import (
+    Optimum,
+    Point,
+    Predict,
+    choose,
+    point_of,
+    refined,
+    score_of,
+)
 from queueing.prediction import predict_model
 from queueing.result import Quantity
 
@@ -23,7 +31,11 @@ ALL_SIZES = 32  # up to this many every size is tried
 
 
 def best_batch_size(
-    model: Model, arrival_rate: float | None, objective: Objective, largest: int = 64, predict: Predict = predict_model
+    model: Model,
+    arrival_rate: float | None,
+    objective: Objective,
+    largest: int = 64,
+    predict: Predict = predict_model,
 ) -> Optimum:
     """b* for fixed, capped, elastic or continuous; throughput alone needs no rate.
 
@@ -36,7 +48,9 @@ def best_batch_size(
 
     def score(size: int) -> float | None:
         sized = dataclasses.replace(model, policy=with_size(model.policy, size))
-        points[size] = scored({"batch_size": size}, sized, arrival_rate, objective, predict=predict, quantity=quantity)
+        points[size] = scored(
+            {"batch_size": size}, sized, arrival_rate, objective, predict=predict, quantity=quantity
+        )
         return score_of(points[size])
 
     if largest <= ALL_SIZES or objective.name == "slo":
@@ -52,26 +66,44 @@ def best_batch_size(
     found = choose("batch-size", objective, curve, by_sojourn=objective.name != "throughput")
     if objective.name == "throughput" and found.best["batch_size"] == largest:
         note = f"the throughput still rises at {largest}: no finite optimum up to there"
-    return dataclasses.replace(found, note=note, compared=None if objective.name == "throughput" else quantity)
+    return dataclasses.replace(
+        found, note=note, compared=None if objective.name == "throughput" else quantity
+    )
 
 
-def batch_size_by_rate(model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = 64) -> list[Optimum]:
+def batch_size_by_rate(
+    model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = 64
+) -> list[Optimum]:
     """b* at each rate."""
     return [best_batch_size(model, rate, objective, largest) for rate in arrival_rates]
 
 
 def best_policy(
-    model: Model, candidates: Sequence[str], arrival_rate: float | None, objective: Objective, predict: Predict = predict_model
+    model: Model,
+    candidates: Sequence[str],
+    arrival_rate: float | None,
+    objective: Objective,
+    predict: Predict = predict_model,
 ) -> Optimum:
     """Among policy texts. Raises SpecError for a text that names none, NoStableChoiceError."""
     if not candidates:
-        raise SpecError("got no candidates; expected policies, for example --candidates single --candidates capped:max_batch_size=8")
+        raise SpecError(
+            "got no candidates; expected policies, for example --candidates single --candidates "
+            "capped:max_batch_size=8"
+        )
     policies = [parse_policy(text) for text in candidates]
     quantity = compared_by(policies, objective.slo)
-    models = {format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies}
-    curve = [scored({"policy": text}, each, arrival_rate, objective, predict=predict, quantity=quantity) for text, each in models.items()]
+    models = {
+        format_policy(policy): dataclasses.replace(model, policy=policy) for policy in policies
+    }
+    curve = [
+        scored({"policy": text}, each, arrival_rate, objective, predict=predict, quantity=quantity)
+        for text, each in models.items()
+    ]
     timed = objective.name != "throughput"
-    return dataclasses.replace(choose("policy", objective, curve, by_sojourn=timed), compared=quantity if timed else None)
+    return dataclasses.replace(
+        choose("policy", objective, curve, by_sojourn=timed), compared=quantity if timed else None
+    )
 
 
 def with_size(policy: Policy, size: int) -> Policy:
@@ -79,7 +111,10 @@ def with_size(policy: Policy, size: int) -> Policy:
     names = {f.name for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
     key = "batch_size" if "batch_size" in names else "max_batch_size"
     if key not in names:
-        raise SpecError(f"got policy={policy.name}; expected fixed, capped, elastic or continuous: they have a batch size")
+        raise SpecError(
+            f"got policy={policy.name}; expected fixed, capped, elastic or continuous: they have "
+            "a batch size"
+        )
     return dataclasses.replace(policy, **{key: size})  # type: ignore[type-var]
 
 
@@ -92,16 +127,29 @@ def scored(
     predict: Predict = predict_model,
     quantity: Quantity = "queueing_delay",
 ) -> Point:
-    """The choice with its prediction and its score, the mean of `quantity`: None where it is unstable at this rate, or breaks the SLO."""
+    """The choice with its prediction and its score, the mean of `quantity`: None where it is
+    unstable at this rate, or breaks the SLO.
+    """
     if objective.name in ("v1", "v2", "clipped"):
-        raise SpecError(f"got objective={objective.name}, which weighs token limits; expected delay, throughput or slo for this target")
+        raise SpecError(
+            f"got objective={objective.name}, which weighs token limits; expected delay, "
+            "throughput or slo for this target"
+        )
     if objective.name == "throughput":
         rate = model.largest_stable_rate
         load = None if arrival_rate is None else model.load(arrival_rate)
         stable = load is None or load < 1 or model.patience is not None
-        return choice | {"largest_stable_rate": rate, "load": load, "stable": stable, "score": -rate if stable else None}
+        return choice | {
+            "largest_stable_rate": rate,
+            "load": load,
+            "stable": stable,
+            "score": -rate if stable else None,
+        }
     if arrival_rate is None:
-        raise SpecError(f"got objective={objective.name} without a rate; expected --arrival-rate in requests per second > 0")
+        raise SpecError(
+            f"got objective={objective.name} without a rate; expected --arrival-rate in requests "
+            "per second > 0"
+        )
     point, prediction = point_of(choice, model, arrival_rate, predict)
     if prediction is None:
         return point

@@ -1,4 +1,5 @@
-"""What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice that may not be made has none.
+"""What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice
+that may not be made has none.
 
     delay        mean queueing delay; across families mean sojourn time (queueing.optimization.quantity)
     throughput   minus the largest stable rate
@@ -26,7 +27,9 @@ from queueing.distributions.token_distribution import TokenDistribution
 from queueing.result import Prediction, Quantity
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
-_SLO = re.compile(r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time|time_to_first_token)\s*=\s*(.+)")
+_SLO = re.compile(
+    r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time|time_to_first_token)\s*=\s*(.+)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,21 @@ class Slo:
     def kept(self, prediction: Prediction) -> bool:
         """Whether it holds. Raises SpecError where the method has no such quantile."""
         found, mean = self.value(prediction), getattr(prediction, self.field).mean
-        if found is None and mean is not None and self.metric in ("p90", "p95", "p99") and mean > self.seconds:
-            return False  # where the law could not be followed: near saturation, with a mean that is too long already
+        if (
+            found is None
+            and mean is not None
+            and self.metric in ("p90", "p95", "p99")
+            and mean > self.seconds
+        ):
+            # where the law could not be followed: near saturation, with a mean that is too long
+            # already
+            return False
         if found is None:
             expected = "a mean, or --method simulation"
-            raise SpecError(f"got slo={self}, which {prediction.method} does not give for {prediction.policy}; expected {expected}")
+            raise SpecError(
+                f"got slo={self}, which {prediction.method} does not give for "
+                f"{prediction.policy}; expected {expected}"
+            )
         return found <= self.seconds
 
     def __str__(self) -> str:
@@ -73,8 +86,14 @@ class Objective:
         self._check_weights()
         if (self.name == "slo") != (self.slo is not None):
             if self.slo is None:
-                raise SpecError("got --objective slo without --slo; expected --slo too, for example --slo p99_queueing_delay=2s")
-            raise SpecError(f"got objective={self.name} and slo={self.slo}; expected --objective slo for --slo: add --objective slo")
+                raise SpecError(
+                    "got --objective slo without --slo; expected --slo too, for example --slo "
+                    "p99_queueing_delay=2s"
+                )
+            raise SpecError(
+                f"got objective={self.name} and slo={self.slo}; expected --objective slo for "
+                "--slo: add --objective slo"
+            )
 
     def _check_weights(self) -> None:
         if not 0 <= self.theta <= 1:
@@ -82,14 +101,21 @@ class Objective:
         if not 0 <= self.loss_cost < math.inf:
             raise SpecError(f"got loss_cost={self.loss_cost:g}; expected a finite number >= 0")
         if not 0 <= self.max_clipped_fraction < 1:
-            raise SpecError(f"got max_clipped_fraction={self.max_clipped_fraction:g}; expected a number from 0 to below 1")
+            raise SpecError(
+                f"got max_clipped_fraction={self.max_clipped_fraction:g}; expected a number from "
+                "0 to below 1"
+            )
 
     @property
     def constraint(self) -> str:
         """What a stable choice may break, with its value."""
         if self.slo is not None:
             return str(self.slo)
-        return f"max_clipped_fraction={self.max_clipped_fraction:g}" if self.name == "clipped" else "of the objective"
+        return (
+            f"max_clipped_fraction={self.max_clipped_fraction:g}"
+            if self.name == "clipped"
+            else "of the objective"
+        )
 
     def utility_score(self, utility: float, delay: float, loss: float = 0.0) -> float:
         """V1 or V2, negated."""
@@ -102,12 +128,16 @@ def parse_slo(text: str) -> Slo:
     """`p99_queueing_delay=2s`. Raises SpecError."""
     match = _SLO.fullmatch(text.strip())
     if match is None:
-        form = "{mean, p50, p90, p95, p99}_{queueing_delay, sojourn_time, time_to_first_token}=SECONDS"
+        form = (
+            "{mean, p50, p90, p95, p99}_{queueing_delay, sojourn_time, time_to_first_token}=SECONDS"
+        )
         raise SpecError(f"got slo={text!r}; expected {form}, for example p99_queueing_delay=2s")
     try:
         seconds = parse_duration(match[3])
     except SpecError:
-        raise SpecError(f"got slo={text!r}; expected a duration such as 2s or 100ms behind the =") from None
+        raise SpecError(
+            f"got slo={text!r}; expected a duration such as 2s or 100ms behind the ="
+        ) from None
     if not 0 < seconds < math.inf:
         raise SpecError(f"got slo={text!r}; expected finite seconds > 0")
     return Slo(match[1], cast(Quantity, match[2]), seconds)

@@ -29,13 +29,23 @@ def compared_by(policies: Iterable[Policy], slo: Slo | None = None) -> Quantity:
         return "time_to_first_token"
     candidates = list(policies)
     families = {_family(policy) for policy in candidates}
-    return "queueing_delay" if len(families) == 1 and not candidates[0].joins_running else "sojourn_time"
+    return (
+        "queueing_delay"
+        if len(families) == 1 and not candidates[0].joins_running
+        else "sojourn_time"
+    )
 
 
 def mean_of(prediction: Prediction, quantity: Quantity) -> float | None:
-    """Its mean, seconds; None where the method cannot give it. A lost request counts as one that waited for its patience."""
+    """Its mean, seconds; None where the method cannot give it. A lost request counts as one that
+    waited for its patience.
+    """
     found: float | None = getattr(prediction, quantity).mean
-    every, served, lost = prediction.queueing_delay.mean, prediction.served_queueing_delay.mean, prediction.loss_fraction
+    every, served, lost = (
+        prediction.queueing_delay.mean,
+        prediction.served_queueing_delay.mean,
+        prediction.loss_fraction,
+    )
     if quantity == "queueing_delay" or not lost or found is None or every is None or served is None:
         return found
     return every + (1 - lost) * (found - served)

@@ -1,7 +1,9 @@
-"""The largest stable rate, or the largest that keeps an SLO: by bisection of the load, with which the delay grows.
+"""The largest stable rate, or the largest that keeps an SLO: by bisection of the load, with which
+the delay grows.
 
-A fixed batch waits long for company at low rates too: its delay falls, then rises. Its loads are scanned; where none of them keeps the
-SLO, the valley between the best one's neighbours is searched for its floor. With patience loads above 1 are steady, and are tried too.
+A fixed batch waits long for company at low rates too: its delay falls, then rises. Its loads are
+scanned; where none of them keeps the SLO, the valley between the best one's neighbours is searched
+for its floor. With patience loads above 1 are steady, and are tried too.
 """
 
 from __future__ import annotations
@@ -19,20 +21,37 @@ from queueing.optimization.choices import scored
 from queueing.optimization.objective import Objective, Slo
 from queueing.optimization.search import Optimum, Point, choose, point_of
 
-LIGHTEST, HEAVIEST, IMPATIENT = 0.001, 0.999, 16.0  # loads: the last is the largest one tried with patience
+LIGHTEST, HEAVIEST, IMPATIENT = (
+    0.001,
+    0.999,
+    16.0,
+)  # loads: the last is the largest one tried with patience
 SCAN = [LIGHTEST, *np.linspace(0.05, 0.95, 19).tolist(), HEAVIEST]
 
 
 def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) -> Optimum:
-    """The largest stable rate (throughput), or the largest that keeps the SLO. Raises SpecError, NoStableChoiceError."""
+    """The largest stable rate (throughput), or the largest that keeps the SLO. Raises SpecError,
+    NoStableChoiceError.
+    """
     limit = model.largest_stable_rate
     if objective.name == "throughput":
         if model.patience is not None:
-            raise SpecError(f"got patience={model.patience:g}; expected none: with patience every rate is stable")
+            raise SpecError(
+                f"got patience={model.patience:g}; expected none: with patience every rate is "
+                "stable"
+            )
         best: Point = {"arrival_rate": limit, "load": 1.0}
-        return Optimum("arrival-rate", "throughput", best, [best], "at this rate itself the queue grows without end")
+        return Optimum(
+            "arrival-rate",
+            "throughput",
+            best,
+            [best],
+            "at this rate itself the queue grows without end",
+        )
     if objective.name != "slo" or objective.slo is None:
-        raise SpecError(f"got objective={objective.name} for arrival-rate; expected throughput or slo")
+        raise SpecError(
+            f"got objective={objective.name} for arrival-rate; expected throughput or slo"
+        )
     _check_binding(model, objective.slo)
     curve: dict[float, Point] = {}
 
@@ -54,12 +73,21 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
 
 def _check_binding(model: Model, slo: Slo) -> None:
     """With patience nobody waits longer than that: such an SLO says nothing."""
-    if model.patience is not None and slo.field == "queueing_delay" and slo.seconds >= model.patience:
-        raise SpecError(f"got slo={slo} with patience={model.patience:g}; expected a shorter bound: no request waits longer than that")
+    if (
+        model.patience is not None
+        and slo.field == "queueing_delay"
+        and slo.seconds >= model.patience
+    ):
+        raise SpecError(
+            f"got slo={slo} with patience={model.patience:g}; expected a shorter bound: no "
+            "request waits longer than that"
+        )
 
 
 def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float | None:
-    """A load that keeps the SLO, to start from: the lightest; for fixed the heaviest of a scan, or the floor of its valley."""
+    """A load that keeps the SLO, to start from: the lightest; for fixed the heaviest of a scan,
+    or the floor of its valley.
+    """
     if not isinstance(model.policy, Fixed):
         return LIGHTEST if kept(LIGHTEST) else None
     good = [load for load in SCAN[1:-1] if kept(load)]
@@ -72,5 +100,7 @@ def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float
         return math.inf if found is None else found
 
     place = 1 + int(np.argmin([value(load) for load in SCAN[1:-1]]))
-    floor = minimize_scalar(value, bounds=(SCAN[place - 1], SCAN[place + 1]), method="bounded", options={"xatol": 1e-4})
+    floor = minimize_scalar(
+        value, bounds=(SCAN[place - 1], SCAN[place + 1]), method="bounded", options={"xatol": 1e-4}
+    )
     return float(floor.x) if kept(float(floor.x)) else None

@@ -1,4 +1,6 @@
-"""The answer of a search, and the two ways to search: every choice, or a coarse grid that is refined about its best."""
+"""The answer of a search, and the two ways to search: every choice, or a coarse grid that is
+refined about its best.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,42 @@ from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantity
 
 Predict = Callable[[Model, float], Prediction]  # model, arrival rate; raises UnstableQueueError
-Point = dict[str, Any]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
+Point = dict[
+    str, Any
+]  # the choice, its load, its predicted values, its `score` (None where it may not be chosen)
 TIE = 1e-3  # delays, and then sojourns, nearer than this are one: the first choice decides
 NIL = 1e-6  # of the sojourn: delays that differ by less are one, however small they are
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best point and the curve it was chosen from; `note` says what the number alone does not."""
+    """The best point and the curve it was chosen from; `note` says what the number alone does
+    not.
+    """
 
     target: str
     objective: str
     best: Point
     curve: list[Point] = field(repr=False)
     note: str | None = None
-    compared: Quantity | None = None  # the duration that the score is the mean of; None where it is none
+    compared: Quantity | None = (
+        None  # the duration that the score is the mean of; None where it is none
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        answer: dict[str, Any] = {"target": self.target, "objective": self.objective, "compared": self.compared}
+        answer: dict[str, Any] = {
+            "target": self.target,
+            "objective": self.objective,
+            "compared": self.compared,
+        }
         answer |= {"best": self.best, "curve": self.curve}
         return answer if self.note is None else answer | {"note": self.note}
 
 
-def point_of(choice: Point, model: Model, arrival_rate: float, predict: Predict = predict_model) -> tuple[Point, Prediction | None]:
+def point_of(
+    choice: Point, model: Model, arrival_rate: float, predict: Predict = predict_model
+) -> tuple[Point, Prediction | None]:
     """The choice with what is predicted for it; no values where it is unstable."""
     load = model.load(arrival_rate)
     try:
@@ -60,17 +74,28 @@ def point_of(choice: Point, model: Model, arrival_rate: float, predict: Predict 
     return choice | values, prediction
 
 
-def choose(target: str, goal: Objective, curve: Sequence[Point], note: str | None = None, *, by_sojourn: bool = False) -> Optimum:
-    """The least score; `by_sojourn`: among near scores the shortest sojourns, of these the first. Raises NoStableChoiceError.
+def choose(
+    target: str,
+    goal: Objective,
+    curve: Sequence[Point],
+    note: str | None = None,
+    *,
+    by_sojourn: bool = False,
+) -> Optimum:
+    """The least score; `by_sojourn`: among near scores the shortest sojourns, of these the first.
+    Raises NoStableChoiceError.
 
-    Without the second tolerance the rounding error of sojourns that are equal would choose the batch size.
+    Without the second tolerance the rounding error of sojourns that are equal would choose the
+    batch size.
     """
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
         stable = [point for point in curve if point.get("stable", True)]
         why = f"none keeps the constraint {goal.constraint}" if stable else "none is stable"
         raise NoStableChoiceError(
-            counted(len(curve), f"choice of {target}", f"choices of {target}"), why, min(point["load"] for point in curve)
+            counted(len(curve), f"choice of {target}", f"choices of {target}"),
+            why,
+            min(point["load"] for point in curve),
         )
     best = min(allowed, key=lambda point: float(point["score"]))  # of equal scores the first
     if by_sojourn:
@@ -103,12 +128,17 @@ def score_of(point: Point) -> float | None:
     return None if score is None else float(score)
 
 
-def refined(low: int, high: int, score: Callable[[int], float | None], first: int = 24) -> Iterable[int]:
-    """Whole numbers of [low, high] to try: a geometric grid, then the gap about the best, down to one.
+def refined(
+    low: int, high: int, score: Callable[[int], float | None], first: int = 24
+) -> Iterable[int]:
+    """Whole numbers of [low, high] to try: a geometric grid, then the gap about the best, down to
+    one.
 
     Finds the best of a score with one valley.
     """
-    tried = {int(n) for n in np.unique(np.round(np.geomspace(low, high, min(first, high - low + 1))))}
+    tried = {
+        int(n) for n in np.unique(np.round(np.geomspace(low, high, min(first, high - low + 1))))
+    }
     scores = {n: score(n) for n in sorted(tried)}
     while True:
         known = sorted(n for n, value in scores.items() if value is not None)

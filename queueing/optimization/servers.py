@@ -1,6 +1,8 @@
-"""The fewest servers that keep an SLO: more servers never wait longer, so the steps 0, 1, 2, 4, ... and a bisection find it.
+"""The fewest servers that keep an SLO: more servers never wait longer, so the steps 0, 1, 2, 4, ...
+and a bisection find it.
 
-A target that the largest number misses is found out in seven predictions, not in one for each number.
+A target that the largest number misses is found out in seven predictions, not in one for each
+number.
 """
 
 from __future__ import annotations
@@ -17,11 +19,20 @@ from queueing.optimization.search import Optimum, Point, Predict, choose
 from queueing.prediction import predict_model
 
 
-def fewest_servers(model: Model, arrival_rate: float, objective: Objective, largest: int = 64, predict: Predict = predict_model) -> Optimum:
+def fewest_servers(
+    model: Model,
+    arrival_rate: float,
+    objective: Objective,
+    largest: int = 64,
+    predict: Predict = predict_model,
+) -> Optimum:
     """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
     if objective.name != "slo":
         why = "the delay always falls with more servers"
-        raise SpecError(f"got objective={objective.name} for servers; expected slo, for example --slo p99_queueing_delay=2s: {why}")
+        raise SpecError(
+            f"got objective={objective.name} for servers; expected slo, for example --slo "
+            f"p99_queueing_delay=2s: {why}"
+        )
     if largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
     points: dict[int, Point] = {}
@@ -29,12 +40,19 @@ def fewest_servers(model: Model, arrival_rate: float, objective: Objective, larg
 
     def kept(servers: int) -> bool:
         point = scored(
-            {"servers": servers}, dataclasses.replace(model, servers=servers), arrival_rate, objective, predict=predict, quantity=quantity
+            {"servers": servers},
+            dataclasses.replace(model, servers=servers),
+            arrival_rate,
+            objective,
+            predict=predict,
+            quantity=quantity,
         )
         points[servers] = point | {"score": None if point["score"] is None else float(servers)}
         return point["score"] is not None
 
-    needed = math.floor(dataclasses.replace(model, servers=1).load(arrival_rate))  # so many are not stable
+    needed = math.floor(
+        dataclasses.replace(model, servers=1).load(arrival_rate)
+    )  # so many are not stable
     low = start = 0 if model.patience is not None else min(needed, largest - 1)
     high, step = start + 1, 1
     while not kept(high) and high < largest:

@@ -2,7 +2,8 @@
 
 Single requests without patience: every limit is scored at once from cumulative sums (exact search):
     E[N'] = sum_{k<n} P(N > k),  E[N'^2] = sum_{k<n} (2k + 1) P(N > k),  N' = min(N, n)      (Yang et al. Eq. 2-3)
-Everything else: a geometric grid of limits, refined about the best down to one token (right for a score with one valley).
+Everything else: a geometric grid of limits, refined about the best down to one token (right for a
+score with one valley).
 """
 
 from __future__ import annotations
@@ -16,15 +17,30 @@ from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimization.objective import Objective, utilities
 from queueing.optimization.quantity import compared_by, mean_of
-from queueing.optimization.search import Optimum, Point, Predict, choose, point_of, refined, score_of
+from queueing.optimization.search import (
+    Optimum,
+    Point,
+    Predict,
+    choose,
+    point_of,
+    refined,
+    score_of,
+)
 from queueing.prediction import predict_model
 
 TARGET = "max-output-tokens"
-REFINED = "not every limit was tried: a coarse grid, refined about its best (right for a score with one valley)"
+REFINED = (
+    "not every limit was tried: a coarse grid, refined about its best (right for a score "
+    "with one valley)"
+)
 
 
 def best_token_limit(
-    model: Model, arrival_rate: float, objective: Objective, largest: int | None = None, predict: Predict = predict_model
+    model: Model,
+    arrival_rate: float,
+    objective: Objective,
+    largest: int | None = None,
+    predict: Predict = predict_model,
 ) -> Optimum:
     """Over the limits 1 .. `largest` (the longest answer); `model` has the lengths before clipping.
 
@@ -33,8 +49,15 @@ def best_token_limit(
     if largest is not None and largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
     if objective.name == "v2" and model.patience is None:
-        raise SpecError("got --objective v2 without --patience; expected a patience (v2 weighs lost requests), or --objective v1")
-    longest = model.output_tokens.longest if largest is None else min(largest, model.output_tokens.longest)
+        raise SpecError(
+            "got --objective v2 without --patience; expected a patience (v2 weighs lost "
+            "requests), or --objective v1"
+        )
+    longest = (
+        model.output_tokens.longest
+        if largest is None
+        else min(largest, model.output_tokens.longest)
+    )
     quick = isinstance(model.policy, Single) and model.patience is None and model.servers == 1
     compared = compared_by([model.policy]) if objective.name in ("delay", "clipped") else None
     if quick and objective.name in ("delay", "v1", "clipped", "throughput"):
@@ -44,7 +67,9 @@ def best_token_limit(
     useful = utilities(model.output_tokens)
 
     def score(limit: int) -> float | None:
-        points[limit] = _point(model, arrival_rate, objective, limit, float(useful[limit]), predict=predict)
+        points[limit] = _point(
+            model, arrival_rate, objective, limit, float(useful[limit]), predict=predict
+        )
         return score_of(points[limit])
 
     curve = [points[limit] for limit in refined(1, longest, score)]
@@ -52,29 +77,50 @@ def best_token_limit(
     return dataclasses.replace(found, compared=compared)
 
 
-def _point(model: Model, arrival_rate: float, objective: Objective, limit: int, utility: float, *, predict: Predict) -> Point:
+def _point(
+    model: Model,
+    arrival_rate: float,
+    objective: Objective,
+    limit: int,
+    utility: float,
+    *,
+    predict: Predict,
+) -> Point:
     clipped = float(model.output_tokens.survival[limit])
     limited = dataclasses.replace(model, output_tokens=model.output_tokens.clip(limit))
     choice = {"max_output_tokens": limit, "clipped_fraction": clipped, "utility": utility}
     point, prediction = point_of(choice, limited, arrival_rate, predict)
     if prediction is None:
         return point
-    delay, served = float(prediction.queueing_delay.mean or 0.0), float(prediction.served_queueing_delay.mean or 0.0)
+    delay, served = (
+        float(prediction.queueing_delay.mean or 0.0),
+        float(prediction.served_queueing_delay.mean or 0.0),
+    )
     compared = float(mean_of(prediction, compared_by([model.policy])) or 0.0)
     allowed = True
     if objective.name in ("v1", "v2"):
-        value = objective.utility_score(utility, served if objective.name == "v2" else delay, prediction.loss_fraction or 0.0)
+        value = objective.utility_score(
+            utility, served if objective.name == "v2" else delay, prediction.loss_fraction or 0.0
+        )
     elif objective.name == "throughput":
         value = -limited.largest_stable_rate
     elif objective.name == "slo":
         assert objective.slo is not None
-        allowed, value = objective.slo.kept(prediction), -float(limit)  # the longest answers that keep it
+        allowed, value = (
+            objective.slo.kept(prediction),
+            -float(limit),
+        )  # the longest answers that keep it
     else:
-        allowed, value = objective.name == "delay" or clipped <= objective.max_clipped_fraction, compared
+        allowed, value = (
+            objective.name == "delay" or clipped <= objective.max_clipped_fraction,
+            compared,
+        )
     return point | {"score": value if allowed else None}
 
 
-def _every_limit(model: Model, arrival_rate: float, objective: Objective, longest: int) -> list[Point]:
+def _every_limit(
+    model: Model, arrival_rate: float, objective: Objective, longest: int
+) -> list[Point]:
     limits = np.arange(1, longest + 1)
     above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
     first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
@@ -84,7 +130,9 @@ def _every_limit(model: Model, arrival_rate: float, objective: Objective, longes
     step = law.step(1)
     mean = setup + step * first
     stalls = law.stall_share * law.stall * mean
-    squares = (1 + law.cv**2) * (setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls)
+    squares = (1 + law.cv**2) * (
+        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
+    )
     load = arrival_rate * mean
     stable = load < 1
     with np.errstate(divide="ignore"):
@@ -95,7 +143,9 @@ def _every_limit(model: Model, arrival_rate: float, objective: Objective, longes
         score = -(objective.theta * useful - (1 - objective.theta) * delay)
     else:
         score = -1 / mean if objective.name == "throughput" else delay
-    allowed = stable & ((clipped <= objective.max_clipped_fraction) if objective.name == "clipped" else True)
+    allowed = stable & (
+        (clipped <= objective.max_clipped_fraction) if objective.name == "clipped" else True
+    )
     return [
         {
             "max_output_tokens": int(limits[i]),

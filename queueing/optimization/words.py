@@ -8,8 +8,14 @@ from policies.text import counted, short_number
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.search import TIE, Optimum, Point, near_scores, near_sojourns
 
-DURATIONS = ("queueing_delay", "p99_queueing_delay", "sojourn_time", "time_to_first_token")  # of a point
-DURATION = "{duration}"  # queueing delay, sojourn time or time to first token: the one that compares the choices
+DURATIONS = (
+    "queueing_delay",
+    "p99_queueing_delay",
+    "sojourn_time",
+    "time_to_first_token",
+)  # of a point
+# queueing delay, sojourn time or time to first token: the one that compares the choices
+DURATION = "{duration}"
 SHORTEST_DELAY, HIGHEST_RATE = f"the shortest mean {DURATION}", "the highest stable rate"
 GOALS = {  # what the least score is, by objective
     "delay": SHORTEST_DELAY,
@@ -41,12 +47,19 @@ def result_line(found: Optimum) -> str:
 
 def legend(found: Optimum) -> str:
     """The mark and the score."""
-    parts = ["> marks the best choice", *_about_score(found), *_about_durations(found), *_about_losses(found)]
+    parts = [
+        "> marks the best choice",
+        *_about_score(found),
+        *_about_durations(found),
+        *_about_losses(found),
+    ]
     return "; ".join(parts)
 
 
 def judged_by_slo(found: Optimum) -> bool:
-    """Whether the table shows which choices keep the SLO, in place of the score that orders them."""
+    """Whether the table shows which choices keep the SLO, in place of the score that orders
+    them.
+    """
     return found.objective == "slo" and found.target in SLO_GOALS
 
 
@@ -73,9 +86,18 @@ def _about_losses(found: Optimum) -> list[str]:
     """With patience the durations are means over different requests."""
     if not any(point.get("loss_fraction") for point in found.curve):
         return []
-    scored = found.compared is not None and found.best.get("score") is not None and not judged_by_slo(found)
+    scored = (
+        found.compared is not None
+        and found.best.get("score") is not None
+        and not judged_by_slo(found)
+    )
     where = "the queueing delay and in the score" if scored else "the queueing delay"
-    return [f"a lost request counts as its patience in {where}; sojourn time and first token: of the requests that are served"]
+    return [
+        (
+            f"a lost request counts as its patience in {where}; sojourn time and first token: of "
+            "the requests that are served"
+        )
+    ]
 
 
 def _named(found: Optimum, text: str) -> str:
@@ -108,7 +130,9 @@ def _reason(found: Optimum) -> str:
     near = near_scores([point for point in found.curve if point["score"] is not None])
     if len(near) == 1:
         return goal
-    return f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}".replace("%", " %")
+    return f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}".replace(
+        "%", " %"
+    )
 
 
 def _tie(found: Optimum, nearest: Sequence[Point]) -> str:

@@ -1,11 +1,13 @@
-"""Limited moments LM_k(x) = E[min(N, x)^k] of the documents' continuous laws: a token limit x without a sum.
+"""Limited moments LM_k(x) = E[min(N, x)^k] of the documents' continuous laws: a token limit x
+without a sum.
 
     lognormal     e^{k mu + k^2 s^2 / 2} Phi(z - k s) + x^k Phi(-z),   z = (ln x - mu) / s
     exponential   m^k Gamma(k + 1) P(k, x / m),   P the regularised lower incomplete gamma function
     uniform       (u^{k+1} - a^{k+1}) / ((k + 1)(b - a)) + x^k (b - u)/(b - a),   u = min(max(x, a), b);   x^k below a
 
-k > 0 real, N continuous (the product's own counts are integers: queueing.distributions.token_distribution). With S = a min(N, x) + c:
-E[S^2] = a^2 LM_2 + 2 a c LM_1 + c^2, and Yang et al. Eq. 1-5 follow. Their utility E[u] = E[min(1, x / N)] is `kept_of_lognormal`.
+k > 0 real, N continuous (the product's own counts are integers:
+queueing.distributions.token_distribution). With S = a min(N, x) + c: E[S^2] = a^2 LM_2 + 2 a c LM_1
++ c^2, and Yang et al. Eq. 1-5 follow. Their utility E[u] = E[min(1, x / N)] is `kept_of_lognormal`.
 
 >>> moments = [lognormal_limited_moment(k, 1600, 7.0, 0.7) for k in (1, 2)]
 >>> a, c, lam = 0.022032, 0.7764, 1 / 40  # Yang et al., Fig. 4a
@@ -27,7 +29,11 @@ def lognormal_limited_moment(k: float, limit: float, mu: float, sigma: float) ->
     """E[min(N, limit)^k], ln N normal(mu, sigma)."""
     _check(k, limit, sigma, "sigma")
     z = (math.log(limit) - mu) / sigma
-    below = math.exp(k * mu + (k * sigma) ** 2 / 2) * float(ndtr(z - k * sigma)) if z > -math.inf else 0.0
+    below = (
+        math.exp(k * mu + (k * sigma) ** 2 / 2) * float(ndtr(z - k * sigma))
+        if z > -math.inf
+        else 0.0
+    )
     return below + _above(limit, k, float(ndtr(-z)))
 
 

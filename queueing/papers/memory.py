@@ -4,12 +4,13 @@
     bytes per sequence   = bytes per token x tokens, rounded up to whole blocks where the engine allocates in blocks
     largest batch        = floor((utilisation memory - weights - reserved) / bytes per sequence)
 
-A printed example, 2 x 32 x 40 x 128 x 2048 x 2 bytes = "3.2 GB" per sequence, is 1.34e9 bytes; with the 40 layers that
-LLaMA-13B has it is 1.68e9.
+A printed example, 2 x 32 x 40 x 128 x 2048 x 2 bytes = "3.2 GB" per sequence, is 1.34e9 bytes; with
+the 40 layers that LLaMA-13B has it is 1.68e9.
 
-Yang et al. fit 49 sequences of 1280 tokens (256 in, 1024 out) of LLaMA-2-7b-chat on an A100 and do not say how. The plain
-reading does not give 49: with 16-bit weights (13.48e9 bytes) and cache (524,288 bytes a token) all of 40e9 bytes admit 39
-and all of 80e9 bytes 99. `YANG_READINGS` holds the readings that do give 49; the source does not decide between them.
+Yang et al. fit 49 sequences of 1280 tokens (256 in, 1024 out) of LLaMA-2-7b-chat on an A100 and do
+not say how. The plain reading does not give 49: with 16-bit weights (13.48e9 bytes) and cache
+(524,288 bytes a token) all of 40e9 bytes admit 39 and all of 80e9 bytes 99. `YANG_READINGS` holds
+the readings that do give 49; the source does not decide between them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ class ModelMemory:
     weights: float  # bytes
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.kv_heads, self.head_dim) < 1 or self.bytes_per_value <= 0 or self.weights < 0:
-            raise SpecError(f"got {self}; expected at least one layer, head and dimension, bytes_per_value > 0, weights >= 0")
+        if (
+            min(self.layers, self.kv_heads, self.head_dim) < 1
+            or self.bytes_per_value <= 0
+            or self.weights < 0
+        ):
+            raise SpecError(
+                f"got {self}; expected at least one layer, head and dimension, bytes_per_value > "
+                "0, weights >= 0"
+            )
 
     @property
     def bytes_per_token(self) -> float:
@@ -42,7 +50,9 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Memory in bytes; what of it the engine may use, and what of that is neither weights nor cache."""
+    """Memory in bytes; what of it the engine may use, and what of that is neither weights nor
+    cache.
+    """
 
     memory: float
     utilisation: float = 1.0
@@ -50,21 +60,33 @@ class Device:
 
     def __post_init__(self) -> None:
         if not (0 < self.memory < math.inf and 0 < self.utilisation <= 1 and self.reserved >= 0):
-            raise SpecError(f"got {self}; expected bytes > 0, a utilisation in (0, 1], and bytes >= 0 in reserve")
+            raise SpecError(
+                f"got {self}; expected bytes > 0, a utilisation in (0, 1], and bytes >= 0 in "
+                "reserve"
+            )
 
 
 def sequence_bytes(model: ModelMemory, tokens: int, block_size: int = 1) -> float:
-    """Cache of a sequence of so many tokens (prompt and output), allocated in blocks of `block_size` tokens."""
+    """Cache of a sequence of so many tokens (prompt and output), allocated in blocks of
+    `block_size` tokens.
+    """
     if tokens < 1 or block_size < 1:
-        raise SpecError(f"got {tokens} tokens in blocks of {block_size}; expected at least 1 of both")
+        raise SpecError(
+            f"got {tokens} tokens in blocks of {block_size}; expected at least 1 of both"
+        )
     return model.bytes_per_token * block_size * math.ceil(tokens / block_size)
 
 
 def largest_batch(model: ModelMemory, device: Device, tokens: int, block_size: int = 1) -> int:
-    """Sequences of `tokens` tokens that fit at once. Raises SpecError where not even the weights do; may be 0."""
+    """Sequences of `tokens` tokens that fit at once. Raises SpecError where not even the weights
+    do; may be 0.
+    """
     free = device.utilisation * device.memory - model.weights - device.reserved
     if free < 0:
-        raise SpecError(f"got {device} for weights of {model.weights:.4g} bytes; expected memory for the weights at least")
+        raise SpecError(
+            f"got {device} for weights of {model.weights:.4g} bytes; expected memory for the "
+            "weights at least"
+        )
     return math.floor(free / sequence_bytes(model, tokens, block_size))
 
 
@@ -77,7 +99,9 @@ _PARAMETERS = 6_738_415_616  # of LLaMA-2-7b
 LLAMA2_7B = ModelMemory(layers=32, kv_heads=32, head_dim=128, weights=2 * _PARAMETERS)
 YANG_READINGS: dict[str, tuple[ModelMemory, Device, int]] = {
     "80e9 bytes, 16-bit weights, 32-bit cache (or the cache held twice)": (
-        ModelMemory(layers=32, kv_heads=32, head_dim=128, bytes_per_value=4, weights=2 * _PARAMETERS),
+        ModelMemory(
+            layers=32, kv_heads=32, head_dim=128, bytes_per_value=4, weights=2 * _PARAMETERS
+        ),
         Device(memory=80e9),
         1280,
     ),
@@ -86,6 +110,14 @@ YANG_READINGS: dict[str, tuple[ModelMemory, Device, int]] = {
         Device(memory=40e9),
         1280,
     ),
-    "40e9 bytes, all 16-bit, only the 1024 generated tokens counted": (LLAMA2_7B, Device(memory=40e9), 1024),
-    "80 GiB, all 16-bit, 54.4 % of it used": (LLAMA2_7B, Device(memory=80 * 2**30, utilisation=0.544), 1280),
+    "40e9 bytes, all 16-bit, only the 1024 generated tokens counted": (
+        LLAMA2_7B,
+        Device(memory=40e9),
+        1024,
+    ),
+    "80 GiB, all 16-bit, 54.4 % of it used": (
+        LLAMA2_7B,
+        Device(memory=80 * 2**30, utilisation=0.544),
+        1280,
+    ),
 }

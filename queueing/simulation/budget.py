@@ -1,8 +1,8 @@
 """How many requests a simulation may follow within a few seconds and a few hundred megabytes.
 
-An event looks at every server, one of a continuous engine at every sequence in service too, a service at each of its stalls; the
-residuals of all servers, and the gaps between their stalls, are drawn beforehand. The generic simulator takes some hundred times longer
-than the compiled one.
+An event looks at every server, one of a continuous engine at every sequence in service too, a
+service at each of its stalls; the residuals of all servers, and the gaps between their stalls, are
+drawn beforehand. The generic simulator takes some hundred times longer than the compiled one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import Model
 from queueing.simulation.fast import MOST_SLOTS, is_compiled
 
-_LOOKS, _GENERIC_LOOKS = 1_500_000_000, 15_000_000  # at a server or a sequence, in about five seconds
+_LOOKS, _GENERIC_LOOKS = (
+    1_500_000_000,
+    15_000_000,
+)  # at a server or a sequence, in about five seconds
 _DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
 _GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
 _FEWEST = 20_000  # requests that a mean can be read from
@@ -30,18 +33,31 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
     looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
     affordable = (_LOOKS if compiled else _GENERIC_LOOKS) / looks
     if model.draws_in_advance:
-        affordable = min(affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0))
+        affordable = min(
+            affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0)
+        )
     if affordable < _FEWEST:
-        events = f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
+        events = (
+            f"{in_service:.0f} sequences in service together and {stalls:.0f} stalls in a service"
+        )
         what = f"a simulation of servers={model.servers} with {events}"
-        raise OutOfReachError(what, "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls")
+        raise OutOfReachError(
+            what,
+            "ask for fewer servers, a smaller bound on the batch size, or fewer and longer stalls",
+        )
     return int(min(affordable, most))
 
 
 def enough_slots(model: Model, arrival_rate: float) -> Model:
-    """The same queue with the slots that the compiled simulator has, where twice as many as are in service are fewer than these."""
+    """The same queue with the slots that the compiled simulator has, where twice as many as are
+    in service are fewer than these.
+    """
     has_enough = model.bound is not None and model.bound <= MOST_SLOTS
-    if not isinstance(model.policy, Continuous) or has_enough or 2 * _in_service(model, arrival_rate) > MOST_SLOTS:
+    if (
+        not isinstance(model.policy, Continuous)
+        or has_enough
+        or 2 * _in_service(model, arrival_rate) > MOST_SLOTS
+    ):
         return model
     return dataclasses.replace(model, max_num_seqs=MOST_SLOTS)
 

@@ -1,9 +1,12 @@
-"""`simulate`: arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the policy replayed on them.
+"""`simulate`: arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the
+policy replayed on them.
 
-Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped. The standard error comes from the
-replications, with one replication from 20 batch means of consecutive requests. Every stream has its own generator, spawned from the
-seed: arrivals, output tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and lengths under
-every policy. The compiled replay (queueing.simulation.fast) is the default; `generic=True` drives the policy object itself: same path.
+Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped.
+The standard error comes from the replications, with one replication from 20 batch means of
+consecutive requests. Every stream has its own generator, spawned from the seed: arrivals, output
+tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and
+lengths under every policy. The compiled replay (queueing.simulation.fast) is the default;
+`generic=True` drives the policy object itself: same path.
 """
 
 from __future__ import annotations
@@ -51,9 +54,18 @@ def simulate(
     generic: bool = False,
     **limits: Any,
 ) -> Prediction:
-    """Simulated means with standard errors, over `replications` runs of `num_requests` each; `limits` are those of `Model.clipped`."""
+    """Simulated means with standard errors, over `replications` runs of `num_requests` each;
+    `limits` are those of `Model.clipped`.
+    """
     model = Model.clipped(policy, output_tokens, law, **limits)
-    return simulate_model(model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications, generic=generic)
+    return simulate_model(
+        model,
+        arrival_rate,
+        num_requests=num_requests,
+        seed=seed,
+        replications=replications,
+        generic=generic,
+    )
 
 
 def simulate_model(
@@ -77,16 +89,26 @@ def simulate_model(
         from queueing.simulation.tandem_experiment import simulate_tandem
 
         tandem = simulate_tandem(
-            model, arrival_rate, num_requests, streams, warm_up=int(WARM_UP * num_requests), notes=(*tail_notes(model), *notes)
+            model,
+            arrival_rate,
+            num_requests,
+            streams,
+            warm_up=int(WARM_UP * num_requests),
+            notes=(*tail_notes(model), *notes),
         )
         return without_unsettled(tandem, model)
     runs = [
-        simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(int(WARM_UP * num_requests)) for stream in streams
+        simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(
+            int(WARM_UP * num_requests)
+        )
+        for stream in streams
     ]
     return without_unsettled(_summary(runs, model, load, notes), model)
 
 
-def _summary(runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]) -> Prediction:
+def _summary(
+    runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]
+) -> Prediction:
     patience = math.inf if model.patience is None else model.patience
     return Prediction(
         policy=model.text,
@@ -96,7 +118,9 @@ def _summary(runs: Sequence[SimulatedRun], model: Model, load: float, notes: tup
         stable=True,
         load=load,
         utilisation=_utilisation(runs, model.servers),
-        queueing_delay=summary_of_runs([np.where(run.lost, patience, run.queueing_delay) for run in runs]),
+        queueing_delay=summary_of_runs(
+            [np.where(run.lost, patience, run.queueing_delay) for run in runs]
+        ),
         sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
@@ -107,22 +131,34 @@ def _summary(runs: Sequence[SimulatedRun], model: Model, load: float, notes: tup
 
 
 def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
-    """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before its dispatch: it says nothing of it."""
+    """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before
+    its dispatch: it says nothing of it.
+    """
     if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
         return Quantiles()
     return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])
 
 
 def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:
-    """Where a replication saw hardly any dispatch: its utilisation, and the delays of its few batches, say nothing of the steady state."""
+    """Where a replication saw hardly any dispatch: its utilisation, and the delays of its few
+    batches, say nothing of the steady state.
+    """
     batches = min(len(np.unique(run.batch_id[~run.lost])) for run in runs)
     if batches < BATCH_MEANS:
         seen = counted(batches, "batch", "batches")
-        yield f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: ask for more requests"
+        yield (
+            f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: "
+            "ask for more requests"
+        )
 
 
 def simulate_run(
-    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence, *, generic: bool = False
+    model: Model,
+    arrival_rate: float,
+    num_requests: int,
+    stream: np.random.SeedSequence,
+    *,
+    generic: bool = False,
 ) -> SimulatedRun:
     """One replication as arrays, warm-up included."""
     from queueing.simulation import fast
@@ -131,57 +167,95 @@ def simulate_run(
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    limits: dict[str, Any] = {"servers": model.servers, "max_batch_size": bound, "pad_prompts": model.pads_prompts}
+    limits: dict[str, Any] = {
+        "servers": model.servers,
+        "max_batch_size": bound,
+        "pad_prompts": model.pads_prompts,
+    }
     records = simulate_trace(model.policy, jobs, model.law, residuals, **limits)
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}
     whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
-    return fast.SimulatedRun(_column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole)
+    return fast.SimulatedRun(
+        _column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole
+    )
 
 
 def draw_jobs(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> tuple[list[Job], list[np.random.Generator]]:
     """The trace and the residual generators of one replication."""
-    arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
+    arrivals, lengths, prompts, *residuals = (
+        np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
+    )
     sizes = draw_calls(model.sequences, num_requests, stream)
     count = num_requests if sizes is None else len(sizes)
-    instants = np.cumsum(unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)).tolist()
+    instants = np.cumsum(
+        unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
+    ).tolist()
     names = [str(i) for i in range(num_requests)]
     if sizes is not None:
         instants = np.repeat(instants, sizes).tolist()
-        names = [f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)]
+        names = [
+            f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)
+        ]
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
-    inputs = [0] * num_requests if model.prompt_tokens is None else model.prompt_tokens.sample(prompts, num_requests).tolist()
+    inputs = (
+        [0] * num_requests
+        if model.prompt_tokens is None
+        else model.prompt_tokens.sample(prompts, num_requests).tolist()
+    )
     limit = int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
     patience = math.inf if model.patience is None else model.patience
     jobs = [
-        Job(Request(id=names[i], arrived_at=at, prompt_tokens=inputs[i], max_output_tokens=limit, deadline=at + patience), outputs[i])
+        Job(
+            Request(
+                id=names[i],
+                arrived_at=at,
+                prompt_tokens=inputs[i],
+                max_output_tokens=limit,
+                deadline=at + patience,
+            ),
+            outputs[i],
+        )
         for i, at in enumerate(instants)
     ]
     return jobs, residuals
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:
-    """Raises SpecError for more requests, or more residuals and gaps between stalls drawn in advance, than fit into about 1 GB."""
+    """Raises SpecError for more requests, or more residuals and gaps between stalls drawn in
+    advance, than fit into about 1 GB.
+    """
     if num_requests * replications > MOST_REQUESTS:
         raise SpecError(
-            f"got {num_requests} requests in each of {counted(replications, 'replication')}; expected at most {MOST_REQUESTS} in all, "
-            "which take 1 GB: ask for fewer, and run again with other seeds"
+            f"got {num_requests} requests in each of {counted(replications, 'replication')}; "
+            f"expected at most {MOST_REQUESTS} in all, which take 1 GB: ask for fewer, and run "
+            "again with other seeds"
         )
     law, spare, fewest = model.law, SPARE_GAPS if model.law.stall_share else 0, 2 * BATCH_MEANS
     most = MOST_DRAWS // model.servers - spare
     if model.draws_in_advance and num_requests > most:
         drawn = f"stall_share={law.stall_share:g}" if law.stall_share else f"cv={law.cv:g}"
-        expected = f"{most} requests on so many servers" if most >= fewest else f"{MOST_DRAWS // (fewest + spare)} servers"
-        raise SpecError(f"got {num_requests} requests on servers={model.servers} and {drawn}; expected at most {expected}")
+        expected = (
+            f"{most} requests on so many servers"
+            if most >= fewest
+            else f"{MOST_DRAWS // (fewest + spare)} servers"
+        )
+        raise SpecError(
+            f"got {num_requests} requests on servers={model.servers} and {drawn}; expected at "
+            f"most {expected}"
+        )
 
 
 def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> Any:
     values = [getattr(record, name) for record in records]
     if name == "released_at":
-        values = [value if record.outcome == "completed" else None for value, record in zip(values, records, strict=True)]
+        values = [
+            value if record.outcome == "completed" else None
+            for value, record in zip(values, records, strict=True)
+        ]
     return np.array([missing if value is None else value for value in values])
 
 
@@ -198,7 +272,8 @@ def _utilisation(runs: Sequence[SimulatedRun], servers: int) -> float | None:
 
 
 def _busy(run: SimulatedRun, servers: int) -> float | None:
-    """Servers busy on average, from the first dispatch to the last departure: union of the service intervals of each.
+    """Servers busy on average, from the first dispatch to the last departure: union of the service
+    intervals of each.
 
     None where every request was lost: then the servers were busy with one that came before.
     """
@@ -210,5 +285,7 @@ def _busy(run: SimulatedRun, servers: int) -> float | None:
     for server in range(servers):
         mine = ids == server
         begin, end = starts[mine], np.maximum.accumulate(ends[mine])
-        busy += float(np.sum(np.maximum(0.0, end - np.maximum(begin, np.append(-math.inf, end[:-1])))))
+        busy += float(
+            np.sum(np.maximum(0.0, end - np.maximum(begin, np.append(-math.inf, end[:-1]))))
+        )
     return busy / float(ends.max() - starts.min()) / servers

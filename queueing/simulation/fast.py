@@ -1,8 +1,11 @@
-"""The named policies replayed on arrays by compiled kernels (queueing.simulation.kernels): what `kendall simulate` runs.
+"""The named policies replayed on arrays by compiled kernels (queueing.simulation.kernels): what
+`kendall simulate` runs.
 
-The trace is that of `queueing.simulation.experiment.draw_jobs`, number for number: the same generators spawned from the seed, so one seed
-gives the same arrivals, lengths and residuals under every policy and in either simulator (common random numbers). Random numbers
-are drawn in blocks that stay in the cache; where all members of a batch fare alike, one value a batch is kept and spread when read.
+The trace is that of `queueing.simulation.experiment.draw_jobs`, number for number: the same
+generators spawned from the seed, so one seed gives the same arrivals, lengths and residuals under
+every policy and in either simulator (common random numbers). Random numbers are drawn in blocks
+that stay in the cache; where all members of a batch fare alike, one value a batch is kept and
+spread when read.
 """
 
 from __future__ import annotations
@@ -28,7 +31,15 @@ from queueing.simulation import kernels, slot_kernels
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
-COLUMNS = ("dispatched_at", "released_at", "first_token_at", "server_free_at", "batch_id", "batch_size", "server_id")
+COLUMNS = (
+    "dispatched_at",
+    "released_at",
+    "first_token_at",
+    "server_free_at",
+    "batch_id",
+    "batch_size",
+    "server_id",
+)
 _NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
 _GUIDE = 2**16
 _BLOCK = 2**14
@@ -42,16 +53,22 @@ class Trace:
     output_tokens: Ints
     prompt_tokens: Ints
     residuals: list[np.random.Generator]
-    call_ends: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # for each where its call ends; empty: one by one
+    call_ends: Ints = field(
+        default_factory=lambda: np.empty(0, dtype=np.int64)
+    )  # for each where its call ends; empty: one by one
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedRun:
-    """What happened to each request, in order of arrival; instants in seconds, not-a-number and batch -1 where it was lost."""
+    """What happened to each request, in order of arrival; instants in seconds, not-a-number and
+    batch -1 where it was lost.
+    """
 
     arrived_at: Vector
     output_tokens: Ints
-    columns: Mapping[str, npt.NDArray[Any]]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
+    columns: Mapping[
+        str, npt.NDArray[Any]
+    ]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
     sizes: Ints | None = None  # of batches of consecutive requests on one server
 
     @cached_property
@@ -121,18 +138,30 @@ class SimulatedRun:
         assert self.sizes is not None
         if name == "batch_size":
             return self.sizes
-        return np.arange(len(self.sizes)) if name == "batch_id" else np.zeros(len(self.sizes), dtype=np.int32)
+        return (
+            np.arange(len(self.sizes))
+            if name == "batch_id"
+            else np.zeros(len(self.sizes), dtype=np.int32)
+        )
 
 
-def draw_trace(model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence) -> Trace:
+def draw_trace(
+    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
+) -> Trace:
     """Arrivals, of one request or of calls of several, and independent lengths."""
-    arrivals, lengths, prompts, *residuals = (np.random.default_rng(child) for child in stream.spawn(3 + model.servers))
+    arrivals, lengths, prompts, *residuals = (
+        np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
+    )
     sizes = draw_calls(model.sequences, num_requests, stream)
-    instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes))
+    instants = _instants(
+        1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes)
+    )
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
         _sample(model.output_tokens, lengths, num_requests),
-        np.zeros(num_requests, dtype=np.int64) if model.prompt_tokens is None else _sample(model.prompt_tokens, prompts, num_requests),
+        np.zeros(num_requests, dtype=np.int64)
+        if model.prompt_tokens is None
+        else _sample(model.prompt_tokens, prompts, num_requests),
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
     )
@@ -142,47 +171,86 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival."""
     law, bound = model.law, 2**31 if model.bound is None else model.bound
     given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens
-    wait_for, max_wait = (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
+    wait_for, max_wait = (
+        (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
+    )
     continuous = isinstance(model.policy, Continuous)
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bound, wait_for)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
     if continuous:
-        found = slot_kernels.run_slots(*given, deadlines, _coefficients(law), law.turnaround, model.servers, bound, trace.call_ends)
+        found = slot_kernels.run_slots(
+            *given,
+            deadlines,
+            _coefficients(law),
+            law.turnaround,
+            model.servers,
+            bound,
+            trace.call_ends,
+        )
     else:
         limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
-        found = kernels.run_batches(*given, deadlines, _of_batches(model), _residuals(law, trace), _gaps(law, trace), *limits)
+        found = kernels.run_batches(
+            *given,
+            deadlines,
+            _of_batches(model),
+            _residuals(law, trace),
+            _gaps(law, trace),
+            *limits,
+        )
     dispatched, released, first, free, batch, sizes, server = found
-    columns = dict(zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True))
+    columns = dict(
+        zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True)
+    )
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the named policies, first come, first served; not a continuous engine with thousands of slots.
+    """Whether the kernels cover it: the named policies, first come, first served; not a continuous
+    engine with thousands of slots.
 
-    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that ends before it began.
+    Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
+    ends before it began.
     """
     law = model.law
     if type(model.policy) not in _NAMED or getattr(model.policy, "order", "fcfs") != "fcfs":
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False
-    return not isinstance(model.policy, Continuous) or (model.bound is not None and model.bound <= MOST_SLOTS)
+    return not isinstance(model.policy, Continuous) or (
+        model.bound is not None and model.bound <= MOST_SLOTS
+    )
 
 
 def _from_batch_to_batch(model: Model, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
-    """One server, all members of a batch leave at its end; memory from numpy, which asks for huge pages (half of the time else)."""
+    """One server, all members of a batch leave at its end; memory from numpy, which asks for
+    huge pages (half of the time else).
+    """
     count, law = len(trace.arrived_at), model.law
-    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens, _of_batches(model), _residuals(law, trace), _gaps(law, trace)
+    given = (
+        trace.arrived_at,
+        trace.output_tokens,
+        trace.prompt_tokens,
+        _of_batches(model),
+        _residuals(law, trace),
+        _gaps(law, trace),
+    )
     dispatched, firsts, ends = np.empty((3, count))
     sizes = np.empty(count, dtype=np.int32)
     if bound == 1:
         kernels.run_single(*given, dispatched, firsts, ends)
         sizes[:] = 1
     else:
-        count = kernels.run_padded(*given, bound, wait_for, trace.call_ends, dispatched, firsts, ends, sizes)
-    columns = {"dispatched_at": dispatched, "released_at": ends[:count], "first_token_at": firsts[:count], "server_free_at": ends[:count]}
+        count = kernels.run_padded(
+            *given, bound, wait_for, trace.call_ends, dispatched, firsts, ends, sizes
+        )
+    columns = {
+        "dispatched_at": dispatched,
+        "released_at": ends[:count],
+        "first_token_at": firsts[:count],
+        "server_free_at": ends[:count],
+    }
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, sizes[:count])
 
 
@@ -191,11 +259,18 @@ def _coefficients(law: LatencyModel) -> tuple[float, ...]:
 
 
 def _of_batches(model: Model) -> tuple[float, ...]:
-    return *_coefficients(model.law), model.law.stall_share, model.law.stall, float(model.pads_prompts)
+    return (
+        *_coefficients(model.law),
+        model.law.stall_share,
+        model.law.stall,
+        float(model.pads_prompts),
+    )
 
 
 def _gaps(law: LatencyModel, trace: Trace) -> Vector:
-    """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock` draws one by one."""
+    """Gaps between stalls in units of their mean, for each server: the numbers that `StallClock`
+    draws one by one.
+    """
     if not law.stall_share:
         return np.empty((len(trace.residuals), 0))
     drawn = np.empty((len(trace.residuals), len(trace.arrived_at) + SPARE_GAPS))
@@ -205,7 +280,9 @@ def _gaps(law: LatencyModel, trace: Trace) -> Vector:
 
 
 def _residuals(law: LatencyModel, trace: Trace) -> Vector:
-    """One draw per batch that there can be at most, for each server: the numbers that `LatencyModel.residual` draws one by one."""
+    """One draw per batch that there can be at most, for each server: the numbers that
+    `LatencyModel.residual` draws one by one.
+    """
     if law.cv == 0:
         return np.empty((len(trace.residuals), 0))
     shape = law.cv**-2

@@ -1,11 +1,13 @@
-"""Compiled replays of the named policies on given arrivals and lengths: the sample paths of `queueing.simulation.reference`, to the last
-bit.
+"""Compiled replays of the named policies on given arrivals and lengths: the sample paths of
+`queueing.simulation.reference`, to the last bit.
 
-Every instant is computed by the expressions of `queueing.latency.service.ServiceProcess` in their order (no fast-math): step k of a stretch
-that began at t ends at t + first + (k - 1) rest. Events at one instant come in the driver's order: completions (by server), arrivals, ends
-of patience, the policy's timer. With one patience for all, requests are lost from the head of the queue, so the queue is a range.
-Of calls of several requests `call_ends` says for each where its call ends: they arrive together, and the policy is asked once;
-an empty one: one by one. Results are arrays indexed by request, in order of arrival; a lost request has batch -1.
+Every instant is computed by the expressions of `queueing.latency.service.ServiceProcess` in their
+order (no fast-math): step k of a stretch that began at t ends at t + first + (k - 1) rest. Events
+at one instant come in the driver's order: completions (by server), arrivals, ends of patience, the
+policy's timer. With one patience for all, requests are lost from the head of the queue, so the
+queue is a range. Of calls of several requests `call_ends` says for each where its call ends: they
+arrive together, and the policy is asked once; an empty one: one by one. Results are arrays indexed
+by request, in order of arrival; a lost request has batch -1.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def accumulate(before, scale, gaps, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def invert(cdf, guide, uniforms, out):  # type: ignore[no-untyped-def]
-    """The first n with cdf[n] > u for each u: `searchsorted(side="right")` from a guide table, in constant time."""
+    """The first n with cdf[n] > u for each u: `searchsorted(side="right")` from a guide table,
+    in constant time.
+    """
     size = len(guide)
     for i in range(len(uniforms)):
         u = uniforms[i]
@@ -37,7 +41,9 @@ def invert(cdf, guide, uniforms, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def build_guide(cdf, size):  # type: ignore[no-untyped-def]
-    """guide[i] = the first n with cdf[n] > i / size: never beyond the answer for u in [i, i + 1) / size."""
+    """guide[i] = the first n with cdf[n] > i / size: never beyond the answer for u in [i, i + 1)
+    / size.
+    """
     guide = np.empty(size, dtype=np.int32)
     n = 0
     for i in range(size):
@@ -49,7 +55,9 @@ def build_guide(cdf, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def stalled(seconds, law, gaps, clock):  # type: ignore[no-untyped-def]
-    """What the stalls of the next lawful seconds take; `clock`: until the next one, and how many `gaps` were used (cyclic)."""
+    """What the stalls of the next lawful seconds take; `clock`: until the next one, and how many
+    `gaps` were used (cyclic).
+    """
     if not gaps.size:
         return 0.0
     if clock[1] == 0:
@@ -74,8 +82,24 @@ def prompt_tokens(prompts, first, last, pad):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def serve_batch(start, first, last, lengths, prompts, law, residual, padded, first_token_at, released_at, scratch, gaps, clock):  # type: ignore[no-untyped-def]
-    """Service of the requests first .. last - 1 from `start`; the instant at which the server is free."""
+def serve_batch(  # type: ignore[no-untyped-def]
+    start,
+    first,
+    last,
+    lengths,
+    prompts,
+    law,
+    residual,
+    padded,
+    first_token_at,
+    released_at,
+    scratch,
+    gaps,
+    clock,
+):
+    """Service of the requests first .. last - 1 from `start`; the instant at which the server is
+    free.
+    """
     k1, k2, k3, k4, kp, speed, share, _, pad = law
     pace = residual * (1 - share)
     size = last - first
@@ -90,7 +114,13 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
         longest = 0
         for i in range(size):
             longest = max(longest, scratch[i])
-        end = first_end if longest == 1 else first_end + (longest - 1) * rest + residual * stalled((longest - 1) * step, law, gaps, clock)
+        end = (
+            first_end
+            if longest == 1
+            else first_end
+            + (longest - 1) * rest
+            + residual * stalled((longest - 1) * step, law, gaps, clock)
+        )
         for i in range(first, last):
             released_at[i] = end
         return end
@@ -108,7 +138,13 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
     now, done, at = first_end, 0, 0
     while at < size:
         steps = ordered[at] - done
-        now = first_end if steps == 1 else first_end + (steps - 1) * rest + residual * stalled((steps - 1) * step, law, gaps, clock)
+        now = (
+            first_end
+            if steps == 1
+            else first_end
+            + (steps - 1) * rest
+            + residual * stalled((steps - 1) * step, law, gaps, clock)
+        )
         done = ordered[at]
         while at < size and ordered[at] == done:
             ends[at] = now
@@ -117,7 +153,11 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
             break
         step = speed * (k3 * (size - at) + k4)
         rest = pace * step
-        first_end = now + (pace * (speed * (k1 * 0 + kp * 0)) + rest) + residual * stalled(step, law, gaps, clock)
+        first_end = (
+            now
+            + (pace * (speed * (k1 * 0 + kp * 0)) + rest)
+            + residual * stalled(step, law, gaps, clock)
+        )
     for i in range(first, last):
         released_at[i] = ends[np.searchsorted(ordered, lengths[i])]
     return now
@@ -125,7 +165,9 @@ def serve_batch(start, first, last, lengths, prompts, law, residual, padded, fir
 
 @njit(cache=True)
 def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, firsts, ends):  # type: ignore[no-untyped-def]
-    """One server, one request at a time, endless patience: the recursion start = max(arrival, end of the one before)."""
+    """One server, one request at a time, endless patience: the recursion start = max(arrival,
+    end of the one before).
+    """
     k1, k2, k3, k4, kp, speed, share, _, _ = law
     clock = np.zeros(2)
     has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
@@ -141,17 +183,37 @@ def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, first
         free = first_end + (lengths[i] - 1) * rest
         if share > 0:
             first_end += residual * stalled(setup + step, law, gaps[0], clock)
-            free = first_end + (lengths[i] - 1) * rest + residual * stalled((lengths[i] - 1) * step, law, gaps[0], clock)
+            free = (
+                first_end
+                + (lengths[i] - 1) * rest
+                + residual * stalled((lengths[i] - 1) * step, law, gaps[0], clock)
+            )
         starts[i] = start
         firsts[i] = first_end
         ends[i] = free
 
 
 @njit(cache=True)
-def run_padded(arrived_at, lengths, prompts, law, residuals, gaps, size_bound, wait_for, call_ends, dispatched_at, firsts, ends, sizes):  # type: ignore[no-untyped-def]
-    """One server, padded batches, endless patience, no max_wait: from batch to batch instead of from event to event.
+def run_padded(  # type: ignore[no-untyped-def]
+    arrived_at,
+    lengths,
+    prompts,
+    law,
+    residuals,
+    gaps,
+    size_bound,
+    wait_for,
+    call_ends,
+    dispatched_at,
+    firsts,
+    ends,
+    sizes,
+):
+    """One server, padded batches, endless patience, no max_wait: from batch to batch instead of
+    from event to event.
 
-    Writes of each request its dispatch, of each batch the end of its first step, its end and its size; returns how many there were.
+    Writes of each request its dispatch, of each batch the end of its first step, its end and its
+    size; returns how many there were.
     """
     n = len(arrived_at)
     k1, k2, k3, k4, kp, speed, share, _, pad = law
@@ -189,7 +251,11 @@ def run_padded(arrived_at, lengths, prompts, law, residuals, gaps, size_bound, w
         free = first_end + (longest - 1) * rest
         if share > 0:
             first_end += residual * stalled(setup + step, law, gaps[0], clock)
-            free = first_end + (longest - 1) * rest + residual * stalled((longest - 1) * step, law, gaps[0], clock)
+            free = (
+                first_end
+                + (longest - 1) * rest
+                + residual * stalled((longest - 1) * step, law, gaps[0], clock)
+            )
         firsts[batches] = first_end
         ends[batches] = free
         sizes[batches] = size
@@ -210,12 +276,34 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, gaps, servers, size_bound, wait_for, max_wait, padded, call_ends):  # type: ignore[no-untyped-def]
+def run_batches(  # type: ignore[no-untyped-def]
+    arrived_at,
+    lengths,
+    prompts,
+    deadlines,
+    law,
+    residuals,
+    gaps,
+    servers,
+    size_bound,
+    wait_for,
+    max_wait,
+    padded,
+    call_ends,
+):
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
     n = len(arrived_at)
-    dispatched_at, released_at, first_token_at = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    dispatched_at, released_at, first_token_at = (
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+    )
     free_at = np.full(n, np.nan)
-    batch, sizes, server_of = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int32), np.full(n, -1, dtype=np.int32)
+    batch, sizes, server_of = (
+        np.full(n, -1, dtype=np.int64),
+        np.zeros(n, dtype=np.int32),
+        np.full(n, -1, dtype=np.int32),
+    )
     ends = np.full(servers, np.inf)  # of the batch in service; infinite where the server is empty
     busy = np.zeros(servers, dtype=np.bool_)
     drawn = np.zeros(servers, dtype=np.int64)
@@ -259,7 +347,9 @@ def run_batches(arrived_at, lengths, prompts, deadlines, law, residuals, gaps, s
                 residual = residuals[free, drawn[free]]
                 drawn[free] += 1
             given = law, residual, padded, first_token_at, released_at, scratch
-            end = serve_batch(now, head, head + size, lengths, prompts, *given, gaps[free], clocks[free])
+            end = serve_batch(
+                now, head, head + size, lengths, prompts, *given, gaps[free], clocks[free]
+            )
             for i in range(head, head + size):
                 dispatched_at[i] = now
                 batch[i] = batches

@@ -34,7 +34,9 @@ class Started(Running):
 
 
 def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> float | None:
-    """The instant at which a fixed batch stopped waiting for company; None where nobody ever waits for it."""
+    """The instant at which a fixed batch stopped waiting for company; None where nobody ever
+    waits for it.
+    """
     if not isinstance(policy, Fixed):
         return None
     if len(taken) >= min(policy.batch_size, bound):
@@ -42,10 +44,16 @@ def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> f
     return min(now, taken[0].request.arrived_at + policy.max_wait)
 
 
-def ended(started: Started, outcome: Outcome, released_at: float | None, free_at: float | None) -> Record:
+def ended(
+    started: Started, outcome: Outcome, released_at: float | None, free_at: float | None
+) -> Record:
     """The record of a request that was dispatched."""
     request, batch, member = started.request, started.batch, started.member
-    forming = 0.0 if batch.formed_at is None or batch.formed_at < request.arrived_at else batch.formed_at - request.arrived_at
+    forming = (
+        0.0
+        if batch.formed_at is None or batch.formed_at < request.arrived_at
+        else batch.formed_at - request.arrived_at
+    )
     produced = min(member.produced, member.output_tokens)
     return Record(
         request_id=request.id,
@@ -72,7 +80,9 @@ def ended(started: Started, outcome: Outcome, released_at: float | None, free_at
 
 
 def lost(request: Request, outcome: Outcome, at: float, policy_text: str, epoch: int) -> Record:
-    """The record of a request that never started: it has waited until `at`, and has no queueing delay."""
+    """The record of a request that never started: it has waited until `at`, and has no queueing
+    delay.
+    """
     return Record(
         request_id=request.id,
         outcome=outcome,

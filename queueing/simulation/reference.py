@@ -1,11 +1,12 @@
 """Event-driven simulation: the same policy objects that drive the live gateway, on exact instants.
 
-The driver's clock is the instant of the event. Events at one instant come in this order: completions (by server), arrivals,
-cancellations, ends of patience, switches of policy, the timer of the last `WaitUntil`. After each the policy is asked,
-and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After
-a switch, a server that still holds work of the old policy is not offered to the new one until it is empty. The queue closes with the
-last arrival. A record's policy and epoch are those of its dispatch (of its end, where it never started). Chance enters
-through the residuals only: one generator per server.
+The driver's clock is the instant of the event. Events at one instant come in this order:
+completions (by server), arrivals, cancellations, ends of patience, switches of policy, the timer of
+the last `WaitUntil`. After each the policy is asked, and again at once after every `Dispatch`. The
+sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After a switch, a
+server that still holds work of the old policy is not offered to the new one until it is empty. The
+queue closes with the last arrival. A record's policy and epoch are those of its dispatch (of its
+end, where it never started). Chance enters through the residuals only: one generator per server.
 """
 
 from __future__ import annotations
@@ -49,11 +50,19 @@ def simulate_trace(
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
 ) -> list[Record]:
-    """What happens to the jobs (in order of arrival): one record each, in the order in which they end."""
+    """What happens to the jobs (in order of arrival): one record each, in the order in which
+    they end.
+    """
     if len(rngs) != servers:
-        raise SpecError(f"got {counted(len(rngs), 'generator')} for {counted(servers, 'server')}; expected one each")
+        raise SpecError(
+            f"got {counted(len(rngs), 'generator')} for {counted(servers, 'server')}; expected "
+            "one each"
+        )
     bounds = (max_batch_size, max_prompt_tokens, max_context_tokens)
-    engines = [_Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts)) for i in range(servers)]
+    engines = [
+        _Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts))
+        for i in range(servers)
+    ]
     driver = _Driver(policy, jobs, engines)
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
@@ -66,7 +75,9 @@ _CANCELLATION, _PATIENCE, _SWITCH = 1, 2, 3
 
 
 class _Engine:
-    """A server as the driver keeps it: what policies see of it, the process behind it, the batch on it."""
+    """A server as the driver keeps it: what policies see of it, the process behind it, the batch
+    on it.
+    """
 
     __slots__ = ("batch", "changes_at", "in_service", "policy", "process", "view")
 
@@ -99,7 +110,9 @@ class _Driver:
         jobs, engines, agenda = self.jobs, self.engines, self.agenda
         while True:
             engine = engines[0] if len(engines) == 1 else min(engines, key=_changes_at)
-            arrival = jobs[self.arrived].request.arrived_at if self.arrived < len(jobs) else math.inf
+            arrival = (
+                jobs[self.arrived].request.arrived_at if self.arrived < len(jobs) else math.inf
+            )
             planned = agenda[0][0] if agenda else math.inf
             now = min(engine.changes_at, arrival, planned, self.timer)
             if now == math.inf:
@@ -112,7 +125,9 @@ class _Driver:
                 self._carry_out(now)
             self._ask(now)
         if self.queue:
-            raise PredictionError(f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}")
+            raise PredictionError(
+                f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}"
+            )
         return self.records
 
     def _arrive(self) -> None:
@@ -123,13 +138,21 @@ class _Driver:
             self.queue.append(Waiting(request))
             if request.deadline < math.inf:
                 self.plan(request.deadline, _PATIENCE, request.id)
-            together = self.arrived < len(self.jobs) and _of_one_call(request, self.jobs[self.arrived].request)
+            together = self.arrived < len(self.jobs) and _of_one_call(
+                request, self.jobs[self.arrived].request
+            )
         if self.arrived == len(self.jobs):
             self._show()
 
     def _show(self) -> None:
-        """Renew what the policy sees: the views in it are live, only the offer of servers and `closing` change."""
-        offered = [engine.view for engine in self.engines if not engine.in_service or engine.policy is self.policy]
+        """Renew what the policy sees: the views in it are live, only the offer of servers and
+        `closing` change.
+        """
+        offered = [
+            engine.view
+            for engine in self.engines
+            if not engine.in_service or engine.policy is self.policy
+        ]
         self.withheld = len(offered) < len(self.engines)
         self.state = QueueState(self.queue, offered, {}, self.arrived == len(self.jobs))
 
@@ -139,7 +162,9 @@ class _Driver:
             if isinstance(decision, Dispatch):
                 self._dispatch(decision, now)
             elif isinstance(decision, Preempt):
-                raise PredictionError(f"policy {self.policy} preempts; the simulator has no engine that can")
+                raise PredictionError(
+                    f"policy {self.policy} preempts; the simulator has no engine that can"
+                )
             else:
                 self.timer = decision.deadline
                 return
@@ -173,7 +198,11 @@ class _Driver:
         engine.changes_at = self._next_change(engine)
 
     def _next_change(self, engine: _Engine) -> float:
-        return engine.process.next_step_at() if self.policy.wants_steps else engine.process.next_change_at()
+        return (
+            engine.process.next_step_at()
+            if self.policy.wants_steps
+            else engine.process.next_change_at()
+        )
 
     def _complete(self, engine: _Engine, now: float) -> None:
         for member in engine.process.advance(to_change=not self.policy.wants_steps):
@@ -199,7 +228,9 @@ class _Driver:
             for started in engine.in_service:
                 started.output_tokens_so_far = started.member.produced
 
-    def _leave(self, engine: _Engine, started: Started, released_at: float | None, free_at: float) -> None:
+    def _leave(
+        self, engine: _Engine, started: Started, released_at: float | None, free_at: float
+    ) -> None:
         engine.in_service.remove(started)
         del self.running[started.request.id]
         self.records.append(ended(started, "completed", released_at, free_at))
@@ -230,7 +261,10 @@ class _Driver:
 
 def _of_one_call(request: Request, following: Request) -> bool:
     """Whether both are sequences of one call, which arrive together."""
-    return following.arrived_at == request.arrived_at and call_of(request.id) == call_of(following.id) is not None
+    return (
+        following.arrived_at == request.arrived_at
+        and call_of(request.id) == call_of(following.id) is not None
+    )
 
 
 def _changes_at(engine: _Engine) -> float:

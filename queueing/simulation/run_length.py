@@ -1,17 +1,19 @@
 """How long a run has to be, told before it: the number of requests for a mean delay to +-10 %.
 
-The mean of n delays has variance sigma^2 / n for large n, sigma^2 = sum over all lags of their autocovariances. With w
-the mean delay, z the normal quantile and r the relative half width asked for,
+The mean of n delays has variance sigma^2 / n for large n, sigma^2 = sum over all lags of their
+autocovariances. With w the mean delay, z the normal quantile and r the relative half width asked
+for,
 
     n = ASSURANCE (z / q)^2 sigma^2 / w^2      and at least 450 memories, m = sigma^2 / Var W requests
 
-where q < r is the half width by the run's variance alone: what is printed is wider, as a lucky run underestimates both
-(queueing.measurement.mean_interval; q = 0.072 for r = 0.1, 0.121 for 0.2, 0.139 for 0.25). ASSURANCE = 2.4 pays for the estimate of that
-variance; with it nine runs of ten print +-r or better. The least length is what the interval itself needs to be trusted.
-The 5 % that warm-up may take are added.
+where q < r is the half width by the run's variance alone: what is printed is wider, as a lucky run
+underestimates both (queueing.measurement.mean_interval; q = 0.072 for r = 0.1, 0.121 for 0.2, 0.139
+for 0.25). ASSURANCE = 2.4 pays for the estimate of that variance; with it nine runs of ten print
++-r or better. The least length is what the interval itself needs to be trusted. The 5 % that
+warm-up may take are added.
 
-One request at a time (M/G/1), sigma^2 is exact (queueing.measurement.delay_variance). Any other queue is simulated for a second, and
-sigma^2 taken from 100 to 1,000 batch means of that pilot.
+One request at a time (M/G/1), sigma^2 is exact (queueing.measurement.delay_variance). Any other
+queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means of that pilot.
 
 >>> from policies import parse_policy
 >>> from queueing.distributions.token_distribution import parse_distribution
@@ -48,9 +50,15 @@ from queueing.simulation.experiment import simulate_run
 Quantity = Literal["queueing_delay", "sojourn_time"]
 
 ASSURANCE = 2.4
-PILOT, SLOW_PILOT, GENERIC_PILOT = 2_000_000, 500_000, 10_000  # requests; continuous engines; policy objects
+PILOT, SLOW_PILOT, GENERIC_PILOT = (
+    2_000_000,
+    500_000,
+    10_000,
+)  # requests; continuous engines; policy objects
 PILOT_BATCHES, BATCH_MEMORIES = 100, 30
-LEAST_MEMORIES = 450  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
+LEAST_MEMORIES = (
+    450  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
+)
 LEAST = 200  # requests
 
 
@@ -60,7 +68,9 @@ class RunLength:
 
     requests: int
     seconds: float
-    relative_half_width: float  # nine runs of ten print an interval of the mean no wider; less than asked where the least length binds
+    # nine runs of ten print an interval of the mean no wider; less than asked where the least
+    # length binds
+    relative_half_width: float
     confidence: float
     load: float
     quantity: Quantity
@@ -86,32 +96,64 @@ def advise(
 ) -> RunLength:
     """Requests for the mean of `quantity` to +-`relative`; `limits` are those of `Model.clipped`.
 
-    Without `quantity`: the queueing delay, of policies that join a running batch the sojourn. Raises SpecError, UnstableQueueError.
+    Without `quantity`: the queueing delay, of policies that join a running batch the sojourn.
+    Raises SpecError, UnstableQueueError.
     """
-    return advise_model(Model.clipped(policy, lengths, law, **limits), rate, relative=relative, confidence=confidence, quantity=quantity)
+    return advise_model(
+        Model.clipped(policy, lengths, law, **limits),
+        rate,
+        relative=relative,
+        confidence=confidence,
+        quantity=quantity,
+    )
 
 
 def advise_model(
-    model: Model, rate: float, *, relative: float = 0.1, confidence: float = 0.95, quantity: Quantity | None = None
+    model: Model,
+    rate: float,
+    *,
+    relative: float = 0.1,
+    confidence: float = 0.95,
+    quantity: Quantity | None = None,
 ) -> RunLength:
     """`advise` for a model that is put together already."""
     load = model.load(rate)
     if not 0 < relative <= TOO_WIDE:
-        raise SpecError(f"got relative={relative}; expected 0 < relative <= {TOO_WIDE}, beyond which a run counts as too short")
+        raise SpecError(
+            f"got relative={relative}; expected 0 < relative <= {TOO_WIDE}, beyond which a run "
+            "counts as too short"
+        )
     if not 0 < confidence < 1:
         raise SpecError(f"got confidence={confidence}; expected a number between 0 and 1")
     if load >= 1 and model.patience is None:
         raise UnstableQueueError(load)
-    chosen: Quantity = quantity or ("sojourn_time" if model.policy.joins_running else "queueing_delay")
+    chosen: Quantity = quantity or (
+        "sojourn_time" if model.policy.joins_running else "queueing_delay"
+    )
     found = _moments(model, rate, chosen)
     if not found.mean > 0:
-        raise SpecError(f"got load {load:.3g}, where no request waits in a {found.how}; expected a higher load, or the sojourn time")
+        raise SpecError(
+            f"got load {load:.3g}, where no request waits in a {found.how}; expected a higher "
+            "load, or the sojourn time"
+        )
     memory = found.asymptotic_variance / found.variance
-    needed = ASSURANCE * (normal(confidence) / plug_in(relative)) ** 2 * found.asymptotic_variance / found.mean**2
+    needed = (
+        ASSURANCE
+        * (normal(confidence) / plug_in(relative)) ** 2
+        * found.asymptotic_variance
+        / found.mean**2
+    )
     kept = max(LEAST, needed, LEAST_MEMORIES * memory)
     requests = math.ceil(kept / (1 - WARM_UP))
     return RunLength(
-        requests, requests / (rate * model.call_size), relative * math.sqrt(needed / kept), confidence, load, chosen, memory, found.how
+        requests,
+        requests / (rate * model.call_size),
+        relative * math.sqrt(needed / kept),
+        confidence,
+        load,
+        chosen,
+        memory,
+        found.how,
     )
 
 
@@ -119,26 +161,47 @@ def describe(advice: RunLength) -> str:
     """One line."""
     name, width = advice.quantity.replace("_", " "), 100 * advice.relative_half_width
     return (
-        f"load {advice.load:.2f}: {_rounded(advice.requests):,} requests ({rounded_duration(advice.seconds)}) for +-{width:.3g} % "
-        f"of the mean {name} in nine runs of ten ({advice.how})"
+        f"load {advice.load:.2f}: {_rounded(advice.requests):,} requests "
+        f"({rounded_duration(advice.seconds)}) for +-{width:.3g} % of the mean {name} in nine "
+        f"runs of ten ({advice.how})"
     )
 
 
 def advice_lines(
-    policy: Policy, loads: Iterable[float], lengths: TokenDistribution, law: LatencyModel, *, relative: float = 0.1, **limits: Any
+    policy: Policy,
+    loads: Iterable[float],
+    lengths: TokenDistribution,
+    law: LatencyModel,
+    *,
+    relative: float = 0.1,
+    **limits: Any,
 ) -> list[str]:
     """A line for each load."""
     model = Model.clipped(policy, lengths, law, **limits)
-    return [describe(advise_model(model, load * model.largest_stable_rate, relative=relative)) for load in loads]
+    return [
+        describe(advise_model(model, load * model.largest_stable_rate, relative=relative))
+        for load in loads
+    ]
 
 
 def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:
-    plain = isinstance(model.policy, Single) and model.servers == 1 and model.patience is None and model.sequences is None
-    return _exact(model, rate) if plain and quantity == "queueing_delay" else _pilot(model, rate, quantity)
+    plain = (
+        isinstance(model.policy, Single)
+        and model.servers == 1
+        and model.patience is None
+        and model.sequences is None
+    )
+    return (
+        _exact(model, rate)
+        if plain and quantity == "queueing_delay"
+        else _pilot(model, rate, quantity)
+    )
 
 
 def _exact(model: Model, rate: float) -> _Moments:
-    moments = mg1_delay_moments(rate, _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens)))
+    moments = mg1_delay_moments(
+        rate, _service_moments(ServiceTime.of(model.law, model.output_tokens, model.prompt_tokens))
+    )
     return _Moments(moments.mean, moments.variance, moments.asymptotic_variance, "exact")
 
 
@@ -154,13 +217,21 @@ def _service_moments(service: ServiceTime) -> list[float]:
 def _pilot(model: Model, rate: float, quantity: Quantity) -> _Moments:
     from queueing.simulation.fast import is_compiled  # noqa: PLC0415 - numba is loaded only where something is simulated
 
-    count = (SLOW_PILOT if model.policy.joins_running else PILOT) if is_compiled(model) else GENERIC_PILOT
+    count = (
+        (SLOW_PILOT if model.policy.joins_running else PILOT)
+        if is_compiled(model)
+        else GENERIC_PILOT
+    )
     run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(int(WARM_UP * count))
     values: FloatArray = getattr(run, quantity)[~run.lost]
     rough = batch_means_interval(values, batches=PILOT_BATCHES)
-    batches = int(min(max(values.size / (BATCH_MEMORIES * rough.memory), PILOT_BATCHES), 10 * PILOT_BATCHES))
+    batches = int(
+        min(max(values.size / (BATCH_MEMORIES * rough.memory), PILOT_BATCHES), 10 * PILOT_BATCHES)
+    )
     interval, variance = batch_means_interval(values, batches=batches), float(values.var())
-    return _Moments(interval.mean, variance, variance * interval.memory, f"pilot of {count:,} requests")
+    return _Moments(
+        interval.mean, variance, variance * interval.memory, f"pilot of {count:,} requests"
+    )
 
 
 def _rounded(count: int) -> int:

@@ -1,4 +1,6 @@
-"""Means, standard errors and quantiles of simulated runs: the error from the replications, of one run from 20 batch means."""
+"""Means, standard errors and quantiles of simulated runs: the error from the replications, of
+one run from 20 batch means.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
 
 
 def mean_of_runs(series: Sequence[Vector]) -> tuple[float | None, float | None]:
-    """Mean, and its standard error from the replications; of one run, from batch means of consecutive values."""
+    """Mean, and its standard error from the replications; of one run, from batch means of
+    consecutive values.
+    """
     values = np.concatenate(series)
     parts = series if len(series) > 1 else np.array_split(series[0], BATCH_MEANS)
     if not len(values) or any(len(part) == 0 for part in parts):

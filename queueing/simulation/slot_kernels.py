@@ -1,5 +1,5 @@
-"""The compiled replay of continuous batching (see queueing.simulation.kernels): c slots per server, step by step as `ServiceProcess`
-goes.
+"""The compiled replay of continuous batching (see queueing.simulation.kernels): c slots per server,
+step by step as `ServiceProcess` goes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def _step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _open(s, real, whole, active, pending, entry, prompts, law):  # type: ignore[no-untyped-def]
-    """Begin a new stretch where the composition changed or someone may enter now (ServiceProcess._open)."""
+    """Begin a new stretch where the composition changed or someone may enter now
+    (ServiceProcess._open).
+    """
     k1, _k2, k3, k4, kp, speed = law
     now = real[s, 0]
     if whole[s, 0] == 0:
@@ -86,14 +88,29 @@ def _target(s, real, whole, active, entry, left):  # type: ignore[no-untyped-def
 def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers, slots, call_ends):  # type: ignore[no-untyped-def]
     """Continuous batching, `slots` in service per server."""
     n = len(arrived_at)
-    dispatched_at, released_at, first_token_at = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    batch, sizes, server_of = np.full(n, -1, dtype=np.int64), np.zeros(n, dtype=np.int32), np.full(n, -1, dtype=np.int32)
+    dispatched_at, released_at, first_token_at = (
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+        np.full(n, np.nan),
+    )
+    batch, sizes, server_of = (
+        np.full(n, -1, dtype=np.int64),
+        np.zeros(n, dtype=np.int32),
+        np.full(n, -1, dtype=np.int32),
+    )
     left = lengths.copy()
-    real = np.full((servers, 4), -np.inf)  # end of the last step, start of the stretch, end of its first step, its other steps
+    real = np.full(
+        (servers, 4), -np.inf
+    )  # end of the last step, start of the stretch, end of its first step, its other steps
     real[:, 2:] = np.inf
-    whole = np.zeros((servers, 6), dtype=np.int64)  # active, pending, entered, their prompts, changed, steps done
+    whole = np.zeros(
+        (servers, 6), dtype=np.int64
+    )  # active, pending, entered, their prompts, changed, steps done
     whole[:, 4] = 1
-    active, pending = np.zeros((servers, slots), dtype=np.int64), np.zeros((servers, slots), dtype=np.int64)
+    active, pending = (
+        np.zeros((servers, slots), dtype=np.int64),
+        np.zeros((servers, slots), dtype=np.int64),
+    )
     entry = np.zeros((servers, slots))
     in_service = np.zeros(servers, dtype=np.int64)
     changes_at = np.full(servers, np.inf)
@@ -113,7 +130,20 @@ def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers,
         leaving = 0
         completed = changes_at[engine] == now
         if completed:
-            leaving = _advance(engine, real, whole, active, pending, entry, left, lengths, prompts, law, first_token_at, released_at)
+            leaving = _advance(
+                engine,
+                real,
+                whole,
+                active,
+                pending,
+                entry,
+                left,
+                lengths,
+                prompts,
+                law,
+                first_token_at,
+                released_at,
+            )
         elif arrival == now:
             tail = call_ends[tail] if has_calls else tail + 1
         else:
@@ -128,7 +158,11 @@ def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers,
                     changes_at[engine] = np.inf
                 else:
                     _open(engine, real, whole, active, pending, entry, prompts, law)
-                    changes_at[engine] = _instant(real[engine, 2], real[engine, 3], _target(engine, real, whole, active, entry, left))
+                    changes_at[engine] = _instant(
+                        real[engine, 2],
+                        real[engine, 3],
+                        _target(engine, real, whole, active, entry, left),
+                    )
             while head < tail:
                 best = 0
                 for s in range(1, servers):
@@ -149,14 +183,18 @@ def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers,
                 batches += 1
                 head += size
                 _open(best, real, whole, active, pending, entry, prompts, law)
-                changes_at[best] = _instant(real[best, 2], real[best, 3], _target(best, real, whole, active, entry, left))
+                changes_at[best] = _instant(
+                    real[best, 2], real[best, 3], _target(best, real, whole, active, entry, left)
+                )
             if leaving == 0 and not completed:
                 break
     return dispatched_at, released_at, first_token_at, released_at.copy(), batch, sizes, server_of
 
 
 @njit(cache=True)
-def _advance(s, real, whole, active, pending, entry, left, lengths, prompts, law, first_token_at, released_at):  # type: ignore[no-untyped-def]
+def _advance(  # type: ignore[no-untyped-def]
+    s, real, whole, active, pending, entry, left, lengths, prompts, law, first_token_at, released_at
+):
     """Complete the steps up to the next change; how many ended."""
     _open(s, real, whole, active, pending, entry, prompts, law)
     done = whole[s, 5]

@@ -1,7 +1,8 @@
-"""Disaggregated prefill and decode, simulated: the trace of `kendall simulate`, and the exact recursion of queueing.models.tandem on it.
+"""Disaggregated prefill and decode, simulated: the trace of `kendall simulate`, and the exact
+recursion of queueing.models.tandem on it.
 
-Service times are drawn from the law itself, not from the classes of queueing.latency.service_time: X ((1 - q) h + s K) at each station,
-with a residual and stalls of its own.
+Service times are drawn from the law itself, not from the classes of queueing.latency.service_time:
+X ((1 - q) h + s K) at each station, with a residual and stalls of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +31,17 @@ def simulate_tandem(
     warm_up: int,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
-    """Means with standard errors over one run for each of `streams`; the first `warm_up` requests of each are left out."""
+    """Means with standard errors over one run for each of `streams`; the first `warm_up`
+    requests of each are left out.
+    """
     runs = [_run(model, arrival_rate, num_requests, stream, warm_up) for stream in streams]
     delays, services = ([run[part] for run in runs] for part in (0, 1))
     total = summary_of_runs([delay.sum(axis=0) for delay in delays])
     first_tokens = [delay.sum(axis=0) + service[0] + step for delay, service, step in runs]
-    loads = [arrival_rate * float(np.mean([service[i].mean() for service in services])) for i in range(len(NAMES))]
+    loads = [
+        arrival_rate * float(np.mean([service[i].mean() for service in services]))
+        for i in range(len(NAMES))
+    ]
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -51,7 +57,12 @@ def simulate_tandem(
         time_to_first_token=summary_of_runs(first_tokens),
         assumptions=(*model.assumptions, *notes),
         stations=tuple(
-            Station(name, loads[i], _of_station(delays, i), Mean(*mean_of_runs([service[i] for service in services])))
+            Station(
+                name,
+                loads[i],
+                _of_station(delays, i),
+                Mean(*mean_of_runs([service[i] for service in services])),
+            )
             for i, name in enumerate(NAMES)
         ),
     )
@@ -62,12 +73,20 @@ def _of_station(runs: Sequence[Vector], station: int) -> Quantiles:
 
 
 def _run(
-    model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence, warm_up: int
+    model: Model,
+    arrival_rate: float,
+    num_requests: int,
+    stream: np.random.SeedSequence,
+    warm_up: int,
 ) -> tuple[Vector, Vector, Vector]:
-    """Delays and service times (stations x requests), and each request's first decode step; seconds."""
+    """Delays and service times (stations x requests), and each request's first decode step;
+    seconds.
+    """
     trace, law = draw_trace(model, arrival_rate, num_requests, stream), model.law
     rngs = trace.residuals[0].spawn(len(NAMES))
-    pace, prefill = _drawn(law, law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens), rngs[0])
+    pace, prefill = _drawn(
+        law, law.speed * (law.k1 + law.k2 + law.kp * trace.prompt_tokens), rngs[0]
+    )
     pace, decode = _drawn(law, law.step(1) * trace.output_tokens, rngs[1])
     services = np.array([prefill, decode])
     delays = tandem_path(trace.arrived_at, services)
@@ -75,7 +94,9 @@ def _run(
 
 
 def _drawn(law: LatencyModel, seconds: Vector, rng: np.random.Generator) -> tuple[Vector, Vector]:
-    """Residual and service time of each request: X and X ((1 - q) h + s K), K ~ Poisson(q h / s)."""
+    """Residual and service time of each request: X and X ((1 - q) h + s K), K ~ Poisson(q h /
+    s).
+    """
     residual = rng.gamma(law.cv**-2, law.cv**2, len(seconds)) if law.cv else np.ones(len(seconds))
     if not law.stall_share:
         return residual, residual * seconds

@@ -1,4 +1,6 @@
-"""The waiting queue as a policy sees it: a sequence, oldest first, from which a prefix is taken in constant time each."""
+"""The waiting queue as a policy sees it: a sequence, oldest first, from which a prefix is taken
+in constant time each.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from typing import overload
 from policies.core import Request, Waiting
 
 _COMPACT = 4096
-_TAKEN = Waiting(Request(id="", arrived_at=0.0, prompt_tokens=0, max_output_tokens=1))  # in place of those taken, which are not kept
+_TAKEN = Waiting(
+    Request(id="", arrived_at=0.0, prompt_tokens=0, max_output_tokens=1)
+)  # in place of those taken, which are not kept
 
 
 class WaitingQueue(Sequence[Waiting]):
-    """First come, first served. Slices copy only what they cover; nothing is copied to show the queue to a policy."""
+    """First come, first served. Slices copy only what they cover; nothing is copied to show the
+    queue to a policy.
+    """
 
     __slots__ = ("_head", "_items", "prompt_tokens")
 
@@ -34,7 +40,11 @@ class WaitingQueue(Sequence[Waiting]):
     def __getitem__(self, index: int | slice) -> Waiting | list[Waiting]:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
-            return self._items[self._head + start : self._head + stop : step] if step > 0 else self._items[self._head :][index]
+            return (
+                self._items[self._head + start : self._head + stop : step]
+                if step > 0
+                else self._items[self._head :][index]
+            )
         if not -len(self) <= index < len(self):
             raise IndexError(f"got index {index} in a queue of {len(self)}")
         return self._items[self._head + index if index >= 0 else index]
@@ -56,7 +66,9 @@ class WaitingQueue(Sequence[Waiting]):
         self.prompt_tokens += _prompt_tokens(waitings)
 
     def take(self, request_ids: Sequence[str]) -> list[Waiting]:
-        """Remove these, and return them in the order asked. Raises KeyError where one does not wait."""
+        """Remove these, and return them in the order asked. Raises KeyError where one does not
+        wait.
+        """
         end = self._head + len(request_ids)
         taken = self._items[self._head : end]
         if [waiting.request.id for waiting in taken] == list(request_ids):
@@ -80,8 +92,12 @@ class WaitingQueue(Sequence[Waiting]):
         return None
 
     def _compact(self) -> None:
-        """Close the gap of those taken: where nobody waits any more, else when they are many and more than those who wait."""
-        if self._head == len(self._items) or (self._head > _COMPACT and 2 * self._head > len(self._items)):
+        """Close the gap of those taken: where nobody waits any more, else when they are many and
+        more than those who wait.
+        """
+        if self._head == len(self._items) or (
+            self._head > _COMPACT and 2 * self._head > len(self._items)
+        ):
             del self._items[: self._head]
             self._head = 0
 

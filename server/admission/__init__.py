@@ -1,1 +1,3 @@
-"""What the gateway does when more comes in than it can serve: bounds, early refusals, honest waits, priorities, rate limits."""
+"""What the gateway does when more comes in than it can serve: bounds, early refusals, honest
+waits, priorities, rate limits.
+"""

@@ -1,8 +1,9 @@
 """Token buckets per API key: a rate that holds over time, and a burst that is forgiven.
 
-A bucket fills at `rate` up to `rate x burst` and starts full. Output tokens are not known when a request comes: its prompt is taken
-from the bucket when it is admitted, its answer when it has been given. The bucket may fall below zero by what was under way, and
-nothing more of that key is admitted until it is above zero again; the rate holds in the mean. A refused request takes nothing.
+A bucket fills at `rate` up to `rate x burst` and starts full. Output tokens are not known when a
+request comes: its prompt is taken from the bucket when it is admitted, its answer when it has been
+given. The bucket may fall below zero by what was under way, and nothing more of that key is
+admitted until it is above zero again; the rate holds in the mean. A refused request takes nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-MAX_KEYS = 4096  # buckets kept; the one that was used longest ago is forgotten first, and full again when its key returns
+# buckets kept; the one that was used longest ago is forgotten first, and full again when its key
+# returns
+MAX_KEYS = 4096
 
 
 @dataclass(slots=True)
@@ -43,7 +46,9 @@ class RateLimits:
     def __init__(self, requests: float | None, tokens: float | None, burst: float) -> None:
         self._rates = requests, tokens
         self._burst = burst
-        self._buckets: OrderedDict[str, tuple[TokenBucket | None, TokenBucket | None]] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[TokenBucket | None, TokenBucket | None]] = (
+            OrderedDict()
+        )
         self._owners: dict[str, str] = {}  # of the requests under way
 
     def seconds_until(self, key: str, now: float, sequences: int = 1) -> float:
@@ -77,7 +82,10 @@ class RateLimits:
         found = self._buckets.get(key)
         if found is None:
             requests, tokens = (
-                None if rate is None else TokenBucket(rate, rate * self._burst, rate * self._burst, now) for rate in self._rates
+                None
+                if rate is None
+                else TokenBucket(rate, rate * self._burst, rate * self._burst, now)
+                for rate in self._rates
             )
             found = self._buckets[key] = (requests, tokens)
             if len(self._buckets) > MAX_KEYS:

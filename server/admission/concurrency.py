@@ -1,14 +1,16 @@
-"""An adaptive bound on the requests in the system: additive increase, multiplicative decrease on the standing delay.
+"""An adaptive bound on the requests in the system: additive increase, multiplicative decrease on
+the standing delay.
 
-The rule is Chiu and Jain's (1989), which every TCP ends up at; what it reacts to is CoDel's (Nichols and Jacobson 2012): the least
-queueing delay of a window, because a queue that empties now and then is a buffer at work and one that never does only adds delay.
+The rule is Chiu and Jain's (1989), which every TCP ends up at; what it reacts to is CoDel's
+(Nichols and Jacobson 2012): the least queueing delay of a window, because a queue that empties now
+and then is a buffer at work and one that never does only adds delay.
 
     a window (two mean service times, at least 0.1 s) is over:
         least delay in it > one mean service time           limit <- max(floor, 0.9 limit)
         else, if the limit was met in it                    limit <- limit + 1
 
-The floor is what policy and engine can have in service and as much again: a smaller limit would starve batches (an outer limit below
-the batch size is the classic way never to fill one).
+The floor is what policy and engine can have in service and as much again: a smaller limit would
+starve batches (an outer limit below the batch size is the classic way never to fill one).
 """
 
 from __future__ import annotations
@@ -54,10 +56,16 @@ class AdaptiveLimit:
         """The mean service time."""
         if record.service_time is not None:
             mean = self.service_time
-            self.service_time = record.service_time if mean is None else mean + WEIGHT * (record.service_time - mean)
+            self.service_time = (
+                record.service_time
+                if mean is None
+                else mean + WEIGHT * (record.service_time - mean)
+            )
 
     def _judge(self, now: float) -> None:
-        if self.service_time is None or now - self._window_from < max(SHORTEST, 2 * self.service_time):
+        if self.service_time is None or now - self._window_from < max(
+            SHORTEST, 2 * self.service_time
+        ):
             return
         if self._least > self.service_time:
             self.limit = max(self._floor(), DECREASE * self.bound)

@@ -1,7 +1,9 @@
-"""Who may join the queue: every bound in one place, asked before a body is read and again when the call is known.
+"""Who may join the queue: every bound in one place, asked before a body is read and again when the
+call is known.
 
-What arrived and is refused is recorded (`rejected`), counted, and told how long the backlog needs. It is part of the offered arrivals
-(`/admin/state`, which audits the clients), not of the live model's: the queue that is predicted is the one of the admitted.
+What arrived and is refused is recorded (`rejected`), counted, and told how long the backlog needs.
+It is part of the offered arrivals (`/admin/state`, which audits the clients), not of the live
+model's: the queue that is predicted is the one of the admitted.
 """
 
 from __future__ import annotations
@@ -45,11 +47,33 @@ if TYPE_CHECKING:
     from server.queue.batcher import Batcher
     from server.queue.ticket import Ticket
 
-UNSERVED = ("shutting_down", "engine_unavailable")  # codes of the refusals of a gateway that serves nobody now; also their reasons
-EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)  # codes of refusals that are recorded before there are sequences
-REASONS = ("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo", *UNSERVED)  # of a refusal
+UNSERVED = (
+    "shutting_down",
+    "engine_unavailable",
+)  # codes of the refusals of a gateway that serves nobody now; also their reasons
+EARLY = (
+    *UNSERVED,
+    poison.CODE,
+    deadlines.WHOLE,
+    deadlines.FIRST_TOKEN,
+)  # codes of refusals that are recorded before there are sequences
+REASONS = (
+    "rate_limit",
+    "adaptive_concurrency",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+    "slo",
+    *UNSERVED,
+)  # of a refusal
 RELOADED = (  # settings that can change while the gateway serves
-    *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call", "overload_status", "slo", "priority_aging"),
+    *(
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_sequences_per_call",
+        "overload_status",
+        "slo",
+        "priority_aging",
+    ),
     *("rate_limit", "rate_limit_tokens", "rate_limit_burst"),
 )
 RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
@@ -69,9 +93,16 @@ class Overload:
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
-        self._turn = 0  # refusals since the last admission: the places that are promised to them already
+        self._turn = (
+            0  # refusals since the last admission: the places that are promised to them already
+        )
         self._stream_kind: Callable[..., Answer] = Answer
-        self._rejections = Counter("kendall_rejections", "Rejected requests, by reason", ["reason"], registry=gateway.metrics.registry)
+        self._rejections = Counter(
+            "kendall_rejections",
+            "Rejected requests, by reason",
+            ["reason"],
+            registry=gateway.metrics.registry,
+        )
 
     # its place in the gateway
 
@@ -83,14 +114,28 @@ class Overload:
     def observers(self) -> list[Observer]:
         """Itself. The engine is up; the batcher is not there yet."""
         gateway = self._gateway
-        gateway.metrics.gauge_of("queued_tokens", "Prompt tokens of the requests in the queue", lambda: gateway.batcher.waiting_tokens)
+        gateway.metrics.gauge_of(
+            "queued_tokens",
+            "Prompt tokens of the requests in the queue",
+            lambda: gateway.batcher.waiting_tokens,
+        )
         if self.settings.queue_events or self.settings.sse_keep_alive_interval:
-            places = Places(gateway, self.waits if self.settings.wait_estimates else None) if self.settings.queue_events else None
-            self._stream_kind = partial(QueueStream, places=places, keep_alive=self.settings.sse_keep_alive_interval or math.inf)
+            places = (
+                Places(gateway, self.waits if self.settings.wait_estimates else None)
+                if self.settings.queue_events
+                else None
+            )
+            self._stream_kind = partial(
+                QueueStream,
+                places=places,
+                keep_alive=self.settings.sse_keep_alive_interval or math.inf,
+            )
         if self.settings.adaptive_concurrency:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
             gateway.metrics.gauge_of(
-                "concurrency_limit", "Most sequences that --adaptive-concurrency admits, waiting and in service", self._concurrency
+                "concurrency_limit",
+                "Most sequences that --adaptive-concurrency admits, waiting and in service",
+                self._concurrency,
             )
         return [self]  # a rate may be limited later
 
@@ -131,7 +176,9 @@ class Overload:
             self.waits.begin_epoch()
 
     def change(self, settings: OverloadSettings) -> None:
-        """Other values of what is in `RELOADED`. Where a rate changed, every key begins with its burst."""
+        """Other values of what is in `RELOADED`. Where a rate changed, every key begins with its
+        burst.
+        """
         before, self.settings = self.settings, settings
         self.guarded = settings.bounded
         self._objectives = _objectives(settings)
@@ -152,19 +199,35 @@ class Overload:
         refused = self._refused(1, scope, None, self._objectives if by_place else ())
         if refused is None:
             return None
-        now, call_id, own_id = gateway.now(), gateway.next_call_id("refused"), asked_id(scope["headers"])
+        now, call_id, own_id = (
+            gateway.now(),
+            gateway.next_call_id("refused"),
+            asked_id(scope["headers"]),
+        )
         gateway.arrivals.saw(now, gateway.batcher.epoch, retry=is_retry(scope["headers"]))
-        self._record(refused, Record(request_id=call_id, client_request_id=own_id, outcome="rejected", arrived_at=now))
+        self._record(
+            refused,
+            Record(
+                request_id=call_id, client_request_id=own_id, outcome="rejected", arrived_at=now
+            ),
+        )
         return Refusal(refused, own_id or call_id)
 
     def demand(self, headers: Sequence[tuple[bytes, bytes]], call: Generation) -> Demand:
         """What the call asks of its wait. Raises ApiError 400."""
         if self.settings.priority_aging is not None and abs(call.priority) > MOST:
-            raise ApiError(400, "invalid_request", f"got priority {call.priority}; expected -{MOST} to {MOST}", param="priority")
+            raise ApiError(
+                400,
+                "invalid_request",
+                f"got priority {call.priority}; expected -{MOST} to {MOST}",
+                param="priority",
+            )
         return demand_of(headers, call.patience, self._gateway.patience)
 
     def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
-        """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be awaited before they are submitted."""
+        """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
+        awaited before they are submitted.
+        """
         if not self.guarded and demand.first_token is None:
             return
         refused = self._refused(len(works), scope, works[0].request, self._objectives_of(demand))
@@ -179,10 +242,17 @@ class Overload:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
 
     def unserved(
-        self, error: ApiError, ids: Sequence[str], client_request_id: str | None, *, arrived_at: float, received_at: float, retry: bool
+        self,
+        error: ApiError,
+        ids: Sequence[str],
+        client_request_id: str | None,
+        *,
+        arrived_at: float,
+        received_at: float,
+        retry: bool,
     ) -> None:
-        """Count and record the sequences of a call that came while the gateway drains, or without an engine; before the first one
-        serves there is no run file, and they are only counted.
+        """Count and record the sequences of a call that came while the gateway drains, or without
+        an engine; before the first one serves there is no run file, and they are only counted.
         """
         gateway = self._gateway
         self._count(error.code, len(ids))
@@ -199,7 +269,9 @@ class Overload:
             if gateway.started:
                 self._record(error, record)
             else:
-                gateway.metrics.on_record(msgspec.structs.replace(record, policy=gateway.policy_text))
+                gateway.metrics.on_record(
+                    msgspec.structs.replace(record, policy=gateway.policy_text)
+                )
 
     def state(self) -> dict[str, Any]:
         """For `/admin/state`: what is asked for, what holds now, where waits come from."""
@@ -220,9 +292,16 @@ class Overload:
         """The error of one that had arrived and was lost."""
         if code != "queue_timeout":
             return loss_error(code, message)
-        place = max(0, self._gateway.batcher.queue_length - 1)  # it is in the queue still, and would come back to one without it
+        place = max(
+            0, self._gateway.batcher.queue_length - 1
+        )  # it is in the queue still, and would come back to one without it
         wait = None if self.waits is None else self.waits.wait(place)
-        return self._error(code, message, None if wait is None else wait.mean, wait=None if wait is None else wait.mean)
+        return self._error(
+            code,
+            message,
+            None if wait is None else wait.mean,
+            wait=None if wait is None else wait.mean,
+        )
 
     def rejections(self) -> dict[str, float]:
         """Requests refused since the start, by reason."""
@@ -235,13 +314,23 @@ class Overload:
         if demand.first_token is None:
             return self._objectives
         service = 0.0 if self.waits is None else self.waits.first_token()
-        return (*self._objectives, Objective.of_first_token(demand.first_token, service, self._level))
+        return (
+            *self._objectives,
+            Objective.of_first_token(demand.first_token, service, self._level),
+        )
 
-    def _refused(self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]) -> ApiError | None:
+    def _refused(
+        self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]
+    ) -> ApiError | None:
         batcher = self._gateway.batcher
-        too_fast = None if self._rates is None else self._too_fast(sequences, self._rates, caller_of(scope))
+        too_fast = (
+            None
+            if self._rates is None
+            else self._too_fast(sequences, self._rates, caller_of(scope))
+        )
         refused = too_fast or self._full(sequences, batcher)
-        # an idle gateway admits one call whatever is predicted: only a service can correct a prediction that is too long
+        # an idle gateway admits one call whatever is predicted: only a service can correct a
+        # prediction that is too long
         if refused is not None or not objectives or self.waits is None or not batcher.unanswered:
             return refused
         return self._too_late(sequences, request, objectives, self.waits)
@@ -251,7 +340,12 @@ class Overload:
         if seconds <= 0:
             return None
         self._count("rate_limit", sequences)
-        return ApiError(429, "rate_limit_exceeded", "this API key exceeds its rate limit; retry later", retry_after=seconds)
+        return ApiError(
+            429,
+            "rate_limit_exceeded",
+            "this API key exceeds its rate limit; retry later",
+            retry_after=seconds,
+        )
 
     def _full(self, sequences: int, batcher: Batcher) -> ApiError | None:
         settings = self.settings
@@ -260,20 +354,36 @@ class Overload:
             if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
                 self._adaptive.refused()
                 return self._queue_full(
-                    "adaptive_concurrency", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
+                    "adaptive_concurrency",
+                    sequences,
+                    f"{counted(batcher.unanswered, 'request')} in the system",
+                    self._gone(over),
                 )
         if settings.max_num_queued_reqs is not None:
             over = batcher.unanswered + sequences - settings.max_num_queued_reqs
             if over > 0:
                 return self._queue_full(
-                    "max_num_queued_reqs", sequences, f"{counted(batcher.unanswered, 'request')} in the system", self._gone(over)
+                    "max_num_queued_reqs",
+                    sequences,
+                    f"{counted(batcher.unanswered, 'request')} in the system",
+                    self._gone(over),
                 )
-        if settings.max_num_queued_tokens is not None and batcher.waiting_tokens >= settings.max_num_queued_tokens:
+        if (
+            settings.max_num_queued_tokens is not None
+            and batcher.waiting_tokens >= settings.max_num_queued_tokens
+        ):
             after = self._until_fewer_tokens(settings.max_num_queued_tokens)
-            return self._queue_full("max_num_queued_tokens", sequences, f"{counted(batcher.waiting_tokens, 'prompt token')} waiting", after)
+            return self._queue_full(
+                "max_num_queued_tokens",
+                sequences,
+                f"{counted(batcher.waiting_tokens, 'prompt token')} waiting",
+                after,
+            )
         return None
 
-    def _too_late(self, sequences: int, request: Request | None, objectives: Sequence[Objective], waits: Waits) -> ApiError | None:
+    def _too_late(
+        self, sequences: int, request: Request | None, objectives: Sequence[Objective], waits: Waits
+    ) -> ApiError | None:
         batcher = self._gateway.batcher
         place = batcher.queue_length if request is None else batcher.place_of(request)
         wait = waits.wait(place + sequences - 1, joining=sequences)
@@ -285,13 +395,24 @@ class Overload:
         self._count("slo", sequences)
         idle = waits.until_idle()
         after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
-        return self._error("slo_unattainable", missed.refusal(wait), after, place=place, wait=wait.mean, param=missed.param)
+        return self._error(
+            "slo_unattainable",
+            missed.refusal(wait),
+            after,
+            place=place,
+            wait=wait.mean,
+            param=missed.param,
+        )
 
     def _concurrency(self) -> float:
         return math.inf if self._adaptive is None else self._adaptive.bound
 
     def _floor(self) -> int:
-        return 2 * self._gateway.effective_max_batch_size() * self._gateway.batcher.capabilities.servers
+        return (
+            2
+            * self._gateway.effective_max_batch_size()
+            * self._gateway.batcher.capabilities.servers
+        )
 
     # what a refusal says
 
@@ -300,11 +421,22 @@ class Overload:
         batcher = self._gateway.batcher
         wait = None if self.waits is None else self.waits.wait(batcher.queue_length, joining=1)
         return self._error(
-            "queue_full", f"{why}; the gateway accepts no more now", after, place=batcher.queue_length, wait=wait.mean if wait else None
+            "queue_full",
+            f"{why}; the gateway accepts no more now",
+            after,
+            place=batcher.queue_length,
+            wait=wait.mean if wait else None,
         )
 
     def _error(
-        self, code: str, message: str, after: float | None, *, place: int | None = None, wait: float | None = None, param: str | None = None
+        self,
+        code: str,
+        message: str,
+        after: float | None,
+        *,
+        place: int | None = None,
+        wait: float | None = None,
+        param: str | None = None,
     ) -> ApiError:
         details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}
         if place is not None:
@@ -312,10 +444,18 @@ class Overload:
         if wait is not None and math.isfinite(wait) and self.settings.wait_estimates:
             details["predicted_wait_ms"] = round(wait * 1e3, 3)
         known = after if after is not None and math.isfinite(after) else None
-        return ApiError(self.settings.overload_status, code, message, param=param, retry_after=known, details=details)
+        return ApiError(
+            self.settings.overload_status,
+            code,
+            message,
+            param=param,
+            retry_after=known,
+            details=details,
+        )
 
     def _gone(self, count: float) -> float | None:
-        """Until there is a place for this one beside those refused before it, or they would all come back at the same instant.
+        """Until there is a place for this one beside those refused before it, or they would all
+        come back at the same instant.
 
         The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
         """
@@ -325,7 +465,10 @@ class Overload:
     def _until_fewer_tokens(self, bound: int) -> float | None:
         """Until the queue's prompts are below the bound, were they all of its mean length."""
         batcher = self._gateway.batcher
-        leave = math.ceil((batcher.waiting_tokens - bound + 1) / (batcher.waiting_tokens / max(1, batcher.queue_length)))
+        leave = math.ceil(
+            (batcher.waiting_tokens - bound + 1)
+            / (batcher.waiting_tokens / max(1, batcher.queue_length))
+        )
         wait = None if self.waits is None else self.waits.wait(max(0, leave - 1))
         return None if wait is None else wait.mean
 
@@ -335,7 +478,11 @@ class Overload:
 
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher
-        batcher.turn_away(msgspec.structs.replace(record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code))
+        batcher.turn_away(
+            msgspec.structs.replace(
+                record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code
+            )
+        )
 
 
 def _rate_limits(settings: OverloadSettings) -> RateLimits | None:

@@ -1,7 +1,8 @@
 """What one call asks of its own wait: how long it has patience, and when it wants its first token.
 
-`x-llm-d-inference-ttl` is llm-d's (a Go duration such as `1500ms`; a plain number is seconds), `x-llm-d-slo-ttft-ms` too. As there, a
-call may have less patience than the server's default, not more.
+`x-llm-d-inference-ttl` is llm-d's (a Go duration such as `1500ms`; a plain number is seconds),
+`x-llm-d-slo-ttft-ms` too. As there, a call may have less patience than the server's default, not
+more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Demand:
 NOTHING = Demand()
 
 
-def demand_of(headers: Sequence[tuple[bytes, bytes]], patience: float | None, default: float | None) -> Demand:
+def demand_of(
+    headers: Sequence[tuple[bytes, bytes]], patience: float | None, default: float | None
+) -> Demand:
     """By the headers, the body's `patience` and the server's `default`. Raises ApiError 400."""
     asked = patience
     first_token = None
@@ -78,4 +81,6 @@ def _number(text: str) -> float:
 
 def _refused(header: bytes, text: str, expected: str) -> ApiError:
     name = header.decode()
-    return ApiError(400, "invalid_request", f"got {name}: {text[:80]!r}; expected {expected}", param=name)
+    return ApiError(
+        400, "invalid_request", f"got {name}: {text[:80]!r}; expected {expected}", param=name
+    )

@@ -1,8 +1,9 @@
-"""Files that the process may have open: each connection takes two (`server.http.receiving`), and the usual soft limit of 1024 is soon met.
+"""Files that the process may have open: each connection takes two (`server.http.receiving`), and
+the usual soft limit of 1024 is soon met.
 
-The kernel gives the lowest free number: a connection's own number says how many are taken, by whomever. The last numbers below the
-limit are kept for probes (`/health`, `/ready`, `/metrics`), and the very last for what the gateway opens itself: a restarted engine's
-sockets, for example.
+The kernel gives the lowest free number: a connection's own number says how many are taken, by
+whomever. The last numbers below the limit are kept for probes (`/health`, `/ready`, `/metrics`),
+and the very last for what the gateway opens itself: a restarted engine's sockets, for example.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ OWN = 16  # of these, numbers that no connection gets
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 LOG_EVERY = 10.0  # seconds between two lines about refused connections
 Place = Literal["any", "probes", "address", "descriptors"]
-_STATUS_LINES = {429: b"HTTP/1.1 429 Too Many Requests\r\n", 503: b"HTTP/1.1 503 Service Unavailable\r\n"}
+_STATUS_LINES = {
+    429: b"HTTP/1.1 429 Too Many Requests\r\n",
+    503: b"HTTP/1.1 503 Service Unavailable\r\n",
+}
 
 
 def raise_descriptor_limit() -> None:
@@ -47,7 +51,12 @@ def raise_descriptor_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        log.warning("cannot raise the limit on open files above %d (%s): enough for %d connections", soft, error, soft // 2)
+        log.warning(
+            "cannot raise the limit on open files above %d (%s): enough for %d connections",
+            soft,
+            error,
+            soft // 2,
+        )
 
 
 def descriptor_limit() -> float:
@@ -61,11 +70,18 @@ def descriptor_limit() -> float:
 
 
 class Room:
-    """Admits the connections of one server, by their descriptors and, if asked for, by their number for each address."""
+    """Admits the connections of one server, by their descriptors and, if asked for, by their
+    number for each address.
+    """
 
     longest_probe = 2.0  # seconds that a connection in the room for probes may be idle
 
-    def __init__(self, registry: CollectorRegistry, most_per_address: int | None = None, limit: float | None = None) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        most_per_address: int | None = None,
+        limit: float | None = None,
+    ) -> None:
         self._limit = descriptor_limit() if limit is None else limit
         self._most = most_per_address
         self._of_address: Counter[str] = Counter()
@@ -74,13 +90,18 @@ class Room:
         self._told_at: dict[Place, float] = {}
         self._refused = prometheus_client.Counter(
             "kendall_refused_connections",
-            "Connections refused, by reason: descriptors (the limit on open files is near), address (--max-connections-per-address)",
+            (
+                "Connections refused, by reason: descriptors (the limit on open files is near), "
+                "address (--max-connections-per-address)"
+            ),
             ["reason"],
             registry=registry,
         )
         for reason in ("descriptors", "address"):
             self._refused.labels(reason)
-        Gauge("kendall_connections", "Open client connections", registry=registry).set_function(lambda: self._open)
+        Gauge("kendall_connections", "Open client connections", registry=registry).set_function(
+            lambda: self._open
+        )
 
     def enter(self, descriptor: int, client: tuple[str, int] | None) -> Place:
         """Where a new connection belongs; `leave` follows in any case."""
@@ -88,10 +109,16 @@ class Room:
         if client is not None and self._most is not None:
             self._of_address[client[0]] += 1
             if self._of_address[client[0]] > self._most:
-                return self._refuse("address", f"one address has more than --max-connections-per-address {self._most}")
+                return self._refuse(
+                    "address",
+                    f"one address has more than --max-connections-per-address {self._most}",
+                )
         if descriptor < self._limit - KEPT:
             return "any"
-        self._refuse("descriptors", f"{self._open} are open, near the limit of {self._limit:g} open files (ulimit -n)")
+        self._refuse(
+            "descriptors",
+            f"{self._open} are open, near the limit of {self._limit:g} open files (ulimit -n)",
+        )
         return "probes" if descriptor < self._limit - OWN else "descriptors"
 
     def leave(self, client: tuple[str, int] | None) -> None:
@@ -106,12 +133,18 @@ class Room:
         """The answer to a connection beyond the limit; the connection is then closed."""
         error = _error(place)
         body = json.dumps(error.body()).encode()
-        headers = error.headers() | {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers = error.headers() | {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        }
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return _STATUS_LINES[error.status] + lines.encode() + b"\r\n" + body
 
     def probes_only(self, app: ASGIApp) -> ASGIApp:
-        """The application for a connection in the room for probes: one answer each, and none to a call."""
+        """The application for a connection in the room for probes: one answer each, and none to
+        a call.
+        """
 
         async def probed(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http" and scope["path"] not in PROBES:
@@ -133,14 +166,22 @@ class Room:
 
 def _error(place: Place) -> ApiError:
     if place == "address":
-        return ApiError(429, "too_many_connections", "got too many connections from this address; close some, or use them again")
-    return ApiError(503, "too_many_connections", "the gateway has no room for another connection; retry later")
+        return ApiError(
+            429,
+            "too_many_connections",
+            "got too many connections from this address; close some, or use them again",
+        )
+    return ApiError(
+        503, "too_many_connections", "the gateway has no room for another connection; retry later"
+    )
 
 
 def _closing(send: Send) -> Send:
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = [header for header in message.get("headers", ()) if header[0] != b"connection"]
+            headers = [
+                header for header in message.get("headers", ()) if header[0] != b"connection"
+            ]
             message = {**message, "headers": [*headers, (b"connection", b"close")]}
         await send(message)
 

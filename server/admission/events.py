@@ -1,11 +1,13 @@
-"""A stream that speaks while it waits: its headers leave before its dispatch, and SSE comments tell where it stands.
+"""A stream that speaks while it waits: its headers leave before its dispatch, and SSE comments tell
+where it stands.
 
     : queue {"queue_position":3,"predicted_wait_ms":1250.0}      at once, and each second
     : queue {"queueing_delay_ms":1311.5}                          at its dispatch
     : keep-alive                                                  after `--sse-keep-alive-interval` seconds without a byte
 
-Clients ignore comments; proxies count them as bytes. Without `--queue-events` the headers wait for the dispatch, or for the first
-keep-alive, whichever is sooner. Once they have left, a loss can only be told in the stream.
+Clients ignore comments; proxies count them as bytes. Without `--queue-events` the headers wait for
+the dispatch, or for the first keep-alive, whichever is sooner. Once they have left, a loss can only
+be told in the stream.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ Told = Callable[[int, float | None], None]
 
 
 class Places:
-    """Tells those who listen where they stand: one walk through the queue a second, however many listen."""
+    """Tells those who listen where they stand: one walk through the queue a second, however many
+    listen.
+    """
 
     def __init__(self, gateway: Gateway, waits: Waits | None) -> None:
         self._gateway = gateway
@@ -109,14 +113,18 @@ class QueueStream(Answer):
     async def _until(self, condition: Callable[[], object]) -> None:
         while not (condition() or self._gone or self.error):
             try:
-                async with asyncio.timeout(None if math.isinf(self._keep_alive) else self._keep_alive):
+                async with asyncio.timeout(
+                    None if math.isinf(self._keep_alive) else self._keep_alive
+                ):
                     await self._next_change()
             except TimeoutError:
                 await self._begin()
                 await self._say(KEEP_ALIVE)
 
     def _on_place(self, place: int, wait: float | None) -> None:
-        known = {} if wait is None or math.isinf(wait) else {"predicted_wait_ms": round(wait * 1e3, 3)}
+        known = (
+            {} if wait is None or math.isinf(wait) else {"predicted_wait_ms": round(wait * 1e3, 3)}
+        )
         self._news = _comment(queue_position=place, **known)
         self.wake()
 

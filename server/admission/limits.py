@@ -1,4 +1,6 @@
-"""What an operator may say about overload: one frozen object. Two bounds hold by default: on the queue, and on the size of one call."""
+"""What an operator may say about overload: one frozen object. Two bounds hold by default: on the
+queue, and on the size of one call.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,12 @@ from policies.durations import parse_duration
 from policies.text import SpecError
 from server.errors import ApiError
 
-MAX_QUEUED = 8192  # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays below 150 MiB
-MAX_SEQUENCES = 256  # of one call: n is at most 128, and building a sequence takes some 10 us of the event loop
+# sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
+# below 150 MiB
+MAX_QUEUED = 8192
+MAX_SEQUENCES = (
+    256  # of one call: n is at most 128, and building a sequence takes some 10 us of the event loop
+)
 _POSITIVE = (
     *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call"),
     *("rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging"),
@@ -31,18 +37,27 @@ class DelayTarget:
 class OverloadSettings:
     """Flags of `kendall serve`; seconds, requests and tokens. Raises SpecError."""
 
-    max_num_queued_reqs: int | None = MAX_QUEUED  # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
+    max_num_queued_reqs: int | None = (
+        # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
+        MAX_QUEUED
+    )
     max_sequences_per_call: int = MAX_SEQUENCES  # prompts x n
-    max_num_queued_tokens: int | None = None  # prompt tokens that wait; at or above it nothing more is taken
+    max_num_queued_tokens: int | None = (
+        None  # prompt tokens that wait; at or above it nothing more is taken
+    )
     overload_status: int = 429  # of queue_full, slo_unattainable and queue_timeout
     slo: str | None = None  # admit while the model says it holds, for example p99_queueing_delay=2s
     queue_events: bool = False  # a stream's headers leave at once, and comments tell its place
-    sse_keep_alive_interval: float = 0.0  # seconds without a byte after which a stream gets a comment; 0: none
+    sse_keep_alive_interval: float = (
+        0.0  # seconds without a byte after which a stream gets a comment; 0: none
+    )
     adaptive_concurrency: bool = False
     rate_limit: float | None = None  # requests per second of one API key
     rate_limit_tokens: float | None = None  # prompt and output tokens per second of one API key
     rate_limit_burst: float = 10.0  # seconds of either rate that may come at once
-    priority_aging: float | None = None  # seconds of waiting that are worth one level; None: priorities are not looked at
+    priority_aging: float | None = (
+        None  # seconds of waiting that are worth one level; None: priorities are not looked at
+    )
     wait_estimates: bool = True  # place and predicted wait in headers, error bodies and metrics
 
     def __post_init__(self) -> None:
@@ -51,12 +66,19 @@ class OverloadSettings:
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise SpecError(f"got --{name.replace('_', '-')} {value}; expected a number > 0, or leave it out")
+                raise SpecError(
+                    f"got --{name.replace('_', '-')} {value}; expected a number > 0, or leave it "
+                    "out"
+                )
         if not 0 <= self.sse_keep_alive_interval < math.inf:
-            raise SpecError(f"got --sse-keep-alive-interval {self.sse_keep_alive_interval}; expected seconds >= 0, 0 for none")
+            raise SpecError(
+                f"got --sse-keep-alive-interval {self.sse_keep_alive_interval}; expected seconds "
+                ">= 0, 0 for none"
+            )
         if self.rate_limit is not None and self.rate_limit * self.rate_limit_burst < 1:
             raise SpecError(
-                f"got a burst of {self.rate_limit * self.rate_limit_burst:g} requests; expected --rate-limit-burst of at least one"
+                f"got a burst of {self.rate_limit * self.rate_limit_burst:g} requests; expected "
+                "--rate-limit-burst of at least one"
             )
         if self.slo is not None:
             delay_target(self.slo)
@@ -64,24 +86,38 @@ class OverloadSettings:
     @property
     def bounded(self) -> bool:
         """Whether anything here can refuse a request."""
-        bounds = (self.max_num_queued_reqs, self.max_num_queued_tokens, self.slo, self.rate_limit, self.rate_limit_tokens)
+        bounds = (
+            self.max_num_queued_reqs,
+            self.max_num_queued_tokens,
+            self.slo,
+            self.rate_limit,
+            self.rate_limit_tokens,
+        )
         return self.adaptive_concurrency or any(bound is not None for bound in bounds)
 
 
 def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> None:
-    """Raises ApiError 400: a call of so many sequences is never admitted, so that a later attempt is useless."""
+    """Raises ApiError 400: a call of so many sequences is never admitted, so that a later
+    attempt is useless.
+    """
     most, option = settings.max_sequences_per_call, "--max-sequences-per-call"
     if settings.max_num_queued_reqs is not None and settings.max_num_queued_reqs < most:
         most, option = settings.max_num_queued_reqs, "--max-num-queued-reqs"
     if sequences > most:
-        message = f"got a call of {sequences} sequences (prompts x n); expected at most {most} ({option} of this gateway): split the call"
+        message = (
+            f"got a call of {sequences} sequences (prompts x n); expected at most {most} "
+            f"({option} of this gateway): split the call"
+        )
         raise ApiError(400, "too_many_sequences", message, param=param)
 
 
 def delay_target(text: str) -> DelayTarget:
     """`p99_queueing_delay=2s`, or the mean. Raises SpecError."""
     match = _TARGET.fullmatch(text.strip())
-    form = "pNN_queueing_delay=DURATION or mean_queueing_delay=DURATION, for example p99_queueing_delay=2s"
+    form = (
+        "pNN_queueing_delay=DURATION or mean_queueing_delay=DURATION, for example "
+        "p99_queueing_delay=2s"
+    )
     if match is None:
         raise SpecError(f"got --slo {text!r}; expected {form}")
     try:

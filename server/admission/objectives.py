@@ -1,9 +1,11 @@
-"""What admission must keep for one call: the operator's `--slo` on the queueing delay, and the call's own limit on its time to first token.
+"""What admission must keep for one call: the operator's `--slo` on the queueing delay, and the
+call's own limit on its time to first token.
 
     time to first token = queueing delay + time from the dispatch to the first token
 
-The second term is a mean (`Waits.first_token`), the first a distribution, so the call's limit becomes one on the queueing delay, at the
-same level. It is negative where even an empty queue is too slow; only a call that finds the gateway idle is admitted then.
+The second term is a mean (`Waits.first_token`), the first a distribution, so the call's limit
+becomes one on the queueing delay, at the same level. It is negative where even an empty queue is
+too slow; only a call that finds the gateway idle is admitted then.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from server.admission.limits import DelayTarget
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on the queueing delay, and the time to first token that it comes from, seconds; None: from `--slo`."""
+    """A bound on the queueing delay, and the time to first token that it comes from, seconds;
+    None: from `--slo`.
+    """
 
     delay: DelayTarget
     first_token: float | None = None
@@ -41,18 +45,28 @@ class Objective:
         return wait.within(self.delay.seconds) >= self.delay.level
 
     def seconds_until_kept(self, wait: Waiting) -> float:
-        """Until the wait has become short enough; infinite where no wait at all would still be too long."""
-        return math.inf if self.delay.seconds < 0 else max(0.0, self._at_level(wait) - self.delay.seconds)
+        """Until the wait has become short enough; infinite where no wait at all would still be
+        too long.
+        """
+        return (
+            math.inf
+            if self.delay.seconds < 0
+            else max(0.0, self._at_level(wait) - self.delay.seconds)
+        )
 
     def refusal(self, wait: Waiting) -> str:
         """One line: got, expected."""
         if self.first_token is None:
-            return f"the predicted mean wait is {wait.mean:.3g} s; a wait of {self.delay.seconds:.3g} s cannot be kept"
+            return (
+                f"the predicted mean wait is {wait.mean:.3g} s; a wait of "
+                f"{self.delay.seconds:.3g} s cannot be kept"
+            )
         queue = self._at_level(wait)
         level = "mean" if self.delay.level is None else f"p{100 * self.delay.level:g}"
         return (
-            f"the predicted {level} of the time to first token is {queue + self.service:.3g} s ({queue:.3g} s in the queue, "
-            f"{self.service:.3g} s in service); expected at most {self.first_token:.3g} s: retry later, or allow more"
+            f"the predicted {level} of the time to first token is {queue + self.service:.3g} s "
+            f"({queue:.3g} s in the queue, {self.service:.3g} s in service); expected at most "
+            f"{self.first_token:.3g} s: retry later, or allow more"
         )
 
     def _at_level(self, wait: Waiting) -> float:

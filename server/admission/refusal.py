@@ -1,8 +1,10 @@
-"""An answer to a call whose body has not been read: at once, and without leaving the connection in disorder.
+"""An answer to a call whose body has not been read: at once, and without leaving the connection in
+disorder.
 
-The refusal is written first. Then what the client is still sending is read and thrown away, so that the connection can carry the next
-call; where that would be too much, or the client waits for leave to send (`Expect: 100-continue`), the connection is closed, after a
-while in which the refusal can be read: a close with unread bytes would be a reset, which takes the refusal away from the client.
+The refusal is written first. Then what the client is still sending is read and thrown away, so that
+the connection can carry the next call; where that would be too much, or the client waits for leave
+to send (`Expect: 100-continue`), the connection is closed, after a while in which the refusal can
+be read: a close with unread bytes would be a reset, which takes the refusal away from the client.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from server.errors import ApiError
 MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
 MOST_SECONDS = 5.0  # that a client may take over them
 LINGER = 1.0  # seconds before a close
-LINGER_BYTES = 16 << 20  # that are read meanwhile: a client that sends more is left to wait for the close
+LINGER_BYTES = (
+    16 << 20
+)  # that are read meanwhile: a client that sends more is left to wait for the close
 
 
 class Refusal(JSONResponse):
@@ -36,12 +40,18 @@ class Refusal(JSONResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         if length != 0 and not expects:
-            await (_pass(receive, MOST_BYTES, MOST_SECONDS) if keeps else _pass(receive, LINGER_BYTES, LINGER))
+            await (
+                _pass(receive, MOST_BYTES, MOST_SECONDS)
+                if keeps
+                else _pass(receive, LINGER_BYTES, LINGER)
+            )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _announced(scope: Scope) -> tuple[int | None, bool]:
-    """The body's length, None where only its end will tell, and whether the client waits for leave to send it."""
+    """The body's length, None where only its end will tell, and whether the client waits for
+    leave to send it.
+    """
     length: int | None = 0
     expects = False
     for name, value in scope["headers"]:
@@ -55,7 +65,9 @@ def _announced(scope: Scope) -> tuple[int | None, bool]:
 
 
 async def _pass(receive: Receive, most: int, seconds: float) -> None:
-    """Read to the end of the body, but no more than `most` bytes, for at most so long, or until the client is gone; nothing is kept."""
+    """Read to the end of the body, but no more than `most` bytes, for at most so long, or until
+    the client is gone; nothing is kept.
+    """
     try:
         async with asyncio.timeout(seconds):
             while most > 0:

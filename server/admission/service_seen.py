@@ -1,10 +1,13 @@
-"""Service as it was seen under the policy in force: what waits are computed from where there is no calibrated law, or not yet.
+"""Service as it was seen under the policy in force: what waits are computed from where there is no
+calibrated law, or not yet.
 
-Batches: mean and variance of the service time for each size, recent ones counting more. Slots: gaps between departures while somebody
-waited, so that every slot was taken; before there were any, slots / mean service time, which is more than a full engine does.
+Batches: mean and variance of the service time for each size, recent ones counting more. Slots: gaps
+between departures while somebody waited, so that every slot was taken; before there were any, slots
+/ mean service time, which is more than a full engine does.
 
-A service that a pause of the engine or a restart lengthened is left out: it does not predict the next one. Observations also lose
-weight with time, so that after a silence one new service outweighs what was seen before it.
+A service that a pause of the engine or a restart lengthened is left out: it does not predict the
+next one. Observations also lose weight with time, so that after a silence one new service outweighs
+what was seen before it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 OLDER = 0.95  # weight that an observation loses with each newer one of its kind
 OLDER_GAP = 0.99
 HALF_LIFE = 120.0  # seconds in which an observation loses half its weight
-PAUSE_RATIO, PAUSE_SECONDS = 4.0, 1.0  # a pause makes first token or tokens so many times as slow as usual, and costs so much time
+PAUSE_RATIO, PAUSE_SECONDS = (
+    4.0,
+    1.0,
+)  # a pause makes first token or tokens so many times as slow as usual, and costs so much time
 PAUSE_SHARE = 0.1  # of recent services: more than that is no pause, but how fast the engine is
 ENOUGH = 2.0  # observations by weight, before which nothing is usual
 
@@ -50,24 +56,46 @@ class RecentMoments:
 
     def exceeded_by(self, value: float, count: int = 1) -> bool:
         """Whether `count` times `value` seconds are far more than usual: a pause lies in them."""
-        return self.weight >= ENOUGH and value > PAUSE_RATIO * self.mean and count * (value - self.mean) > PAUSE_SECONDS
+        return (
+            self.weight >= ENOUGH
+            and value > PAUSE_RATIO * self.mean
+            and count * (value - self.mean) > PAUSE_SECONDS
+        )
 
 
 @dataclass(slots=True)
 class Pauses:
     """Tells services that a pause lengthened from an engine that has become slower."""
 
-    first_token: RecentMoments = field(default_factory=lambda: RecentMoments(OLDER))  # seconds from the dispatch
-    token: RecentMoments = field(default_factory=lambda: RecentMoments(OLDER))  # seconds between two tokens
-    _share: float = 0.0  # of recent services, those that a pause lengthened; all services in one pause count as one
+    first_token: RecentMoments = field(
+        default_factory=lambda: RecentMoments(OLDER)
+    )  # seconds from the dispatch
+    token: RecentMoments = field(
+        default_factory=lambda: RecentMoments(OLDER)
+    )  # seconds between two tokens
+    # of recent services, those that a pause lengthened; all services in one pause count as one
+    _share: float = 0.0
     _until: float = -math.inf  # when the newest pause had ended
 
-    def lengthened(self, dispatched_at: float, first_token_at: float | None, last_token_at: float | None, tokens: int, now: float) -> bool:
+    def lengthened(
+        self,
+        dispatched_at: float,
+        first_token_at: float | None,
+        last_token_at: float | None,
+        tokens: int,
+        now: float,
+    ) -> bool:
         """Whether this service is to be left out. Learns from it where not."""
         first = None if first_token_at is None else first_token_at - dispatched_at
         steps = tokens - 1
-        token = None if first_token_at is None or last_token_at is None or steps < 1 else (last_token_at - first_token_at) / steps
-        odd = (first is not None and self.first_token.exceeded_by(first)) or (token is not None and self.token.exceeded_by(token, steps))
+        token = (
+            None
+            if first_token_at is None or last_token_at is None or steps < 1
+            else (last_token_at - first_token_at) / steps
+        )
+        odd = (first is not None and self.first_token.exceeded_by(first)) or (
+            token is not None and self.token.exceeded_by(token, steps)
+        )
         if not odd or dispatched_at >= self._until:
             self._share = OLDER * self._share + (1 - OLDER) * odd
             self._until = now if odd else self._until
@@ -85,7 +113,9 @@ class ServiceSeen:
 
     def __init__(self) -> None:
         self._policy_text = ""
-        self._serving: dict[int, tuple[float, Sequence[Ticket]]] = {}  # server: dispatched at, members
+        self._serving: dict[
+            int, tuple[float, Sequence[Ticket]]
+        ] = {}  # server: dispatched at, members
         self._forget()
 
     def _forget(self) -> None:
@@ -97,7 +127,9 @@ class ServiceSeen:
         self._batches: BatchService | None = None  # as asked for last, until the next batch is over
 
     def begin_epoch(self) -> None:
-        """The queue may have been held: what passed since the last departure is no gap of the engine's."""
+        """The queue may have been held: what passed since the last departure is no gap of the
+        engine's.
+        """
         self._departed_at = None
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -119,13 +151,20 @@ class ServiceSeen:
     def _batch_lengthened(self, began: float, members: Sequence[Ticket], at: float) -> bool:
         if any(ticket.interruptions for ticket in members):
             return True
-        first = min((ticket.at.first_token for ticket in members if ticket.at.first_token is not None), default=None)
+        first = min(
+            (ticket.at.first_token for ticket in members if ticket.at.first_token is not None),
+            default=None,
+        )
         longest = max((ticket.ending.output_tokens for ticket in members), default=0)
         return self._pauses.lengthened(began, first, at, longest, at)
 
     def on_record(self, record: Record, now: float, *, somebody_waits: bool) -> None:
         """A request was served."""
-        if record.service_time is None or record.dispatched_at is None or record.policy != self._policy_text:
+        if (
+            record.service_time is None
+            or record.dispatched_at is None
+            or record.policy != self._policy_text
+        ):
             return
         tokens = (record.first_token_at, record.last_token_at, record.output_tokens or 0)
         if record.interruptions or self._pauses.lengthened(record.dispatched_at, *tokens, now):
@@ -133,7 +172,9 @@ class ServiceSeen:
             return
         self._slot.add(record.service_time, now)
         if self._departed_at is not None:
-            self._gap.add(now - self._departed_at, self._departed_at)  # its beginning: a long gap must not age the others by its own length
+            self._gap.add(
+                now - self._departed_at, self._departed_at
+            )  # its beginning: a long gap must not age the others by its own length
         self._departed_at = now if somebody_waits else None
 
     @property
@@ -174,6 +215,13 @@ class ServiceSeen:
         mean = self._slot.mean
         if not mean > 0:
             return None
-        least = mean / count  # full slots do not do more; the gaps of answers that end together are no gaps at all
+        least = (
+            mean / count
+        )  # full slots do not do more; the gaps of answers that end together are no gaps at all
         gap = max(self._gap.mean, least) if self._gap.weight > 1 else least
-        return SlotService(slots=count, throughput=1 / gap, scv=self._slot.variance / mean**2, first_token=self.first_token or 0.0)
+        return SlotService(
+            slots=count,
+            throughput=1 / gap,
+            scv=self._slot.variance / mean**2,
+            first_token=self.first_token or 0.0,
+        )

@@ -1,7 +1,8 @@
 """What a request is told of its wait when it arrives, and how right that was.
 
-The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by the live model where it has looked at
-this policy, by what was seen where not. It is written on the ticket at its arrival and compared with the delay at its dispatch.
+The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by
+the live model where it has looked at this policy, by what was seen where not. It is written on the
+ticket at its arrival and compared with the delay at its dispatch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHORT = 0.001  # seconds: ratios of shorter waits say nothing
 AT_ONCE = Wait(0.0)
-FRESH = 0.001  # seconds for which an answer is given again: under overload the same question comes thousands of times a second
+# seconds for which an answer is given again: under overload the same question comes thousands of
+# times a second
+FRESH = 0.001
 
 
 class Waits:
@@ -34,16 +37,29 @@ class Waits:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._seen = ServiceSeen()
-        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None  # question, instant, answer
+        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = (
+            None  # question, instant, answer
+        )
         registry = gateway.metrics.registry
         self._predicted = Counter(
-            "kendall_wait_predicted_seconds", "Sum of the waits predicted at arrival, of dispatched requests", registry=registry
+            "kendall_wait_predicted_seconds",
+            "Sum of the waits predicted at arrival, of dispatched requests",
+            registry=registry,
         )
         self._observed = Counter(
-            "kendall_wait_observed_seconds", "Sum of the queueing delays of requests whose wait was predicted", registry=registry
+            "kendall_wait_observed_seconds",
+            "Sum of the queueing delays of requests whose wait was predicted",
+            registry=registry,
         )
-        help_text = "Queueing delay divided by the wait predicted at arrival, where either exceeds 1 ms"
-        self._ratio = Histogram("kendall_wait_observed_over_predicted", help_text, registry=registry, buckets=(*RATIOS, math.inf))
+        help_text = (
+            "Queueing delay divided by the wait predicted at arrival, where either exceeds 1 ms"
+        )
+        self._ratio = Histogram(
+            "kendall_wait_observed_over_predicted",
+            help_text,
+            registry=registry,
+            buckets=(*RATIOS, math.inf),
+        )
 
     def begin_epoch(self) -> None:
         """Another policy, limit, law or engine."""
@@ -56,7 +72,10 @@ class Waits:
         """Tell it: it stands in the queue already."""
         place = self._gateway.batcher.place_of(ticket.work.request) - 1
         found = self.wait(place)
-        ticket.told = place, None if found is None or not math.isfinite(mean := found.mean) else mean
+        ticket.told = (
+            place,
+            None if found is None or not math.isfinite(mean := found.mean) else mean,
+        )
 
     def on_dispatch(self, batch: Batch) -> None:
         """Compare."""
@@ -90,10 +109,16 @@ class Waits:
         if gateway.live is not None and gateway.live.ahead is not None:
             return gateway.live.ahead
         size, servers = gateway.effective_max_batch_size(), batcher.capabilities.servers
-        return self._seen.slots(size * servers) if batcher.policy.joins_running else self._seen.batches(size, servers)
+        return (
+            self._seen.slots(size * servers)
+            if batcher.policy.joins_running
+            else self._seen.batches(size, servers)
+        )
 
     def wait(self, place: int, *, joining: int = 0) -> Waiting | None:
-        """Of one with `place` requests before it; `joining`: how many more will stand in the queue than do now."""
+        """Of one with `place` requests before it; `joining`: how many more will stand in the
+        queue than do now.
+        """
         batcher, now = self._gateway.batcher, self._gateway.now()
         question = place, joining, (in_service := batcher.in_service)
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
@@ -109,11 +134,16 @@ class Waits:
         return found
 
     def _slot_is_free(self, place: int, in_service: int) -> bool:
-        """Whether a continuous engine takes it at once; False while nothing is known of service at all."""
+        """Whether a continuous engine takes it at once; False while nothing is known of service
+        at all.
+        """
         gateway = self._gateway
         if not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
             return False
-        return place < gateway.effective_max_batch_size() * gateway.batcher.capabilities.servers - in_service
+        return (
+            place
+            < gateway.effective_max_batch_size() * gateway.batcher.capabilities.servers - in_service
+        )
 
     def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
         batcher = self._gateway.batcher
@@ -123,7 +153,9 @@ class Waits:
         left = math.inf
         if batcher.policy.max_wait < math.inf:
             first = place // service.largest * service.largest
-            oldest = batcher.waiting[first].request.arrived_at if first < batcher.queue_length else now
+            oldest = (
+                batcher.waiting[first].request.arrived_at if first < batcher.queue_length else now
+            )
             left = oldest + batcher.policy.max_wait - now
         rate = self._gateway.live_model().sequence_rate()
         with_whom = company(place, batcher.queue_length + joining, service.largest, rate, left)
@@ -141,7 +173,9 @@ class Waits:
     def until_idle(self) -> float | None:
         """Mean seconds until everything that is in the system now has left it."""
         batcher, service = self._gateway.batcher, self.service()
-        if isinstance(service, SlotService):  # what waits leaves at the rate of full slots, the last one a slot time later
+        if isinstance(
+            service, SlotService
+        ):  # what waits leaves at the rate of full slots, the last one a slot time later
             return (batcher.queue_length + service.slots) / service.throughput
         return self.until_gone(batcher.unanswered)
 

@@ -1,1 +1,3 @@
-"""The engine's latency law: designed batches, the calibration made of them, and probes in idle moments."""
+"""The engine's latency law: designed batches, the calibration made of them, and probes in idle
+moments.
+"""

@@ -1,8 +1,10 @@
 """Measuring the engine's law: designed batches in random order, each several times, and a fit.
 
-Batch sizes and lengths are set here, never taken from traffic. The queue is held meanwhile: requests in service finish first, those that
-wait keep their place and their patience, and those that arrive wait behind them. Each wait for the engine has a bound: one batch may take
-`LONGEST_CELL`, an engine that makes no token is replaced as ever (`--stuck-timeout`), and one that is lost ends the calibration.
+Batch sizes and lengths are set here, never taken from traffic. The queue is held meanwhile:
+requests in service finish first, those that wait keep their place and their patience, and those
+that arrive wait behind them. Each wait for the engine has a bound: one batch may take
+`LONGEST_CELL`, an engine that makes no token is replaced as ever (`--stuck-timeout`), and one that
+is lost ends the calibration.
 """
 
 from __future__ import annotations
@@ -49,13 +51,27 @@ class Calibrator:
         self._stopped: ApiError | None = None
 
     async def run(self, plan: CalibrationRequest) -> Profile:
-        """Measure, fit, and put the law in force in the gateway. Raises ApiError, also where another calibration runs."""
+        """Measure, fit, and put the law in force in the gateway. Raises ApiError, also where
+        another calibration runs.
+        """
         gateway = self._gateway
         known = self._known(plan)
         if gateway.calibrating:
-            raise ApiError(409, BUSY, "got a second calibration; expected one at a time, wait until the first one has ended")
+            raise ApiError(
+                409,
+                BUSY,
+                (
+                    "got a second calibration; expected one at a time, wait until the first one "
+                    "has ended"
+                ),
+            )
         if not gateway.supervisor.serving:
-            raise ApiError(503, "engine_unavailable", "calibration: the engine is not serving; try again later", retry_after=5)
+            raise ApiError(
+                503,
+                "engine_unavailable",
+                "calibration: the engine is not serving; try again later",
+                retry_after=5,
+            )
         gateway.calibrator = self
         gateway.batcher.hold(True)
         try:
@@ -68,18 +84,24 @@ class Calibrator:
         return profile
 
     def stop(self, error: ApiError) -> None:
-        """End it now: `run` raises `error`, the queue goes on, the law stays. No effect on one that was stopped before."""
+        """End it now: `run` raises `error`, the queue goes on, the law stays. No effect on one
+        that was stopped before.
+        """
         if self._measuring is not None and self._stopped is None:
             self._stopped = error
             self._measuring.cancel()
 
     async def _watched(self, measuring: Coroutine[Any, Any, Profile]) -> Profile:
-        """What was measured, unless it is stopped. The watch of the queue sees nothing of the batches here: they have one of their own."""
+        """What was measured, unless it is stopped. The watch of the queue sees nothing of the
+        batches here: they have one of their own.
+        """
         gateway = self._gateway
         self._measuring = asyncio.create_task(measuring, name="calibration")
         tasks: list[asyncio.Task[Any]] = [self._measuring]
         if (timeout := gateway.settings.supervision.stuck_timeout) > 0:
-            watch = StuckWatch(self._batches.batcher, timeout, lambda: gateway.law, gateway.supervisor.lost)
+            watch = StuckWatch(
+                self._batches.batcher, timeout, lambda: gateway.law, gateway.supervisor.lost
+            )
             tasks.append(asyncio.create_task(watch.run(), name="calibration-watch"))
         try:
             return await self._measuring
@@ -102,23 +124,37 @@ class Calibrator:
         batcher = self._gateway.batcher
         if not (batcher.in_service or batcher.trials.holding):
             return
-        log.info("calibration: %d in service finish first, %d wait", batcher.in_service, batcher.queue_length)
+        log.info(
+            "calibration: %d in service finish first, %d wait",
+            batcher.in_service,
+            batcher.queue_length,
+        )
         try:
             async with asyncio.timeout(LONGEST_SERVICE):
                 await batcher.served()
         except TimeoutError:
-            got = f"got {batcher.in_service} in service that did not end within {LONGEST_SERVICE:g} s"
-            raise ApiError(409, BUSY, f"{got}; expected an idle engine, try again when shorter answers are in service") from None
+            got = (
+                f"got {batcher.in_service} in service that did not end within {LONGEST_SERVICE:g} s"
+            )
+            raise ApiError(
+                409,
+                BUSY,
+                f"{got}; expected an idle engine, try again when shorter answers are in service",
+            ) from None
 
     async def _full(self, plan: CalibrationRequest, rng: np.random.Generator) -> Profile:
-        """The cells and the closed loop in one random order: both see the same slow and fast moments of the machine."""
+        """The cells and the closed loop in one random order: both see the same slow and fast
+        moments of the machine.
+        """
         grid = self._grid(plan)
         order = rng.permutation(np.repeat(np.arange(-1, len(grid)), plan.repeats))
         await self._warm_up(grid, rng)
         measured: list[Measured] = []
         held: list[float] = []
         lengths = tuple(int(length) for length in rng.integers(8, 25, LOOP_REQUESTS))
-        loop = ClosedLoop(min(4, self._capabilities.max_num_seqs), lengths, plan.prompt_tokens or PROMPT_TOKENS)
+        loop = ClosedLoop(
+            min(4, self._capabilities.max_num_seqs), lengths, plan.prompt_tokens or PROMPT_TOKENS
+        )
         for done, index in enumerate(order):
             if index < 0:
                 held += [await self._batches.slot_time(loop, rng)]
@@ -131,9 +167,15 @@ class Calibrator:
         fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
         return profile_of(self._gateway, fit, measured, loop.prompt_tokens, name=plan.name)
 
-    async def _speed(self, plan: CalibrationRequest, known: Profile, rng: np.random.Generator) -> Profile:
+    async def _speed(
+        self, plan: CalibrationRequest, known: Profile, rng: np.random.Generator
+    ) -> Profile:
         """Measured over lawful time of a few mixed cells, for five seconds."""
-        grid = [cell for cell in self._grid(plan) if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)]
+        grid = [
+            cell
+            for cell in self._grid(plan)
+            if len(cell.lengths) in (1, 4, 16) and cell.lengths[0] in (4, 16, 32)
+        ]
         law = known.law.at_speed(1.0)
         await self._warm_up(grid, rng)
         until = self._gateway.now() + plan.seconds
@@ -141,16 +183,28 @@ class Calibrator:
         while self._gateway.now() < until or len(measured) < len(grid):
             for index in rng.permutation(len(grid)):
                 measured += [await self._batches.measure(grid[index], rng)]
-        lawful = sum(law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens) for batch in measured)
+        lawful = sum(
+            law.padded(len(batch.lengths), max(batch.lengths), batch.prompt_tokens)
+            for batch in measured
+        )
         speed = sum(batch.service_time for batch in measured) / lawful
-        return msgspec.structs.replace(known, name=plan.name or known.name, law=known.law.at_speed(speed), date=_now())
+        return msgspec.structs.replace(
+            known, name=plan.name or known.name, law=known.law.at_speed(speed), date=_now()
+        )
 
     def _known(self, plan: CalibrationRequest) -> Profile | None:
-        """The law that the speed is measured against; None where the law itself is to be measured. Raises ApiError."""
+        """The law that the speed is measured against; None where the law itself is to be
+        measured. Raises ApiError.
+        """
         gateway = self._gateway
         if not plan.speed_only:
             if plan.latency is not None:
-                raise ApiError(400, "invalid_request", "got latency without speed_only; expected both, or neither", param="latency")
+                raise ApiError(
+                    400,
+                    "invalid_request",
+                    "got latency without speed_only; expected both, or neither",
+                    param="latency",
+                )
             return None
         if plan.latency is None and gateway.profile is not None:
             return gateway.profile
@@ -159,23 +213,35 @@ class Calibrator:
         except SpecError as error:
             raise ApiError(400, "invalid_latency", str(error), param="latency") from None
         if law is None:
-            remedy = "calibrate without speed_only first, or start the gateway with --latency (over HTTP: send the law as `latency`)"
-            raise ApiError(409, "no_law", f"speed_only needs a latency law, and none is in force; {remedy}")
-        return Profile(name=gateway.settings.served_model_name, law=law, engine=self._capabilities.engine)
+            remedy = (
+                "calibrate without speed_only first, or start the gateway with --latency "
+                "(over HTTP: send the law as `latency`)"
+            )
+            raise ApiError(
+                409, "no_law", f"speed_only needs a latency law, and none is in force; {remedy}"
+            )
+        return Profile(
+            name=gateway.settings.served_model_name, law=law, engine=self._capabilities.engine
+        )
 
     async def _warm_up(self, grid: Sequence[Cell], rng: np.random.Generator) -> None:
         """Every batch size once, unmeasured."""
         for size in sorted({len(cell.lengths) for cell in grid}):
-            await self._batches.measure(next(cell for cell in grid if len(cell.lengths) == size), rng)
+            await self._batches.measure(
+                next(cell for cell in grid if len(cell.lengths) == size), rng
+            )
 
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
         longest = plan.max_output_tokens or self._gateway.max_output_tokens or 64
-        return design(self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest)
+        return design(
+            self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest
+        )
 
 
 async def calibrate_at_start(gateway: Gateway) -> None:
-    """Before serving. An engine that was lost is calibrated once more when another one serves; what ends that too is logged, and the
-    gateway serves without a measured law. Raises ApiError where no law fits, or no engine comes back.
+    """Before serving. An engine that was lost is calibrated once more when another one serves; what
+    ends that too is logged, and the gateway serves without a measured law. Raises ApiError where no
+    law fits, or no engine comes back.
     """
     for last in (False, True):
         try:
@@ -191,7 +257,9 @@ async def calibrate_at_start(gateway: Gateway) -> None:
             log.info("calibrated: %s", profile.law.rounded())
             warn_of_fit(profile)
             return
-    log.error("the gateway serves without a measured latency law; run `kendall calibrate URL` later")
+    log.error(
+        "the gateway serves without a measured latency law; run `kendall calibrate URL` later"
+    )
 
 
 async def _at_once() -> None:
@@ -203,12 +271,21 @@ def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:
     try:
         return fit_law(measured, rng)
     except ValueError as error:
-        remedy = "measure again, when the machine is calm, with longer answers, larger batches or more repeats"
+        remedy = (
+            "measure again, when the machine is calm, with longer answers, larger batches or "
+            "more repeats"
+        )
         raise ApiError(409, "no_law_fits", f"{error}: {remedy}") from None
 
 
 def profile_of(
-    gateway: Gateway, fit: Fit, measured: Sequence[Measured], prompt_tokens: int, *, name: str | None = None, note: str | None = None
+    gateway: Gateway,
+    fit: Fit,
+    measured: Sequence[Measured],
+    prompt_tokens: int,
+    *,
+    name: str | None = None,
+    note: str | None = None,
 ) -> Profile:
     """The fitted law with what it was measured on."""
     bounds = gateway.batcher.capabilities

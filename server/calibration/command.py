@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import SpecError
-from queueing.commands.remote import A_GATEWAY, REFUSED, SYSTEM, Trust, check_no_credentials, key_refusal, server_root, unanswered
+from queueing.commands.remote import (
+    A_GATEWAY,
+    REFUSED,
+    SYSTEM,
+    Trust,
+    check_no_credentials,
+    key_refusal,
+    server_root,
+    unanswered,
+)
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
@@ -25,21 +34,47 @@ from server.http.schema import CalibrationRequest
 from server.operations.serving import serve
 from server.settings import Settings
 
-COLUMNS = (Column(heading="milliseconds", left=True), Column(heading="value"), Column(heading="95 % low"), Column(heading="high"))
-_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?")  # host and port without http://: neither a folder nor a name on the hub
-OTHER_SCHEMES = ("ftp", "ws", "wss", "tcp", "unix", "file")  # of URLs that are neither a gateway's nor a model's
+COLUMNS = (
+    Column(heading="milliseconds", left=True),
+    Column(heading="value"),
+    Column(heading="95 % low"),
+    Column(heading="high"),
+)
+_ADDRESS = re.compile(
+    r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?"
+)  # host and port without http://: neither a folder nor a name on the hub
+OTHER_SCHEMES = (
+    "ftp",
+    "ws",
+    "wss",
+    "tcp",
+    "unix",
+    "file",
+)  # of URLs that are neither a gateway's nor a model's
 
 
 def calibrate(
-    target: str, plan: dict[str, Any], output: Path | None, *, key: str | None = None, trust: Trust = SYSTEM, json_output: bool
+    target: str,
+    plan: dict[str, Any],
+    output: Path | None,
+    *,
+    key: str | None = None,
+    trust: Trust = SYSTEM,
+    json_output: bool,
 ) -> None:
     """Measure, save, and say what was found."""
     request = CalibrationRequest.model_validate(plan)
     check_no_credentials(target, "a URL")
     scheme, address, _ = target.partition("://")
-    if (address and scheme in OTHER_SCHEMES) or (_ADDRESS.fullmatch(target) and not Path(target).exists()):
+    if (address and scheme in OTHER_SCHEMES) or (
+        _ADDRESS.fullmatch(target) and not Path(target).exists()
+    ):
         raise SpecError(f"got {target}; {A_GATEWAY}")
-    profile = _remote(target, request, key, trust) if target.startswith(("http://", "https://")) else _local(target, request)
+    profile = (
+        _remote(target, request, key, trust)
+        if target.startswith(("http://", "https://"))
+        else _local(target, request)
+    )
     path, why_not = _place(profile, request, output)
     place: Path | str = "not saved" if path is not None else why_not
     try:
@@ -50,7 +85,9 @@ def calibrate(
         _tell(profile, request, place, json_output=json_output)
 
 
-def _tell(profile: Profile, request: CalibrationRequest, place: Path | str, *, json_output: bool) -> None:
+def _tell(
+    profile: Profile, request: CalibrationRequest, place: Path | str, *, json_output: bool
+) -> None:
     if not request.speed_only and profile.poor_fit is not None:
         sys.stderr.write(f"kendall: warning: {profile.poor_fit}\n")
     if json_output:
@@ -59,8 +96,12 @@ def _tell(profile: Profile, request: CalibrationRequest, place: Path | str, *, j
     show(profile, place, console(), speed_only=request.speed_only)
 
 
-def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -> tuple[Path | None, str]:
-    """Where to save it; without --output or --name a profile in the cache is replaced only by a law measured on an engine."""
+def _place(
+    profile: Profile, request: CalibrationRequest, output: Path | None
+) -> tuple[Path | None, str]:
+    """Where to save it; without --output or --name a profile in the cache is replaced only by a
+    law measured on an engine.
+    """
     if output is not None or request.name is not None:
         return output or profile_path(profile.name), ""
     if profile.engine == "emulated":
@@ -71,12 +112,17 @@ def _place(profile: Profile, request: CalibrationRequest, output: Path | None) -
 
 
 def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool = False) -> None:
-    """The law, its coefficients with their intervals, how well it fits; before it, the speed where only that was measured."""
+    """The law, its coefficients with their intervals, how well it fits; before it, the speed
+    where only that was measured.
+    """
     law = profile.law
     if speed_only:
         say(
             to,
-            f"speed     {law.speed:.3f}: batches take {law.speed:.3f} times as long as by the law (not measured again)",
+            (
+                f"speed     {law.speed:.3f}: batches take {law.speed:.3f} times as long as by the "
+                "law (not measured again)"
+            ),
             hang=10,
         )
         law = law.at_speed(1.0)
@@ -84,28 +130,49 @@ def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool =
     if profile.intervals:
         to.print(Table(COLUMNS, [_coefficient(profile, name) for name in profile.intervals]))
     if profile.r2 is not None and profile.mape is not None:
-        say(to, f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}", hang=10)
+        say(
+            to,
+            f"fit       R2 {profile.r2:.4f}, mean absolute error of the cells {profile.mape:.1%}",
+            hang=10,
+        )
     say(to, f"profile   {place}", hang=10)
 
 
 def _coefficient(profile: Profile, name: str) -> list[str]:
-    return [name, *(f"{seconds * 1e3:.4f}" for seconds in (getattr(profile.law, name), *profile.intervals[name]))]
+    return [
+        name,
+        *(
+            f"{seconds * 1e3:.4f}"
+            for seconds in (getattr(profile.law, name), *profile.intervals[name])
+        ),
+    ]
 
 
 def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
     try:
         with console(sys.stderr).status("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            settings: dict[str, Any] = {"headers": headers, "timeout": 900, "verify": trust.verification(url), "trust_env": False}
-            response = httpx.post(server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings)
+            settings: dict[str, Any] = {
+                "headers": headers,
+                "timeout": 900,
+                "verify": trust.verification(url),
+                "trust_env": False,
+            }
+            response = httpx.post(
+                server_root(url) + "/admin/calibrate", json=request.model_dump(), **settings
+            )
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}") from None
+        raise CommandError(
+            f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
+        ) from None
     try:
         answer = response.json()
     except ValueError:
-        raise SpecError(f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}") from None
+        raise SpecError(
+            f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
+        ) from None
     if response.status_code != httpx.codes.OK:
         refusal = _refusal(url, response.status_code, answer)
         raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
@@ -122,7 +189,9 @@ def _refusal(url: str, status: int, answer: Any) -> str:
 
 
 def _local(model: str, request: CalibrationRequest) -> Profile:
-    """An engine of its own on a free port, stopped afterwards. Raises Exit where a signal ends it before the law is known."""
+    """An engine of its own on a free port, stopped afterwards. Raises Exit where a signal ends
+    it before the law is known.
+    """
     import asyncio  # noqa: PLC0415
     import os  # noqa: PLC0415
     import signal  # noqa: PLC0415
@@ -131,12 +200,19 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
     failures: list[BaseException] = []
     signals: list[int] = []
     tasks: list[asyncio.Task[None]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
 
     async def measure(gateway: Gateway) -> None:
         try:
             bar = progress.add_task("measuring", total=None)
-            calibrator = Calibrator(gateway, lambda done, total: progress.update(bar, completed=done, total=total))
+            calibrator = Calibrator(
+                gateway, lambda done, total: progress.update(bar, completed=done, total=total)
+            )
             found.append(await calibrator.run(request))
         except Exception as error:  # noqa: BLE001 - handed to the caller below
             failures.append(error)
@@ -146,9 +222,18 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
         check_model(model, {})  # before the bar is drawn
     with Progress(*columns, console=console(sys.stderr)) as progress:
         progress.add_task("engine starts", total=None)
-        settings = Settings(model=model, served_model_name=model.rstrip("/").rsplit("/", 1)[-1], port=0, prediction_interval=0)
+        settings = Settings(
+            model=model,
+            served_model_name=model.rstrip("/").rsplit("/", 1)[-1],
+            port=0,
+            prediction_interval=0,
+        )
         try:
-            serve(settings, on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))), on_signal=signals.append)
+            serve(
+                settings,
+                on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))),
+                on_signal=signals.append,
+            )
         except KeyboardInterrupt:  # before the server took the signals
             signals.append(signal.SIGINT)
     if failures:

@@ -1,8 +1,10 @@
-"""Designed batches: sizes and lengths set by us, served through the gateway's own dispatch path, seen by nobody.
+"""Designed batches: sizes and lengths set by us, served through the gateway's own dispatch path,
+seen by nobody.
 
-A private batcher on the same engine runs them under `fixed`, so that what is measured is exactly the service time that a queue feels:
-from the dispatch until the server could be dispatched to again. It has no observers: nothing of this counts as a request. The one path
-of a calibration and of the probes in idle moments.
+A private batcher on the same engine runs them under `fixed`, so that what is measured is exactly
+the service time that a queue feels: from the dispatch until the server could be dispatched to
+again. It has no observers: nothing of this counts as a request. The one path of a calibration and
+of the probes in idle moments.
 """
 
 from __future__ import annotations
@@ -67,9 +69,13 @@ class Awaited:
 
 
 class DesignedBatches:
-    """Serves one designed batch after the other; whoever uses it has seen to it that the engine is free."""
+    """Serves one designed batch after the other; whoever uses it has seen to it that the engine
+    is free.
+    """
 
-    def __init__(self, engine: Engine, capabilities: Capabilities, longest: float = LONGEST_CELL) -> None:
+    def __init__(
+        self, engine: Engine, capabilities: Capabilities, longest: float = LONGEST_CELL
+    ) -> None:
         self._capabilities = capabilities
         self._longest = longest
         self.batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
@@ -79,21 +85,33 @@ class DesignedBatches:
         self._interrupted = False
 
     async def measure(self, cell: Cell, rng: np.random.Generator) -> Measured:
-        """One batch: its service time. Raises InterruptedCellError, and ApiError where the engine fails or takes too long."""
+        """One batch: its service time. Raises InterruptedCellError, and ApiError where the
+        engine fails or takes too long.
+        """
         size = len(cell.lengths)
-        tickets = await self._serve(Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng)
+        tickets = await self._serve(
+            Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng
+        )
         return Measured(cell.lengths, size * cell.prompt_tokens, _held(tickets)[0])
 
     async def slot_time(self, loop: ClosedLoop, rng: np.random.Generator) -> float:
-        """Mean seconds a slot of the continuous engine is held when the next request always waits. Raises as `measure`."""
-        tickets = await self._serve(Continuous(max_batch_size=loop.slots), Cell(loop.lengths, loop.prompt_tokens), rng)
+        """Mean seconds a slot of the continuous engine is held when the next request always
+        waits. Raises as `measure`.
+        """
+        tickets = await self._serve(
+            Continuous(max_batch_size=loop.slots), Cell(loop.lengths, loop.prompt_tokens), rng
+        )
         return float(np.mean(_held(tickets)))
 
     def interrupt(self) -> None:
-        """Give up what is being served: its server is free when this returns (an engine may still end the step in flight)."""
+        """Give up what is being served: its server is free when this returns (an engine may
+        still end the step in flight).
+        """
         tickets, self._tickets = self._tickets, []
         self._interrupted = True
-        for ticket in reversed(tickets):  # those that wait first, or they would enter in the place of the others
+        for ticket in reversed(
+            tickets
+        ):  # those that wait first, or they would enter in the place of the others
             ticket.cancel()
         for consumer in self._consumers:
             consumer.on_release()
@@ -124,8 +142,15 @@ class DesignedBatches:
             if not limit.expired():
                 raise
             size, tokens = len(cell.lengths), max(cell.lengths)
-            got = f"got no end of a batch of {size} sequences of up to {tokens} tokens within {self._longest:g} s"
-            raise ApiError(504, TOO_LONG, f"calibration: {got}; expected an engine that answers, or ask for smaller batches") from None
+            got = (
+                f"got no end of a batch of {size} sequences of up to {tokens} tokens within "
+                f"{self._longest:g} s"
+            )
+            raise ApiError(
+                504,
+                TOO_LONG,
+                f"calibration: {got}; expected an engine that answers, or ask for smaller batches",
+            ) from None
 
     def _work(self, length: int, prompt_tokens: int, rng: np.random.Generator) -> Work:
         limit = self._capabilities.max_model_len - prompt_tokens
@@ -140,16 +165,27 @@ class DesignedBatches:
 
 
 def design(
-    bounds: Capabilities, prompt_tokens: int = PROMPT_TOKENS, max_batch_size: int | None = None, max_output_tokens: int = 64
+    bounds: Capabilities,
+    prompt_tokens: int = PROMPT_TOKENS,
+    max_batch_size: int | None = None,
+    max_output_tokens: int = 64,
 ) -> list[Cell]:
-    """The grid of sizes and lengths within an engine's bounds, and four sizes with prompts four times as long."""
-    largest = min(max_batch_size or bounds.max_num_seqs, bounds.max_num_seqs, bounds.max_num_batched_tokens // prompt_tokens)
+    """The grid of sizes and lengths within an engine's bounds, and four sizes with prompts four
+    times as long.
+    """
+    largest = min(
+        max_batch_size or bounds.max_num_seqs,
+        bounds.max_num_seqs,
+        bounds.max_num_batched_tokens // prompt_tokens,
+    )
     longest = min(max_output_tokens, bounds.max_model_len - 4 * prompt_tokens)
     sizes = sorted({size for size in SIZES if size < largest} | {largest})
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
     cells = [Cell((length,) * size, prompt_tokens) for size in sizes for length in lengths]
     few = [size for size in sizes if size * 4 * prompt_tokens <= bounds.max_num_batched_tokens][:4]
-    return cells + [Cell((lengths[min(2, len(lengths) - 1)],) * size, 4 * prompt_tokens) for size in few]
+    return cells + [
+        Cell((lengths[min(2, len(lengths) - 1)],) * size, 4 * prompt_tokens) for size in few
+    ]
 
 
 def _held(tickets: Sequence[Ticket]) -> list[float]:

@@ -1,12 +1,13 @@
 """Probes: the law's shape measured one designed cell at a time while the gateway has nothing to do.
 
-Only after `quiet` seconds without arrival or outcome, and in at most a stated share of idle time. The engine is borrowed from the
-batcher: an arrival takes it back at once, the probe's sequences are cancelled before the request is dispatched. What is left is the
-engine step in flight (it shows in the request's service time, not in its delay), never more than one cell (`longest`, 250 ms).
-A probe runs in a batcher without observers: it is in no metric, record, window or count.
+Only after `quiet` seconds without arrival or outcome, and in at most a stated share of idle time.
+The engine is borrowed from the batcher: an arrival takes it back at once, the probe's sequences are
+cancelled before the request is dispatched. What is left is the engine step in flight (it shows in
+the request's service time, not in its delay), never more than one cell (`longest`, 250 ms). A probe
+runs in a batcher without observers: it is in no metric, record, window or count.
 
-A law in force is replaced only by two looks in a row, the second on measurements of its own: slow moments of a machine last longer than
-a round, and one look at them is convinced too easily.
+A law in force is replaced only by two looks in a row, the second on measurements of its own: slow
+moments of a machine last longer than a round, and one look at them is convinced too easily.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from server.calibration.calibration import adopt, profile_of
-from server.calibration.designed import LONGEST_CELL, PROMPT_TOKENS, TOO_LONG, Cell, DesignedBatches, InterruptedCellError, design
+from server.calibration.designed import (
+    LONGEST_CELL,
+    PROMPT_TOKENS,
+    TOO_LONG,
+    Cell,
+    DesignedBatches,
+    InterruptedCellError,
+    design,
+)
 from server.calibration.offer import KnownLaw, Offer, weigh
 from server.calibration.probe_book import LOOP, Limits, ProbeBook
 from server.calibration.turnaround import ClosedLoop
@@ -41,7 +50,9 @@ NOTE = "measured in idle moments"
 
 
 class IdleProbes:
-    """One loop. `on_offer` is told of every refit and whether it was taken; a law that was is in force by then."""
+    """One loop. `on_offer` is told of every refit and whether it was taken; a law that was is in
+    force by then.
+    """
 
     def __init__(
         self,
@@ -59,20 +70,29 @@ class IdleProbes:
         self._rng = np.random.default_rng(seed)
         self._on_offer = on_offer
         bounds = self._batcher.capabilities
-        self._batches = DesignedBatches(gateway.engine, bounds, gateway.settings.supervision.stuck_timeout or LONGEST_CELL)
+        self._batches = DesignedBatches(
+            gateway.engine, bounds, gateway.settings.supervision.stuck_timeout or LONGEST_CELL
+        )
         lengths = tuple(int(length) for length in self._rng.integers(*LOOP_LENGTHS, LOOP_REQUESTS))
         loop = ClosedLoop(min(4, bounds.max_num_seqs), lengths, PROMPT_TOKENS)
-        self.book = ProbeBook(design(bounds, max_output_tokens=gateway.max_output_tokens or 64), loop, self._limits)
+        self.book = ProbeBook(
+            design(bounds, max_output_tokens=gateway.max_output_tokens or 64), loop, self._limits
+        )
         self._rested_at = gateway.now()
         self.offer: Offer | None = None  # the last
-        self.suspected = False  # the last offer would replace the law in force: it is measured afresh
+        self.suspected = (
+            False  # the last offer would replace the law in force: it is measured afresh
+        )
         self.seconds = 0.0  # of the engine's time used so far
         self.measured = self.interrupted = 0
 
     async def run(self) -> None:
         """Probe whenever it may be done, until cancelled."""
         while True:
-            wait = max(self._batcher.moved_at + self._limits.quiet, self._rested_at) - self._gateway.now()
+            wait = (
+                max(self._batcher.moved_at + self._limits.quiet, self._rested_at)
+                - self._gateway.now()
+            )
             if wait > SOON:
                 await asyncio.sleep(wait)
             elif not self._allowed():
@@ -92,12 +112,22 @@ class IdleProbes:
             "suspected": self.suspected,
             "offer": None
             if offer is None
-            else {"law": str(offer.fit.law), "verdict": offer.verdict, "says": offer.says, "doubts": list(offer.doubts)},
+            else {
+                "law": str(offer.fit.law),
+                "verdict": offer.verdict,
+                "says": offer.says,
+                "doubts": list(offer.doubts),
+            },
         }
 
     def _allowed(self) -> bool:
         gateway = self._gateway
-        return gateway.ready and not gateway.draining and not gateway.calibrating and self._batcher.idle
+        return (
+            gateway.ready
+            and not gateway.draining
+            and not gateway.calibrating
+            and self._batcher.idle
+        )
 
     async def _turn(self) -> None:
         """One cell, a rest, and at the end of a round a look at the law."""
@@ -105,7 +135,9 @@ class IdleProbes:
         began = self._gateway.now()
         if index is None:
             log.info(
-                "no idle probe: the smallest batch takes more than %.0f ms; the next attempt follows later", self._limits.longest * 1e3
+                "no idle probe: the smallest batch takes more than %.0f ms; the next attempt "
+                "follows later",
+                self._limits.longest * 1e3,
             )
             self.book.forget_smallest()
             self._rested_at = began + self._limits.retry
@@ -136,9 +168,13 @@ class IdleProbes:
 
     async def _measure(self, index: int) -> Any:
         """The engine warmed by a short batch of the same size, then the cell."""
-        cell = Cell(self.book.loop.lengths, PROMPT_TOKENS) if index == LOOP else self.book.grid[index]
+        cell = (
+            Cell(self.book.loop.lengths, PROMPT_TOKENS) if index == LOOP else self.book.grid[index]
+        )
         size = self.book.loop.slots if index == LOOP else len(cell.lengths)
-        await self._batches.measure(Cell((min(WARM, *cell.lengths),) * size, cell.prompt_tokens), self._rng)
+        await self._batches.measure(
+            Cell((min(WARM, *cell.lengths),) * size, cell.prompt_tokens), self._rng
+        )
         if index == LOOP:
             return await self._batches.slot_time(self.book.loop, self._rng)
         return await self._batches.measure(cell, self._rng)
@@ -150,7 +186,13 @@ class IdleProbes:
         known = gateway.law
         reach = max(map(len, cells), default=0), max(map(max, cells), default=0)
         in_force = None if known is None else KnownLaw(known, *reach)
-        question = (book.measured(), in_force, book.loop, book.slot_time(), int(self._rng.integers(2**31)))
+        question = (
+            book.measured(),
+            in_force,
+            book.loop,
+            book.slot_time(),
+            int(self._rng.integers(2**31)),
+        )
         executor = self._executor()
         try:
             offer = await asyncio.get_running_loop().run_in_executor(executor, weigh, *question)
@@ -166,13 +208,25 @@ class IdleProbes:
         self.offer = offer
         taken = offer.verdict == "first" or (offer.verdict == "replaces" and self.suspected)
         if taken:
-            adopt(self._gateway, profile_of(self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE))
+            adopt(
+                self._gateway,
+                profile_of(
+                    self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE
+                ),
+            )
         self.suspected = offer.verdict == "replaces" and not taken
         if self.suspected:
             self.book.clear()
         word = "in force" if taken else "measured afresh" if self.suspected else "kept aside"
         law, r2 = offer.fit.law.rounded(), offer.fit.r2
-        log.info("latency law from idle probes %s (%s): %s; R2 %.4f; %s", word, offer.verdict, law, r2, offer.says)
+        log.info(
+            "latency law from idle probes %s (%s): %s; R2 %.4f; %s",
+            word,
+            offer.verdict,
+            law,
+            r2,
+            offer.says,
+        )
         if taken:
             for doubt in offer.doubts:
                 log.info("  doubt: %s", doubt)
@@ -181,4 +235,6 @@ class IdleProbes:
 
 
 def _niced() -> Executor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=os.nice, initargs=(10,))
+    return ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=os.nice, initargs=(10,)
+    )

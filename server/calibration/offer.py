@@ -1,12 +1,15 @@
-"""A law fitted to what was measured in idle moments, set against the law in force: does it say something else?
+"""A law fitted to what was measured in idle moments, set against the law in force: does it say
+something else?
 
-The law in force is compared as a shape, at its best factor f: the machine's speed now, which the live model takes from the traffic itself.
+The law in force is compared as a shape, at its best factor f: the machine's speed now, which the
+live model takes from the traffic itself.
 
     F = ((S_old - S_new) / 4) / (S_new / (n - 5)),    S = sum of squared relative residuals of n measurements
 
-It is replaced only where the new fit is good and was measured as widely, F is beyond its LEVEL (the intervals of five coefficients one
-by one would be left by chance in every fourth comparison; those left are named) and some cell's time differs by more than MATERIAL.
-Pure; the fit with its bootstrap takes up to a second, so it is run in a process of its own.
+It is replaced only where the new fit is good and was measured as widely, F is beyond its LEVEL (the
+intervals of five coefficients one by one would be left by chance in every fourth comparison; those
+left are named) and some cell's time differs by more than MATERIAL. Pure; the fit with its bootstrap
+takes up to a second, so it is run in a process of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ Verdict = Literal["first", "replaces", "agrees", "poor", "narrow"]
 
 @dataclass(frozen=True, slots=True)
 class KnownLaw:
-    """The law in force, and the largest batch and longest answer it was measured on (0: not known)."""
+    """The law in force, and the largest batch and longest answer it was measured on (0: not
+    known).
+    """
 
     law: LatencyModel
     largest_batch: int = 0
@@ -42,7 +47,9 @@ class KnownLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A fit with its doubts; `factor` is its times over those in force, `gap` the largest relative difference beside that."""
+    """A fit with its doubts; `factor` is its times over those in force, `gap` the largest
+    relative difference beside that.
+    """
 
     fit: Fit
     doubts: tuple[str, ...]
@@ -68,18 +75,25 @@ def weigh(
     known = of_cells(measured, fit.intervals)
     doubts = known.doubts + more
     if fit.mape > POOR or known.condition > ILL:
-        says = f"the cells' means lie {fit.mape:.1%} from the best law (condition number {known.condition:.3g}): no law is taken from them"
+        says = (
+            f"the cells' means lie {fit.mape:.1%} from the best law (condition number "
+            f"{known.condition:.3g}): no law is taken from them"
+        )
         return Offer(fit=fit, doubts=doubts, verdict="poor", says=says)
     if in_force is None:
         return Offer(fit=fit, doubts=doubts, verdict="first", says="no law was known")
     found = compare(measured, fit.law, in_force.law)
     verdict, says = _verdict(found, fit, measured, known, in_force)
-    return Offer(fit=fit, doubts=doubts, verdict=verdict, says=says, factor=found.factor, gap=found.gap)
+    return Offer(
+        fit=fit, doubts=doubts, verdict=verdict, says=says, factor=found.factor, gap=found.gap
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The new law's times over the old one's (`factor`), the largest relative difference beside that, and how likely by chance."""
+    """The new law's times over the old one's (`factor`), the largest relative difference beside
+    that, and how likely by chance.
+    """
 
     factor: float
     gap: float
@@ -93,32 +107,71 @@ def compare(measured: Sequence[Measured], new: LatencyModel, old: LatencyModel) 
     relative, shape = times / fitted, lawful / fitted
     factor = float(shape @ relative / (shape @ shape))
     free = len(COEFFICIENTS)
-    old_squares, new_squares = float(np.sum((relative - factor * shape) ** 2)), float(np.sum((relative - 1) ** 2))
+    old_squares, new_squares = (
+        float(np.sum((relative - factor * shape) ** 2)),
+        float(np.sum((relative - 1) ** 2)),
+    )
     spare = len(times) - free
-    ratio = (old_squares - new_squares) / (free - 1) / (new_squares / spare) if new_squares > 0 else np.inf
-    return Comparison(factor, float(np.abs(factor * shape - 1).max()), float(fdtrc(free - 1, spare, max(ratio, 0.0))))
+    ratio = (
+        (old_squares - new_squares) / (free - 1) / (new_squares / spare)
+        if new_squares > 0
+        else np.inf
+    )
+    return Comparison(
+        factor,
+        float(np.abs(factor * shape - 1).max()),
+        float(fdtrc(free - 1, spare, max(ratio, 0.0))),
+    )
 
 
 def _time(law: LatencyModel, one: Measured) -> float:
     return law.padded(len(one.lengths), max(one.lengths), one.prompt_tokens)
 
 
-def _turnaround(law: LatencyModel, in_force: KnownLaw | None, loop: ClosedLoop, slot_time: float | None) -> tuple[float, tuple[str, ...]]:
+def _turnaround(
+    law: LatencyModel, in_force: KnownLaw | None, loop: ClosedLoop, slot_time: float | None
+) -> tuple[float, tuple[str, ...]]:
     """Solved where the loop was measured; otherwise the one in force, or none."""
     if slot_time is not None:
         return solve_turnaround(law, loop, slot_time), ()
-    doubt = "the turnaround of a continuous engine was not measured: its closed loop takes too long for a probe"
+    doubt = (
+        "the turnaround of a continuous engine was not measured: its closed loop takes too "
+        "long for a probe"
+    )
     return (0.0 if in_force is None else in_force.law.turnaround * in_force.law.speed), (doubt,)
 
 
-def _verdict(found: Comparison, fit: Fit, measured: Sequence[Measured], known: Identifiability, in_force: KnownLaw) -> tuple[Verdict, str]:
+def _verdict(
+    found: Comparison,
+    fit: Fit,
+    measured: Sequence[Measured],
+    known: Identifiability,
+    in_force: KnownLaw,
+) -> tuple[Verdict, str]:
     if found.chance > LEVEL or found.gap <= MATERIAL:
-        return "agrees", f"the law in force has this shape (cells within {found.gap:.1%}), at {found.factor:.3g} of its times"
-    outside = " and ".join(_outside(fit, in_force.law, found.factor, measured)) or "the times of cells"
-    differs = f"{outside} differ from the law in force beyond their intervals, cells by up to {found.gap:.1%}"
-    if max(in_force.largest_batch / known.largest_batch, in_force.longest / known.longest) >= NARROW:
+        return (
+            "agrees",
+            (
+                f"the law in force has this shape (cells within {found.gap:.1%}), at "
+                f"{found.factor:.3g} of its times"
+            ),
+        )
+    outside = (
+        " and ".join(_outside(fit, in_force.law, found.factor, measured)) or "the times of cells"
+    )
+    differs = (
+        f"{outside} differ from the law in force beyond their intervals, cells by up to "
+        f"{found.gap:.1%}"
+    )
+    if (
+        max(in_force.largest_batch / known.largest_batch, in_force.longest / known.longest)
+        >= NARROW
+    ):
         reach = f"batches up to {in_force.largest_batch} and {in_force.longest} tokens"
-        return "narrow", f"{differs}; it stays, because it was measured on {reach}: calibrate in full"
+        return (
+            "narrow",
+            f"{differs}; it stays, because it was measured on {reach}: calibrate in full",
+        )
     return "replaces", differs
 
 
@@ -127,8 +180,14 @@ def _outside(fit: Fit, old: LatencyModel, factor: float, measured: Sequence[Meas
     prompts = {one.prompt_tokens / len(one.lengths) for one in measured}
     found = {name: getattr(old, name) for name in COEFFICIENTS}
     if len(prompts) == 1:
-        found["k1"] += found.pop("kp") * prompts.pop()  # as the fit has it: one prompt length, its cost is part of k1
-    return [name for name, value in found.items() if not _covers(fit.intervals[name], value * old.speed * factor)]
+        found["k1"] += (
+            found.pop("kp") * prompts.pop()
+        )  # as the fit has it: one prompt length, its cost is part of k1
+    return [
+        name
+        for name, value in found.items()
+        if not _covers(fit.intervals[name], value * old.speed * factor)
+    ]
 
 
 def _covers(interval: tuple[float, float], value: float) -> bool:

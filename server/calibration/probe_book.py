@@ -1,8 +1,10 @@
-"""Which cell to measure next in an idle moment, when, and when to look at the law again. Pure: no clock, no engine.
+"""Which cell to measure next in an idle moment, when, and when to look at the law again. Pure: no
+clock, no engine.
 
-A cell is measured only where it is expected to take at most `longest`. Nobody's law is asked for that: under any law with
-coefficients >= 0 a batch of (b', l', p') takes at most (b'/b)(l'/l)(p'/p) times as long as one of (b, l, p), b <= b', l <= l', p <= p'.
-So the smallest cell comes first, and each measured one may admit larger ones.
+A cell is measured only where it is expected to take at most `longest`. Nobody's law is asked for
+that: under any law with coefficients >= 0 a batch of (b', l', p') takes at most (b'/b)(l'/l)(p'/p)
+times as long as one of (b, l, p), b <= b', l <= l', p <= p'. So the smallest cell comes first, and
+each measured one may admit larger ones.
 """
 
 from __future__ import annotations
@@ -36,8 +38,16 @@ class Limits:
     retry: float = 60.0  # until the smallest cell is tried again after it took too long
 
     def __post_init__(self) -> None:
-        if not (0 < self.upkeep <= self.share <= 1 and self.longest > 0 and 2 <= self.fewest <= self.kept and self.quiet >= 0):
-            raise SpecError(f"got {self}; expected 0 < upkeep <= share <= 1, longest > 0 and 2 <= fewest <= kept")
+        if not (
+            0 < self.upkeep <= self.share <= 1
+            and self.longest > 0
+            and 2 <= self.fewest <= self.kept
+            and self.quiet >= 0
+        ):
+            raise SpecError(
+                f"got {self}; expected 0 < upkeep <= share <= 1, longest > 0 and 2 <= fewest <= "
+                "kept"
+            )
 
 
 class ProbeBook:
@@ -59,12 +69,18 @@ class ProbeBook:
         self._fitted_at = self._limits.fewest - 1  # rounds seen by the last fit
 
     def next(self, rng: np.random.Generator) -> int | None:
-        """One of the cells measured least often, at random; None where not even the smallest is short enough."""
+        """One of the cells measured least often, at random; None where not even the smallest is
+        short enough.
+        """
         due = self.admitted()
         if not due:
             return None
         counts = [self._count(index) for index in due]
-        return int(rng.choice([index for index, count in zip(due, counts, strict=True) if count == min(counts)]))
+        return int(
+            rng.choice(
+                [index for index, count in zip(due, counts, strict=True) if count == min(counts)]
+            )
+        )
 
     def add(self, index: int, found: Measured | float) -> None:
         """One measurement: of a cell, or the slot time of the loop."""
@@ -77,11 +93,15 @@ class ProbeBook:
 
     def admitted(self) -> list[int]:
         """Cells, and the loop, that are expected to take at most `longest`."""
-        found = [index for index in range(len(self.grid)) if self.expected(index) <= self._limits.longest]
+        found = [
+            index for index in range(len(self.grid)) if self.expected(index) <= self._limits.longest
+        ]
         return found + ([LOOP] if self._loop_expected() <= self._limits.longest else [])
 
     def expected(self, index: int) -> float:
-        """Seconds: its own median, or the least bound from smaller cells. The smallest has 0 until it is measured."""
+        """Seconds: its own median, or the least bound from smaller cells. The smallest has 0
+        until it is measured.
+        """
         own = self._kept[index]
         if own:
             return median(one.service_time for one in own)
@@ -128,7 +148,9 @@ class ProbeBook:
         return sum(times) / len(times) if len(times) >= self._limits.fewest else None
 
     def rest(self, took: float) -> float:
-        """Seconds to leave the engine alone after a probe of `took`, so that the share of idle time is kept."""
+        """Seconds to leave the engine alone after a probe of `took`, so that the share of idle
+        time is kept.
+        """
         share = self._limits.upkeep if self.full else self._limits.share
         return took * (1 / share - 1)
 
@@ -136,13 +158,18 @@ class ProbeBook:
         return self._loops if index == LOOP else self._counts[index]
 
     def _loop_expected(self) -> float:
-        """All of its requests one after the other, each bounded by a batch of one that was measured."""
+        """All of its requests one after the other, each bounded by a batch of one that was
+        measured.
+        """
         single = [
             (_size(cell)[1], median(one.service_time for one in kept))
             for cell, kept in zip(self.grid, self._kept, strict=True)
             if kept and _size(cell)[0] == 1
         ]
-        bounds = [min((time * max(1.0, length / n) for n, time in single), default=math.inf) for length in self.loop.lengths]
+        bounds = [
+            min((time * max(1.0, length / n) for n, time in single), default=math.inf)
+            for length in self.loop.lengths
+        ]
         return math.fsum(bounds)
 
 

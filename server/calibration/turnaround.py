@@ -1,4 +1,6 @@
-"""The turnaround of a continuous engine: at which the law's own closed loop holds a slot as long as was measured."""
+"""The turnaround of a continuous engine: at which the law's own closed loop holds a slot as long
+as was measured.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class ClosedLoop:
 
 
 def solve_turnaround(law: LatencyModel, loop: ClosedLoop, measured: float) -> float:
-    """Seconds a slot is held outside the steps: bisection until the law's loop holds one as long as measured."""
+    """Seconds a slot is held outside the steps: bisection until the law's loop holds one as long
+    as measured.
+    """
     low, high = 0.0, max(0.05, measured)
     for _ in range(30):
         middle = (low + high) / 2
@@ -43,7 +47,9 @@ def slot_time(law: LatencyModel, loop: ClosedLoop) -> float:
     def admit(now: float, count: int) -> None:
         for index, length in itertools.islice(left, count):
             started[str(index)] = now
-            process.admit(now, [Member(str(index), loop.prompt_tokens, length)], padded=False, joining=True)
+            process.admit(
+                now, [Member(str(index), loop.prompt_tokens, length)], padded=False, joining=True
+            )
 
     admit(0.0, loop.slots)
     while not process.idle:

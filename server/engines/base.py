@@ -1,8 +1,8 @@
 """What the gateway asks of an engine: the one seam where a fake may stand in.
 
-`dispatch` and `cancel` return at once; tokens come back through `TokenStream.push` on the event loop. The gateway
-finds where an answer ends (limit, end-of-sequence, stop strings), for padded and unpadded service alike; an engine
-that stops by itself merely saves work.
+`dispatch` and `cancel` return at once; tokens come back through `TokenStream.push` on the event
+loop. The gateway finds where an answer ends (limit, end-of-sequence, stop strings), for padded and
+unpadded service alike; an engine that stops by itself merely saves work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class InvalidPromptError(ValueError):
 
 
 class InvalidSamplingError(ValueError):
-    """Sampling that contradicts itself or the model; the message is for the client, `param` names the field."""
+    """Sampling that contradicts itself or the model; the message is for the client, `param`
+    names the field.
+    """
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -51,12 +53,16 @@ class UnsupportedError(InvalidSamplingError):
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """A form that the answer must take: kind, value and options with the names of vLLM's StructuredOutputsParams."""
+    """A form that the answer must take: kind, value and options with the names of vLLM's
+    StructuredOutputsParams.
+    """
 
     kind: Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
     value: Any
     options: Mapping[str, bool | str] = field(default_factory=dict)
-    prepared: Any = field(default=None, compare=False, repr=False)  # the engine's own form of it, once it was checked
+    prepared: Any = field(
+        default=None, compare=False, repr=False
+    )  # the engine's own form of it, once it was checked
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +92,19 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_check(self) -> bool:
         """Whether the engine is asked before the request queues: these depend on the model."""
-        return bool(self.structured or self.allowed_token_ids is not None or self.bad_words or self.logit_bias or self.stop_token_ids)
+        return bool(
+            self.structured
+            or self.allowed_token_ids is not None
+            or self.bad_words
+            or self.logit_bias
+            or self.stop_token_ids
+        )
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment: only an engine reads it."""
+    """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment:
+    only an engine reads it.
+    """
 
     request: Request
     prompt_token_ids: Sequence[int]
@@ -105,7 +119,9 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def ends_by_itself(self) -> bool:
-        """Whether an end-of-sequence token ends it; under a forced length the engine marks the end instead."""
+        """Whether an end-of-sequence token ends it; under a forced length the engine marks the
+        end instead.
+        """
         return self.forced_output_tokens is None
 
 
@@ -118,8 +134,12 @@ class TokenLogprob:
     rank: int | None
 
 
-class Token(msgspec.Struct, frozen=True, gc=False):  # made by the ten thousand, and no part of a cycle
-    """One output token. `ends` marks the forced end of an experiment: the model would have stopped here."""
+class Token(
+    msgspec.Struct, frozen=True, gc=False
+):  # made by the ten thousand, and no part of a cycle
+    """One output token. `ends` marks the forced end of an experiment: the model would have
+    stopped here.
+    """
 
     id: int
     text: str
@@ -141,7 +161,9 @@ class TokenListener(Protocol):
 
 
 class TokenStream:
-    """The way back of one dispatched request; the gateway sets `listener` before the loop runs on."""
+    """The way back of one dispatched request; the gateway sets `listener` before the loop runs
+    on.
+    """
 
     __slots__ = ("listener", "request_id")
 
@@ -167,7 +189,9 @@ class TokenStream:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One engine step: its end on the loop's clock, sequences that computed a token, and how many of them began in it."""
+    """One engine step: its end on the loop's clock, sequences that computed a token, and how
+    many of them began in it.
+    """
 
     at: float
     running: int
@@ -198,15 +222,22 @@ class PromptReader(Protocol):
     """What is asked before a request queues."""
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the special tokens that the model wants around it, or without."""
+        """Token ids of a text, with the special tokens that the model wants around it, or
+        without.
+        """
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
-        """Token ids of a conversation under the model's chat template. Raises InvalidPromptError."""
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises
+        InvalidPromptError.
+        """
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
         """Look at what depends on the model; returns it as the engine is to have it.
 
-        Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing, or BusyError.
+        Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing, or
+        BusyError.
         """
 
 
@@ -220,7 +251,8 @@ class Engine(PromptReader, Protocol):
     async def start(self) -> Capabilities:
         """Bring it up, anew after a death or in place of one that is up. Raises EngineStartError.
 
-        It may be cancelled at any time, and ends then within seconds: an engine that does not is given up.
+        It may be cancelled at any time, and ends then within seconds: an engine that does not is
+        given up.
         """
 
     async def stop(self) -> None:
@@ -232,11 +264,14 @@ class Engine(PromptReader, Protocol):
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids."""
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
-        """Start these together (in one engine step unless `joining` a running server). Does not wait.
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
+        """Start these together (in one engine step unless `joining` a running server). Does not
+        wait.
 
-        Padded: the engine goes on with every member until it is cancelled or the largest limit of the batch is met;
-        it stops at no end-of-sequence and no stop string.
+        Padded: the engine goes on with every member until it is cancelled or the largest limit of
+        the batch is met; it stops at no end-of-sequence and no stop string.
         """
 
     def cancel(self, request_ids: Sequence[str]) -> None:

@@ -1,8 +1,9 @@
-"""An engine that obeys the latency law, token by token, on absolute instants of the event loop's clock.
+"""An engine that obeys the latency law, token by token, on absolute instants of the event loop's
+clock.
 
-For machines without vLLM and for tests on virtual time. Its words mean nothing; its timing is the law's. It reads the
-prompts' lengths and draws an answer's own length from a geometric law of the model it pretends to be, unless a length
-is forced.
+For machines without vLLM and for tests on virtual time. Its words mean nothing; its timing is the
+law's. It reads the prompts' lengths and draws an answer's own length from a geometric law of the
+model it pretends to be, unless a length is forced.
 """
 
 from __future__ import annotations
@@ -34,8 +35,15 @@ from server.engines.base import (
 from server.runtime.clock import clock_of
 
 EOS = 0
-BOUNDS = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 131072, "kv_cache_tokens": 131072}
-MOST_AT_ONCE = 32  # tokens, about, before others have their turn on the loop: a fraction of a millisecond
+BOUNDS = {
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 131072,
+    "kv_cache_tokens": 131072,
+}
+MOST_AT_ONCE = (
+    32  # tokens, about, before others have their turn on the loop: a fraction of a millisecond
+)
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
 LONG_TEXT = 1 << 16  # characters that are read on the event loop
@@ -46,15 +54,29 @@ UNIFORM = -math.log(len(VOCABULARY))  # logarithm of a word's probability
 class EmulatedEngine:
     """One or more servers under the law. It says of itself that it is emulated."""
 
-    def __init__(self, law: LatencyModel, *, servers: int = 1, seed: int = 0, mean_output_tokens: float = 64.0, **bounds: int) -> None:
+    def __init__(
+        self,
+        law: LatencyModel,
+        *,
+        servers: int = 1,
+        seed: int = 0,
+        mean_output_tokens: float = 64.0,
+        **bounds: int,
+    ) -> None:
         self.law = law
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
         unknown = set(bounds) - set(BOUNDS)
         if unknown:
-            raise SpecError(f"got engine argument {min(unknown)!r}; expected one that the emulated engine has: {', '.join(BOUNDS)}")
+            raise SpecError(
+                f"got engine argument {min(unknown)!r}; expected one that the emulated engine "
+                f"has: {', '.join(BOUNDS)}"
+            )
         self._bounds = BOUNDS | bounds
-        rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(servers + 1)]
+        rngs = [
+            np.random.default_rng(child)
+            for child in np.random.SeedSequence(seed).spawn(servers + 1)
+        ]
         self._lengths, self._mean = rngs[0], mean_output_tokens
         self._servers = [_EmulatedServer(self, index, rng) for index, rng in enumerate(rngs[1:])]
 
@@ -89,14 +111,22 @@ class EmulatedEngine:
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """One token per word; there are no special ones."""
         del special_tokens
-        return token_ids_of(text) if len(text) <= LONG_TEXT else await asyncio.to_thread(token_ids_of, text)
+        return (
+            token_ids_of(text)
+            if len(text) <= LONG_TEXT
+            else await asyncio.to_thread(token_ids_of, text)
+        )
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
         """One token per word of every message."""
         del template_arguments
         if not messages:
             raise InvalidPromptError("got no messages; expected at least one")
-        return await self.encode(" ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages))
+        return await self.encode(
+            " ".join(f"{message['role']}: {_text(message.get('content'))}" for message in messages)
+        )
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
         """Words that mean nothing can keep to no form."""
@@ -107,18 +137,25 @@ class EmulatedEngine:
         }
         for name, value in asked.items():
             if value:
-                raise UnsupportedError(f"got {name}, which the emulated engine does not support; use --engine vllm", name)
+                raise UnsupportedError(
+                    f"got {name}, which the emulated engine does not support; use --engine vllm",
+                    name,
+                )
         biased = sampling.logit_bias or {}
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
             if outside := [token for token in tokens if not 0 <= token < PROMPT_TOKEN_IDS]:
-                raise InvalidSamplingError(f"{name}: got token id {outside[0]}; expected 0 to {PROMPT_TOKEN_IDS - 1}", name)
+                raise InvalidSamplingError(
+                    f"{name}: got token id {outside[0]}; expected 0 to {PROMPT_TOKEN_IDS - 1}", name
+                )
         return sampling
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Words."""
         return "".join(VOCABULARY[token_id % len(VOCABULARY)] for token_id in token_ids)
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         """Enter the law's next step together."""
         return self._servers[server_id].dispatch(works, padded=padded, joining=joining)
 
@@ -129,12 +166,17 @@ class EmulatedEngine:
                 server.cancel(request_id)
 
     def natural_length(self, work: Work) -> int:
-        """Where this answer would end by itself: forced, never (`ignore_eos`), or a geometric draw."""
+        """Where this answer would end by itself: forced, never (`ignore_eos`), or a geometric
+        draw.
+        """
         if work.forced_output_tokens is not None:
             return work.forced_output_tokens
         if work.sampling.ignore_eos:
             return work.sampling.max_tokens + 1
-        return max(len(work.output_token_ids) + int(self._lengths.geometric(1 / self._mean)), work.sampling.min_tokens)  # without memory
+        return max(
+            len(work.output_token_ids) + int(self._lengths.geometric(1 / self._mean)),
+            work.sampling.min_tokens,
+        )  # without memory
 
 
 class _Answer:
@@ -147,7 +189,9 @@ class _Answer:
         self._logprobs = work.sampling.logprobs
         self._ends_at = natural_length
         length = min(natural_length, work.sampling.max_tokens) - self._made_before
-        self.member = Member(work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length))
+        self.member = Member(
+            work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length)
+        )
 
     def token(self) -> Token:
         """The token of the step just done."""
@@ -164,7 +208,10 @@ class _Answer:
         if self._logprobs is None:
             return None
         ids = [(token_id + place) % len(VOCABULARY) for place in range(max(1, self._logprobs))]
-        return {number: TokenLogprob(VOCABULARY[number], UNIFORM, rank) for rank, number in enumerate(ids, 1)}
+        return {
+            number: TokenLogprob(VOCABULARY[number], UNIFORM, rank)
+            for rank, number in enumerate(ids, 1)
+        }
 
 
 class _EmulatedServer:
@@ -185,15 +232,22 @@ class _EmulatedServer:
 
     def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
         self._padded = padded
-        answers = [_Answer(TokenStream(work.request.id), work, self.engine.natural_length(work)) for work in works]
+        answers = [
+            _Answer(TokenStream(work.request.id), work, self.engine.natural_length(work))
+            for work in works
+        ]
         self._answers.update((answer.stream.request_id, answer) for answer in answers)
-        self.process.admit(self._now(), [answer.member for answer in answers], padded=padded, joining=joining)
+        self.process.admit(
+            self._now(), [answer.member for answer in answers], padded=padded, joining=joining
+        )
         self._schedule()
         return [answer.stream for answer in answers]
 
     def cancel(self, request_id: str) -> None:
         if self._answers.pop(request_id, None) is not None:
-            self.process.remove(request_id, -math.inf)  # now, but steps that are due and not yet told are still to be done one by one
+            self.process.remove(
+                request_id, -math.inf
+            )  # now, but steps that are due and not yet told are still to be done one by one
             self._schedule()
 
     def drop(self) -> None:
@@ -213,7 +267,9 @@ class _EmulatedServer:
         self._timer = self._loop.call_at(at, self._due) if at < math.inf else None
 
     def _due(self) -> None:
-        """The step whose end has come, and those that a late loop finds due behind it: the law's instants do not wait for it."""
+        """The step whose end has come, and those that a late loop finds due behind it: the law's
+        instants do not wait for it.
+        """
         self._timer = None
         made = self._step()
         while made < MOST_AT_ONCE and self.process.next_step_at() <= self._now():
@@ -225,7 +281,9 @@ class _EmulatedServer:
         running, ended = self.process.step()
         if self.engine.on_step is not None:
             self._tell_step(running, self.engine.on_step)
-        answers = [answer for member in running if (answer := self._answers.get(member.id)) is not None]
+        answers = [
+            answer for member in running if (answer := self._answers.get(member.id)) is not None
+        ]
         if not self._padded:
             for member in ended:
                 del self._answers[member.id]
@@ -241,12 +299,16 @@ class _EmulatedServer:
 
 def _text(content: Any) -> str:
     """A message's words: a text, or parts with texts."""
-    return " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    return (
+        " ".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    )
 
 
 def token_ids_of(text: str) -> list[int]:
     """One for each word."""
-    return [1 + hash_word(word[0]) % (len(VOCABULARY) - 1) for word in re.finditer(r"\S+", text)] or [1]
+    return [
+        1 + hash_word(word[0]) % (len(VOCABULARY) - 1) for word in re.finditer(r"\S+", text)
+    ] or [1]
 
 
 def hash_word(word: str) -> int:

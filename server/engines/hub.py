@@ -1,4 +1,6 @@
-"""Whether vLLM can fetch a model by its name, asked before the engine starts: vLLM's own answer is a traceback after 20 seconds."""
+"""Whether vLLM can fetch a model by its name, asked before the engine starts: vLLM's own answer
+is a traceback after 20 seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from policies.text import SpecError
 from queueing.errors import CommandError
 
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
-_NAME = re.compile(rf"(?!.*(?:--|\.\.))(?=.{{1,96}}$){_PART}(?:/{_PART})?")  # OWNER/NAME, or NAME alone as the oldest models have it
+_NAME = re.compile(
+    rf"(?!.*(?:--|\.\.))(?=.{{1,96}}$){_PART}(?:/{_PART})?"
+)  # OWNER/NAME, or NAME alone as the oldest models have it
 _OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file of the hub
 _STORES = ("s3://", "gs://", "az://")  # that vLLM reads models from
 FILE = "config.json"
@@ -21,7 +25,9 @@ EXPECTED = "expected `tiny`, the directory of a model, or the name of one on the
 
 
 def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
-    """Whether vLLM can find the model, folder or name, asked before anything is started. Raises SpecError, CommandError."""
+    """Whether vLLM can find the model, folder or name, asked before anything is started. Raises
+    SpecError, CommandError.
+    """
     if model == "tiny":
         return
     if not model.strip():
@@ -32,49 +38,79 @@ def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
     if not folder.exists():
         check_name(model, engine_args)
         return
-    described = any((folder / name).is_file() for name in _CONFIGURATIONS) or any(key in engine_args for key in _OTHER_SOURCES)
+    described = any((folder / name).is_file() for name in _CONFIGURATIONS) or any(
+        key in engine_args for key in _OTHER_SOURCES
+    )
     if folder.is_dir() and not described:
         raise SpecError(f"got model {model!r}, a folder without {FILE}; {EXPECTED}")
 
 
 def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
-    """Fetch the model's configuration. Raises SpecError: no such model, or it is gated; CommandError: no answer from the hub."""
-    if "://" in model or ":" in model or os.environ.get("VLLM_USE_MODELSCOPE") or any(key in engine_args for key in _OTHER_SOURCES):
+    """Fetch the model's configuration. Raises SpecError: no such model, or it is gated;
+    CommandError: no answer from the hub.
+    """
+    if (
+        "://" in model
+        or ":" in model
+        or os.environ.get("VLLM_USE_MODELSCOPE")
+        or any(key in engine_args for key in _OTHER_SOURCES)
+    ):
         return
     if not _NAME.fullmatch(model):
         raise SpecError(f"got model {model!r}, which is no directory here; {EXPECTED}")
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
 
     revision = engine_args.get("revision")
-    if isinstance(try_to_load_from_cache(model, FILE, cache_dir=engine_args.get("download_dir"), revision=revision), str):
+    if isinstance(
+        try_to_load_from_cache(
+            model, FILE, cache_dir=engine_args.get("download_dir"), revision=revision
+        ),
+        str,
+    ):
         return
     if offline():
-        raise SpecError(f"got model {model!r}, which is no directory here and not in the cache (HF_HUB_OFFLINE is set); {EXPECTED}")
+        raise SpecError(
+            f"got model {model!r}, which is no directory here and not in the cache "
+            f"(HF_HUB_OFFLINE is set); {EXPECTED}"
+        )
     _ask_hub(model, revision)
 
 
 def offline() -> bool:
     """Whether the environment forbids to ask the hub."""
-    return any(os.environ.get(name, "").lower() in {"1", "true", "yes", "on"} for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(
+        os.environ.get(name, "").lower() in {"1", "true", "yes", "on"}
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
 
 
 def _ask_hub(model: str, revision: str | None) -> None:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url  # noqa: PLC0415
 
     try:
-        get_hf_file_metadata(hf_hub_url(model, FILE, revision=revision))  # asks once; hf_hub_download would try for 20 seconds
+        get_hf_file_metadata(
+            hf_hub_url(model, FILE, revision=revision)
+        )  # asks once; hf_hub_download would try for 20 seconds
     except errors.EntryNotFoundError:
         return  # a model without config.json, such as Mistral's own format: vLLM decides
     except errors.GatedRepoError:
         raise SpecError(
-            f"got model {model!r}, which is gated on the Hugging Face hub; expected HF_TOKEN of an account with access"
+            f"got model {model!r}, which is gated on the Hugging Face hub; expected HF_TOKEN of "
+            "an account with access"
         ) from None
     except errors.RepositoryNotFoundError:
-        raise SpecError(f"got model {model!r}, which is no directory here and not on the Hugging Face hub; {EXPECTED}") from None
+        raise SpecError(
+            f"got model {model!r}, which is no directory here and not on the Hugging Face hub; "
+            f"{EXPECTED}"
+        ) from None
     except errors.RevisionNotFoundError:
-        raise SpecError(f"got revision {revision!r}, which model {model!r} does not have on the Hugging Face hub") from None
+        raise SpecError(
+            f"got revision {revision!r}, which model {model!r} does not have on the Hugging Face "
+            "hub"
+        ) from None
     except (errors.HTTPError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
-            f"got model {model!r}, which is no directory here, and the Hugging Face hub cannot be reached ({reason}); {EXPECTED}"
+            f"got model {model!r}, which is no directory here, and the Hugging Face hub cannot be "
+            f"reached ({reason}); {EXPECTED}"
         ) from None

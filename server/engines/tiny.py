@@ -1,7 +1,9 @@
-"""A tiny Llama with random weights, made on the spot: a real model for a real engine, without a download.
+"""A tiny Llama with random weights, made on the spot: a real model for a real engine, without a
+download.
 
-Near-uniform logits (a small output layer) make every token about equally likely at temperature 1, the end of sequence
-too: a `logit_bias` on it gives geometric lengths. Weights come from a fixed seed, so every load is the same model.
+Near-uniform logits (a small output layer) make every token about equally likely at temperature 1,
+the end of sequence too: a `logit_bias` on it gives geometric lengths. Weights come from a fixed
+seed, so every load is the same model.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ def tiny_home() -> Path:
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
-        raise CommandError("got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME to a folder") from None
+        raise CommandError(
+            "got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME to a folder"
+        ) from None
     return cache / "kendall" / "models" / f"tiny-{RECIPE}"
 
 
 def make_tiny(directory: Path | None = None) -> Path:
-    """Make the model folder if it is not there yet and return it. Safe beside others who do the same.
+    """Make the model folder if it is not there yet and return it. Safe beside others who do the
+    same.
 
     Raises CommandError where it cannot be written.
     """
@@ -55,8 +60,13 @@ def make_tiny(directory: Path | None = None) -> Path:
         if not (directory / "config.json").exists():
             _make(directory)
     except OSError as error:
-        expected = f"a folder that can be written to ({error.strerror or error}): set XDG_CACHE_HOME to another one"
-        raise CommandError(f"got {directory.parent} for the model `tiny`; expected {expected}") from None
+        expected = (
+            f"a folder that can be written to ({error.strerror or error}): set "
+            "XDG_CACHE_HOME to another one"
+        )
+        raise CommandError(
+            f"got {directory.parent} for the model `tiny`; expected {expected}"
+        ) from None
     return directory
 
 
@@ -88,7 +98,9 @@ def _json_files() -> dict[str, dict[str, Any]]:
         | {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "dtype": "float32",  # on a CPU vLLM computes in bfloat16 all the same, unless dtype=float32 is among its arguments
+            # on a CPU vLLM computes in bfloat16 all the same, unless dtype=float32 is among its
+            # arguments
+            "dtype": "float32",
             "hidden_act": "silu",
             "hidden_size": HIDDEN,
             "intermediate_size": INTERMEDIATE,
@@ -115,7 +127,9 @@ def _json_files() -> dict[str, dict[str, Any]]:
 
 
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE built by rule, not trained: every id has a text, every text comes back as it went in."""
+    """Byte-level BPE built by rule, not trained: every id has a text, every text comes back as
+    it went in.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([*SPECIALS, *alphabet])}
     merges: list[tuple[str, str]] = []
@@ -127,7 +141,9 @@ def tokenizer() -> Tokenizer:
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIALS]
+    )
     return made
 
 
@@ -156,12 +172,14 @@ def _weights(rng: np.random.Generator) -> Iterator[tuple[str, npt.NDArray[np.flo
         yield f"{at}.input_layernorm.weight", np.ones(HIDDEN, np.float32)
         yield f"{at}.post_attention_layernorm.weight", np.ones(HIDDEN, np.float32)
     yield "model.norm.weight", np.ones(HIDDEN, np.float32)
-    # normed activations have length sqrt(HIDDEN): logits get a deviation of 0.002 * 16 = 0.03, near uniform
+    # normed activations have length sqrt(HIDDEN): logits get a deviation of 0.002 * 16 = 0.03, near
+    # uniform
     yield "lm_head.weight", normal(VOCABULARY, HIDDEN, scale=0.002)
 
 
 def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
-    """The safetensors format: length of the header (8 bytes, little-endian), JSON header, data; here bfloat16.
+    """The safetensors format: length of the header (8 bytes, little-endian), JSON header, data;
+    here bfloat16.
 
     By hand because the base installation, which has no vLLM, has no safetensors either.
     """
@@ -169,8 +187,14 @@ def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]
     blobs: list[bytes] = []
     offset = 0
     for name, tensor in tensors.items():
-        blob = (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()  # bfloat16 is the upper half of a float32
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, offset + len(blob)]}
+        blob = (
+            (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
+        )  # bfloat16 is the upper half of a float32
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + len(blob)],
+        }
         blobs.append(blob)
         offset += len(blob)
     text = json.dumps(header).encode()

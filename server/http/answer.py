@@ -1,4 +1,6 @@
-"""One HTTP call on its way: its sequences in the queue, its bytes on the way out, its client watched throughout."""
+"""One HTTP call on its way: its sequences in the queue, its bytes on the way out, its client
+watched throughout.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Choice:
                 if call.continuous_usage:
                     chunk = call.with_usage_of(self, chunk)
                 call.chunks.append(chunk)
-                if every_token:  # of the tokens' text: some of it may be held back for a stop string
+                if (
+                    every_token
+                ):  # of the tokens' text: some of it may be held back for a stop string
                     self._offset += sum(len(token.text) for token in tokens)
                 if call.sleeping is not None:
                     call.wake()
@@ -81,9 +85,13 @@ class Choice:
 
 
 class Answer(Response):
-    """Submits the call's sequences, then writes; a client that goes takes its sequences with it, streamed or not."""
+    """Submits the call's sequences, then writes; a client that goes takes its sequences with it,
+    streamed or not.
+    """
 
-    def __init__(self, batcher: Batcher, works: list[Work], answer_format: Format, options: AnswerOptions) -> None:
+    def __init__(
+        self, batcher: Batcher, works: list[Work], answer_format: Format, options: AnswerOptions
+    ) -> None:
         self.background = None
         self.format = answer_format
         self.stream = options.stream
@@ -99,7 +107,9 @@ class Answer(Response):
         self._options = options
         self._choices = [Choice(self, index) for index in range(len(works))]
         self._loop = asyncio.get_running_loop()
-        self.sleeping: asyncio.Future[None] | None = None  # the writer, while there is nothing for it to do
+        self.sleeping: asyncio.Future[None] | None = (
+            None  # the writer, while there is nothing for it to do
+        )
         self._gone = False
         self._deadlines: Deadlines | None = None
 
@@ -117,7 +127,10 @@ class Answer(Response):
         if ticket is None:
             return chunk
         prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
-        return with_usage(chunk, {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output})
+        return with_usage(
+            chunk,
+            {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the call to its end; every ticket has an outcome afterwards."""
@@ -130,7 +143,12 @@ class Answer(Response):
             await self._write(scope, receive, send)
         except Exception:
             for ticket in tickets:
-                self._batcher.lose(ticket, "failed", "internal_error", "internal error of the gateway; its log has the details")
+                self._batcher.lose(
+                    ticket,
+                    "failed",
+                    "internal_error",
+                    "internal error of the gateway; its log has the details",
+                )
             raise
         finally:
             end_watch()
@@ -139,7 +157,9 @@ class Answer(Response):
             for ticket in tickets:
                 ticket.cancel()  # no effect on those with an outcome
             for choice in self._choices:
-                choice.ticket = None  # else call, choices and tickets hold one another until they are collected
+                choice.ticket = (
+                    None  # else call, choices and tickets hold one another until they are collected
+                )
             self._choices, self.finished = [], []
 
     def _submit(self) -> list[Ticket]:
@@ -150,7 +170,9 @@ class Answer(Response):
             choice.ticket = ticket
             ticket.timing = self.timing
         if self._options.timeouts is not None:
-            self._deadlines = Deadlines(self._batcher, self._options.timeouts, self._choices, self._options.arrived_at)
+            self._deadlines = Deadlines(
+                self._batcher, self._options.timeouts, self._choices, self._options.arrived_at
+            )
         if self.timing is not None:
             self.timing.end("submit")
         return tickets
@@ -202,22 +224,40 @@ class Answer(Response):
             assert choice.ticket is not None
             ending = choice.ticket.ending
             assert ending.finish_reason is not None
-            whole = self.format.choice(choice.index, "".join(choice.text), choice.tokens, ending.finish_reason, ending.stop_reason)
+            whole = self.format.choice(
+                choice.index,
+                "".join(choice.text),
+                choice.tokens,
+                ending.finish_reason,
+                ending.stop_reason,
+            )
             choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         delays = self._delays()
         body = self.format.whole(choices, self._usage(delays))
-        headers = [*self._start_headers(*delays), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [
+            *self._start_headers(*delays),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         if not self._gone:
             self._release()
 
     async def _write_stream(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [*self._start_headers(self._delays()[0]), *STREAM_HEADERS]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [*self._start_headers(self._delays()[0]), *STREAM_HEADERS],
+            }
+        )
         await self._write_events(send)
 
     async def _write_events(self, send: Send) -> None:
-        self.chunks[:0] = [self.format.first(choice.index, self._prompt(choice)) for choice in self._choices]
+        self.chunks[:0] = [
+            self.format.first(choice.index, self._prompt(choice)) for choice in self._choices
+        ]
         left = len(self._choices)
         while left:
             await self._until(self._has_more)
@@ -226,7 +266,9 @@ class Answer(Response):
             left -= len(self.finished)
             for choice in self.finished:
                 chunk = self._finish(choice)
-                self.chunks.append(self.with_usage_of(choice, chunk) if self.continuous_usage else chunk)
+                self.chunks.append(
+                    self.with_usage_of(choice, chunk) if self.continuous_usage else chunk
+                )
             if self.error:
                 self.chunks.append(b"data: " + JSONResponse(self.error.body()).body + b"\n\n")
                 left = 0
@@ -241,7 +283,11 @@ class Answer(Response):
 
     def _prompt(self, choice: Choice) -> Sequence[int] | None:
         """The prompt's ids, where they are to be returned."""
-        return choice.ticket.work.prompt_token_ids if self.format.token_ids and choice.ticket is not None else None
+        return (
+            choice.ticket.work.prompt_token_ids
+            if self.format.token_ids and choice.ticket is not None
+            else None
+        )
 
     def _finish(self, choice: Choice) -> bytes:
         assert choice.ticket is not None
@@ -264,8 +310,17 @@ class Answer(Response):
         prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n]])
         output = sum([ticket.ending.output_tokens for ticket in tickets])
         queue, service = delays
-        timing = {"queueing_delay_ms": queue, "service_ms": service, "batch_size": tickets[0].batch_size}
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, "kendall": timing}
+        timing = {
+            "queueing_delay_ms": queue,
+            "service_ms": service,
+            "batch_size": tickets[0].batch_size,
+        }
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "kendall": timing,
+        }
 
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
@@ -277,13 +332,18 @@ class Answer(Response):
                 last = max(last, now if begun is None else begun)
         return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
 
-    def _start_headers(self, queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
+    def _start_headers(
+        self, queue: float, service: float | None = None
+    ) -> list[tuple[bytes, bytes]]:
         delay = str(queue).encode()
         timing = b"queue;dur=" + delay
         return [
             (b"x-kendall-queueing-delay-ms", delay),
             (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
-            (b"server-timing", timing if service is None else timing + f", service;dur={service}".encode()),
+            (
+                b"server-timing",
+                timing if service is None else timing + f", service;dur={service}".encode(),
+            ),
             *self._early_headers(),
         ]
 
@@ -307,7 +367,17 @@ def _milliseconds(seconds: float) -> float:
 class AnswerOptions:
     """What the writer needs to know of the call."""
 
-    __slots__ = ("arrived_at", "client_limit", "continuous_usage", "include_usage", "loss", "n", "request_id", "stream", "timeouts")
+    __slots__ = (
+        "arrived_at",
+        "client_limit",
+        "continuous_usage",
+        "include_usage",
+        "loss",
+        "n",
+        "request_id",
+        "stream",
+        "timeouts",
+    )
 
     def __init__(
         self,
@@ -326,7 +396,9 @@ class AnswerOptions:
         self.arrived_at = arrived_at  # before a form was compiled: time limits count from here
         self.stream = stream
         self.include_usage = include_usage
-        self.continuous_usage = include_usage and continuous_usage  # vLLM gives it with the other only
+        self.continuous_usage = (
+            include_usage and continuous_usage
+        )  # vLLM gives it with the other only
         self.n = n
         self.client_limit = client_limit
         self.loss = loss  # the error of a sequence that is lost, by its code and message

@@ -27,7 +27,13 @@ from server.http.api.request_id import stamped
 from server.http.api.tokenizing import add_tokenizing
 from server.http.call import answer, direct, parse
 from server.http.presence import watch_client
-from server.http.schema import AutopilotChange, CalibrationRequest, ChatRequest, CompletionRequest, PolicyChange
+from server.http.schema import (
+    AutopilotChange,
+    CalibrationRequest,
+    ChatRequest,
+    CompletionRequest,
+    PolicyChange,
+)
 from server.page import Feed, add_page
 from server.security.audit import Audit
 from server.security.cors import cors
@@ -38,7 +44,9 @@ from server.telemetry.exposition import exposition
 
 
 class _App(FastAPI):
-    """FastAPI, but the two routes that carry answers are called without its layers: they cost more than the gateway's own work."""
+    """FastAPI, but the two routes that carry answers are called without its layers: they cost
+    more than the gateway's own work.
+    """
 
     direct: Mapping[str, Callable[[Scope, Receive, Send], Awaitable[None]]]
     guard: Guard
@@ -47,7 +55,11 @@ class _App(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pages of other origins may be let in, but never to /admin."""
-        outermost = self.guarded if self.cors is None or scope.get("path", "").startswith(ADMIN) else self.cors
+        outermost = (
+            self.guarded
+            if self.cors is None or scope.get("path", "").startswith(ADMIN)
+            else self.cors
+        )
         await outermost(scope, receive, send)
 
     async def guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,9 +142,16 @@ def _report(
 
 
 def _add_openai(app: _App, gateway: Gateway) -> None:
-    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {"completions": CompletionRequest, "chat/completions": ChatRequest}
+    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
+        "completions": CompletionRequest,
+        "chat/completions": ChatRequest,
+    }
     # under /openai, too: KServe has them there
-    app.direct = {f"{base}/v1/{name}": direct(gateway, model) for name, model in models.items() for base in ("", "/openai")}
+    app.direct = {
+        f"{base}/v1/{name}": direct(gateway, model)
+        for name, model in models.items()
+        for base in ("", "/openai")
+    }
 
     @app.post(
         "/v1/completions",
@@ -143,20 +162,34 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
     @app.post(
-        "/v1/chat/completions", responses=answers(ChatAnswer, *ANSWERING, streams=True), openapi_extra=body(ChatRequest, CALL_HEADERS)
+        "/v1/chat/completions",
+        responses=answers(ChatAnswer, *ANSWERING, streams=True),
+        openapi_extra=body(ChatRequest, CALL_HEADERS),
     )
     async def chat_completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, ChatRequest)
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/health", response_class=Response, responses={503: {"description": "The engine has failed for good."}})
+    @app.get(
+        "/health",
+        response_class=Response,
+        responses={503: {"description": "The engine has failed for good."}},
+    )
     async def health() -> Response:
         return Response(status_code=200 if gateway.healthy else 503)
 
-    @app.get("/ready", response_class=Response, responses={503: {"description": "Starting, calibrating, lost, or shutting down."}})
+    @app.get(
+        "/ready",
+        response_class=Response,
+        responses={503: {"description": "Starting, calibrating, lost, or shutting down."}},
+    )
     async def ready() -> Response:
-        return Response(status_code=200 if gateway.ready and not (gateway.draining or gateway.leaving or gateway.holding) else 503)
+        return Response(
+            status_code=200
+            if gateway.ready and not (gateway.draining or gateway.leaving or gateway.holding)
+            else 503
+        )
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -164,7 +197,9 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=errors(401))
     async def metrics() -> Response:
-        return Response(exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            exposition(gateway.metrics), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     @app.get("/load", responses=errors(401))
     async def load() -> dict[str, int]:
@@ -176,9 +211,15 @@ def _add_policy(app: FastAPI, gateway: Gateway) -> None:
     async def policy() -> dict[str, Any]:
         return gateway.policy_in_force()
 
-    @app.put("/admin/policy", responses=errors(400, 401, 403, 413, 500, 503), openapi_extra=body(PolicyChange))
+    @app.put(
+        "/admin/policy",
+        responses=errors(400, 401, 403, 413, 500, 503),
+        openapi_extra=body(PolicyChange),
+    )
     async def change_policy(request: Request) -> dict[str, Any]:
-        return gateway.change(await parse(request.receive, PolicyChange, gateway.settings.security.max_body_bytes))
+        return gateway.change(
+            await parse(request.receive, PolicyChange, gateway.settings.security.max_body_bytes)
+        )
 
 
 def _add_admin(app: FastAPI, gateway: Gateway) -> None:
@@ -186,17 +227,24 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     async def state() -> dict[str, Any]:
         gateway.flush()
         batcher = gateway.batcher
-        running = [[{"request_id": r.request.id, "output_tokens": r.output_tokens_so_far} for r in server] for server in batcher.running()]
+        running = [
+            [{"request_id": r.request.id, "output_tokens": r.output_tokens_so_far} for r in server]
+            for server in batcher.running()
+        ]
         return gateway.policy_in_force() | {
             "engine": gateway.describe_engine(batcher.capabilities),
             "law": None if gateway.law is None else str(gateway.law),
-            "record_file": None if gateway.settings.record_file is None else str(gateway.settings.record_file.resolve()),
+            "record_file": None
+            if gateway.settings.record_file is None
+            else str(gateway.settings.record_file.resolve()),
             "queue_length": batcher.queue_length,
             "in_service": batcher.in_service,
             "unanswered": batcher.unanswered,
             "running": running,
             "draining": gateway.draining,
-            "supervision": gateway.supervisor.statistics() | {"stuck": gateway.stuck} | _poison(gateway),
+            "supervision": gateway.supervisor.statistics()
+            | {"stuck": gateway.stuck}
+            | _poison(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
@@ -204,7 +252,10 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "idle_probes": None if gateway.probes is None else gateway.probes.state(),
             "autopilot": gateway.live_model().autopilot,
             "self_checks": gateway.live_model().checks,
-            "failures": {"prediction": gateway.live_model().failures.state(), "autopilot": gateway.live_model().pilot_failures.state()},
+            "failures": {
+                "prediction": gateway.live_model().failures.state(),
+                "autopilot": gateway.live_model().pilot_failures.state(),
+            },
         }
 
 
@@ -223,31 +274,57 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
     async def prediction(request: Request, *, what_if: bool = False) -> dict[str, Any]:
         live = gateway.live_model()
         if what_if:
-            await live.questions.ask("what_if", live.update_what_if, partial(watch_client, request.scope, request.receive))
+            await live.questions.ask(
+                "what_if",
+                live.update_what_if,
+                partial(watch_client, request.scope, request.receive),
+            )
         reason = live.why_nothing() if live.prediction is None else None
-        others = {"what_if": live.what_if, "what_if_in_force": live.what_if_in_force, "what_if_at": live.what_if_at}
+        others = {
+            "what_if": live.what_if,
+            "what_if_in_force": live.what_if_in_force,
+            "what_if_at": live.what_if_at,
+        }
         return {"prediction": live.prediction, **others, "reason": reason}
 
-    @app.get("/admin/advice", responses=errors(400, 401, 403, 500, 503), openapi_extra={"parameters": ADVICE_QUERY})
+    @app.get(
+        "/admin/advice",
+        responses=errors(400, 401, 403, 500, 503),
+        openapi_extra={"parameters": ADVICE_QUERY},
+    )
     async def advice(request: Request) -> dict[str, Any]:
         live, asked = gateway.live_model(), request.query_params
         watch = partial(watch_client, request.scope, request.receive)
         try:
-            found = await live.questions.ask(("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch)
+            found = await live.questions.ask(
+                ("advice", *sorted(asked.multi_items())), lambda: live.advice(asked), watch
+            )
         except SpecError as error:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}
 
-    @app.put("/admin/autopilot", responses=errors(400, 401, 403, 409, 413, 500, 503), openapi_extra=body(AutopilotChange))
+    @app.put(
+        "/admin/autopilot",
+        responses=errors(400, 401, 403, 409, 413, 500, 503),
+        openapi_extra=body(AutopilotChange),
+    )
     async def change_autopilot(request: Request) -> dict[str, Any]:
-        change = await parse(request.receive, AutopilotChange, gateway.settings.security.max_body_bytes)
+        change = await parse(
+            request.receive, AutopilotChange, gateway.settings.security.max_body_bytes
+        )
         return await gateway.live_model().steer(change.mode)
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/admin/calibrate", responses=errors(400, 401, 403, 409, 413, 500, 503, 504), openapi_extra=body(CalibrationRequest))
+    @app.post(
+        "/admin/calibrate",
+        responses=errors(400, 401, 403, 409, 413, 500, 503, 504),
+        openapi_extra=body(CalibrationRequest),
+    )
     async def calibrate(request: Request) -> dict[str, Any]:
-        plan = await parse(request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes)
+        plan = await parse(
+            request.receive, CalibrationRequest, gateway.settings.security.max_body_bytes
+        )
         gateway.admit()
         profile: Profile = await Calibrator(gateway).run(plan)
         if not plan.speed_only:
@@ -256,7 +333,9 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
 
     @app.delete("/admin/calibrate", responses=errors(401, 403, 500))
     async def end_calibration() -> dict[str, Any]:
-        error = ApiError(409, CANCELLED, "the calibration was cancelled; the latency law in force did not change")
+        error = ApiError(
+            409, CANCELLED, "the calibration was cancelled; the latency law in force did not change"
+        )
         return {"cancelled": gateway.stop_calibration(error)}
 
     @app.post("/admin/drain", responses=errors(401, 403, 500))

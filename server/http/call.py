@@ -1,4 +1,6 @@
-"""From the bytes of a call to its answer: read, validated, admitted, submitted. Plain ASGI, for the two routes that carry answers."""
+"""From the bytes of a call to its answer: read, validated, admitted, submitted. Plain ASGI, for
+the two routes that carry answers.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ from server.supervision.deadlines import timeouts_of
 from server.telemetry.logs import log_prompt
 
 log = logging.getLogger("kendall")
-READ = b"x-"  # how the name of every header begins that says how a call is to be served: one look in place of one for each
+# how the name of every header begins that says how a call is to be served: one look in place of one
+# for each
+READ = b"x-"
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -55,7 +59,9 @@ async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
             raise ClientDisconnect
         body += message.get("body", b"")
         if len(body) > most:
-            raise ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
+            raise ApiError(
+                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
+            )
         more = message.get("more_body", False)
     return bytes(body)
 
@@ -66,22 +72,40 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > MOST_ERRORS:
-            raise ApiError(400, "invalid_request", f"got a body with {error.error_count()} wrong values; expected none") from None
+            raise ApiError(
+                400,
+                "invalid_request",
+                f"got a body with {error.error_count()} wrong values; expected none",
+            ) from None
         errors = error.errors(include_url=False, include_context=False)
-        first = next((each for each in errors if each["type"] == "too_long"), errors[0])  # of a union: not that it is no text
+        first = next(
+            (each for each in errors if each["type"] == "too_long"), errors[0]
+        )  # of a union: not that it is no text
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             raise unknown_field(str(first["loc"][0]), model.model_fields) from None
         if first["type"] == "value_error" and not first["loc"]:
             raise _disagreement(first["msg"], model) from None
-        where = brief(_place(first["loc"], body, missing=first["type"] == "missing")) if first["loc"] else ""
-        got = f"; got {excerpt(first['input'])}" if where and first["type"] not in ("missing", "value_error") else ""
+        where = (
+            brief(_place(first["loc"], body, missing=first["type"] == "missing"))
+            if first["loc"]
+            else ""
+        )
+        got = (
+            f"; got {excerpt(first['input'])}"
+            if where and first["type"] not in ("missing", "value_error")
+            else ""
+        )
         code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
         said = first["msg"].removeprefix("Value error, ")
-        raise ApiError(400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None) from None
+        raise ApiError(
+            400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None
+        ) from None
 
 
 def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
-    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of unions along the way."""
+    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of
+    unions along the way.
+    """
     path, value = "", from_json(body)
     for part in location:
         if isinstance(value, list) and isinstance(part, int) and part < len(value):
@@ -110,9 +134,19 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: 
     check_extra(gateway.settings, call, {"best_of": call.n, **call.harmless})
     if call.stream_options is not None and call.stream_options.include_obfuscation:
         field = "stream_options.include_obfuscation"
-        raise ApiError(501, "unsupported", f"got {field}, which this gateway does not support; leave it out", param=field)
+        raise ApiError(
+            501,
+            "unsupported",
+            f"got {field}, which this gateway does not support; leave it out",
+            param=field,
+        )
     if call.kendall_forced_output_tokens is not None and not gateway.settings.allow_forced_lengths:
-        raise ApiError(400, "forced_lengths_not_allowed", "forced lengths need `kendall serve --allow-forced-lengths`", param=FORCED_FIELD)
+        raise ApiError(
+            400,
+            "forced_lengths_not_allowed",
+            "forced lengths need `kendall serve --allow-forced-lengths`",
+            param=FORCED_FIELD,
+        )
 
 
 def check_extra(
@@ -122,7 +156,9 @@ def check_extra(
     *,
     why: str = "which neither OpenAI nor vLLM has",
 ) -> None:
-    """Check the fields that the call's model does not have. Raises ApiError; unknown names are ignored if the settings say so."""
+    """Check the fields that the call's model does not have. Raises ApiError; unknown names are
+    ignored if the settings say so.
+    """
     if not call.model_extra:
         return
     unknown = check_unserved(call.model_extra, harmless)
@@ -134,22 +170,36 @@ def check_extra(
 
 
 def _check_size(gateway: Gateway, call: CompletionRequest | ChatRequest) -> int:
-    """The number of sequences. Raises ApiError 400 before anything is built of them: more than are ever admitted."""
+    """The number of sequences. Raises ApiError 400 before anything is built of them: more than
+    are ever admitted.
+    """
     prompts = 1 if isinstance(call, ChatRequest) else max(1, len(call.prompts()))
     sequences = prompts * call.n
     check_sequences(gateway.settings.overload, sequences, "prompt" if prompts > call.n else "n")
     if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:
-        message = f"got bad_words for {sequences} sequences; expected at most {MOST_BAD_WORD_CHARACTERS} characters over all of them"
+        message = (
+            f"got bad_words for {sequences} sequences; expected at most "
+            f"{MOST_BAD_WORD_CHARACTERS} characters over all of them"
+        )
         raise ApiError(400, "invalid_request", message, param="bad_words")
     return sequences
 
 
 def _most_values(gateway: Gateway) -> int:
     """Of a body: at least two contexts full of token ids."""
-    return max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len) if gateway.started else MOST_VALUES
+    return (
+        max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len)
+        if gateway.started
+        else MOST_VALUES
+    )
 
 
-async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[CompletionRequest] | type[ChatRequest]) -> Answer:
+async def answer(
+    gateway: Gateway,
+    scope: Scope,
+    receive: Receive,
+    model: type[CompletionRequest] | type[ChatRequest],
+) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.begin_timing()
@@ -191,7 +241,9 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     except ApiError as error:
         if error.code in EARLY:
             ids = [f"{call_id}-{place}" for place in range(sequences)]
-            gateway.overload.unserved(error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry)
+            gateway.overload.unserved(
+                error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry
+            )
         raise
     if timing is not None:
         timing.end("prompt")
@@ -202,7 +254,8 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
         arrived_at=arrived_at,
         stream=call.stream,
         include_usage=call.stream_options is not None and call.stream_options.include_usage,
-        continuous_usage=call.stream_options is not None and call.stream_options.continuous_usage_stats,
+        continuous_usage=call.stream_options is not None
+        and call.stream_options.continuous_usage_stats,
         n=call.n,
         client_limit=call.client_limit(),
         loss=gateway.overload.loss,
@@ -211,33 +264,47 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     form = ChatFormat if chat else CompletionFormat
     created = int(time.time())  # noqa: TID251 - a date, not a clock
     name = gateway.settings.served_model_name  # the first one, as vLLM has it
-    shape = form(call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids)
+    shape = form(
+        call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids
+    )
     kind = gateway.overload.kind_of_answer(stream=call.stream)
     made = kind(batcher, works, shape, options)
     made.timing = timing
     return made
 
 
-def direct(gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered with 500 and logged."""
+def direct(
+    gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered
+    with 500 and logged.
+    """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         overload = gateway.overload
         try:
             refused = overload.door(scope) if overload.guarded else None
-            response: Response = await answer(gateway, scope, receive, model) if refused is None else refused
+            response: Response = (
+                await answer(gateway, scope, receive, model) if refused is None else refused
+            )
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            if error.status not in (429, 503) and error.code not in EARLY:  # those are counted as rejections
+            if (
+                error.status not in (429, 503) and error.code not in EARLY
+            ):  # those are counted as rejections
                 gateway.metrics.refused.labels(error.code).inc()
             cut = error.code == "body_too_large"  # before the body's end
-            response = Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
+            response = (
+                Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
+            )
             send = stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
             gateway.metrics.refused.labels("internal_error").inc()
-            failure = ApiError(500, "internal_error", "internal error of the gateway; its log has the details")
+            failure = ApiError(
+                500, "internal_error", "internal error of the gateway; its log has the details"
+            )
             response = JSONResponse(failure.body(), failure.status)
             send = stamped(scope, send)
         await response(scope, receive, send)

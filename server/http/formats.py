@@ -35,11 +35,20 @@ def chat_logprobs(tokens: Sequence[Token], top: int) -> dict[str, Any] | None:
     """The chat form: one object a token."""
     if not tokens or tokens[0].logprobs is None:
         return None
-    return {"content": [_item(_own(token)) | {"top_logprobs": [_item(item) for item in _ranked(token)[:top]]} for token in tokens]}
+    return {
+        "content": [
+            _item(_own(token)) | {"top_logprobs": [_item(item) for item in _ranked(token)[:top]]}
+            for token in tokens
+        ]
+    }
 
 
 def _item(logprob: TokenLogprob) -> dict[str, Any]:
-    return {"token": logprob.token, "logprob": logprob.logprob, "bytes": list(logprob.token.encode())}
+    return {
+        "token": logprob.token,
+        "logprob": logprob.logprob,
+        "bytes": list(logprob.token.encode()),
+    }
 
 
 def _own(token: Token) -> TokenLogprob:
@@ -62,17 +71,31 @@ class Format(ABC):
     kind: str
     chunk_kind: str
 
-    def __init__(self, call_id: str, created: int, model: str, top_logprobs: int | None, *, token_ids: bool = False) -> None:
+    def __init__(
+        self,
+        call_id: str,
+        created: int,
+        model: str,
+        top_logprobs: int | None,
+        *,
+        token_ids: bool = False,
+    ) -> None:
         self.top_logprobs = top_logprobs
         self.token_ids = token_ids
-        self.every_token = token_ids or top_logprobs is not None  # a chunk for a token without text, too
+        self.every_token = (
+            token_ids or top_logprobs is not None
+        )  # a chunk for a token without text, too
         self._identity = {"id": call_id, "created": created, "model": model}
-        self._plain: dict[int, bytes] = {}  # by choice: what stands before the text of a chunk with nothing but text
+        self._plain: dict[
+            int, bytes
+        ] = {}  # by choice: what stands before the text of a chunk with nothing but text
 
     @cached_property
     def _head(self) -> bytes:
         """Of every chunk."""
-        return b"data: " + encode({**self._identity, "object": self.chunk_kind})[:-1] + b',"choices":['
+        return (
+            b"data: " + encode({**self._identity, "object": self.chunk_kind})[:-1] + b',"choices":['
+        )
 
     @abstractmethod
     def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
@@ -91,7 +114,14 @@ class Format(ABC):
         return self._head + b'],"usage":' + encode(usage) + b"}\n\n"
 
     @abstractmethod
-    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[Token],
+        finish_reason: str,
+        stop_reason: str | int | None,
+    ) -> dict[str, Any]:
         """A whole choice."""
 
     def _before_text(self, index: int, opening: bytes) -> bytes:
@@ -100,11 +130,20 @@ class Format(ABC):
 
     def _ids(self, tokens: Sequence[Token]) -> bytes:
         """The end of a text chunk's choice."""
-        return b',"token_ids":%b' % encode([token.id for token in tokens]) if self.token_ids else b""
+        return (
+            b',"token_ids":%b' % encode([token.id for token in tokens]) if self.token_ids else b""
+        )
 
-    def with_ids(self, choice: dict[str, Any], tokens: Sequence[Token], prompt: Sequence[int] | None) -> dict[str, Any]:
+    def with_ids(
+        self, choice: dict[str, Any], tokens: Sequence[Token], prompt: Sequence[int] | None
+    ) -> dict[str, Any]:
         """A whole choice with token ids, where they are asked for."""
-        return choice if prompt is None else choice | {"token_ids": [token.id for token in tokens], "prompt_token_ids": list(prompt)}
+        return (
+            choice
+            if prompt is None
+            else choice
+            | {"token_ids": [token.id for token in tokens], "prompt_token_ids": list(prompt)}
+        )
 
     def whole(self, choices: list[dict[str, Any]], usage: Mapping[str, Any]) -> bytes:
         """The whole answer."""
@@ -120,36 +159,69 @@ class CompletionFormat(Format):
         """Nothing, unless the prompt is to be returned."""
         if prompt is None:
             return b""
-        choice = {"index": index, "text": "", "logprobs": None, "finish_reason": None, "prompt_token_ids": list(prompt)}
+        choice = {
+            "index": index,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": None,
+            "prompt_token_ids": list(prompt),
+        }
         return b"%b%b]}\n\n" % (self._head, encode(choice))
 
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
         """A text chunk."""
         if not self.every_token:
             before = self._plain.get(index) or self._before_text(index, b'"text":')
-            return before + encode(text) + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
-        logprobs = encode(completion_logprobs(tokens, offset)) if self.top_logprobs is not None else b"null"
-        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null%b}]}\n\n' % (
-            self._head,
-            index,
-            encode(text),
-            logprobs,
-            self._ids(tokens),
+            return (
+                before
+                + encode(text)
+                + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
+            )
+        logprobs = (
+            encode(completion_logprobs(tokens, offset))
+            if self.top_logprobs is not None
+            else b"null"
+        )
+        return (
+            b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null,"stop_reason":null%b}]}\n\n'
+            % (
+                self._head,
+                index,
+                encode(text),
+                logprobs,
+                self._ids(tokens),
+            )
         )
 
     def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
         """An empty text with the reason."""
-        return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n' % (
-            self._head,
-            index,
-            encode(finish_reason),
-            encode(stop_reason),
+        return (
+            b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n'
+            % (
+                self._head,
+                index,
+                encode(finish_reason),
+                encode(stop_reason),
+            )
         )
 
-    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[Token],
+        finish_reason: str,
+        stop_reason: str | int | None,
+    ) -> dict[str, Any]:
         """A whole choice."""
         logprobs = completion_logprobs(tokens, 0) if self.top_logprobs is not None else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason, "stop_reason": stop_reason}
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
 
 
 class ChatFormat(Format):
@@ -161,10 +233,13 @@ class ChatFormat(Format):
     def first(self, index: int, prompt: Sequence[int] | None) -> bytes:
         """The role."""
         ids = b"" if prompt is None else b',"prompt_token_ids":%b' % encode(list(prompt))
-        return b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null%b}]}\n\n' % (
-            self._head,
-            index,
-            ids,
+        return (
+            b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null%b}]}\n\n'
+            % (
+                self._head,
+                index,
+                ids,
+            )
         )
 
     def text(self, index: int, text: str, tokens: Sequence[Token], offset: int) -> bytes:
@@ -173,26 +248,51 @@ class ChatFormat(Format):
         if not self.every_token:
             before = self._plain.get(index) or self._before_text(index, b'"delta":{"content":')
             return before + encode(text) + b'},"logprobs":null,"finish_reason":null}]}\n\n'
-        logprobs = encode(chat_logprobs(tokens, self.top_logprobs)) if self.top_logprobs is not None else b"null"
-        return b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
-            self._head,
-            index,
-            encode(text),
-            logprobs,
-            self._ids(tokens),
+        logprobs = (
+            encode(chat_logprobs(tokens, self.top_logprobs))
+            if self.top_logprobs is not None
+            else b"null"
+        )
+        return (
+            b'%b{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null%b}]}\n\n'
+            % (
+                self._head,
+                index,
+                encode(text),
+                logprobs,
+                self._ids(tokens),
+            )
         )
 
     def finish(self, index: int, finish_reason: str, stop_reason: str | int | None) -> bytes:
         """An empty delta with the reason."""
-        return b'%b{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n' % (
-            self._head,
-            index,
-            encode(finish_reason),
-            encode(stop_reason),
+        return (
+            b'%b{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}]}\n\n'
+            % (
+                self._head,
+                index,
+                encode(finish_reason),
+                encode(stop_reason),
+            )
         )
 
-    def choice(self, index: int, text: str, tokens: Sequence[Token], finish_reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    def choice(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[Token],
+        finish_reason: str,
+        stop_reason: str | int | None,
+    ) -> dict[str, Any]:
         """A whole choice."""
-        logprobs = chat_logprobs(tokens, self.top_logprobs) if self.top_logprobs is not None else None
+        logprobs = (
+            chat_logprobs(tokens, self.top_logprobs) if self.top_logprobs is not None else None
+        )
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason, "stop_reason": stop_reason}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }

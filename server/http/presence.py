@@ -1,12 +1,14 @@
 """Whether the client of a call is still there.
 
-ASGI tells it only to somebody who waits in `receive`, and uvicorn does not cancel a plain handler: a call would need a task of its
-own for the watch, started and cancelled whether or not anybody leaves. A connection of ours (`server.http.receiving`) calls back instead,
-at the instant at which it is lost, and tells every call on it: uvicorn marks the last of pipelined ones only. Elsewhere the task it is.
+ASGI tells it only to somebody who waits in `receive`, and uvicorn does not cancel a plain handler:
+a call would need a task of its own for the watch, started and cancelled whether or not anybody
+leaves. A connection of ours (`server.http.receiving`) calls back instead, at the instant at which
+it is lost, and tells every call on it: uvicorn marks the last of pipelined ones only. Elsewhere the
+task it is.
 
-A client that has sent its last byte (FIN) may still wait for answers: it has half-closed its connection, or it is gone, and the two look
-alike until something is sent to it. So its end of the connection is no sign that it left; a reset is, which answers what is sent to one
-that has gone.
+A client that has sent its last byte (FIN) may still wait for answers: it has half-closed its
+connection, or it is gone, and the two look alike until something is sent to it. So its end of the
+connection is no sign that it left; a reset is, which answers what is sent to one that has gone.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Connection:
             on_lost()
             return
         self._on_lost.append(on_lost)
-        self._read_on()  # reading is paused behind a large body, and the end of a connection is something to read
+        # reading is paused behind a large body, and the end of a connection is something to read
+        self._read_on()
 
     def leave_alone(self, on_lost: Callable[[], None]) -> None:
         """Not this one any more. No effect on what is not watched."""
@@ -58,8 +61,12 @@ class Connection:
             on_lost()
 
 
-def watch_client(scope: Scope, receive: Receive, on_gone: Callable[[], None]) -> Callable[[], object]:
-    """Call `on_gone` once if the client goes; what is returned ends the watch. The request's body has been read."""
+def watch_client(
+    scope: Scope, receive: Receive, on_gone: Callable[[], None]
+) -> Callable[[], object]:
+    """Call `on_gone` once if the client goes; what is returned ends the watch. The request's
+    body has been read.
+    """
     connection: Connection | None = scope.get(CONNECTION)
     if connection is None:
         return asyncio.create_task(_wait(receive, on_gone)).cancel
@@ -74,7 +81,9 @@ async def _wait(receive: Receive, on_gone: Callable[[], None]) -> None:
 
 
 async def while_present(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. It is cancelled if the client goes: raises ClientDisconnect then. The request's body has been read."""
+    """The work's result. It is cancelled if the client goes: raises ClientDisconnect then. The
+    request's body has been read.
+    """
     working = asyncio.create_task(work)
     gone = False
 
@@ -102,10 +111,12 @@ class _Watched:
 
 
 class HangUps:
-    """Reports that a client closed its connection, also while the server does not read from it (Linux only).
+    """Reports that a client closed its connection, also while the server does not read from it
+    (Linux only).
 
-    An event loop sees the end of a connection when it reads it, and it does not read while pipelined requests wait for their turn, nor
-    after the peer's last byte. epoll reports both without a byte being read. One epoll a loop, open while there is something to watch.
+    An event loop sees the end of a connection when it reads it, and it does not read while
+    pipelined requests wait for their turn, nor after the peer's last byte. epoll reports both
+    without a byte being read. One epoll a loop, open while there is something to watch.
     """
 
     _of_loop: ClassVar[dict[asyncio.AbstractEventLoop, HangUps]] = {}
@@ -118,9 +129,15 @@ class HangUps:
 
     @classmethod
     def watch(
-        cls, loop: asyncio.AbstractEventLoop, descriptor: int, gone: Callable[[], None], half_closed: Callable[[], None] | None = None
+        cls,
+        loop: asyncio.AbstractEventLoop,
+        descriptor: int,
+        gone: Callable[[], None],
+        half_closed: Callable[[], None] | None = None,
     ) -> None:
-        """Call `gone` once when the connection is reset, and before that `half_closed` once when the peer has sent its last byte."""
+        """Call `gone` once when the connection is reset, and before that `half_closed` once when
+        the peer has sent its last byte.
+        """
         if sys.platform != "linux":
             return
         with contextlib.suppress(OSError):  # no descriptor is left: reading finds the end, later
@@ -130,12 +147,16 @@ class HangUps:
 
     @classmethod
     def forget(cls, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-        """Watch it no more. No effect on what is not watched. Before its descriptor is closed: epoll keeps one that has a copy."""
+        """Watch it no more. No effect on what is not watched. Before its descriptor is closed:
+        epoll keeps one that has a copy.
+        """
         if (found := cls._of_loop.get(loop)) is not None:
             found._remove(descriptor)
 
     def _add(self, descriptor: int, watched: _Watched) -> None:
-        events = 0 if watched.half_closed is None else select.EPOLLRDHUP  # resets are reported in any case
+        events = (
+            0 if watched.half_closed is None else select.EPOLLRDHUP
+        )  # resets are reported in any case
         if descriptor in self._watched:
             self._epoll.modify(descriptor, events)
         else:

@@ -1,15 +1,18 @@
-"""When a request arrived: the instant at which the kernel had its last byte, however busy the event loop was then.
+"""When a request arrived: the instant at which the kernel had its last byte, however busy the event
+loop was then.
 
-A stamp taken by the event loop is the instant at which the loop came to it. At 1,000 requests/s a loop that spends
-0.4 ms on each is busy when every third one comes: those are stamped one after the other when it is free again, no two
-of them closer than its own work, and a perfect Poisson stream looks regular and bunched at once. The kernel stamps a
-packet as it comes in (SO_TIMESTAMPNS, Linux), but hands the stamp out through `recvmsg` only, which no event loop calls.
-So the transport's own reading is paused and the socket is read here; writing stays the transport's. Elsewhere the
-stamp is the loop's.
+A stamp taken by the event loop is the instant at which the loop came to it. At 1,000 requests/s a
+loop that spends 0.4 ms on each is busy when every third one comes: those are stamped one after the
+other when it is free again, no two of them closer than its own work, and a perfect Poisson stream
+looks regular and bunched at once. The kernel stamps a packet as it comes in (SO_TIMESTAMPNS,
+Linux), but hands the stamp out through `recvmsg` only, which no event loop calls. So the
+transport's own reading is paused and the socket is read here; writing stays the transport's.
+Elsewhere the stamp is the loop's.
 
-A client may send its last byte and wait for its answers (a half-closed connection, RFC 9112 leaves it to the server): what has come whole
-is answered, and the connection closed then. Whether it waits or has gone is asked by an interim response, `100 Continue`, which HTTP/1.1
-clients skip, at once and every 5 s: one that has gone resets the connection, and is noticed by that.
+A client may send its last byte and wait for its answers (a half-closed connection, RFC 9112 leaves
+it to the server): what has come whole is answered, and the connection closed then. Whether it waits
+or has gone is asked by an interim response, `100 Continue`, which HTTP/1.1 clients skip, at once
+and every 5 s: one that has gone resets the connection, and is noticed by that.
 """
 
 from __future__ import annotations
@@ -35,20 +38,28 @@ from server.http.writing import JoiningTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
-SO_TIMESTAMPNS = 35  # Linux on every architecture but a few; Python's socket module does not name it
+SO_TIMESTAMPNS = (
+    35  # Linux on every architecture but a few; Python's socket module does not name it
+)
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UPGRADE = frozenset({b"upgrade", b"http2-settings"})
-ASK_EVERY = 5.0  # seconds between two questions to a client that has half-closed, or whose end may be behind bytes that are not read
+# seconds between two questions to a client that has half-closed, or whose end may be behind bytes
+# that are not read
+ASK_EVERY = 5.0
 _RESET = struct.pack("ii", 1, 0)
-READING = 5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
+READING = (
+    5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
+)
 LONGEST_UNREAD = 60_000_000_000  # nanoseconds that bytes lie with the kernel at most; a stamp of longer ago is another clock's
 
 
 def stamps_arrivals(sock: socket.socket) -> bool:
-    """Ask the kernel to stamp what comes in; a listening socket hands this on to its connections. False where it cannot."""
+    """Ask the kernel to stamp what comes in; a listening socket hands this on to its
+    connections. False where it cannot.
+    """
     if sys.platform != "linux":
         return False
     try:
@@ -61,20 +72,26 @@ def stamps_arrivals(sock: socket.socket) -> bool:
 class StampedReader:
     """Reads one connection in place of its transport, which goes on writing."""
 
-    def __init__(self, protocol: StampedProtocol, transport: asyncio.Transport, sock: socket.socket) -> None:
+    def __init__(
+        self, protocol: StampedProtocol, transport: asyncio.Transport, sock: socket.socket
+    ) -> None:
         self._protocol = protocol
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         # a second descriptor of the same connection: event loops refuse one that a transport holds
-        self._socket = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        self._socket = socket.socket(
+            sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno())
+        )
         self._clock = WallClock()
         self._reading = False
         self._at_end = False  # the peer's last byte was read
         self._asking: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Read what is there and take over. The transport begins to read when connection_made returns: what comes in
-        before the loop's next turn is its own, and stamped at once, because the loop polls next."""
+        """Read what is there and take over. The transport begins to read when connection_made
+        returns: what comes in before the loop's next turn is its own, and stamped at once,
+        because the loop polls next.
+        """
         self._loop.call_soon(self._take_over)
         self._read()
 
@@ -84,10 +101,17 @@ class StampedReader:
             self.resume_reading()
 
     def pause_reading(self) -> None:
-        """What comes in stays with the kernel; the end of the connection is noticed all the same."""
+        """What comes in stays with the kernel; the end of the connection is noticed all the
+        same.
+        """
         if self._reading:
             self._stop()
-            HangUps.watch(self._loop, self._socket.fileno(), self._transport.abort, self._protocol.ask_whether_gone)
+            HangUps.watch(
+                self._loop,
+                self._socket.fileno(),
+                self._transport.abort,
+                self._protocol.ask_whether_gone,
+            )
             self._asking = self._loop.call_later(ASK_EVERY, self._ask)
 
     def resume_reading(self) -> None:
@@ -155,9 +179,13 @@ class StampedReader:
 
 
 class PausedTransport:
-    """What flow control pauses where the transport reads by itself (TLS): one that is paused does not notice its end."""
+    """What flow control pauses where the transport reads by itself (TLS): one that is paused
+    does not notice its end.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, sock: socket.socket) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, sock: socket.socket
+    ) -> None:
         self._loop, self._transport, self._socket = loop, transport, sock
         self._descriptor: int | None = None
 
@@ -167,7 +195,9 @@ class PausedTransport:
         if self._descriptor is None:
             with contextlib.suppress(OSError):  # it is closing, or no descriptor is left
                 self._descriptor = os.dup(self._socket.fileno())
-                HangUps.watch(self._loop, self._descriptor, self._transport.abort, self._transport.abort)
+                HangUps.watch(
+                    self._loop, self._descriptor, self._transport.abort, self._transport.abort
+                )
 
     def resume_reading(self) -> None:
         """Go on."""
@@ -183,14 +213,18 @@ class PausedTransport:
 
 
 class WallClock:
-    """The wall clock's stamps on the clock of event loops; what a step of the wall clock came between counts as just come."""
+    """The wall clock's stamps on the clock of event loops; what a step of the wall clock came
+    between counts as just come.
+    """
 
     def __init__(self) -> None:
         self._offset = min(self._reading() for _ in range(10))[1]
 
     @staticmethod
     def _reading() -> tuple[int, int, int]:
-        """How long it took, monotonic - wall (wrong by at most half as long), and monotonic. Nanoseconds: floats are coarser."""
+        """How long it took, monotonic - wall (wrong by at most half as long), and monotonic.
+        Nanoseconds: floats are coarser.
+        """
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         wall = time.clock_gettime_ns(time.CLOCK_REALTIME)
         after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -199,9 +233,13 @@ class WallClock:
     def monotonic(self, wall: int) -> float:
         """The monotonic instant, seconds, of one of the wall clock, nanoseconds."""
         took, offset, now = self._reading()
-        stepped = abs(offset - self._offset) > took + READING  # the two clocks differ by steps only: both are slewed alike
+        stepped = (
+            abs(offset - self._offset) > took + READING
+        )  # the two clocks differ by steps only: both are slewed alike
         if took < READING or stepped:
-            self._offset = offset  # else this process stood still between the readings: the last one is better
+            self._offset = (
+                offset  # else this process stood still between the readings: the last one is better
+            )
         at = wall + self._offset
         if stepped or not now - LONGEST_UNREAD < at <= now:
             at = now
@@ -218,7 +256,9 @@ def _stamp(ancillary: list[tuple[int, int, bytes]], clock: WallClock) -> float |
 
 
 class StampedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which tells the application when a request's last byte came in and when its client is gone."""
+    """uvicorn's protocol, which tells the application when a request's last byte came in and
+    when its client is gone.
+    """
 
     reader_patience: float = 0.0  # seconds that a client may leave its answer unread; 0: for ever
     room: Room | None = None  # of all connections of a server; None: as many as the system permits
@@ -230,7 +270,9 @@ class StampedProtocol(HttpToolsProtocol):
     _in_room = False
     _fed = _again = b""  # what the parser has now; what it is to have after it
     _slow: asyncio.TimerHandle | None = None
-    _before: Sequence[RequestResponseCycle] = ()  # pipelined requests before the last one, answered or not
+    _before: Sequence[
+        RequestResponseCycle
+    ] = ()  # pipelined requests before the last one, answered or not
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Read it here, where the kernel stamps."""
@@ -250,7 +292,9 @@ class StampedProtocol(HttpToolsProtocol):
             self._reader.start()
 
     def _may_stay(self, sock: socket.socket) -> bool:
-        """Whether there is room for it; one that takes the last room is served itself, by the transport's own reading."""
+        """Whether there is room for it; one that takes the last room is served itself, by the
+        transport's own reading.
+        """
         if self.room is None:
             return True
         place = self.room.enter(sock.fileno(), self.client)
@@ -280,7 +324,9 @@ class StampedProtocol(HttpToolsProtocol):
                 reader.close()
         self._writing.let_go()
         super().connection_lost(exc)
-        for cycle in self._before:  # uvicorn tells the last one only, and would answer the others on a closed connection
+        for cycle in (
+            self._before
+        ):  # uvicorn tells the last one only, and would answer the others on a closed connection
             cycle.disconnected = True
             cycle.message_event.set()
         self._connection.lose()
@@ -296,8 +342,15 @@ class StampedProtocol(HttpToolsProtocol):
         return True  # not to be closed yet
 
     def answer_what_is_whole(self) -> None:
-        """No more comes: a request that is not whole never will be, the others are answered, the last of them closes the connection."""
-        if self.cycle is not None and self.cycle.more_body and self.pipeline and self.pipeline[0][0] is self.cycle:
+        """No more comes: a request that is not whole never will be, the others are answered, the
+        last of them closes the connection.
+        """
+        if (
+            self.cycle is not None
+            and self.cycle.more_body
+            and self.pipeline
+            and self.pipeline[0][0] is self.cycle
+        ):
             self.pipeline.popleft()
         whole = [cycle for cycle in self._unanswered() if not cycle.more_body]
         if not whole or whole[0].scope["http_version"] != "1.1":
@@ -307,14 +360,25 @@ class StampedProtocol(HttpToolsProtocol):
         self.ask_whether_gone()
 
     def ask_whether_gone(self) -> None:
-        """By an interim response where nothing of the answer has been sent; elsewhere what is sent next asks."""
+        """By an interim response where nothing of the answer has been sent; elsewhere what is
+        sent next asks.
+        """
         oldest = next(iter(self._unanswered()), None)
-        if oldest is None or oldest.response_started or oldest.scope["http_version"] != "1.1" or self.transport.is_closing():
+        if (
+            oldest is None
+            or oldest.response_started
+            or oldest.scope["http_version"] != "1.1"
+            or self.transport.is_closing()
+        ):
             return
         self.transport.write(CONTINUE)
 
     def _unanswered(self) -> list[RequestResponseCycle]:
-        return [cycle for cycle in (*self._before, self.cycle) if cycle is not None and not cycle.response_complete]
+        return [
+            cycle
+            for cycle in (*self._before, self.cycle)
+            if cycle is not None and not cycle.response_complete
+        ]
 
     def on_response_complete(self) -> None:
         """The next answer may begin."""
@@ -322,7 +386,9 @@ class StampedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client does not read: uvicorn has the answer wait from here on, and somebody has to end the wait."""
+        """The client does not read: uvicorn has the answer wait from here on, and somebody has
+        to end the wait.
+        """
         super().pause_writing()
         if self.reader_patience > 0 and self._slow is None:
             self._slow = self.loop.call_later(self.reader_patience, self._cut)
@@ -339,9 +405,13 @@ class StampedProtocol(HttpToolsProtocol):
 
     def _cut(self) -> None:
         self._slow = None
-        log.info("disconnected a client that left its response unread for %g s", self.reader_patience)
+        log.info(
+            "disconnected a client that left its response unread for %g s", self.reader_patience
+        )
         if (sock := self.transport.get_extra_info("socket")) is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # the kernel lets go of what it holds too
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _RESET
+            )  # the kernel lets go of what it holds too
         self.transport.abort()
 
     def data_received(self, data: bytes, at: float | None = None) -> None:
@@ -353,13 +423,19 @@ class StampedProtocol(HttpToolsProtocol):
             data = self._again
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The parser takes what follows a head with `Upgrade` for another protocol: hear the request again without it (RFC 9110, 7.8)."""
+        """The parser takes what follows a head with `Upgrade` for another protocol: hear the
+        request again without it (RFC 9110, 7.8).
+        """
         if self.parser.get_method() == b"CONNECT":
             self.send_400_response("got CONNECT; expected another method, this is no proxy")
             return
         stopped_at: int = sys.exc_info()[1].args[0]  # type: ignore[union-attr]  # an httptools.HttpParserUpgrade
-        self._again = _without_upgrade(self.parser, self.url, self.scope["headers"]) + self._fed[stopped_at:]
-        self.parser = httptools.HttpRequestParser(self)  # the other one ignores what follows `Connection: close`
+        self._again = (
+            _without_upgrade(self.parser, self.url, self.scope["headers"]) + self._fed[stopped_at:]
+        )
+        self.parser = httptools.HttpRequestParser(
+            self
+        )  # the other one ignores what follows `Connection: close`
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def on_headers_complete(self) -> None:
@@ -386,7 +462,9 @@ class StampedProtocol(HttpToolsProtocol):
 
 
 class _UntilClose(int):
-    """The length of an answer that ends with its connection: HTTP/1.0 knows no chunks (RFC 9112, 6.1)."""
+    """The length of an answer that ends with its connection: HTTP/1.0 knows no chunks (RFC 9112,
+    6.1).
+    """
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -413,10 +491,17 @@ def _without_upgrade(parser: Any, url: bytes, headers: Iterable[tuple[bytes, byt
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def protocol_with(base: type[StampedProtocol], reader_patience: float, room: Room | None = None) -> type[StampedProtocol]:
-    """`base` for a gateway whose clients may leave an answer unread for so long, seconds, and that has so much room for connections.
+def protocol_with(
+    base: type[StampedProtocol], reader_patience: float, room: Room | None = None
+) -> type[StampedProtocol]:
+    """`base` for a gateway whose clients may leave an answer unread for so long, seconds, and that
+    has so much room for connections.
 
-    What a slow reader makes the gateway hold is bounded: 64 KiB in the transport, and what of its own answer is made
-    meanwhile (its token limit). Unread means that the transport did not come down from 64 to 16 KiB in that time.
+    What a slow reader makes the gateway hold is bounded: 64 KiB in the transport, and what of its
+    own answer is made meanwhile (its token limit). Unread means that the transport did not come
+    down from 64 to 16 KiB in that time.
     """
-    return cast("type[StampedProtocol]", type(base.__name__, (base,), {"reader_patience": reader_patience, "room": room}))
+    return cast(
+        "type[StampedProtocol]",
+        type(base.__name__, (base,), {"reader_patience": reader_patience, "room": room}),
+    )

@@ -1,11 +1,21 @@
-"""What clients may send: OpenAI's fields, vLLM's extras, and nothing silently ignored (`server/http/api/unserved.py`)."""
+"""What clients may send: OpenAI's fields, vLLM's extras, and nothing silently ignored
+(`server/http/api/unserved.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from server.engines.base import Structured
@@ -13,9 +23,19 @@ from server.http.api.request_id import REQUEST_ID
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 
 FORCED_FIELD = "kendall_forced_output_tokens"
-FORM_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+FORM_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
 MOST_STOPS, MOST_STOP_CHARACTERS = 16, 1024  # together; each is looked for at every token
-MOST_BAD_WORDS, MOST_BAD_CHARACTERS = 128, 4096  # as many as vLLM takes; it tokenises them on the event loop, 2 us a character
+MOST_BAD_WORDS, MOST_BAD_CHARACTERS = (
+    128,
+    4096,
+)  # as many as vLLM takes; it tokenises them on the event loop, 2 us a character
 MOST_STOP_TOKENS = 1024
 MOST_BIASES = 4096
 MOST_MESSAGES = 4096  # each is a model, 4 us
@@ -31,15 +51,21 @@ def _check_length(field: str, texts: Iterable[str], most: int) -> None:
 
 def _null_is(default: object, documented: Any) -> BeforeValidator:
     """OpenAI lets clients write null for the default."""
-    return BeforeValidator(lambda value: default if value is None else value, json_schema_input_type=documented)
+    return BeforeValidator(
+        lambda value: default if value is None else value, json_schema_input_type=documented
+    )
 
 
 Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Count: TypeAlias = Annotated[int, Field(ge=1, le=128), _null_is(1, Annotated[int | None, Field(ge=1, le=128)])]
+Count: TypeAlias = Annotated[
+    int, Field(ge=1, le=128), _null_is(1, Annotated[int | None, Field(ge=1, le=128)])
+]
 Flag: TypeAlias = Annotated[bool, _null_is(False, bool | None)]
-Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), _null_is(0.0, Annotated[float | None, Field(ge=-2, le=2)])]
+Penalty: TypeAlias = Annotated[
+    float, Field(ge=-2, le=2), _null_is(0.0, Annotated[float | None, Field(ge=-2, le=2)])
+]
 
 
 class First(FailFast):
@@ -48,12 +74,29 @@ class First(FailFast):
     __hash__ = object.__hash__  # a union of annotated types wants it
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "minItems": 1}
-# texts and lists are looked at by the gateway: a schema that walks through every token id costs more than it is worth
+_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
+# texts and lists are looked at by the gateway: a schema that walks through every token id costs
+# more than it is worth
 Prompt: TypeAlias = Annotated[
-    str | Annotated[list[int], First()] | Annotated[list[str], First()] | Annotated[list[Annotated[list[int], First()]], First()],
+    str
+    | Annotated[list[int], First()]
+    | Annotated[list[str], First()]
+    | Annotated[list[Annotated[list[int], First()]], First()],
     WithJsonSchema(
-        {"anyOf": [{"type": "string"}, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in ({"type": "string"}, _IDS))]}
+        {
+            "anyOf": [
+                {"type": "string"},
+                _IDS,
+                *(
+                    {"type": "array", "items": one, "minItems": 1}
+                    for one in ({"type": "string"}, _IDS)
+                ),
+            ]
+        }
     ),
 ]
 LogitBias: TypeAlias = Annotated[
@@ -95,7 +138,9 @@ class Generation(BaseModel):
 
     # what is left over is refused by name
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-    harmless: ClassVar[Mapping[str, Any]] = {}  # values that ask for nothing, where they depend on the endpoint
+    harmless: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # values that ask for nothing, where they depend on the endpoint
 
     model: str
     max_tokens: Tokens | None = None
@@ -103,7 +148,9 @@ class Generation(BaseModel):
     stream: Flag = False
     stream_options: StreamOptions | None = None
     stop: str | Annotated[list[str], Field(max_length=MOST_STOPS), First()] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS), First()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MOST_STOP_TOKENS), First()] | None = (
+        None
+    )
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
@@ -118,24 +165,39 @@ class Generation(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1), First()] | None = None
-    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_BAD_WORDS), First()] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_BAD_WORDS), First()
+        ]
+        | None
+    ) = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None  # -1: to what the context leaves
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = (
+        None  # -1: to what the context leaves
+    )
     truncation_side: Literal["left", "right"] | None = None
     priority: Int64 = 0  # lower is earlier, as vLLM has it
     patience: Annotated[float, Field(gt=0)] | None = None  # seconds in the queue, then 429
-    request_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the end of the answer, then 504
-    first_token_timeout: Annotated[float, Field(gt=0)] | None = None  # seconds to the first token, then 504
+    request_timeout: Annotated[float, Field(gt=0)] | None = (
+        None  # seconds to the end of the answer, then 504
+    )
+    first_token_timeout: Annotated[float, Field(gt=0)] | None = (
+        None  # seconds to the first token, then 504
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: Flag = False
-    predicted_output_tokens: Annotated[float, Field(gt=0)] | None = None  # the caller's guess; policies may use it
-    kendall_forced_output_tokens: SkipJsonSchema[Annotated[int, Field(ge=1)] | None] = None  # of experiments, under a flag
+    predicted_output_tokens: Annotated[float, Field(gt=0)] | None = (
+        None  # the caller's guess; policies may use it
+    )
+    kendall_forced_output_tokens: SkipJsonSchema[Annotated[int, Field(ge=1)] | None] = (
+        None  # of experiments, under a flag
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Generation:
@@ -143,7 +205,10 @@ class Generation(BaseModel):
             raise ValueError("stream_options is only allowed when stream is true")
         limit = self.client_limit()
         if limit is not None and self.min_tokens > limit:
-            raise ValueError(f"got min_tokens={self.min_tokens}; expected at most the limit on output tokens, {limit}")
+            raise ValueError(
+                f"got min_tokens={self.min_tokens}; expected at most the limit on output tokens, "
+                f"{limit}"
+            )
         if self.stop:
             _check_length("stop", self.stops(), MOST_STOP_CHARACTERS)
         if self.bad_words:
@@ -216,7 +281,9 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
     content: str | Annotated[list[Part], Field(max_length=MOST_PARTS), First()] | None = None
-    tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = None  # the model's template reads them
+    tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = (
+        None  # the model's template reads them
+    )
 
 
 class Templated(BaseModel):
@@ -279,7 +346,10 @@ class CalibrationRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     speed_only: bool = False
     seconds: Annotated[float, Field(gt=0, le=600)] = 5.0  # of a speed_only measurement
-    latency: str | None = None  # the law that a speed_only measurement is set against; without it the one measured here
+    latency: str | None = (
+        # the law that a speed_only measurement is set against; without it the one measured here
+        None
+    )
     repeats: Annotated[int, Field(ge=2, le=100)] = 5
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=2)] | None = None

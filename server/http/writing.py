@@ -1,6 +1,8 @@
-"""The head of an answer goes out with what follows it: one system call and one packet in place of two.
+"""The head of an answer goes out with what follows it: one system call and one packet in place of
+two.
 
-uvicorn writes a head as soon as it has it. It is held until the next write, or until the event loop has its next turn.
+uvicorn writes a head as soon as it has it. It is held until the next write, or until the event loop
+has its next turn.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ _HEAD, _INTERIM = b"HTTP/1.1 ", b"HTTP/1.1 1"  # an interim response has nothing
 
 
 class JoiningTransport:
-    """A connection's transport for whoever writes answers. Behind the head of an answer its `write` is the transport's own."""
+    """A connection's transport for whoever writes answers. Behind the head of an answer its
+    `write` is the transport's own.
+    """
 
     __slots__ = ("_held", "_loop", "_transport", "is_closing", "write")
 
@@ -41,7 +45,10 @@ class JoiningTransport:
 
     def let_go(self) -> None:
         """The connection is lost."""
-        self._held, self.write = b"", self._transport.write  # else it holds itself until it is collected
+        self._held, self.write = (
+            b"",
+            self._transport.write,
+        )  # else it holds itself until it is collected
 
     def _write_head(self, data: bytes) -> None:
         if not data.startswith(_HEAD) or data.startswith(_INTERIM):

@@ -1,4 +1,6 @@
-"""The live model: what the gateway sees of itself, what theory says to it, and what would be better."""
+"""The live model: what the gateway sees of itself, what theory says to it, and what would be
+better.
+"""
 
 from server.live.model import LiveModel
 

@@ -1,8 +1,9 @@
 """What arrived: the last instants of the epoch in a ring, audited when somebody asks.
 
-An instant is the kernel's where it has one (`server.http.receiving`), so that the verdict is about the clients, not about
-the gateway's event loop. One call is one arrival, however many sequences it asks for. Seeing one costs about a
-microsecond; the audit of a full ring costs three to eight milliseconds of the event loop, once for each state asked for.
+An instant is the kernel's where it has one (`server.http.receiving`), so that the verdict is about
+the clients, not about the gateway's event loop. One call is one arrival, however many sequences it
+asks for. Seeing one costs about a microsecond; the audit of a full ring costs three to eight
+milliseconds of the event loop, once for each state asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
 KEPT = 4096
 RETRY_HEADER = b"x-stainless-retry-count"  # OpenAI's clients count their own retries in it
-_SHOWN = ("n", "span", "rate", "rate_low", "rate_high", "gap_variation", "dispersion", "verdict", "poisson")
+_SHOWN = (
+    "n",
+    "span",
+    "rate",
+    "rate_low",
+    "rate_high",
+    "gap_variation",
+    "dispersion",
+    "verdict",
+    "poisson",
+)
 
 
 def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
@@ -29,14 +40,18 @@ def is_retry(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 class ArrivalsSeen:
-    """The arrivals of one epoch: the instants of the last KEPT, how many there were, how many were retries."""
+    """The arrivals of one epoch: the instants of the last KEPT, how many there were, how many
+    were retries.
+    """
 
     def __init__(self) -> None:
         import numpy as np  # noqa: PLC0415 - with the gateway, not with `--help`, and not while requests come in
 
         from queueing.measurement.arrival_audit import audit_arrivals  # noqa: PLC0415
 
-        self._audit: Callable[[array[float]], Audit] = lambda instants: audit_arrivals(np.array(instants, np.float64))
+        self._audit: Callable[[array[float]], Audit] = lambda instants: audit_arrivals(
+            np.array(instants, np.float64)
+        )
         self._epoch = 0
         self.instants = array("d")
         self._known: tuple[tuple[int, int], dict[str, Any]] | None = None

@@ -1,4 +1,6 @@
-"""When servers were busy, by the dispatches and the idle moments that the batcher tells: for the utilisation."""
+"""When servers were busy, by the dispatches and the idle moments that the batcher tells: for the
+utilisation.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,9 @@ class BusyTime:
 
     def fraction(self, start: float, now: float, servers: int) -> float:
         """Share of [start, now] in which a server was busy, averaged over servers."""
-        closed = sum(max(0.0, min(end, now) - max(begin, start)) for begin, end in zip(self._begins, self._ends, strict=True))
+        closed = sum(
+            max(0.0, min(end, now) - max(begin, start))
+            for begin, end in zip(self._begins, self._ends, strict=True)
+        )
         going = sum(now - max(begin, start) for begin in self._since.values())
         return (closed + going) / max(1e-9, now - start) / servers

@@ -1,4 +1,6 @@
-"""Failures that come again with every assessment: each is logged once with its traceback, and counted."""
+"""Failures that come again with every assessment: each is logged once with its traceback, and
+counted.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from typing import Any
 
 from policies.text import counted
 
-_NUMBERS = re.compile(r"[-+]?\d[\d.e+-]*")  # in which one failure's messages differ from time to time
+_NUMBERS = re.compile(
+    r"[-+]?\d[\d.e+-]*"
+)  # in which one failure's messages differ from time to time
 
 
 class Failures:
-    """Of one task. A failure of another kind is logged too, and the first success after failures."""
+    """Of one task. A failure of another kind is logged too, and the first success after
+    failures.
+    """
 
     def __init__(self, log: logging.Logger, task: str) -> None:
         self._log, self._task = log, task
@@ -30,7 +36,12 @@ class Failures:
         kind = _NUMBERS.sub("#", message)
         if kind not in self._kinds:
             self._kinds.add(kind)
-            self._log.error("%s failed and is repeated; the same failure is not logged again: %s", self._task, said, exc_info=error)
+            self._log.error(
+                "%s failed and is repeated; the same failure is not logged again: %s",
+                self._task,
+                said,
+                exc_info=error,
+            )
 
     def succeeded(self) -> None:
         """It did what it should."""

@@ -24,16 +24,29 @@ class LiveGauges:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Nothing is averaged across epochs, and no verdict or what-if of the one before is shown."""
+        """Nothing is averaged across epochs, and no verdict or what-if of the one before is
+        shown.
+        """
         self._clear()
         metrics = self._metrics
-        for gauge in (metrics.verdict, metrics.what_if, metrics.what_if_sojourn, metrics.what_if_first_token):
+        for gauge in (
+            metrics.verdict,
+            metrics.what_if,
+            metrics.what_if_sojourn,
+            metrics.what_if_first_token,
+        ):
             gauge.clear()
         metrics.speed.set(math.nan)
 
     def _clear(self) -> None:
         metrics = self._metrics
-        for gauge in (metrics.predicted, metrics.observed, metrics.predicted_sojourn, metrics.observed_sojourn, metrics.error):
+        for gauge in (
+            metrics.predicted,
+            metrics.observed,
+            metrics.predicted_sojourn,
+            metrics.observed_sojourn,
+            metrics.error,
+        ):
             gauge.clear()
         metrics.assumption_holds.clear()
         for gauge in (metrics.load, metrics.predicted_utilisation, metrics.predicted_batch_size):
@@ -62,19 +75,27 @@ class LiveGauges:
 
     def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
         """The interval is that of the quantity that is compared."""
-        gauges = {"queueing_delay": self._metrics.predicted, "sojourn_time": self._metrics.predicted_sojourn}
+        gauges = {
+            "queueing_delay": self._metrics.predicted,
+            "sojourn_time": self._metrics.predicted_sojourn,
+        }
         for field, gauge in gauges.items() if found["method"] is not None else ():
             ends = _ends(found["interval"]) if field == found["compared"] else {}
             for stat, value in (found[field] | ends).items():
                 gauge.labels(policy, found["method"], stat).set(_number(value))
 
     def what_if(self, forecasts: Sequence[Mapping[str, Any]], limit: int | None) -> None:
-        """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits, are at `/admin/prediction`.
+        """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits,
+        are at `/admin/prediction`.
 
         They take no label from the policies in force: the gauge is cleared at each look.
         """
         metrics = self._metrics
-        shown = [each for each in forecasts if each["max_output_tokens"] == limit and each["queueing_delay"] is not None]
+        shown = [
+            each
+            for each in forecasts
+            if each["max_output_tokens"] == limit and each["queueing_delay"] is not None
+        ]
         gauges = {
             "queueing_delay": metrics.what_if,
             "sojourn_time": metrics.what_if_sojourn,
@@ -97,7 +118,11 @@ class LiveGauges:
         if joules is not None:
             self._metrics.joules.set(joules)
         if found is not None:
-            for name, term in (("beta", found.beta), ("c0", found.c0), ("per_token", found.per_token)):
+            for name, term in (
+                ("beta", found.beta),
+                ("c0", found.c0),
+                ("per_token", found.per_token),
+            ):
                 self._metrics.energy.labels(name).set(term.value)
 
     def _observe(self, gauge: Any, policy: str, observed: Mapping[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""The live model: an observer of the batcher that feeds a window, and the loop that has it looked at.
+"""The live model: an observer of the batcher that feeds a window, and the loop that has it looked
+at.
 
-The window holds one epoch only. Rate, lengths, speed and residual are estimated from it, never a delay; all of it is computed
-in a niced process of its own, so that the event loop never waits for it.
+The window holds one epoch only. Rate, lengths, speed and residual are estimated from it, never a
+delay; all of it is computed in a niced process of its own, so that the event loop never waits for
+it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ class LiveModel:
         self._feed.begin_epoch(0, now)
         self._started_at = now
         self._recent = RecentArrivals(now, SHOWN)
-        self._busy = BusyTime(max(SHOWN, 2 * gateway.settings.prediction_interval))  # the self-checks look that far back
+        self._busy = BusyTime(
+            max(SHOWN, 2 * gateway.settings.prediction_interval)
+        )  # the self-checks look that far back
         self._self_checks = SelfChecks(now, self._busy)
         self.meter = _meter(gateway, capabilities)
         self._metered = MeteredBatches(self.meter)
@@ -74,9 +78,13 @@ class LiveModel:
         self._what_if_due = now + gateway.settings.what_if_interval
         self._save_due = now
         self._state: dict[str, Any] | None = None  # the estimates as they would be saved
-        self.prediction: dict[str, Any] | None = None  # the last look of this epoch, as `/admin/prediction` shows it
+        self.prediction: dict[str, Any] | None = (
+            None  # the last look of this epoch, as `/admin/prediction` shows it
+        )
         self.reason: str | None = None  # why the last look has no prediction
-        self.ahead: BatchService | SlotService | None = None  # service times of this epoch's policy, for waits that are told
+        self.ahead: BatchService | SlotService | None = (
+            None  # service times of this epoch's policy, for waits that are told
+        )
         self.estimates: dict[str, Any] | None = None
         self.what_if: list[dict[str, Any]] | None = None
         self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force
@@ -88,7 +96,9 @@ class LiveModel:
     # what happens
 
     def on_arrival(self, ticket: Ticket) -> None:
-        """Counted whatever becomes of it; its instant is the kernel's, which the event loop cannot have shaped."""
+        """Counted whatever becomes of it; its instant is the kernel's, which the event loop
+        cannot have shaped.
+        """
         work, now = ticket.work, self._gateway.now()
         arrived_at = work.request.arrived_at
         received_at = arrived_at if work.received_at is None else work.received_at
@@ -111,7 +121,9 @@ class LiveModel:
         self._self_checks.on_settle(ticket, self._gateway.now())
 
     def on_record(self, record: Record) -> None:
-        """Delay, length and service time. One that was refused never joined this queue: neither its rate nor its balance knows it."""
+        """Delay, length and service time. One that was refused never joined this queue: neither
+        its rate nor its balance knows it.
+        """
         if record.outcome == "rejected":
             return
         self._feed.on_record(record)
@@ -137,7 +149,9 @@ class LiveModel:
         return self._pilot.shown()
 
     def arrival_rate(self) -> float:
-        """Calls per second over the last minute, whatever the epoch: a change of the policy does not change what arrives."""
+        """Calls per second over the last minute, whatever the epoch: a change of the policy does
+        not change what arrives.
+        """
         return self._recent.call_rate(self._gateway.now())
 
     def sequence_rate(self) -> float:
@@ -145,7 +159,9 @@ class LiveModel:
         return self._recent.sequence_rate(self._gateway.now())
 
     def utilisation(self) -> float:
-        """Fraction of the last minute in which a server was busy, averaged over servers; epochs do not cut it."""
+        """Fraction of the last minute in which a server was busy, averaged over servers; epochs
+        do not cut it.
+        """
         now = self._gateway.now()
         start = max(self._started_at, now - SHOWN)
         return self._busy.fraction(start, now, self._gateway.batcher.capabilities.servers)
@@ -155,25 +171,42 @@ class LiveModel:
         if self._gateway.law is None:
             return "no latency law: POST /admin/calibrate or start with --latency"
         every = self._gateway.settings.prediction_interval
-        return self.reason or f"nothing was predicted yet: that is done every {every:g} s, once {ENOUGH} requests of this epoch have ended"
+        return self.reason or (
+            f"nothing was predicted yet: that is done every {every:g} s, once {ENOUGH} "
+            "requests of this epoch have ended"
+        )
 
     # the loop
 
     def energy(self) -> dict[str, Any]:
         """Where joules are read, and what a batch, a request of it and a token cost."""
         found = self.meter.estimate()
-        terms = {} if found is None else {"beta": found.beta.to_dict(), "c0": found.c0.to_dict(), "per_token": found.per_token.to_dict()}
+        terms = (
+            {}
+            if found is None
+            else {
+                "beta": found.beta.to_dict(),
+                "c0": found.c0.to_dict(),
+                "per_token": found.per_token.to_dict(),
+            }
+        )
         return self.meter.state() | {"estimate": terms or None}
 
     async def run(self, interval: float) -> None:
-        """Check and look every `interval` seconds; a look that takes longer is waited for by the next one, not by the checks."""
+        """Check and look every `interval` seconds; a look that takes longer is waited for by the
+        next one, not by the checks.
+        """
         looking = asyncio.create_task(self._begin())
         try:
             while True:
                 await asyncio.sleep(interval)
                 self.check()
                 self._gauges.energy(self.meter)
-                if looking.done() and self._gateway.law is not None and not self._gateway.calibrating:
+                if (
+                    looking.done()
+                    and self._gateway.law is not None
+                    and not self._gateway.calibrating
+                ):
                     looking = asyncio.create_task(self._look())
         finally:
             looking.cancel()
@@ -188,9 +221,13 @@ class LiveModel:
             self.failures.failed(str(error))
 
     async def _begin_life(self, ask: Ask, life: int) -> None:
-        """A predicting process knows nothing of the one before: what that one had of the window is lost."""
+        """A predicting process knows nothing of the one before: what that one had of the window
+        is lost.
+        """
         if life > 1:
-            self._feed.begin_epoch(self._gateway.batcher.epoch, self._gateway.now(), carry_lengths=False)
+            self._feed.begin_epoch(
+                self._gateway.batcher.epoch, self._gateway.now(), carry_lengths=False
+            )
         try:
             if self._state is not None:
                 found = await ask("restore", self._state)
@@ -212,14 +249,24 @@ class LiveModel:
             self.failures.succeeded()
 
     def check(self) -> None:
-        """Little's law, conservation and the utilisation law over the stretch since the last time."""
+        """Little's law, conservation and the utilisation law over the stretch since the last
+        time.
+        """
         batcher = self._gateway.batcher
         found = self._self_checks.look(
-            self._gateway.now(), batcher.unanswered_tickets(), batcher.queue_length, batcher.capabilities.servers
+            self._gateway.now(),
+            batcher.unanswered_tickets(),
+            batcher.queue_length,
+            batcher.capabilities.servers,
         )
         self._gauges.checks(found)
         self.checks = [
-            {"name": each.name, "holds": each.holds, "by_counters": _number(each.measured), "by_records": _number(each.expected)}
+            {
+                "name": each.name,
+                "holds": each.holds,
+                "by_counters": _number(each.measured),
+                "by_records": _number(each.expected),
+            }
             for each in found
         ]
 
@@ -268,17 +315,24 @@ class LiveModel:
             self._gauges.what_if(self.what_if, self._gateway.max_output_tokens)
 
     async def distribution(self) -> dict[str, Any] | None:
-        """The compared delays of the last look as a histogram, beside the predicted one; None where theory has no answer."""
+        """The compared delays of the last look as a histogram, beside the predicted one; None
+        where theory has no answer.
+        """
         found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
         return found
 
     async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
-        """What the autopilot may do from now on. Raises ApiError where there are no looks that it could decide by."""
+        """What the autopilot may do from now on. Raises ApiError where there are no looks that
+        it could decide by.
+        """
         if self._gateway.settings.prediction_interval <= 0:
             raise ApiError(
                 409,
                 "no_prediction",
-                "got --prediction-interval 0; expected an interval > 0, because the autopilot needs the live prediction",
+                (
+                    "got --prediction-interval 0; expected an interval > 0, because the autopilot "
+                    "needs the live prediction"
+                ),
             )
         await self._pilot.steer(self._predictor, mode)
         return self.autopilot
@@ -292,7 +346,9 @@ class LiveModel:
         return found
 
     async def _asked(self) -> Question | None:
-        """What a look is asked, of a process that is up: one that comes up begins the window anew."""
+        """What a look is asked, of a process that is up: one that comes up begins the window
+        anew.
+        """
         if self._gateway.law is None:
             return None
         await self._predictor.start()
@@ -309,7 +365,11 @@ class LiveModel:
             at=gateway.now(),
             window=gateway.settings.prediction_window,
             shape=gateway.law,
-            knobs=Knobs(policy=batcher.policy_text, max_output_tokens=gateway.max_output_tokens, servers=bounds.servers),
+            knobs=Knobs(
+                policy=batcher.policy_text,
+                max_output_tokens=gateway.max_output_tokens,
+                servers=bounds.servers,
+            ),
             max_num_seqs=bounds.max_num_seqs,
             longest=bounds.max_model_len,
             patience=gateway.patience,
@@ -327,7 +387,9 @@ class LiveModel:
         return tuple(
             (ticket.at.dispatched, ticket.ending.output_tokens)
             for ticket in self._gateway.batcher.unanswered_tickets()
-            if ticket.batch is not None and ticket.at.dispatched is not None and (ticket.ending.finish_reason is not None) == ended
+            if ticket.batch is not None
+            and ticket.at.dispatched is not None
+            and (ticket.ending.finish_reason is not None) == ended
         )
 
     # a restart
@@ -347,7 +409,11 @@ class LiveModel:
         try:
             await in_a_thread(self.save, LONGEST_SAVE)
         except TimeoutError:
-            log.warning("cannot write the state file %s: it took longer than %g s", self._gateway.settings.state_file, LONGEST_SAVE)
+            log.warning(
+                "cannot write the state file %s: it took longer than %g s",
+                self._gateway.settings.state_file,
+                LONGEST_SAVE,
+            )
 
     def save(self) -> None:
         """Law and estimates into the state file. May run beside the event loop."""
@@ -357,7 +423,12 @@ class LiveModel:
             return
         profile = None if gateway.profile is None else gateway.profile.to_dict()
         try:
-            state = {"engine": gateway.engine_identity(), "law": str(gateway.law), "profile": profile, "estimates": self._state}
+            state = {
+                "engine": gateway.engine_identity(),
+                "law": str(gateway.law),
+                "profile": profile,
+                "estimates": self._state,
+            }
             save_state(path, state | self._pilot.saved())
         except OSError as error:
             log.warning("cannot write the state file %s: %s", path, error)
@@ -368,7 +439,9 @@ class LiveModel:
             self._save_due = -math.inf
             with suppress(Exception):  # then what was saved last is kept
                 await asyncio.wait_for(self.update(), LAST_LOOK)
-        saving = threading.Thread(target=self.save, daemon=True)  # nothing else is left to do: the event loop may wait for it
+        saving = threading.Thread(
+            target=self.save, daemon=True
+        )  # nothing else is left to do: the event loop may wait for it
         saving.start()
         saving.join(LAST_SAVE)
         await self._predictor.close()

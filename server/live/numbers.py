@@ -12,8 +12,9 @@ _COMPACT = 1024
 class Numbers:
     """Appended at the end, taken at the front.
 
-    A deque of Python floats would hold objects that were made between those of requests: after a burst of clients that left, each of
-    them keeps an arena of 1 MiB, which Python gives back as a whole only.
+    A deque of Python floats would hold objects that were made between those of requests: after a
+    burst of clients that left, each of them keeps an arena of 1 MiB, which Python gives back as a
+    whole only.
     """
 
     __slots__ = ("_head", "_values")
@@ -47,6 +48,8 @@ class Numbers:
 
     def _drop_to(self, head: int) -> None:
         self._head = head
-        if self._head == len(self._values) or (self._head > _COMPACT and 2 * self._head > len(self._values)):
+        if self._head == len(self._values) or (
+            self._head > _COMPACT and 2 * self._head > len(self._values)
+        ):
             del self._values[: self._head]
             self._head = 0

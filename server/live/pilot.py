@@ -1,6 +1,7 @@
 """The autopilot's hands: what it may turn, putting its decisions in force, and telling of each.
 
-It decides in the predicting process with every look (`queueing.control.autopilot`); here its decisions are logged, kept and carried out.
+It decides in the predicting process with every look (`queueing.control.autopilot`); here its
+decisions are logged, kept and carried out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ KEPT = 100  # decisions
 
 
 def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: float) -> Bounds:
-    """By the flags; without a list, the kind of policy stays and its batch size is free (of dynamic: capped). Raises SpecError."""
+    """By the flags; without a list, the kind of policy stays and its batch size is free (of
+    dynamic: capped). Raises SpecError.
+    """
     name = parse_policy(policy).name
     own = ("dynamic", "capped") if name == "dynamic" else (name,)
     return Bounds(policies=tuple(allowed) or own, max_clipped_fraction=max_clipped_fraction)
@@ -44,10 +47,14 @@ class Pilot:
         self.state: dict[str, Any] | None = None  # what it remembers, as it would be saved
 
     def follow(self, policy: str) -> None:
-        """An operator put `policy` in force: without a list of policies, its kind is the one that stays."""
+        """An operator put `policy` in force: without a list of policies, its kind is the one
+        that stays.
+        """
         settings = self._gateway.settings
         self._followed = policy
-        self.bounds = autopilot_bounds(policy, settings.autopilot_policies, settings.max_clipped_fraction)
+        self.bounds = autopilot_bounds(
+            policy, settings.autopilot_policies, settings.max_clipped_fraction
+        )
 
     @property
     def on(self) -> bool:
@@ -64,7 +71,9 @@ class Pilot:
         self.state, self._shift = state, 0.0
 
     async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
-        """Another mode, at once where it is to do less; what it remembers stays. A decision under way is not carried out."""
+        """Another mode, at once where it is to do less; what it remembers stays. A decision
+        under way is not carried out.
+        """
         log.info("autopilot: %s, was %s", mode, self._mode)
         self._mode = mode
         await predictor.ask("steer_pilot", mode)
@@ -95,13 +104,24 @@ class Pilot:
             "max_output_tokens": self._gateway.max_output_tokens,
             "servers": batcher.capabilities.servers,
         }
-        return {"autopilot": self.state, "clock": self._gateway.now(), "knobs": knobs, "followed": self._followed}
+        return {
+            "autopilot": self.state,
+            "clock": self._gateway.now(),
+            "knobs": knobs,
+            "followed": self._followed,
+        }
 
     def shown(self) -> dict[str, Any]:
         """For `/admin/state`."""
         bounds = self.bounds
-        inside = {"policies": list(bounds.policies), "max_clipped_fraction": bounds.max_clipped_fraction}
+        inside = {
+            "policies": list(bounds.policies),
+            "max_clipped_fraction": bounds.max_clipped_fraction,
+        }
         return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
 
     def _turn(self, knobs: Knobs) -> None:
-        self._gateway.change(PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens), by_autopilot=True)
+        self._gateway.change(
+            PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens),
+            by_autopilot=True,
+        )

@@ -1,7 +1,8 @@
-"""What runs in the predicting process: looks at a window, what-ifs, advice. Plain values in, plain values out.
+"""What runs in the predicting process: looks at a window, what-ifs, advice. Plain values in, plain
+values out.
 
-The process keeps the last look, so that what-ifs and advice need not be sent what it already has, and the next look can build on
-its sensitivity and exact prediction, which cost most.
+The process keeps the last look, so that what-ifs and advice need not be sent what it already has,
+and the next look can build on its sensitivity and exact prediction, which cost most.
 """
 
 from __future__ import annotations
@@ -50,20 +51,26 @@ class _Memory:
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
     last_seen: Snapshot | None = None
-    history: SpeedHistory = field(default_factory=SpeedHistory)  # of the engine under this law, whatever the epoch
+    history: SpeedHistory = field(
+        default_factory=SpeedHistory
+    )  # of the engine under this law, whatever the epoch
 
 
 _memory = _Memory()
 
 
 def restore(state: Mapping[str, Any]) -> Answer:
-    """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the window has its own."""
+    """Estimates of an earlier life of the gateway: what-ifs and advice rest on them until the
+    window has its own.
+    """
     _memory.estimates = Estimates.from_dict(state)
     return _memory.estimates.summary() | {"restored": True}
 
 
 def start_pilot(mode: Mode, state: Mapping[str, Any] | None, shift: float) -> None:
-    """Decide with every look from here on; `state` of an earlier life, on a clock that showed `shift` seconds less."""
+    """Decide with every look from here on; `state` of an earlier life, on a clock that showed
+    `shift` seconds less.
+    """
     _memory.pilot = Autopilot(mode=mode)
     if state is not None:
         _memory.pilot.restore(state, shift)
@@ -77,7 +84,9 @@ def steer_pilot(mode: Mode) -> None:
 
 
 def look(question: Question) -> Answer:
-    """The estimates, the prediction for the policy in force beside the observation, and the verdict; or the `reason` why not."""
+    """The estimates, the prediction for the policy in force beside the observation, and the
+    verdict; or the `reason` why not.
+    """
     seen = _seen(question)
     _memory.question = question
     found, reason = None, None
@@ -87,7 +96,13 @@ def look(question: Question) -> Answer:
         ended = len(seen.mine.rows)
         reason = str(error) if ended >= ENOUGH else _too_few(ended)
     decision, failure = _decided(question, seen, found) if question.decides else (None, None)
-    nothing: Answer = {"estimates": None, "prediction": None, "ahead": None, "state": None, "reason": reason}
+    nothing: Answer = {
+        "estimates": None,
+        "prediction": None,
+        "ahead": None,
+        "state": None,
+        "reason": reason,
+    }
     answer = nothing if found is None else _answer(question, seen, found)
     steering = None if decision is None else decision.to_dict() | {"acts": decision.acts}
     return answer | {
@@ -98,12 +113,16 @@ def look(question: Question) -> Answer:
     }
 
 
-def _decided(question: Question, seen: Snapshot, found: Assessment | None) -> tuple[Decision | None, str | None]:
+def _decided(
+    question: Question, seen: Snapshot, found: Assessment | None
+) -> tuple[Decision | None, str | None]:
     """The autopilot's decision, or how it failed: the look itself stands."""
     if question.bounds is not None:
         _memory.pilot.bounds = question.bounds
     try:
-        shown = pilot_look(seen, question.shape, question.knobs, _limits(question), found, longest=question.longest)
+        shown = pilot_look(
+            seen, question.shape, question.knobs, _limits(question), found, longest=question.longest
+        )
         return _memory.pilot.decide(shown), None
     except Exception:  # noqa: BLE001 - told by the gateway's log
         return None, traceback.format_exc()
@@ -139,11 +158,16 @@ def _answer(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 
 
 def _too_few(ended: int) -> str:
-    return f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; {ENOUGH} are needed"
+    return (
+        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; "
+        f"{ENOUGH} are needed"
+    )
 
 
 def _ahead(found: Assessment) -> BatchService | SlotService | None:
-    """Service times for the waits that requests are told at their arrival; also where the queue has no steady state."""
+    """Service times for the waits that requests are told at their arrival; also where the queue
+    has no steady state.
+    """
     if found.model is None:
         return None
     try:
@@ -158,7 +182,11 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     joins = parse_policy(seen.policy).joins_running
     delays = judged(seen)
     observed = observed_mean(seen) if delays.size else None
-    plain = {} if found.prediction is None else found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
+    plain = (
+        {}
+        if found.prediction is None
+        else found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
+    )
     unknown: Answer = {
         "policy": seen.policy,
         "method": None,
@@ -176,7 +204,9 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
         "n": int(delays.size),
         "observed_mean": None if observed is None else observed.value,
-        "observed_queueing_delay": None if observed is None else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
+        "observed_queueing_delay": None
+        if observed is None
+        else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
         "speed": law.speed,
         "cv": law.cv,
@@ -193,7 +223,8 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 
 
 def ask_what_ifs() -> list[Answer]:
-    """The setting in force, then every other policy, some limits and caps, at the last look's estimates; none before there are any.
+    """The setting in force, then every other policy, some limits and caps, at the last look's
+    estimates; none before there are any.
 
     `compared`: the duration by which it is compared with the setting in force.
     """
@@ -202,11 +233,16 @@ def ask_what_ifs() -> list[Answer]:
         return []
     found = what_ifs(estimates, question.shape, question.knobs, _limits(question), beside=True)
     policies = [parse_policy(each.knobs.policy) for each in found]
-    return [each.to_dict() | {"compared": compared_by((policies[0], own))} for each, own in zip(found, policies, strict=True)]
+    return [
+        each.to_dict() | {"compared": compared_by((policies[0], own))}
+        for each, own in zip(found, policies, strict=True)
+    ]
 
 
 def ask_distribution() -> Answer | None:
-    """The delays that the last look compared, as a histogram, beside the predicted one. None where theory has no answer."""
+    """The delays that the last look compared, as a histogram, beside the predicted one. None
+    where theory has no answer.
+    """
     from queueing.estimation.histogram import beside, drawn  # noqa: PLC0415 - where a page is looked at
 
     question, seen, found = _memory.question, _memory.last_seen, _memory.last
@@ -218,13 +254,21 @@ def ask_distribution() -> Answer | None:
     model = situation.model(question.knobs, law=found.estimates.law(question.shape))
     sojourn = model.policy.joins_running
     plain = beside(judged(seen, sojourn=sojourn), drawn(model, situation.rate, sojourn=sojourn))
-    return plain if plain is None else plain | {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
+    return (
+        plain
+        if plain is None
+        else plain
+        | {"compared": "sojourn_time" if sojourn else "queueing_delay", "epoch": seen.epoch}
+    )
 
 
 def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     """What would be best for an objective. Raises SpecError; empty before there are estimates."""
     objective = parse_objective(parameters)
-    if (target := parameters.get("target")) not in (None, *TARGETS):  # also before there is anything to be advised
+    if (target := parameters.get("target")) not in (
+        None,
+        *TARGETS,
+    ):  # also before there is anything to be advised
         raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}")
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
@@ -232,7 +276,16 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     targets = {"targets": (parameters["target"],)} if "target" in parameters else {}
     family = parameters.get("family")
     return [
-        each.to_dict() for each in advise(estimates, question.shape, question.knobs, _limits(question), objective, family=family, **targets)
+        each.to_dict()
+        for each in advise(
+            estimates,
+            question.shape,
+            question.knobs,
+            _limits(question),
+            objective,
+            family=family,
+            **targets,
+        )
     ]
 
 
@@ -242,14 +295,22 @@ def _seen(question: Question) -> Snapshot:
     _memory.mirror.add(question.news)
     knobs = question.knobs
     return _memory.mirror.snapshot(
-        knobs.policy, question.at, in_service=question.in_service, ended=question.ended, waiting=question.waiting, servers=knobs.servers
+        knobs.policy,
+        question.at,
+        in_service=question.in_service,
+        ended=question.ended,
+        waiting=question.waiting,
+        servers=knobs.servers,
     )
 
 
 def _limits(question: Question) -> Limits:
     knobs = question.knobs
     return Limits(
-        max_output_tokens=knobs.max_output_tokens, max_num_seqs=question.max_num_seqs, patience=question.patience, servers=knobs.servers
+        max_output_tokens=knobs.max_output_tokens,
+        max_num_seqs=question.max_num_seqs,
+        patience=question.patience,
+        servers=knobs.servers,
     )
 
 
@@ -257,14 +318,18 @@ def _doubts(question: Question, seen: Snapshot) -> tuple[str, ...]:
     """What was served beyond what the law was measured on."""
     if question.reach is None:
         return ()
-    return beyond(seen.mine.column("batch_size"), seen.mine.column("output_tokens"), *question.reach)
+    return beyond(
+        seen.mine.column("batch_size"), seen.mine.column("output_tokens"), *question.reach
+    )
 
 
 def _quantiles(found: Assessment, delays: Any, *, joins: bool) -> Answer:
     """Of the queueing delay; the comparison has them, unless it compares sojourns."""
     from queueing.estimation.assumptions.verdict import observed_quantiles  # noqa: PLC0415
 
-    given: Mapping[str, Estimate] = observed_quantiles(delays) if joins else found.compared.observed_quantiles
+    given: Mapping[str, Estimate] = (
+        observed_quantiles(delays) if joins else found.compared.observed_quantiles
+    )
     return {name: each.to_dict() for name, each in given.items()}
 
 

@@ -1,7 +1,9 @@
-"""The predicting process, from the gateway's side: niced, one question at a time, started when first asked.
+"""The predicting process, from the gateway's side: niced, one question at a time, started when
+first asked.
 
-It is spoken to over a socket that the event loop reads and writes, so that no thread of the gateway ever waits for it: a process that
-was stopped, or that computes without end, costs a question its time limit and is killed.
+It is spoken to over a socket that the event loop reads and writes, so that no thread of the gateway
+ever waits for it: a process that was stopped, or that computes without end, costs a question its
+time limit and is killed.
 """
 
 from __future__ import annotations
@@ -26,16 +28,22 @@ POLL = 0.005
 
 
 class PredictorLostError(RuntimeError):
-    """The predicting process died, or was killed because it took too long, with a question unanswered."""
+    """The predicting process died, or was killed because it took too long, with a question
+    unanswered.
+    """
 
 
 class Predictor:
-    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it saw last.
+    """Calls functions of `server.live.predicting` by name in the other process, which keeps what it
+    saw last.
 
-    `begin(ask, life)` is awaited in each life of the process, the first being 1, before anything else is asked in it.
+    `begin(ask, life)` is awaited in each life of the process, the first being 1, before anything
+    else is asked in it.
     """
 
-    def __init__(self, longest: float = LONGEST, begin: Callable[[Ask, int], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, longest: float = LONGEST, begin: Callable[[Ask, int], Awaitable[None]] | None = None
+    ) -> None:
         self.longest = longest
         self._begin = begin
         self._lives = 0
@@ -59,7 +67,8 @@ class Predictor:
     async def ask(self, function: str, *arguments: Any) -> Any:
         """Its answer; what it raises is raised here.
 
-        Raises PredictorLostError where the process died or took too long; the next question starts it anew.
+        Raises PredictorLostError where the process died or took too long; the next question starts
+        it anew.
         """
         return await self._within(lambda process: process.ask(function, arguments))
 
@@ -73,13 +82,18 @@ class Predictor:
                 raise
             except TimeoutError:
                 await self.close()
-                raise PredictorLostError(f"the predicting process did not answer within {self.longest:g} s; it is started anew") from None
+                raise PredictorLostError(
+                    f"the predicting process did not answer within {self.longest:g} s; it is "
+                    "started anew"
+                ) from None
 
     async def _new(self) -> _Process:
         process = self._process = await _Process.start()
         self._lives += 1
         if self._begin is not None:
-            await self._begin(lambda function, *arguments: process.ask(function, arguments), self._lives)
+            await self._begin(
+                lambda function, *arguments: process.ask(function, arguments), self._lives
+            )
         return process
 
     async def close(self) -> None:
@@ -96,7 +110,12 @@ async def _nothing(_: object) -> None:
 class _Process:
     """One life of it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self._process, self._reader, self._writer = process, reader, writer
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -165,12 +184,20 @@ class _Process:
 
 
 def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:
-    """Finds its modules where this process does, and nothing in the working directory that has the name of one."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # more threads on small matrices spin, at four times the CPU
+    """Finds its modules where this process does, and nothing in the working directory that has
+    the name of one.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
+    }
+    environment.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # more threads on small matrices spin, at four times the CPU
     descriptor = connection.fileno()
     command = [sys.executable, "-P", "-m", "server.live.predictor_process", str(descriptor)]
-    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(
+        command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment
+    )
 
 
 def framed(message: Any) -> bytes:

@@ -1,4 +1,5 @@
-"""The predicting process itself: `python -m server.live.predictor_process DESCRIPTOR`, until the gateway is gone.
+"""The predicting process itself: `python -m server.live.predictor_process DESCRIPTOR`, until the
+gateway is gone.
 
 A thread reads the questions, so that the end of the gateway ends it in the middle of one.
 """
@@ -28,7 +29,9 @@ def main(descriptor: int) -> None:
     os.nice(NICENESS)
     for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: they are for the gateway
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":  # also where one long computation keeps the thread below from reading
+    if (
+        sys.platform == "linux"
+    ):  # also where one long computation keeps the thread below from reading
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     connection = socket.socket(fileno=descriptor)
     questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
@@ -54,7 +57,9 @@ def _answer(number: int, function: str, arguments: tuple[Any, ...]) -> bytes:
 
 
 def _failure(number: int, error: Exception) -> bytes:
-    """The error with its traceback as a note; where it cannot be sent as it is, one that says the same."""
+    """The error with its traceback as a note; where it cannot be sent as it is, one that says
+    the same.
+    """
     said = "".join(traceback.format_exception(error))
     error.add_note(said)
     try:

@@ -1,4 +1,6 @@
-"""What the predicting process is asked: light to import, so that the gateway itself loads no numerics it does not use."""
+"""What the predicting process is asked: light to import, so that the gateway itself loads no
+numerics it does not use.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,16 @@ class Question:
     longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
     bounds: Bounds | None = None  # of the autopilot; None: those it has
-    reach: tuple[int, int] | None = None  # largest batch and longest answer that the law was measured on
+    reach: tuple[int, int] | None = (
+        None  # largest batch and longest answer that the law was measured on
+    )
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved
     waiting_before: int = 0  # requests that waited when the epoch began
     in_service: tuple[tuple[float, int], ...] = ()  # dispatched at, output tokens so far
-    ended: tuple[tuple[float, int], ...] = ()  # the same of those whose own end has come, in padded batches that go on
-    decides: bool = True  # the autopilot decides with this look; who only asks for advice changes nothing
+    ended: tuple[
+        tuple[float, int], ...
+    ] = ()  # the same of those whose own end has come, in padded batches that go on
+    decides: bool = (
+        True  # the autopilot decides with this look; who only asks for advice changes nothing
+    )

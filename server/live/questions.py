@@ -1,7 +1,8 @@
-"""Questions of people to the predicting process: the same one is asked once, one at a time, and not for askers that have left.
+"""Questions of people to the predicting process: the same one is asked once, one at a time, and not
+for askers that have left.
 
-An advice takes seconds of the process that also makes the live prediction. Questions queue before a lock of their own, so that a
-look waits for one question at most, however many were asked.
+An advice takes seconds of the process that also makes the live prediction. Questions queue before a
+lock of their own, so that a look waits for one question at most, however many were asked.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Questions:
         self._one = asyncio.Lock()
 
     async def ask(self, key: Hashable, work: Callable[[], Awaitable[Any]], watch: Watch) -> Any:
-        """The answer of `work`, begun for the first of those who ask the same. Raises what it raises; ClientDisconnect where the
-        client of this asker leaves before."""
+        """The answer of `work`, begun for the first of those who ask the same. Raises what it
+        raises; ClientDisconnect where the client of this asker leaves before."""
         question = self._open.get(key)
         if question is None:
             question = self._open[key] = _Open(asyncio.create_task(self._answered(key, work)))

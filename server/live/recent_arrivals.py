@@ -1,4 +1,6 @@
-"""The arrivals of the last minute, for the gauges: one call is one arrival, however many sequences it asks for."""
+"""The arrivals of the last minute, for the gauges: one call is one arrival, however many
+sequences it asks for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ _FEW = 1024
 class RecentArrivals:
     """Rates over the last `seconds`, or since `started_at` while that is less.
 
-    Arrivals come nearly in the order of their instants: one out of order counts a little longer or shorter than `seconds`.
+    Arrivals come nearly in the order of their instants: one out of order counts a little longer or
+    shorter than `seconds`.
     """
 
     def __init__(self, started_at: float, seconds: float) -> None:

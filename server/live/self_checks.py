@@ -1,7 +1,10 @@
-"""Laws that hold whatever the queue, evaluated on one stretch of time after another: the gateway's counters against its records.
+"""Laws that hold whatever the queue, evaluated on one stretch of time after another: the gateway's
+counters against its records.
 
-The counters are moved by events as they happen; the records are what tickets say of themselves afterwards. Conservation, Little's law
-and the utilisation law tie the two (`queueing.estimation.assumptions.checks`). Where one breaks, the measurement is wrong, not the theory.
+The counters are moved by events as they happen; the records are what tickets say of themselves
+afterwards. Conservation, Little's law and the utilisation law tie the two
+(`queueing.estimation.assumptions.checks`). Where one breaks, the measurement is wrong, not the
+theory.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
-MOST = 50_000  # records of one stretch; where nobody looks (`--prediction-interval 0`) a new stretch begins unjudged
+# records of one stretch; where nobody looks (`--prediction-interval 0`) a new stretch begins
+# unjudged
+MOST = 50_000
 WIDTH = 5
 Stay = tuple[float, float, float, float, int]  # arrived, left, dispatched, server free, server
 
@@ -37,7 +42,9 @@ class SelfChecks:
         self._arrived = 0
         self._ended: Counter[str] = Counter()  # outcomes of records
         self._stays = array("d")  # of records since the last look, a Stay after the other
-        self._unrecorded: dict[str, tuple[Ticket, float]] = {}  # with an outcome; padded ones until their server is free
+        self._unrecorded: dict[
+            str, tuple[Ticket, float]
+        ] = {}  # with an outcome; padded ones until their server is free
         self._broken: frozenset[str] = frozenset()
 
     def on_arrival(self, arrived_at: float, now: float) -> None:
@@ -49,7 +56,9 @@ class SelfChecks:
         self._arrived += 1
 
     def on_settle(self, ticket: Ticket, now: float) -> None:
-        """It has its outcome: out of the system since its last byte left, which may be a little before now."""
+        """It has its outcome: out of the system since its last byte left, which may be a little
+        before now.
+        """
         left = now if ticket.at.released is None else ticket.at.released
         since = max(left, self._since)
         self._area += self._number * (now - self._last) - (now - since)
@@ -69,7 +78,9 @@ class SelfChecks:
             self._begin(now)
         self._stays.extend((arrived, released, begun, free, record.server_id or 0))
 
-    def look(self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int) -> list[Check]:
+    def look(
+        self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int
+    ) -> list[Check]:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
         import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
 
@@ -77,15 +88,27 @@ class SelfChecks:
 
         self._count(now)
         here = list(unanswered)
-        leaving = [each for each in self._unrecorded.values() if each[0].batch is not None and each[0].at.server_free is None]
+        leaving = [
+            each
+            for each in self._unrecorded.values()
+            if each[0].batch is not None and each[0].at.server_free is None
+        ]
         in_service = sum(ticket.batch is not None for ticket in here) + len(leaving)
         going = [_stay(ticket, NEVER) for ticket in here] + [_stay(*each) for each in leaving]
-        stays = np.concatenate((self._stays, np.array(going, dtype=np.float64).reshape(-1))).reshape(-1, WIDTH)
+        stays = np.concatenate(
+            (self._stays, np.array(going, dtype=np.float64).reshape(-1))
+        ).reshape(-1, WIDTH)
         start, span = self._since, max(1e-9, now - self._since)
         found = [
             conservation(self._arrived, self._ended, waiting, in_service),
             little_law(self._area / span, stays[:, 0], stays[:, 1], start, now),
-            utilisation_law(self._busy.fraction(start, now, servers), (stays[:, 2], stays[:, 3], stays[:, 4]), start, now, servers=servers),
+            utilisation_law(
+                self._busy.fraction(start, now, servers),
+                (stays[:, 2], stays[:, 3], stays[:, 4]),
+                start,
+                now,
+                servers=servers,
+            ),
         ]
         self._begin(now)
         self._tell(found)
@@ -106,7 +129,9 @@ class SelfChecks:
             if check.name in broken - self._broken:
                 values = check.name, check.measured, check.expected
                 log.error(
-                    "self-check %s fails: %.6g by counters, %.6g by records; do not trust the measured delays until it holds", *values
+                    "self-check %s fails: %.6g by counters, %.6g by records; do not trust the "
+                    "measured delays until it holds",
+                    *values,
                 )
         self._broken = broken
 
@@ -116,4 +141,10 @@ def _stay(ticket: Ticket, left: float) -> Stay:
     batch, at = ticket.batch, ticket.at
     begun = NEVER if batch is None or at.dispatched is None else at.dispatched
     free = NEVER if at.server_free is None else at.server_free
-    return ticket.work.request.arrived_at, left, begun, free, 0 if batch is None else batch.server_id
+    return (
+        ticket.work.request.arrived_at,
+        left,
+        begun,
+        free,
+        0 if batch is None else batch.server_id,
+    )

@@ -1,7 +1,7 @@
 """What the live model knows, in a small file, so that a restart does not begin from nothing.
 
-Law, estimates and what the autopilot remembers. It is of use to the same engine and model only; another one's is renamed before a new
-one takes its place, and the log says so.
+Law, estimates and what the autopilot remembers. It is of use to the same engine and model only;
+another one's is renamed before a new one takes its place, and the log says so.
 """
 
 from __future__ import annotations
@@ -32,11 +32,16 @@ def check_state_file(path: Path) -> None:
     except (OSError, msgspec.DecodeError):
         known = False
     if not known:
-        raise SpecError(f"got --state-file {path}, which holds something else; expected a state file of `kendall serve`, or a new name")
+        raise SpecError(
+            f"got --state-file {path}, which holds something else; expected a state file of "
+            "`kendall serve`, or a new name"
+        )
 
 
 def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What was saved for this engine; None where there is nothing that can be used: a file is renamed then, and a log line says why."""
+    """What was saved for this engine; None where there is nothing that can be used: a file is
+    renamed then, and a log line says why.
+    """
     try:
         state: dict[str, Any] = msgspec.json.decode(path.read_bytes() or b"{}", type=dict)
         why_not = _why_not(state, engine) if state else None
@@ -47,9 +52,19 @@ def load_state(path: Path, engine: Mapping[str, Any]) -> dict[str, Any] | None:
     if why_not is None:
         return state or None
     try:
-        log.warning("cannot use --state-file %s (%s): starting without it; renamed to %s", path, why_not, put_aside(path))
+        log.warning(
+            "cannot use --state-file %s (%s): starting without it; renamed to %s",
+            path,
+            why_not,
+            put_aside(path),
+        )
     except OSError as error:
-        log.warning("cannot use --state-file %s (%s): starting without it; cannot rename it: %s", path, why_not, error)
+        log.warning(
+            "cannot use --state-file %s (%s): starting without it; cannot rename it: %s",
+            path,
+            why_not,
+            error,
+        )
     return None
 
 
@@ -60,7 +75,9 @@ def _why_not(state: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
     other = [name for name in SAME if saved.get(name) != engine.get(name)]
     if not other:
         return None
-    return "of another engine: " + ", ".join(f"{name} {'unknown' if saved.get(name) is None else saved[name]}" for name in other)
+    return "of another engine: " + ", ".join(
+        f"{name} {'unknown' if saved.get(name) is None else saved[name]}" for name in other
+    )
 
 
 def before_its_place(path: Path) -> Path:
@@ -70,7 +87,11 @@ def before_its_place(path: Path) -> Path:
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Whole or not at all."""
-    stamped = {"schema_version": SCHEMA_VERSION, "saved_at": datetime.now(UTC).isoformat(timespec="seconds"), **state}
+    stamped = {
+        "schema_version": SCHEMA_VERSION,
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **state,
+    }
     new = before_its_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     new.write_bytes(msgspec.json.encode(stamped))

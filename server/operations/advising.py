@@ -1,7 +1,8 @@
-"""`kendall advise`: what a running gateway's own model says should be changed, asked at `GET /admin/advice`.
+"""`kendall advise`: what a running gateway's own model says should be changed, asked at `GET
+/admin/advice`.
 
-Exit status: 2 for a URL that is no gateway, or arguments that it cannot use; 3 where no target has a stable choice; 1 where
-nobody listens, or the gateway cannot advise now.
+Exit status: 2 for a URL that is no gateway, or arguments that it cannot use; 3 where no target has
+a stable choice; 1 where nobody listens, or the gateway cannot advise now.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ COLUMNS = (
 )
 PREDICTED = (
     Column(heading="target", left=True),
-    *(Column(heading=heading) for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")),
+    *(
+        Column(heading=heading)
+        for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")
+    ),
 )
 CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
 UNKNOWN = "unknown"
@@ -61,45 +65,85 @@ LEGEND = {  # of what stands in the tables instead of a number
 @app.command()
 def advise(
     ctx: typer.Context,
-    url: Annotated[str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")],
+    url: Annotated[
+        str, typer.Argument(help="URL of a running gateway, for example http://127.0.0.1:8080.")
+    ],
     *,
     objective: Annotated[
         str | None,
         typer.Option(
-            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, or slo with --slo. "
-            "Policies are compared by their mean sojourn time."
+            help="What to optimise: delay | throughput | v1 | v2 | clipped | slo. Default: delay, "
+            "or slo with --slo. Policies are compared by their mean sojourn time."
         ),
     ] = None,
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Service level objective, for example p99_queueing_delay=2s or mean_time_to_first_token=1s; implies --objective slo."
+            help=(
+                "Service level objective, for example p99_queueing_delay=2s or "
+                "mean_time_to_first_token=1s; implies --objective slo."
+            )
         ),
     ] = None,
     theta: Annotated[
-        float | None, typer.Option(help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.")
+        float | None,
+        typer.Option(
+            help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5."
+        ),
     ] = None,
-    loss_cost: Annotated[float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")] = None,
+    loss_cost: Annotated[
+        float | None, typer.Option(help="Cost of a lost request in v2. Default: 1.")
+    ] = None,
     max_clipped_fraction: Annotated[
         float | None,
-        typer.Option(help="Largest fraction of answers that a token limit may clip, also with --slo. Default: 0.05."),
+        typer.Option(
+            help=(
+                "Largest fraction of answers that a token limit may clip, also with --slo. "
+                "Default: 0.05."
+            )
+        ),
     ] = None,
     family: Annotated[
-        str | None, typer.Option(help="Distribution family for lengths beyond the token limits that were in force, for example lognormal.")
+        str | None,
+        typer.Option(
+            help=(
+                "Distribution family for lengths beyond the token limits that were in force, for "
+                "example lognormal."
+            )
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all.")
+        str | None,
+        typer.Option(
+            help="What to choose: batch-size | max-output-tokens | policy | servers. Default: all."
+        ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")
+    ] = None,
     cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
 ) -> None:
-    """Ask a running gateway which batch size, token limit, policy and number of servers its model recommends, with the expected gain."""
-    given = {"objective": objective, "slo": slo, "theta": theta, "loss_cost": loss_cost, "max_clipped_fraction": max_clipped_fraction}
+    """Ask a running gateway which batch size, token limit, policy and number of servers its
+    model recommends, with the expected gain.
+    """
+    given = {
+        "objective": objective,
+        "slo": slo,
+        "theta": theta,
+        "loss_cost": loss_cost,
+        "max_clipped_fraction": max_clipped_fraction,
+    }
     given = fitting(ctx, given, _read_by(objective, slo))
-    params = {name: str(value) for name, value in (given | {"family": family, "target": target}).items() if value is not None}
+    params = {
+        name: str(value)
+        for name, value in (given | {"family": family, "target": target}).items()
+        if value is not None
+    }
     _check(params)
     check_no_credentials(url, "a URL")
     found = ask(url, params, key_for_admin(url, admin_key, api_key), Trust(cacert, insecure))
@@ -115,11 +159,17 @@ def advise(
 
 
 def _read_by(objective: str | None, slo: str | None) -> set[str]:
-    """The options that an objective reads: others are passed over where the environment set them."""
+    """The options that an objective reads: others are passed over where the environment set
+    them.
+    """
     from queueing.control.advice.measure import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
-    return {"objective", *(key for key, names in WEIGHS.items() if name in names), *(("slo",) if name == "slo" else ())}
+    return {
+        "objective",
+        *(key for key, names in WEIGHS.items() if name in names),
+        *(("slo",) if name == "slo" else ()),
+    }
 
 
 def _check(params: Mapping[str, str]) -> None:
@@ -131,25 +181,46 @@ def _check(params: Mapping[str, str]) -> None:
         raise SpecError(f"got --target {params['target']!r}; expected one of {', '.join(TARGETS)}")
 
 
-def ask(url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM) -> dict[str, Any]:
-    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError: nobody answers, or it cannot now."""
+def ask(
+    url: str, params: Mapping[str, str], key: str | None = None, trust: Trust = SYSTEM
+) -> dict[str, Any]:
+    """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError:
+    nobody answers, or it cannot now.
+    """
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
-            settings: dict[str, Any] = {"headers": headers, "timeout": TIMEOUT, "verify": trust.verification(url), "trust_env": False}
-            response = httpx.get(server_root(url) + "/admin/advice", params=dict(params), **settings)
+            settings: dict[str, Any] = {
+                "headers": headers,
+                "timeout": TIMEOUT,
+                "verify": trust.verification(url),
+                "trust_env": False,
+            }
+            response = httpx.get(
+                server_root(url) + "/admin/advice", params=dict(params), **settings
+            )
         answer = response.json()
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise SpecError(f"got {url}; {A_GATEWAY} ({error})") from None
     except httpx.HTTPError as error:
-        raise CommandError(f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}") from None
+        raise CommandError(
+            f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
+        ) from None
     except ValueError:
-        raise SpecError(f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}") from None
+        raise SpecError(
+            f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
+        ) from None
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
         return {"advice": answer["advice"], "reason": answer.get("reason")}
-    message = answer["error"].get("message") if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else None
+    message = (
+        answer["error"].get("message")
+        if isinstance(answer, dict) and isinstance(answer.get("error"), dict)
+        else None
+    )
     if message is None or response.status_code == httpx.codes.NOT_FOUND:
-        raise SpecError(f"got {url}, which answers {response.status_code} to /admin/advice; {A_GATEWAY}")
+        raise SpecError(
+            f"got {url}, which answers {response.status_code} to /admin/advice; {A_GATEWAY}"
+        )
     if response.status_code in REFUSED:
         raise SpecError(key_refusal(url, response.status_code, message, "--admin-key"))
     refusal = f"{url} answered {response.status_code}: {message}"
@@ -164,9 +235,24 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
         known = gain["value"] is not None and each["current"]["stable"]
         ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
         now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
-        rows.append([each["target"], now, best, _percent(gain["value"]) if known else "-", ends if known else "-", _advised(each)])
-        means = [_mean(each[which], quantity) for quantity in ("queueing_delay", "sojourn_time") for which in ("current", "best")]
-        predicted.append([each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))])
+        rows.append(
+            [
+                each["target"],
+                now,
+                best,
+                _percent(gain["value"]) if known else "-",
+                ends if known else "-",
+                _advised(each),
+            ]
+        )
+        means = [
+            _mean(each[which], quantity)
+            for quantity in ("queueing_delay", "sojourn_time")
+            for which in ("current", "best")
+        ]
+        predicted.append(
+            [each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))]
+        )
     say(to, f"objective {advice[0]['objective']}")
     to.print(Table(COLUMNS, rows))
     say(to, "predicted means")
@@ -178,7 +264,9 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
         say(to, "gain: reduction of the quantity that the sentence below names")
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
-    for line in [words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)]:
+    for line in [
+        words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)
+    ]:
         say(to, line)
     for each in advice:
         say(to, f"{each['target']}: {each['says']}")
@@ -188,7 +276,9 @@ def _advised(advice: Mapping[str, Any]) -> str:
     """What the sentence says in a word."""
     if advice["best"] is None:
         return "-"
-    same = _setting(advice["current"], advice["target"]) == _setting(advice["best"], advice["target"])
+    same = _setting(advice["current"], advice["target"]) == _setting(
+        advice["best"], advice["target"]
+    )
     return KEEP if same or NO_CHANGE in advice["says"] else SET
 
 

@@ -1,9 +1,11 @@
-"""How the process leaves without cutting off a client: what has been accepted is answered, and every answer ends its connection.
+"""How the process leaves without cutting off a client: what has been accepted is answered, and
+every answer ends its connection.
 
-A connection between two requests may carry the next one at any instant, and closing it then resets that request. So answers say
-`connection: close` from the signal on, a connection without a request is kept for a moment, and it is closed only where nothing
-waits to be read. A listening socket that is closed resets what its backlog holds: first the kernel drops new connections, the event
-loop accepts what is there, then it is closed.
+A connection between two requests may carry the next one at any instant, and closing it then resets
+that request. So answers say `connection: close` from the signal on, a connection without a request
+is kept for a moment, and it is closed only where nothing waits to be read. A listening socket that
+is closed resets what its backlog holds: first the kernel drops new connections, the event loop
+accepts what is there, then it is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from server.gateway import Gateway
 
 log = logging.getLogger("kendall")
-LINGER = 1.0  # seconds that a connection without a request is kept, and that the socket listens after the drain has begun
+# seconds that a connection without a request is kept, and that the socket listens after the drain
+# has begun
+LINGER = 1.0
 HANDSHAKE = 0.1  # seconds for handshakes under way
 BACKLOG = 1.0  # seconds that what is in the backlog may take to be accepted
 TICK = 0.05
@@ -44,7 +48,9 @@ _DROP_NEW = (
     (_RETURN, 0, 0, 0),
     (_RETURN, 0, 0, 0xFFFFFFFF),
 )
-_UNACCEPTED = struct.Struct("=24xI")  # tcpi_unacked of struct tcp_info: of a listening socket, connections in its backlog
+_UNACCEPTED = struct.Struct(
+    "=24xI"
+)  # tcpi_unacked of struct tcp_info: of a listening socket, connections in its backlog
 
 
 def say_close(server: uvicorn.Server) -> None:
@@ -60,7 +66,9 @@ def say_close(server: uvicorn.Server) -> None:
 
 
 async def wind_down(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
-    """Return when no connection is left and nothing listens; or where `force_exit` is set, or time is up."""
+    """Return when no connection is left and nothing listens; or where `force_exit` is set, or
+    time is up.
+    """
     now = asyncio.get_running_loop().time
     listens_until = now() + LINGER
     ends_at = now() + (server.config.timeout_graceful_shutdown or 0.0)
@@ -97,12 +105,20 @@ async def close_listeners(server: uvicorn.Server, sockets: Sequence[socket.socke
 
 
 def drop_new_connections(sock: socket.socket) -> bool:
-    """Have the kernel pass over new connections, whose clients try again later or elsewhere. False where it cannot."""
+    """Have the kernel pass over new connections, whose clients try again later or elsewhere.
+    False where it cannot.
+    """
     if sys.platform != "linux":
         return False
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _DROP_NEW))
+    program = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *step) for step in _DROP_NEW)
+    )
     try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(_DROP_NEW), ctypes.addressof(program)))
+        sock.setsockopt(
+            socket.SOL_SOCKET,
+            _SO_ATTACH_FILTER,
+            struct.pack("@HP", len(_DROP_NEW), ctypes.addressof(program)),
+        )
     except OSError:
         return False
     return True
@@ -113,13 +129,19 @@ def unaccepted(sock: socket.socket) -> int:
     if sys.platform != "linux":
         return 0
     try:
-        return int(_UNACCEPTED.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACCEPTED.size))[0])
+        return int(
+            _UNACCEPTED.unpack(
+                sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACCEPTED.size)
+            )[0]
+        )
     except OSError:
         return 0
 
 
 class DrainLog:
-    """One line when a drain begins and one when it has ended: how many sequences it was for, and how many of them were cut off."""
+    """One line when a drain begins and one when it has ended: how many sequences it was for, and
+    how many of them were cut off.
+    """
 
     def __init__(self) -> None:
         self._began_at: float | None = None
@@ -132,7 +154,12 @@ class DrainLog:
         self._began_at, batcher = gateway.now(), gateway.batcher
         self._all = batcher.unanswered
         limit = gateway.settings.shutdown_timeout
-        log.info("draining: %d waiting, %d in service; within %g s", batcher.queue_length, batcher.in_service, limit)
+        log.info(
+            "draining: %d waiting, %d in service; within %g s",
+            batcher.queue_length,
+            batcher.in_service,
+            limit,
+        )
 
     def cut(self, gateway: Gateway) -> None:
         """Count the sequences that have no outcome yet: the gateway is about to fail them."""
@@ -140,16 +167,25 @@ class DrainLog:
             self._cut += gateway.batcher.unanswered
 
     def end(self, gateway: Gateway) -> None:
-        """No connection is left, or none that is waited for: what is unanswered yet is cut off, too."""
+        """No connection is left, or none that is waited for: what is unanswered yet is cut off,
+        too.
+        """
         if self._began_at is None:
             return
         self.cut(gateway)
         seconds = gateway.now() - self._began_at
-        log.info("drained in %.1f s: %s ended, %d cut off", seconds, counted(self._all - self._cut, "sequence"), self._cut)
+        log.info(
+            "drained in %.1f s: %s ended, %d cut off",
+            seconds,
+            counted(self._all - self._cut, "sequence"),
+            self._cut,
+        )
 
 
 class ExitBound:
-    """Ends the process where its orderly end takes too long: something outside it, a disk or another process, does not answer."""
+    """Ends the process where its orderly end takes too long: something outside it, a disk or
+    another process, does not answer.
+    """
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None

@@ -1,4 +1,6 @@
-"""SIGHUP: keys, the certificate, limits of overload, patience and the log level are read again. What cannot be read changes nothing."""
+"""SIGHUP: keys, the certificate, limits of overload, patience and the log level are read again.
+What cannot be read changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ _T = TypeVar("_T")
 
 
 class Reloader:
-    """Of one gateway and its application. `tls` gives the context of the listening socket, once there is one."""
+    """Of one gateway and its application. `tls` gives the context of the listening socket, once
+    there is one.
+    """
 
-    def __init__(self, gateway: Gateway, app: Any, read: Read, tls: Callable[[], ssl.SSLContext | None]) -> None:
+    def __init__(
+        self, gateway: Gateway, app: Any, read: Read, tls: Callable[[], ssl.SSLContext | None]
+    ) -> None:
         self._gateway, self._app, self._read, self._tls = gateway, app, read, tls
         self._task: asyncio.Task[None] | None = None
         self._asked = False
 
     def ask(self) -> None:
-        """Reload soon; once more where a signal comes during a reload, which may have read already what has changed since."""
+        """Reload soon; once more where a signal comes during a reload, which may have read
+        already what has changed since.
+        """
         self._asked = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="reload")
@@ -57,12 +65,16 @@ class Reloader:
         try:
             self._take(await in_a_thread(self._prepare, LONGEST))
         except TimeoutError:
-            log.error("SIGHUP: nothing was reloaded, because reading the configuration took longer than %g s", LONGEST)  # noqa: TRY400
+            log.error(  # noqa: TRY400
+                "SIGHUP: nothing was reloaded: reading the configuration took over %g s", LONGEST
+            )
         except Exception as error:  # noqa: BLE001 - an operator's mistake must not end what serves
             log.error("SIGHUP: nothing was reloaded: %s", _first_line(error))  # noqa: TRY400
 
     def _prepare(self) -> Settings:
-        """Read the settings, load the certificate into the context in force, look at the key files: each may wait for a disk."""
+        """Read the settings, load the certificate into the context in force, look at the key
+        files: each may wait for a disk.
+        """
         after = self._read()
         context, files = self._tls(), after.security.tls
         if context is not None and files.certfile is not None:
@@ -89,7 +101,10 @@ class Reloader:
             now.logs.level,
         )
         if left := differences(now, after):
-            log.warning("SIGHUP: changed in the configuration, and in force only after a restart: %s", ", ".join(left))
+            log.warning(
+                "SIGHUP: changed in the configuration, and in force only after a restart: %s",
+                ", ".join(left),
+            )
         if now.logs.level != before.logs.level:
             logging.getLogger().setLevel(now.logs.level.upper())
 
@@ -97,7 +112,11 @@ class Reloader:
 def in_force(before: Settings, after: Settings) -> Settings:
     """`before`, with what can change while the gateway serves taken from `after`."""
     tls_before, tls_after = before.security.tls, after.security.tls
-    tls = _with(tls_before, tls_after, FILES) if tls_before.certfile and tls_after.certfile else tls_before
+    tls = (
+        _with(tls_before, tls_after, FILES)
+        if tls_before.certfile and tls_after.certfile
+        else tls_before
+    )
     return dataclasses.replace(
         before,
         patience=after.patience,

@@ -50,9 +50,14 @@ PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of thei
 
 
 def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
-    """The engine that was asked for, and the law known for it. Must run in the main thread, before any socket exists."""
+    """The engine that was asked for, and the law known for it. Must run in the main thread,
+    before any socket exists.
+    """
     if not settings.model.strip():
-        raise SpecError("got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub")
+        raise SpecError(
+            "got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on "
+            "the Hugging Face hub"
+        )
     law = load_law(settings.latency) if settings.latency else None
     if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
         log.warning("%s", warning)
@@ -65,10 +70,17 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
         law = law or load_law("reference")
-        log.warning("the engine is EMULATED: its timing follows the latency law, its text is meaningless")
-        return EmulatedEngine(law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}), law
+        log.warning(
+            "the engine is EMULATED: its timing follows the latency law, its text is meaningless"
+        )
+        return EmulatedEngine(
+            law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}
+        ), law
     if importlib.util.find_spec("vllm") is None:
-        raise SpecError("got --engine vllm, but vLLM is not installed here; expected --engine emulated, or run `make setup` first")
+        raise SpecError(
+            "got --engine vllm, but vLLM is not installed here; expected --engine emulated, or "
+            "run `make setup` first"
+        )
     return _vllm_engine(settings), law
 
 
@@ -76,7 +88,10 @@ def _whole(key: str, value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise SpecError(f"got --engine-arg {key}={value}; expected a whole number, as the emulated engine's arguments are") from None
+        raise SpecError(
+            f"got --engine-arg {key}={value}; expected a whole number, as the emulated engine's "
+            "arguments are"
+        ) from None
 
 
 def _vllm_engine(settings: Settings) -> Engine:
@@ -93,11 +108,15 @@ def _vllm_engine(settings: Settings) -> Engine:
         os.sched_setaffinity(0, gateway_cpus)
     model = str(make_tiny()) if settings.model == "tiny" else settings.model
     form_time = settings.security.max_form_compile_time
-    return VllmEngine(model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time)
+    return VllmEngine(
+        model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time
+    )
 
 
 def split_cpus() -> tuple[set[int], str | None]:
-    """CPUs for the gateway and for the engine on a small machine; nothing is pinned on a large one."""
+    """CPUs for the gateway and for the engine on a small machine; nothing is pinned on a large
+    one.
+    """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cpus) not in PINNED_CPUS:
         return set(), None
@@ -111,16 +130,25 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise CommandError(
-            f"got --host {host} --port {port}; expected a free address ({reason}): stop the process that listens there, or use another port"
+            f"got --host {host} --port {port}; expected a free address ({reason}): stop the "
+            "process that listens there, or use another port"
         ) from None
     stamps_arrivals(sock)
     return sock
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in every case."""
+    """uvicorn, with a drain on the first signal, an end on the second, and the engine let go in
+    every case.
+    """
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, exit_bound: ExitBound, on_signal: OnSignal | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gateway: Gateway,
+        exit_bound: ExitBound,
+        on_signal: OnSignal | None = None,
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._on_signal = on_signal
@@ -129,10 +157,12 @@ class _Server(uvicorn.Server):
         self._drain_log = DrainLog()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: /ready answers 503; after --shutdown-delay new requests are refused and those present are finished. Second: those
-        left get an error and the server stops. Third: stop without waiting for that.
+        """First signal: /ready answers 503; after --shutdown-delay new requests are refused and
+        those present are finished. Second: those left get an error and the server stops. Third:
+        stop without waiting for that.
 
-        uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and nothing tidied up at exit.
+        uvicorn's own would raise the signal again at the end: status -15 for an orderly end, and
+        nothing tidied up at exit.
         """
         del frame
         if self._on_signal is not None:
@@ -148,7 +178,9 @@ class _Server(uvicorn.Server):
             self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Clients first. uvicorn leaves the application running when it is forced: not with an engine in it."""
+        """Clients first. uvicorn leaves the application running when it is forced: not with an
+        engine in it.
+        """
         self._begin_drain()  # an end without a signal: the engine is lost
         say_close(self)
         await wind_down(self, sockets or [])
@@ -177,7 +209,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         limit = self._gateway.settings.shutdown_timeout
         asyncio.get_running_loop().call_later(
-            limit, self._end, f"the gateway is shutting down and this request did not finish within {limit:g} s"
+            limit,
+            self._end,
+            f"the gateway is shutting down and this request did not finish within {limit:g} s",
         )
 
     def _end(self, message: str) -> None:
@@ -188,9 +222,14 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    settings: Settings, *, on_ready: OnReady | None = None, on_signal: OnSignal | None = None, read_again: ReadAgain | None = None
+    settings: Settings,
+    *,
+    on_ready: OnReady | None = None,
+    on_signal: OnSignal | None = None,
+    read_again: ReadAgain | None = None,
 ) -> int:
-    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the engine serves, `on_signal` per signal.
+    """Serve until stopped; returns the exit status. `on_ready` is called on the loop once the
+    engine serves, `on_signal` per signal.
 
     With `read_again`, SIGHUP never ends the process: it takes up what that returns.
     """
@@ -222,7 +261,12 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
     except BaseException:
         sock.close()
         raise
-    log.info("listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)", scheme, settings.host, sock.getsockname()[1])
+    log.info(
+        "listening on %s://%s:%d; the engine starts (/ready answers 200 when it serves)",
+        scheme,
+        settings.host,
+        sock.getsockname()[1],
+    )
     try:
         with (
             sock,
@@ -241,7 +285,9 @@ def _run(settings: Settings, hooks: _Hooks) -> int:
     return 0
 
 
-async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks) -> list[BaseException]:
+async def _serve(
+    make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
+) -> list[BaseException]:
     gateway = make()
     failures: list[BaseException] = []
 
@@ -249,8 +295,12 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
         failures.append(error)
         server.should_exit = True
 
-    gateway.on_given_up = lambda reason: failed(EngineLostError(f"the engine failed and could not be restarted: {reason}"))
-    gateway.on_restarted = settle  # the engine that was let go took everything out of what is set aside
+    gateway.on_given_up = lambda reason: failed(
+        EngineLostError(f"the engine failed and could not be restarted: {reason}")
+    )
+    gateway.on_restarted = (
+        settle  # the engine that was let go took everything out of what is set aside
+    )
 
     def ready(gateway: Gateway) -> None:
         settle()
@@ -261,7 +311,9 @@ async def _serve(make: Callable[[], Gateway], sock: socket.socket, hooks: _Hooks
     room = Room(gateway.metrics.registry, gateway.settings.security.max_connections_per_address)
     config = _configuration(app, gateway.settings, room)
     server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
-    giving_back = asyncio.create_task(give_back(lambda: not (gateway.started and gateway.batcher.unanswered)))
+    giving_back = asyncio.create_task(
+        give_back(lambda: not (gateway.started and gateway.batcher.unanswered))
+    )
     try:
         with _reloading(gateway, app, config, hooks.read_again):
             await server.serve(sockets=[sock])

@@ -1,7 +1,9 @@
-"""The page's files: read and compressed once, named by what they hold, so that a browser may keep them.
+"""The page's files: read and compressed once, named by what they hold, so that a browser may keep
+them.
 
-Their address has the version, a digest of all of them, in its path: modules import each other by relative names and stay within
-it. Only the document itself is asked for again each time, and answered with 304 where it is the same.
+Their address has the version, a digest of all of them, in its path: modules import each other by
+relative names and stay within it. Only the document itself is asked for again each time, and
+answered with 304 where it is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ TYPES = {
     "woff2": "font/woff2",
 }
 SECURITY = {
-    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'",
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'; object-src 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -47,7 +52,12 @@ class Asset:
 
     def headers(self, cache_control: str, *, gzip_accepted: bool) -> dict[str, str]:
         """Of an answer with this file."""
-        found = {"content-type": self.content_type, "etag": self.etag, "cache-control": cache_control, **SECURITY}
+        found = {
+            "content-type": self.content_type,
+            "etag": self.etag,
+            "cache-control": cache_control,
+            **SECURITY,
+        }
         if self.gzipped is not None:
             found["vary"] = "accept-encoding"
             if gzip_accepted:
@@ -73,7 +83,11 @@ def load_assets() -> Assets:
         digest.update(name.encode() + b"\0" + found[name])
     version = digest.hexdigest()[:12]
     document = found.pop(DOCUMENT).replace(b"@VERSION@", version.encode())
-    return Assets(version, _asset(DOCUMENT, document), {name: _asset(name, data) for name, data in found.items() if _is_served(name)})
+    return Assets(
+        version,
+        _asset(DOCUMENT, document),
+        {name: _asset(name, data) for name, data in found.items() if _is_served(name)},
+    )
 
 
 def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:

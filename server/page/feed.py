@@ -1,7 +1,9 @@
-"""The live feed: once a second the state is put together and encoded, once for all; every viewer is written the same bytes.
+"""The live feed: once a second the state is put together and encoded, once for all; every viewer is
+written the same bytes.
 
-A viewer who comes, or who was too slow for a second, gets every topic; who keeps up gets the topics that changed. Nothing waits for a
-viewer, and nothing is kept for one: a slow one misses seconds, and its page fills the gap from the history.
+A viewer who comes, or who was too slow for a second, gets every topic; who keeps up gets the topics
+that changed. Nothing waits for a viewer, and nothing is kept for one: a slow one misses seconds,
+and its page fills the gap from the history.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall.page")
 PERIOD = 1.0  # seconds
 SWITCHES = 60  # marks on the charts
-MOST_VIEWERS, MOST_FROM_ONE = 1024, 64  # in all, and from one address: each is a connection, and is written to every second
+MOST_VIEWERS, MOST_FROM_ONE = (
+    1024,
+    64,
+)  # in all, and from one address: each is a connection, and is written to every second
 _encode = msgspec.json.encode
 
 
@@ -57,7 +62,12 @@ class Feed:
         self._minute = LastMinute(gateway)
         self._restarts = 0
         born = round(datetime.now(UTC).timestamp(), 3)
-        self._hello = {"born": born, "page": load_assets().version, "version": metadata.version("kendall"), "columns": COLUMNS}
+        self._hello = {
+            "born": born,
+            "page": load_assets().version,
+            "version": metadata.version("kendall"),
+            "columns": COLUMNS,
+        }
         self._failed = False
 
     @property
@@ -79,7 +89,9 @@ class Feed:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be seen: the gateway leaves, and must not wait for its viewers."""
+        """Whether nothing more is to be seen: the gateway leaves, and must not wait for its
+        viewers.
+        """
         gateway = self._gateway
         return gateway.draining and not (gateway.started and gateway.batcher.unanswered)
 
@@ -104,9 +116,17 @@ class Feed:
         if self._gateway.started:
             self._history.add(found["now"]["row"])
             self._draw(found["look"]["prediction"])
-        found |= {"hello": self._hello, "switches": list(self._switches), "distribution": self._distribution}
+        found |= {
+            "hello": self._hello,
+            "switches": list(self._switches),
+            "distribution": self._distribution,
+        }
         events = {name: _event(name, value) for name, value in found.items()}
-        self._news = b"".join(event for name, event in events.items() if name == "now" or self._events.get(name) != event)
+        self._news = b"".join(
+            event
+            for name, event in events.items()
+            if name == "now" or self._events.get(name) != event
+        )
         self._events = events
         self._tick += 1
         ticked, self._ticked = self._ticked, asyncio.Event()
@@ -135,7 +155,10 @@ class Feed:
         """JSON, gzipped; made in a thread, once for all who ask within a second."""
         if self._zipped is None or self._zipped[0] != self._tick:
             shown = self._history.shown()
-            self._zipped = self._tick, await asyncio.to_thread(lambda: gzip.compress(_encode(shown), 5, mtime=0))
+            self._zipped = (
+                self._tick,
+                await asyncio.to_thread(lambda: gzip.compress(_encode(shown), 5, mtime=0)),
+            )
         return self._zipped[1]
 
     def _tick_safely(self) -> None:
@@ -144,7 +167,10 @@ class Feed:
             self._failed = False
         except Exception:
             if not self._failed:  # once, not every second
-                log.exception("the state of the live page could not be computed; the next attempt is in one second")
+                log.exception(
+                    "the state of the live page could not be computed; the next attempt is in one "
+                    "second"
+                )
             self._failed = True
 
     def _note_switch(self, in_force: dict[str, Any] | None, at: float) -> None:
@@ -155,11 +181,25 @@ class Feed:
         restarted, self._restarts = restarts > self._restarts, restarts
         calibrated, self._law = not first and self._gateway.law is not self._law, self._gateway.law
         self._distribution = self._drawn_at = None
-        self._switches.append({"at": round(at, 1), "first": first, "restarted": restarted, "calibrated": calibrated, **in_force})
+        self._switches.append(
+            {
+                "at": round(at, 1),
+                "first": first,
+                "restarted": restarted,
+                "calibrated": calibrated,
+                **in_force,
+            }
+        )
 
     def _draw(self, look: dict[str, Any] | None) -> None:
-        """Have the distribution beside the histogram computed, where somebody looks and there is a new look."""
-        if look is None or not self._viewers or (self._drawing is not None and not self._drawing.done()):
+        """Have the distribution beside the histogram computed, where somebody looks and there is
+        a new look.
+        """
+        if (
+            look is None
+            or not self._viewers
+            or (self._drawing is not None and not self._drawing.done())
+        ):
             return
         if look["window"]["end"] != self._drawn_at:
             self._drawn_at = look["window"]["end"]
@@ -167,7 +207,9 @@ class Feed:
 
     async def _drawn(self) -> None:
         epoch = self._epoch
-        with suppress(Exception):  # the predicting process died or is late: the next look has another one
+        with suppress(
+            Exception
+        ):  # the predicting process died or is late: the next look has another one
             found = await self._gateway.live_model().distribution()
             if epoch == self._epoch:
                 self._distribution = found

@@ -1,4 +1,6 @@
-"""What the page's charts begin with: the last quarter of an hour by the second, two hours by ten seconds. Bounded, whatever comes."""
+"""What the page's charts begin with: the last quarter of an hour by the second, two hours by ten
+seconds. Bounded, whatever comes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ CHART = 4  # digits: more than a chart shows
 
 
 class Rows:
-    """The last rows of so many numbers each, in one array: objects made every second among those of requests would hold their memory."""
+    """The last rows of so many numbers each, in one array: objects made every second among those
+    of requests would hold their memory.
+    """
 
     def __init__(self, most: int, width: int) -> None:
         self._most, self._width = most * width, width
@@ -30,7 +34,14 @@ class Rows:
     def by_column(self, last: int | None = None) -> list[list[float | None]]:
         """Oldest first; of the `last` rows only, where that is given."""
         kept = self._values[-(self._most if last is None else last * self._width) :]
-        return [[_known(value) for value in kept[place :: self._width]] for place in range(self._width)] if kept else []
+        return (
+            [
+                [_known(value) for value in kept[place :: self._width]]
+                for place in range(self._width)
+            ]
+            if kept
+            else []
+        )
 
 
 class History:
@@ -49,8 +60,14 @@ class History:
             self._coarse.add([_mean(column) for column in self._fine.by_column(STEP)])
 
     def shown(self) -> dict[str, Any]:
-        """By column, which compresses best. The instant of a coarse row is the mean of its rows' instants."""
-        return {"columns": self._columns, "fine": self._fine.by_column(), "coarse": self._coarse.by_column()}
+        """By column, which compresses best. The instant of a coarse row is the mean of its rows'
+        instants.
+        """
+        return {
+            "columns": self._columns,
+            "fine": self._fine.by_column(),
+            "coarse": self._coarse.by_column(),
+        }
 
 
 def _known(value: float) -> float | None:

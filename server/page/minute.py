@@ -1,7 +1,9 @@
-"""What the last minute brought, by the difference of the counters that `/metrics` shows: read once a second, whoever looks.
+"""What the last minute brought, by the difference of the counters that `/metrics` shows: read once
+a second, whoever looks.
 
-Rates are per second. Counters cross epochs, so a switch of the policy leaves no mark. The times to first token are those of requests
-that completed within the minute: the mean is exact, quantiles are interpolated within the buckets of the histogram.
+Rates are per second. Counters cross epochs, so a switch of the policy leaves no mark. The times to
+first token are those of requests that completed within the minute: the mean is exact, quantiles are
+interpolated within the buckets of the histogram.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ NOTHING: tuple[float | None, ...] = (None,) * len(MINUTE_COLUMNS)
 
 
 class _Reading(NamedTuple):
-    """The counters at one instant; in arrays, as a minute of them would hold the memory of requests that were made between them."""
+    """The counters at one instant; in arrays, as a minute of them would hold the memory of
+    requests that were made between them.
+    """
 
     at: float
     counts: array[float]  # as RATES
@@ -58,7 +62,9 @@ class LastMinute:
         seconds = newest.at - oldest.at
         if seconds < SHORTEST:
             return NOTHING
-        rates = [(new - old) / seconds for new, old in zip(newest.counts, oldest.counts, strict=True)]
+        rates = [
+            (new - old) / seconds for new, old in zip(newest.counts, oldest.counts, strict=True)
+        ]
         return (*rates, *self._first_token(oldest, newest))
 
     def _reading(self) -> _Reading:
@@ -76,7 +82,10 @@ class LastMinute:
         return _Reading(gateway.now(), array("d", counts), seconds, array("d", buckets))
 
     def _first_token(self, oldest: _Reading, newest: _Reading) -> list[float | None]:
-        counts = [new - old for new, old in zip(newest.first_token_counts, oldest.first_token_counts, strict=True)]
+        counts = [
+            new - old
+            for new, old in zip(newest.first_token_counts, oldest.first_token_counts, strict=True)
+        ]
         if not (count := sum(counts)):
             return [None] * (1 + len(QUANTILES))
         bounds = self._gateway.metrics.first_token.bounds
@@ -85,7 +94,9 @@ class LastMinute:
 
 
 def totals(counter: Counter, label: str) -> dict[str, float]:
-    """By the value of one label, over all others. `collect` would make an object of each series, every second."""
+    """By the value of one label, over all others. `collect` would make an object of each series,
+    every second.
+    """
     found: dict[str, float] = {}
     place = counter._labelnames.index(label)
     for values, child in list(counter._metrics.items()):
@@ -94,7 +105,9 @@ def totals(counter: Counter, label: str) -> dict[str, float]:
 
 
 def quantile(level: float, bounds: Sequence[float], counts: Sequence[float]) -> float | None:
-    """As Prometheus's `histogram_quantile` has it: linear within the bucket; None in the last one, which has no end."""
+    """As Prometheus's `histogram_quantile` has it: linear within the bucket; None in the last
+    one, which has no end.
+    """
     cumulated = list(accumulate(counts))
     rank = level * cumulated[-1]
     index = next(index for index, total in enumerate(cumulated) if total >= rank)

@@ -1,4 +1,5 @@
-"""The page's routes: the document and its files for anyone, the numbers for whoever may read `/metrics`.
+"""The page's routes: the document and its files for anyone, the numbers for whoever may read
+`/metrics`.
 
 Nothing here changes the gateway: the page's controls speak to `/admin`, with the operator's key.
 """
@@ -17,7 +18,11 @@ from server.errors import ApiError
 from server.page.assets import ASK_AGAIN, KEEP, SECURITY, Asset, load_assets
 from server.page.feed import Feed
 
-LIVE = {"cache-control": "no-store", "x-accel-buffering": "no", **SECURITY}  # a proxy must not collect the events
+LIVE = {
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+    **SECURITY,
+}  # a proxy must not collect the events
 
 
 class _Events(StreamingResponse):
@@ -30,7 +35,11 @@ class _Events(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The seat is taken and given back here: a stream that never began would keep it."""
         if not self._feed.enter(self._address):
-            error = ApiError(429, "too_many_viewers", "got one more viewer of the page than this gateway serves; close another one")
+            error = ApiError(
+                429,
+                "too_many_viewers",
+                "got one more viewer of the page than this gateway serves; close another one",
+            )
             await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)
             return
         try:
@@ -51,7 +60,14 @@ def add_page(app: FastAPI, feed: Feed) -> None:
         assets = load_assets()
         found = assets.files.get(name) if version == assets.version else None
         if found is None:
-            raise ApiError(404, "not_found", f"got {request.url.path}; expected a file of this version of the page: load it again")
+            raise ApiError(
+                404,
+                "not_found",
+                (
+                    f"got {request.url.path}; expected a file of this version of the page: load it "
+                    "again"
+                ),
+            )
         return _answer(request.headers, found, KEEP)
 
     @app.get("/live/events", include_in_schema=False)
@@ -62,13 +78,23 @@ def add_page(app: FastAPI, feed: Feed) -> None:
     async def history(request: Request) -> Response:
         zipped, headers = await feed.history(), LIVE | {"vary": "accept-encoding"}
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(zipped, media_type="application/json", headers=headers | {"content-encoding": "gzip"})
-        return Response(await asyncio.to_thread(gzip.decompress, zipped), media_type="application/json", headers=headers)
+            return Response(
+                zipped,
+                media_type="application/json",
+                headers=headers | {"content-encoding": "gzip"},
+            )
+        return Response(
+            await asyncio.to_thread(gzip.decompress, zipped),
+            media_type="application/json",
+            headers=headers,
+        )
 
 
 def _answer(asked: Mapping[str, str], asset: Asset, cache_control: str) -> Response:
     accepted = "gzip" in asked.get("accept-encoding", "")
     headers = asset.headers(cache_control, gzip_accepted=accepted)
     if asset.etag in asked.get("if-none-match", ""):
-        return Response(status_code=304, headers={name: headers[name] for name in ("etag", "cache-control")})
+        return Response(
+            status_code=304, headers={name: headers[name] for name in ("etag", "cache-control")}
+        )
     return Response(asset.body(gzip_accepted=accepted), headers=headers)

@@ -1,7 +1,9 @@
-"""The gateway as the page shows it: plain values by topic, read from its objects, changing nothing, at a bounded cost.
+"""The gateway as the page shows it: plain values by topic, read from its objects, changing nothing,
+at a bounded cost.
 
-A topic is sent when it differs from what was sent before, so what moves every second is apart from what does not. Durations are
-seconds, instants Unix time. The numbers are those of `/metrics`, read from the same places.
+A topic is sent when it differs from what was sent before, so what moves every second is apart from
+what does not. Durations are seconds, instants Unix time. The numbers are those of `/metrics`, read
+from the same places.
 """
 
 from __future__ import annotations
@@ -22,13 +24,48 @@ SERVERS = 8
 DECISIONS = 12  # of the autopilot that are shown
 _ENDS = ("", "_low", "_high", "_p95", "_p99")
 COLUMNS = (
-    *("at", "queue_length", "in_service", "arrival_rate", "sequence_rate", "utilisation", "predicted_utilisation", "load"),
-    *(f"{side}_{what}{end}" for what in ("delay", "sojourn") for side in ("observed", "predicted") for end in _ENDS),
+    *(
+        "at",
+        "queue_length",
+        "in_service",
+        "arrival_rate",
+        "sequence_rate",
+        "utilisation",
+        "predicted_utilisation",
+        "load",
+    ),
+    *(
+        f"{side}_{what}{end}"
+        for what in ("delay", "sojourn")
+        for side in ("observed", "predicted")
+        for end in _ENDS
+    ),
     *MINUTE_COLUMNS,
 )
 _LOOK = (
-    *("policy", "epoch", "method", "stable", "load", "load_interval", "utilisation", "queueing_delay", "sojourn_time", "interval"),
-    *("compared", "observed_queueing_delay", "comparison", "window", "n", "arrival_rate", "speed", "cv", "doubts"),
+    *(
+        "policy",
+        "epoch",
+        "method",
+        "stable",
+        "load",
+        "load_interval",
+        "utilisation",
+        "queueing_delay",
+        "sojourn_time",
+        "interval",
+    ),
+    *(
+        "compared",
+        "observed_queueing_delay",
+        "comparison",
+        "window",
+        "n",
+        "arrival_rate",
+        "speed",
+        "cv",
+        "doubts",
+    ),
 )
 Topics = dict[str, Any]
 
@@ -52,18 +89,38 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
     """Everything, at this instant of Unix time; little of it before the engine serves."""
     state, reason = life(gateway)
     settings = gateway.settings
-    about: Topics = {"state": state, "reason": reason, "model": settings.served_model_name, "looks": settings.prediction_interval > 0}
+    about: Topics = {
+        "state": state,
+        "reason": reason,
+        "model": settings.served_model_name,
+        "looks": settings.prediction_interval > 0,
+    }
     if not gateway.started:
-        return {"gateway": about, "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []}}
+        return {
+            "gateway": about,
+            "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []},
+        }
     live = gateway.live_model()
-    about |= gateway.describe_engine(gateway.batcher.capabilities) | {"in_force": gateway.policy_in_force()}
-    about |= {"law": gateway.law is not None, "prediction_window": settings.prediction_window, "keyed": bool(settings.security.api_keys)}
+    about |= gateway.describe_engine(gateway.batcher.capabilities) | {
+        "in_force": gateway.policy_in_force()
+    }
+    about |= {
+        "law": gateway.law is not None,
+        "prediction_window": settings.prediction_window,
+        "keyed": bool(settings.security.api_keys),
+    }
     about |= {"what_if_interval": settings.what_if_interval}
-    about |= {"restarts": gateway.supervisor.restarts, "versions": dict(gateway.batcher.capabilities.versions)}
+    about |= {
+        "restarts": gateway.supervisor.restarts,
+        "versions": dict(gateway.batcher.capabilities.versions),
+    }
     return {
         "gateway": about,
         "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
-        "look": {"prediction": _look(live.prediction), "reason": None if live.prediction else live.why_nothing()},
+        "look": {
+            "prediction": _look(live.prediction),
+            "reason": None if live.prediction else live.why_nothing(),
+        },
         "what_if": live.what_if or [],
         "what_if_in_force": live.what_if_in_force,
         "checks": live.checks,
@@ -71,25 +128,50 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
     }
 
 
-def row(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
-    """The numbers of this instant, in the order of COLUMNS; `minute` are those of MINUTE_COLUMNS."""
+def row(
+    gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
+) -> list[float | None]:
+    """The numbers of this instant, in the order of COLUMNS; `minute` are those of
+    MINUTE_COLUMNS.
+    """
     live, batcher = gateway.live_model(), gateway.batcher
     look = live.prediction or {}
     compared = look.get("compared")
     delays = [*_observed(look.get("observed_queueing_delay")), *_predicted(look, "queueing_delay")]
     sojourn = look["comparison"]["observed"] if compared == "sojourn_time" else None
     numbers = [
-        *(at, batcher.queue_length, batcher.in_service, live.arrival_rate(), live.sequence_rate(), live.utilisation()),
-        *(look.get("utilisation"), look.get("load"), *delays, *_observed(sojourn), *_predicted(look, "sojourn_time"), *minute),
+        *(
+            at,
+            batcher.queue_length,
+            batcher.in_service,
+            live.arrival_rate(),
+            live.sequence_rate(),
+            live.utilisation(),
+        ),
+        *(
+            look.get("utilisation"),
+            look.get("load"),
+            *delays,
+            *_observed(sojourn),
+            *_predicted(look, "sojourn_time"),
+            *minute,
+        ),
     ]
-    return [None if number is None or not math.isfinite(number) else short(number) for number in numbers]
+    return [
+        None if number is None or not math.isfinite(number) else short(number) for number in numbers
+    ]
 
 
 def _observed(found: Mapping[str, Any] | None) -> tuple[float | None, ...]:
     """Mean, its interval, p95 and p99."""
     if found is None:
         return (None,) * len(_ENDS)
-    return (found["value"], found["low"], found["high"], *((found.get(name) or {}).get("value") for name in ("p95", "p99")))
+    return (
+        found["value"],
+        found["low"],
+        found["high"],
+        *((found.get(name) or {}).get("value") for name in ("p95", "p99")),
+    )
 
 
 def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
@@ -102,9 +184,14 @@ def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
 
 
 def servers(gateway: Gateway) -> list[dict[str, Any]]:
-    """What each server has in service: tokens so far, the limit, and whether the own end has come (a padded batch goes on)."""
+    """What each server has in service: tokens so far, the limit, and whether the own end has
+    come (a padded batch goes on).
+    """
     found = gateway.batcher.in_service_tickets()
-    return [{"size": len(tickets), "members": [_member(ticket) for ticket in tickets[:MEMBERS]]} for tickets in found[:SERVERS]]
+    return [
+        {"size": len(tickets), "members": [_member(ticket) for ticket in tickets[:MEMBERS]]}
+        for tickets in found[:SERVERS]
+    ]
 
 
 def _member(ticket: Ticket) -> list[int]:

@@ -1,8 +1,10 @@
-"""The driver of a policy on a live engine: keeps the queue, asks, carries out, and owns every unanswered ticket.
+"""The driver of a policy on a live engine: keeps the queue, asks, carries out, and owns every
+unanswered ticket.
 
-While somebody waits, it asks on every arrival, end, cancellation and expiry, on a change of policy, and at the last
-`WaitUntil`; after a `Dispatch` it asks again at once. Everything happens synchronously on the event loop's clock, so that on virtual time
-the instants equal the simulator's. Nothing here knows HTTP.
+While somebody waits, it asks on every arrival, end, cancellation and expiry, on a change of policy,
+and at the last `WaitUntil`; after a `Dispatch` it asks again at once. Everything happens
+synchronously on the event loop's clock, so that on virtual time the instants equal the simulator's.
+Nothing here knows HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +17,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from policies import Dispatch, Fixed, Policy, Preempt, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
+from policies import (
+    Dispatch,
+    Fixed,
+    Policy,
+    Preempt,
+    QueueState,
+    Request,
+    Running,
+    Server,
+    Waiting,
+    WaitUntil,
+    format_policy,
+)
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, Work
@@ -40,7 +54,9 @@ class _Slot:
 
 
 class Batcher:
-    """Queue + policy + engine. One instance per engine; every method is called on the event loop."""
+    """Queue + policy + engine. One instance per engine; every method is called on the event
+    loop.
+    """
 
     def __init__(
         self,
@@ -62,11 +78,15 @@ class Batcher:
         self.closing = False
         self.held = False  # True while something else (a calibration) has the engine to itself
         self.down = False  # True while a lost engine is started again
-        self.failing: str | None = None  # what went wrong when the policy was asked last, if something did
+        self.failing: str | None = (
+            None  # what went wrong when the policy was asked last, if something did
+        )
         self.failures: Counter[str] = Counter()  # requests that failed, by the code of the error
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         # what was in service when engines died, back to the next one
-        self.trials = Trials(suspect_after, self._restart, self._trials_over, lambda over: Proof(self.engine, over))
+        self.trials = Trials(
+            suspect_after, self._restart, self._trials_over, lambda over: Proof(self.engine, over)
+        )
         self._let_go: Callable[[], None] | None = None  # frees the engine that is lent
         self._observers = Observers(observers)
         self._queue = WaitingQueue() if queue is None else queue
@@ -76,7 +96,9 @@ class Batcher:
         self._expiries: dict[str, asyncio.TimerHandle] = {}
         self._asking = self._ask_again = False
         self._settled = asyncio.Event()  # something met its outcome, or a server became idle
-        self._unsettled: dict[str, Ticket] = {}  # not in the queue, or in it: without an outcome yet
+        self._unsettled: dict[
+            str, Ticket
+        ] = {}  # not in the queue, or in it: without an outcome yet
         self._unrecorded = 0  # with an outcome, whose server is not free yet
 
     # what it holds
@@ -135,15 +157,26 @@ class Batcher:
 
     def in_service_tickets(self) -> list[list[Ticket]]:
         """The same with how far each is; without those whose client is gone."""
-        return [[self._unsettled[name] for name in slot.running if name in self._unsettled] for slot in self._slots]
+        return [
+            [self._unsettled[name] for name in slot.running if name in self._unsettled]
+            for slot in self._slots
+        ]
 
     # what comes in
 
-    def submit(self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None) -> list[Ticket]:
+    def submit(
+        self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None
+    ) -> list[Ticket]:
         """Put sequences into the queue, all of one call together, and ask the policy."""
         eos = self.capabilities.eos_token_ids
         tickets = [
-            Ticket(self, work, Ending(work.sampling, eos if work.ends_by_itself else ()), consumer, client_limit)
+            Ticket(
+                self,
+                work,
+                Ending(work.sampling, eos if work.ends_by_itself else ()),
+                consumer,
+                client_limit,
+            )
             for work, consumer in zip(works, consumers, strict=True)
         ]
         for ticket in tickets:
@@ -224,7 +257,9 @@ class Batcher:
         self._ask()
 
     def lend(self, let_go: Callable[[], None]) -> None:
-        """Give the idle engine away until someone arrives, holds it, or closes: `let_go` is called then, and frees it at once."""
+        """Give the idle engine away until someone arrives, holds it, or closes: `let_go` is
+        called then, and frees it at once.
+        """
         self.held, self._let_go = True, let_go
 
     def take_back(self) -> None:
@@ -236,7 +271,9 @@ class Batcher:
     # what ends
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client is gone: out of the queue or out of the engine. No effect on a ticket with an outcome."""
+        """The client is gone: out of the queue or out of the engine. No effect on a ticket with
+        an outcome.
+        """
         self._drop(ticket, "cancelled")
 
     def lose(self, ticket: Ticket, outcome: Outcome, code: str, message: str) -> None:
@@ -260,27 +297,41 @@ class Batcher:
             self.lose(ticket, "failed", code, message)
 
     def interrupt(self, message: str, most: int) -> Ticket | None:
-        """The engine is gone and another one is started: what waits keeps its place, what is in service stays there for `resume`.
+        """The engine is gone and another one is started: what waits keeps its place, what is in
+        service stays there for `resume`.
 
-        Those lose their answer now that cannot be continued exactly, those that saw more than `most` engines die, and the one that is
-        certain to have killed it, which is returned.
+        Those lose their answer now that cannot be continued exactly, those that saw more than
+        `most` engines die, and the one that is certain to have killed it, which is returned.
         """
         self.take_back()
         self.down = True
-        tickets = [self._unsettled[request_id] for slot in self._slots for request_id in slot.running]
+        tickets = [
+            self._unsettled[request_id] for slot in self._slots for request_id in slot.running
+        ]
         guilty = self.trials.died(tickets)
         for ticket in tickets:
             if ticket is guilty:
                 ticket.interruptions += 1
                 self.lose(ticket, "failed", CODE, f"{FAILED} ({message})")
-            elif ticket.stream is not None and (reason := ticket.interrupted(most)):  # the others had not gone back to the engine yet
+            elif ticket.stream is not None and (
+                reason := ticket.interrupted(most)
+            ):  # the others had not gone back to the engine yet
                 self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
         return guilty
 
     def resume(self, capabilities: Capabilities) -> None:
-        """Another engine serves: first what was in service goes on, batch by batch under its own policy, then the queue."""
+        """Another engine serves: first what was in service goes on, batch by batch under its own
+        policy, then the queue.
+        """
         self.capabilities, self.down = capabilities, False
-        self.trials.resume([ticket for batch in self._batches() for ticket in batch.tickets if ticket.id in batch.open])
+        self.trials.resume(
+            [
+                ticket
+                for batch in self._batches()
+                for ticket in batch.tickets
+                if ticket.id in batch.open
+            ]
+        )
 
     def hand_over_again(self, ticket: Ticket) -> None:
         """Out of the engine, and in again behind what it has; its place in its batch stays."""
@@ -289,13 +340,22 @@ class Batcher:
         self._start(ticket.batch, [ticket], joining=True)
 
     def poke(self) -> None:
-        """Ask the policy although nothing happened: if something was due that nobody asked for, it happens now."""
+        """Ask the policy although nothing happened: if something was due that nobody asked for,
+        it happens now.
+        """
         self._ask()
 
     def _batches(self) -> list[Batch]:
-        """Those in service with members whose own end has not come, in the order of their dispatch."""
-        found = {self._unsettled[request_id].batch for slot in self._slots for request_id in slot.running}
-        return sorted((batch for batch in found if batch is not None and batch.open), key=lambda batch: batch.id)
+        """Those in service with members whose own end has not come, in the order of their
+        dispatch.
+        """
+        found = {
+            self._unsettled[request_id].batch for slot in self._slots for request_id in slot.running
+        }
+        return sorted(
+            (batch for batch in found if batch is not None and batch.open),
+            key=lambda batch: batch.id,
+        )
 
     def member_ended(self, ticket: Ticket) -> None:
         """A ticket met its own end: it leaves now, or with its batch."""
@@ -303,7 +363,9 @@ class Batcher:
         assert batch is not None
         batch.open.discard(ticket.id)
         if ticket.ending.stop_reason is not None and not batch.policy.padded:
-            self.engine.cancel([ticket.id])  # the engine knows no stop strings, nor always the stop tokens
+            self.engine.cancel(
+                [ticket.id]
+            )  # the engine knows no stop strings, nor always the stop tokens
         if not batch.policy.padded:
             self._leave_server(ticket)
         self._after_departure(batch, leaving=ticket if batch.policy.release == "request" else None)
@@ -326,7 +388,12 @@ class Batcher:
 
     def _expire(self, ticket: Ticket) -> None:
         if ticket.batch is None:
-            self.lose(ticket, "abandoned", "queue_timeout", "the request's patience ran out while it waited")
+            self.lose(
+                ticket,
+                "abandoned",
+                "queue_timeout",
+                "the request's patience ran out while it waited",
+            )
 
     def _drop(self, ticket: Ticket, outcome: Outcome) -> None:
         if ticket.outcome is not None:
@@ -358,7 +425,9 @@ class Batcher:
             self._tell_idle(slot, now)
 
     def _after_departure(self, batch: Batch, leaving: Ticket | None = None) -> None:
-        """The next dispatch comes first, then the answers that may leave: writing them takes time."""
+        """The next dispatch comes first, then the answers that may leave: writing them takes
+        time.
+        """
         over = not batch.open and bool(batch.tickets)
         held = self._end_batch(batch) if over else []
         if over or batch.policy.joins_running:
@@ -368,8 +437,12 @@ class Batcher:
                 self._tell(ticket, ticket.consumer.on_release)
 
     def _end_batch(self, batch: Batch) -> list[Ticket]:
-        """Every member has met its own end: padding stops, the server is free; returns the answers held back."""
-        tickets = [ticket for ticket in batch.tickets if ticket.batch is batch]  # a preempted one has moved on
+        """Every member has met its own end: padding stops, the server is free; returns the
+        answers held back.
+        """
+        tickets = [
+            ticket for ticket in batch.tickets if ticket.batch is batch
+        ]  # a preempted one has moved on
         batch.tickets = []
         slot = self._slots[batch.server_id]
         padding = [ticket.id for ticket in tickets if ticket.id in slot.running]
@@ -390,7 +463,9 @@ class Batcher:
             self._observers.on_idle(slot.id, at)
 
     def _free(self, ticket: Ticket, at: float) -> None:
-        ticket.at.server_free = at  # the instant that `on_idle` has: the process may lose the CPU between two readings of the clock
+        # the instant that `on_idle` has: the process may lose the CPU between two readings of the
+        # clock
+        ticket.at.server_free = at
         if ticket.outcome is not None:
             self._unrecorded -= 1
             self._emit(ticket)
@@ -406,7 +481,9 @@ class Batcher:
     # asking the policy and carrying out
 
     def _ask(self) -> None:
-        """Carry out what the policy decides until it waits. A call from within is served by the outer one."""
+        """Carry out what the policy decides until it waits. A call from within is served by the
+        outer one.
+        """
         if self._asking:
             self._ask_again = True
             return
@@ -461,14 +538,28 @@ class Batcher:
     def _dispatch(self, decision: Dispatch) -> None:
         now = self.now()
         slot, policy = self._slots[decision.server_id], self.policy
-        tickets = [self._unsettled[waiting.request.id] for waiting in self._queue.take(decision.request_ids)]
+        tickets = [
+            self._unsettled[waiting.request.id]
+            for waiting in self._queue.take(decision.request_ids)
+        ]
         slot.policy = policy
         forming = self._forming_until(tickets, now)
-        batch = Batch(next(self._batch_ids), slot.id, policy, self.policy_text, now, forming, tickets, {ticket.id for ticket in tickets})
+        batch = Batch(
+            next(self._batch_ids),
+            slot.id,
+            policy,
+            self.policy_text,
+            now,
+            forming,
+            tickets,
+            {ticket.id for ticket in tickets},
+        )
         for ticket in tickets:
             self._forget_expiry(ticket)
             ticket.batch, ticket.at.dispatched, ticket.epoch = batch, now, self.epoch
-            ticket.running = slot.running[ticket.id] = Running(ticket.work.request, now, len(ticket.work.output_token_ids))
+            ticket.running = slot.running[ticket.id] = Running(
+                ticket.work.request, now, len(ticket.work.output_token_ids)
+            )
         for ticket in tickets:
             ticket.batch_size = len(slot.running)
         self._observers.on_dispatch(batch)
@@ -480,18 +571,31 @@ class Batcher:
         ids = {ticket.id for ticket in tickets}
         for batch in self._batches():
             if part := [ticket for ticket in batch.tickets if ticket.id in ids]:
-                self._start(batch, part, joining=any(ticket.stream is not None for ticket in batch.tickets))
+                self._start(
+                    batch, part, joining=any(ticket.stream is not None for ticket in batch.tickets)
+                )
 
-    def _start(self, batch: Batch, tickets: Sequence[Ticket], *, joining: bool = False) -> Sequence[Ticket]:
-        """Hand a batch, or what is left of it, to the engine; one that refuses loses these requests, not the loop. Returns the started."""
+    def _start(
+        self, batch: Batch, tickets: Sequence[Ticket], *, joining: bool = False
+    ) -> Sequence[Ticket]:
+        """Hand a batch, or what is left of it, to the engine; one that refuses loses these
+        requests, not the loop. Returns the started.
+        """
         policy = batch.policy
         try:
             works = [ticket.work for ticket in tickets]
-            streams = self.engine.dispatch(batch.server_id, works, padded=policy.padded, joining=joining or policy.joins_running)
+            streams = self.engine.dispatch(
+                batch.server_id,
+                works,
+                padded=policy.padded,
+                joining=joining or policy.joins_running,
+            )
         except Exception as error:
             log.exception("the engine rejected a batch")
             for ticket in tickets:
-                self.lose(ticket, "failed", "engine_error", f"the engine rejected the request: {error}")
+                self.lose(
+                    ticket, "failed", "engine_error", f"the engine rejected the request: {error}"
+                )
             return ()
         for ticket, stream in zip(tickets, streams, strict=True):
             ticket.listen(stream)
@@ -503,16 +607,25 @@ class Batcher:
             call()
         except Exception:
             log.exception("internal error while handling an answer")
-            self.lose(ticket, "failed", "internal_error", "internal error of the gateway; its log has the details")
+            self.lose(
+                ticket,
+                "failed",
+                "internal_error",
+                "internal error of the gateway; its log has the details",
+            )
 
     def _forming_until(self, tickets: Sequence[Ticket], now: float) -> float:
-        """Only fixed batching makes a request wait for company; elsewhere a batch forms of what is there."""
+        """Only fixed batching makes a request wait for company; elsewhere a batch forms of what
+        is there.
+        """
         if not isinstance(self.policy, Fixed):
             return -math.inf
         last = max(ticket.work.request.arrived_at for ticket in tickets)
         if len(tickets) >= min(self.policy.batch_size, self.capabilities.max_num_seqs):
             return last
-        return min(now, min(ticket.work.request.arrived_at for ticket in tickets) + self.policy.max_wait)
+        return min(
+            now, min(ticket.work.request.arrived_at for ticket in tickets) + self.policy.max_wait
+        )
 
     def _preempt(self, decision: Preempt) -> None:
         """Back to the head of the queue, with the tokens made so far."""

@@ -1,7 +1,8 @@
-"""Where an answer ends: its limit, end-of-sequence, stop tokens and stop strings, found token by token.
+"""Where an answer ends: its limit, end-of-sequence, stop tokens and stop strings, found token by
+token.
 
-One rule for padded and unpadded service and for every engine, so that a padded member ends exactly where it would
-have ended alone.
+One rule for padded and unpadded service and for every engine, so that a padded member ends exactly
+where it would have ended alone.
 """
 
 from __future__ import annotations
@@ -17,12 +18,25 @@ FinishReason = Literal["stop", "length"]
 class Ending:
     """Feeds on tokens, gives back the text that may be shown and says when the answer is over."""
 
-    __slots__ = ("_ends", "_held", "_sampling", "_stops", "finish_reason", "limit", "output_tokens", "stop_reason")
+    __slots__ = (
+        "_ends",
+        "_held",
+        "_sampling",
+        "_stops",
+        "finish_reason",
+        "limit",
+        "output_tokens",
+        "stop_reason",
+    )
 
     def __init__(self, sampling: Sampling, eos_token_ids: Collection[int]) -> None:
         self._sampling = sampling
         ends = () if sampling.ignore_eos else eos_token_ids
-        self._ends = frozenset((*ends, *sampling.stop_token_ids)) if sampling.stop_token_ids else frozenset(ends)
+        self._ends = (
+            frozenset((*ends, *sampling.stop_token_ids))
+            if sampling.stop_token_ids
+            else frozenset(ends)
+        )
         self._stops = sampling.stop
         self._held = ""  # text that may turn out to be the beginning of a stop string
         self.limit = sampling.max_tokens
@@ -31,11 +45,15 @@ class Ending:
         self.stop_reason: str | int | None = None
 
     def feed(self, token: Token) -> str:
-        """Count one token; returns the text to show now. Sets `finish_reason` where the answer is over."""
+        """Count one token; returns the text to show now. Sets `finish_reason` where the answer
+        is over.
+        """
         self.output_tokens += 1
         if (token.ends or token.id in self._ends) and self._ends_at(token):
             self.finish_reason = "stop"
-            return self._flush(token.text if token.ends or self._sampling.include_stop_str_in_output else "")
+            return self._flush(
+                token.text if token.ends or self._sampling.include_stop_str_in_output else ""
+            )
         text = self._until_stop_string(token.text) if self._stops else token.text
         if self.finish_reason is None and self.output_tokens >= self.limit:
             self.finish_reason = "length"
@@ -67,7 +85,11 @@ class Ending:
             if found:
                 at, stop = min(found)
                 self.finish_reason, self.stop_reason = "stop", stop
-                return text[: at + len(stop)] if self._sampling.include_stop_str_in_output else text[:at]
+                return (
+                    text[: at + len(stop)]
+                    if self._sampling.include_stop_str_in_output
+                    else text[:at]
+                )
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -75,4 +97,11 @@ class Ending:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )

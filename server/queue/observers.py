@@ -1,4 +1,6 @@
-"""All observers of a batcher as one. A fault of one of them (a full disk, a bug) harms neither the others nor the queue."""
+"""All observers of a batcher as one. A fault of one of them (a full disk, a bug) harms neither
+the others nor the queue.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ log = logging.getLogger("kendall")
 
 
 class Observers:
-    """Passes every event on to each, in order. A fault is counted, and logged once for each observer and kind."""
+    """Passes every event on to each, in order. A fault is counted, and logged once for each
+    observer and kind.
+    """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -65,4 +69,8 @@ class Observers:
         name, kind = type(observer).__name__, type(error).__name__
         if (name, kind) not in self._logged:
             self._logged.add((name, kind))
-            log.error("%s failed; it stays active, and further failures of it are not logged", name, exc_info=error)
+            log.error(
+                "%s failed; it stays active, and further failures of it are not logged",
+                name,
+                exc_info=error,
+            )

@@ -1,4 +1,6 @@
-"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way back."""
+"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way
+back.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ log = logging.getLogger("kendall")
 
 
 class Consumer(Protocol):
-    """Where a ticket's answer goes: an HTTP response, a calibration, a test. Called on the event loop; must not wait."""
+    """Where a ticket's answer goes: an HTTP response, a calibration, a test. Called on the event
+    loop; must not wait.
+    """
 
     def on_dispatched(self) -> None:
         """Service began."""
@@ -33,7 +37,9 @@ class Consumer(Protocol):
         """More of the answer: `tokens` of its own (never past its end) and the text they add."""
 
     def on_release(self) -> None:
-        """The answer is whole and may leave; the consumer calls `Ticket.released` when it has left."""
+        """The answer is whole and may leave; the consumer calls `Ticket.released` when it has
+        left.
+        """
 
     def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
         """No answer will come: failed, rejected or abandoned."""
@@ -51,7 +57,9 @@ class Instants:
 
 
 class Ticket:
-    """One waiting or running sequence. Its batcher moves it on; it listens to its own token stream."""
+    """One waiting or running sequence. Its batcher moves it on; it listens to its own token
+    stream.
+    """
 
     __slots__ = (
         "_batcher",
@@ -76,13 +84,22 @@ class Ticket:
         "work",
     )
 
-    def __init__(self, batcher: Batcher, work: Work, ending: Ending, consumer: Consumer, client_limit: int | None) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        work: Work,
+        ending: Ending,
+        consumer: Consumer,
+        client_limit: int | None,
+    ) -> None:
         self._batcher = batcher
         self.work = work
         self.id = work.request.id
         self.ending = ending
         self.consumer = consumer
-        self.client_limit = client_limit  # the client's own max_tokens, for telling what was clipped
+        self.client_limit = (
+            client_limit  # the client's own max_tokens, for telling what was clipped
+        )
         self.batch: Batch | None = None
         self.batch_size: int | None = None
         self.running: Running | None = None
@@ -95,7 +112,9 @@ class Ticket:
         self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
         self.continued = False  # the engine made no token for it once, and got it again
         self.stream: TokenStream | None = None
-        self.told: tuple[int, float | None] | None = None  # at its arrival: how many waited before it, and seconds to wait
+        self.told: tuple[int, float | None] | None = (
+            None  # at its arrival: how many waited before it, and seconds to wait
+        )
         self._lost: str | None = None
 
     def waiting(self) -> Waiting:
@@ -105,7 +124,9 @@ class Ticket:
     @property
     def clipped(self) -> bool:
         """Whether the gateway's limit ended it where the client's own was larger or absent."""
-        return self.ending.finish_reason == "length" and (self.client_limit is None or self.client_limit > self.ending.limit)
+        return self.ending.finish_reason == "length" and (
+            self.client_limit is None or self.client_limit > self.ending.limit
+        )
 
     def listen(self, stream: TokenStream) -> None:
         """Hear the engine that has its work now."""
@@ -116,16 +137,23 @@ class Ticket:
         """The engine is gone. Returns why this cannot go on with the next one, or None."""
         self.interruptions += 1
         if len(self.deaths) > most and self.ending.finish_reason is None:
-            return f"{len(self.deaths)} engines were lost while this request was in service: it may be the cause"
+            return (
+                f"{len(self.deaths)} engines were lost while this request was in service: it "
+                "may be the cause"
+            )
         reason = self.detach()
         return None if reason is None else f"the engine was lost, and {reason}"
 
     def detach(self) -> str | None:
-        """Hear no more of the engine that has it, be ready to be handed over again. Returns why that would not be exact, or None."""
+        """Hear no more of the engine that has it, be ready to be handed over again. Returns why
+        that would not be exact, or None.
+        """
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.listener = None
-        return None if self.ending.finish_reason is not None else prepare(self)  # whole, it leaves with its batch
+        return (
+            None if self.ending.finish_reason is not None else prepare(self)
+        )  # whole, it leaves with its batch
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""
@@ -146,7 +174,12 @@ class Ticket:
             self.consumer.on_text(text, tokens)
         except Exception:
             log.exception("internal error while handling a token of an answer")
-            self._batcher.lose(self, "failed", "internal_error", "internal error of the gateway; its log has the details")
+            self._batcher.lose(
+                self,
+                "failed",
+                "internal_error",
+                "internal error of the gateway; its log has the details",
+            )
             return
         if self.timing is not None:
             self.timing.took("token", now)
@@ -166,7 +199,9 @@ class Ticket:
         return text, tokens[:taken]
 
     def on_end(self, end: EngineEnd) -> None:
-        """The engine stopped by itself before we saw an end: at the edge of its context, or cancelled it."""
+        """The engine stopped by itself before we saw an end: at the edge of its context, or
+        cancelled it.
+        """
         if self.ending.finish_reason is not None or self.outcome is not None:
             return
         if end == "cancelled":
@@ -214,7 +249,9 @@ class Ticket:
             server_free_at=at.server_free,
             queueing_delay=(end if at.dispatched is None else at.dispatched) - request.arrived_at,
             batch_forming_delay=batch.forming_delay(request) if batch else None,
-            service_time=None if at.dispatched is None or at.server_free is None else at.server_free - at.dispatched,
+            service_time=None
+            if at.dispatched is None or at.server_free is None
+            else at.server_free - at.dispatched,
             sojourn_time=None if at.released is None else at.released - request.arrived_at,
             prompt_tokens=request.prompt_tokens,
             output_tokens=self.ending.output_tokens,
@@ -227,9 +264,13 @@ class Ticket:
         )
 
     def resume_later(self) -> None:
-        """It was preempted: what it has so far stays, and its next service continues behind that."""
+        """It was preempted: what it has so far stays, and its next service continues behind
+        that.
+        """
         self.batch = self.running = None
-        self.work = msgspec.structs.replace(self.work, output_token_ids=tuple(self.output_token_ids))
+        self.work = msgspec.structs.replace(
+            self.work, output_token_ids=tuple(self.output_token_ids)
+        )
 
     def lost_because(self, message: str) -> None:
         """Keep the reason for the record."""

@@ -1,9 +1,11 @@
-"""When Python looks for reference cycles, seldom and never among what came up with the engine, and when memory is given back.
+"""When Python looks for reference cycles, seldom and never among what came up with the engine, and
+when memory is given back.
 
-A full collection walks every object of the process, some hundred thousand once vLLM is imported, while the event loop stands
-still. What exists when the gateway is ready lives as long as it does: it is collected once and then set aside. The thresholds
-leave what a burst of connections left in cycles to a collection that may never come, and the C library keeps freed pages: both
-are dealt with after the burst, at a quiet moment.
+A full collection walks every object of the process, some hundred thousand once vLLM is imported,
+while the event loop stands still. What exists when the gateway is ready lives as long as it does:
+it is collected once and then set aside. The thresholds leave what a burst of connections left in
+cycles to a collection that may never come, and the C library keeps freed pages: both are dealt with
+after the burst, at a quiet moment.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# allocations between collections of the young, collections of the young between those of the middle-aged, and so on; Python's
-# own are 700, 10, 10: a few dozen requests
+# allocations between collections of the young, collections of the young between those of the
+# middle-aged, and so on; Python's own are 700, 10, 10: a few dozen requests
 THRESHOLDS = (10_000, 20, 50)
 PERIOD = 2.0  # seconds between two looks at the resident memory
 GROWTH = 8 << 20  # bytes above the least that was ever resident: worth a collection
@@ -26,7 +28,9 @@ _STATM = Path("/proc/self/statm")
 
 
 def settle() -> None:
-    """Once everything is up: later collections leave alone what is there now. Takes some tenths of a second."""
+    """Once everything is up: later collections leave alone what is there now. Takes some tenths
+    of a second.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -47,7 +51,8 @@ def resident() -> int:
 
 
 async def give_back(quiet: Callable[[], bool]) -> None:
-    """Until cancelled: where the memory has grown, collect and return free pages to the system, at a quiet moment.
+    """Until cancelled: where the memory has grown, collect and return free pages to the system, at
+    a quiet moment.
 
     A gateway whose memory stays larger, because it is in use, pays once.
     """

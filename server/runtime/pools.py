@@ -1,8 +1,9 @@
 """Work outside the event loop: its end in order, and a bound on how long it is waited for.
 
-`ProcessPoolExecutor.shutdown(wait=False)` leaves the pool's own thread behind: if the interpreter exits while that thread closes its
-pipe, Python writes a traceback (`Exception ignored in ... _python_exit ... Bad file descriptor`) as the last lines of the log. The
-threads of executors are waited for at the exit without a bound; those here are daemons.
+`ProcessPoolExecutor.shutdown(wait=False)` leaves the pool's own thread behind: if the interpreter
+exits while that thread closes its pipe, Python writes a traceback (`Exception ignored in ...
+_python_exit ... Bad file descriptor`) as the last lines of the log. The threads of executors are
+waited for at the exit without a bound; those here are daemons.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ _T = TypeVar("_T")
 
 
 async def in_a_thread(work: Callable[[], _T], longest: float, name: str = "in-a-thread") -> _T:
-    """What it returns or raises. Raises TimeoutError after `longest` seconds; the thread is then left to itself."""
+    """What it returns or raises. Raises TimeoutError after `longest` seconds; the thread is then
+    left to itself.
+    """
     async with asyncio.timeout(longest):
         return await asyncio.shield(in_daemon(work, name))
 
 
 def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
-    """What `work()` will have returned or raised, in a daemon thread: unlike one of asyncio's pool it holds up no exit."""
+    """What `work()` will have returned or raised, in a daemon thread: unlike one of asyncio's
+    pool it holds up no exit.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
-    future.add_done_callback(lambda done: done.cancelled() or done.exception())  # one that nobody waits for any more is not logged
+    future.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # one that nobody waits for any more is not logged
 
     def settle(call: Callable[[], None]) -> None:
         if not future.done():
@@ -49,7 +56,9 @@ def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
 
 
 async def end_at_once(pool: Executor) -> None:
-    """Kill its processes, whatever they compute, and return when its thread has ended; the event loop is not held up."""
+    """Kill its processes, whatever they compute, and return when its thread has ended; the event
+    loop is not held up.
+    """
     if not isinstance(pool, ProcessPoolExecutor):
         pool.shutdown(wait=False)
         return

@@ -1,1 +1,3 @@
-"""Who may call what, how large a call may be, what an error may tell. The routes' decisions: routes.py; the check: guard.py."""
+"""Who may call what, how large a call may be, what an error may tell. The routes' decisions:
+routes.py; the check: guard.py.
+"""

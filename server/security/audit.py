@@ -1,7 +1,8 @@
-"""Calls refused by authentication or authorization, counted and logged within a rate; calls that changed something, logged each.
+"""Calls refused by authentication or authorization, counted and logged within a rate; calls that
+changed something, logged each.
 
-A key is named by its digest (`Key.name`), never shown. Behind a proxy the address is the proxy's: what the proxy says of the
-client is logged beside it, as the client's word.
+A key is named by its digest (`Key.name`), never shown. Behind a proxy the address is the proxy's:
+what the proxy says of the client is logged beside it, as the client's word.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ class Audit:
         if withheld is None:
             return
         more = f"; {withheld} more since the last such line" if withheld else ""
-        log.warning("denied (%s): %s from %s%s", reason, _call(scope), _address(scope), more, extra={"event": "denied", **_facts(scope)})
+        log.warning(
+            "denied (%s): %s from %s%s",
+            reason,
+            _call(scope),
+            _address(scope),
+            more,
+            extra={"event": "denied", **_facts(scope)},
+        )
 
     def changing(self, scope: Scope, send: Send) -> Send:
         """`send` for a call to /admin; one that is no mere question is logged with its outcome."""
@@ -49,7 +57,14 @@ class Audit:
                 key = scope.get(CALLER)
                 who = f"with admin key {key}" if key else "without a key"
                 facts = {"event": "admin", "key": key, "status": message["status"], **_facts(scope)}
-                log.info("admin: %s from %s %s: %d", _call(scope), _address(scope), who, message["status"], extra=facts)
+                log.info(
+                    "admin: %s from %s %s: %d",
+                    _call(scope),
+                    _address(scope),
+                    who,
+                    message["status"],
+                    extra=facts,
+                )
             await send(message)
 
         return sending
@@ -80,8 +95,15 @@ def _call(scope: Scope) -> str:
 def _address(scope: Scope) -> str:
     client = scope.get("client")
     address = client[0] if client else "an unknown address"
-    forwarded = next((value for name, value in scope["headers"] if name in (b"x-forwarded-for", b"forwarded")), None)
-    return address if forwarded is None else f"{address} (forwarded for {brief(ascii(forwarded.decode('latin-1')))})"
+    forwarded = next(
+        (value for name, value in scope["headers"] if name in (b"x-forwarded-for", b"forwarded")),
+        None,
+    )
+    return (
+        address
+        if forwarded is None
+        else f"{address} (forwarded for {brief(ascii(forwarded.decode('latin-1')))})"
+    )
 
 
 def _facts(scope: Scope) -> dict[str, str]:

@@ -32,12 +32,16 @@ def read_security(
     ssl_certfile: Path | None,
     ssl_ca_certs: Path | None,
 ) -> SecuritySettings:
-    """Raises SpecError: a key, a file or a list that cannot be used; a door left open that nobody asked for."""
+    """Raises SpecError: a key, a file or a list that cannot be used; a door left open that
+    nobody asked for.
+    """
     found = SecuritySettings(
         api_keys=read_keys("--api-key", api_key, api_key_file),
         admin_keys=read_keys("--admin-key", admin_key, admin_key_file),
         keyless_admin=is_loopback(host),
-        key_files=tuple(file for file in (api_key_file, admin_key_file, ssl_keyfile) if file is not None),
+        key_files=tuple(
+            file for file in (api_key_file, admin_key_file, ssl_keyfile) if file is not None
+        ),
         allow_unauthenticated=allow_unauthenticated,
         metrics_need_key=metrics_need_key,
         max_body_bytes=max_body_bytes,
@@ -49,7 +53,9 @@ def read_security(
         tls=TlsSettings(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs),
     )
     if metrics_need_key and not (found.api_keys or found.admin_keys):
-        raise SpecError("got --metrics-need-key without a key; expected --api-key or --admin-key too")
+        raise SpecError(
+            "got --metrics-need-key without a key; expected --api-key or --admin-key too"
+        )
     check_tls(found.tls)
     check_exposure(host, found)
     return found

@@ -1,13 +1,15 @@
-"""The check before every call, before its body is read: a key where one is needed, a length that is not too large, and no page that
-a browser shows from elsewhere.
+"""The check before every call, before its body is read: a key where one is needed, a length that is
+not too large, and no page that a browser shows from elsewhere.
 
 /health /ready /version / anyone; the page's files too
 /metrics /load /live      anyone; with --metrics-need-key whoever has an API key or an admin key
 /v1, anything unknown     where API keys are set: whoever has one, or an admin key. Where none is: a body must be called JSON,
-                          because a page of any origin may send the other content types without asking
+                          because a page of any origin may send the other content types without
+                          asking
 /admin                    whoever has an admin key, and no page of another origin. Where no key was given and only this machine
-                          reaches the gateway, a client on this machine needs none, but for draining and calibrating: an
-                          address proves little, and what looks like a proxy, another page or another name is refused
+                          reaches the gateway, a client on this machine needs none, but for draining
+                          and calibrating: an address proves little, and what looks like a proxy,
+                          another page or another name is refused
 """
 
 from __future__ import annotations
@@ -27,13 +29,24 @@ from server.security.settings import SecuritySettings
 CALLER = "kendall.api_key"  # key of a request's scope: the name of the key it came with
 HANDED_ON = frozenset(
     {
-        *(b"forwarded", b"via", b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-port"),
+        *(
+            b"forwarded",
+            b"via",
+            b"x-real-ip",
+            b"x-forwarded-for",
+            b"x-forwarded-host",
+            b"x-forwarded-proto",
+            b"x-forwarded-port",
+        ),
         b"x-envoy-external-address",
     }
 )
-OTHER_PAGES = frozenset({b"cross-site", b"same-site"})  # of Sec-Fetch-Site; another port of this machine is the same site
+OTHER_PAGES = frozenset(
+    {b"cross-site", b"same-site"}
+)  # of Sec-Fetch-Site; another port of this machine is the same site
 JSON = b"application/json"
-CURL = b"application/x-www-form-urlencoded"  # what `curl -d` calls any body; a form of a page cannot write JSON in it
+# what `curl -d` calls any body; a form of a page cannot write JSON in it
+CURL = b"application/x-www-form-urlencoded"
 Headers = Mapping[bytes, bytes]
 
 
@@ -59,10 +72,16 @@ class Guard:
         if asks or path in self._open or path.startswith(PAGE_FILES):
             return None
         headers = dict(scope["headers"])
-        return self._right_refused(scope, path, headers) or self._length_refused(headers.get(b"content-length"))
+        return self._right_refused(scope, path, headers) or self._length_refused(
+            headers.get(b"content-length")
+        )
 
     def _length_refused(self, length: bytes | None) -> Response | None:
-        if length is None or not length.isdigit() or (len(length) < 19 and int(length) <= self._max_body_bytes):
+        if (
+            length is None
+            or not length.isdigit()
+            or (len(length) < 19 and int(length) <= self._max_body_bytes)
+        ):
             return None
         return self._too_large
 
@@ -71,7 +90,11 @@ class Guard:
             return self._admin_refused(scope, path, headers)
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
-        return refusals.NOT_JSON if path in WORK and scope["method"] == "POST" and not _may_be_json(headers) else None
+        return (
+            refusals.NOT_JSON
+            if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)
+            else None
+        )
 
     def _client_refused(self, scope: Scope, headers: Headers) -> Response | None:
         token = _bearer(headers)
@@ -113,7 +136,9 @@ def _from_this_machine(scope: Scope, headers: Headers) -> bool:
 
 
 def _may_be_json(headers: Headers) -> bool:
-    """Whether no page could have sent this without asking first: its body is called JSON, or it shows no sign of a browser."""
+    """Whether no page could have sent this without asking first: its body is called JSON, or it
+    shows no sign of a browser.
+    """
     said = headers.get(b"content-type", b"")
     if said == JSON:
         return True

@@ -1,6 +1,7 @@
 """Keys: kept as SHA-256 digests, compared in constant time, never written anywhere.
 
-A key is a long random text, not a password: a fast digest without salt is enough, and costs a request one microsecond.
+A key is a long random text, not a password: a fast digest without salt is enough, and costs a
+request one microsecond.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ class Key:
 
 
 def read_keys(flag: str, given: Sequence[str], file: Path | None) -> tuple[Key, ...]:
-    """The keys of a flag and of its file (one per line; blank lines and `#` comments are skipped). Raises SpecError."""
+    """The keys of a flag and of its file (one per line; blank lines and `#` comments are
+    skipped). Raises SpecError.
+    """
     texts = [*given, *([] if file is None else _lines(f"{flag}-file", file))]
     return tuple({key.digest: key for key in (_key(flag, text) for text in texts)}.values())
 
 
 def holder(keys: Sequence[Key], token: bytes) -> Key | None:
-    """The key that the token is. All of them are compared, each in constant time: how long it takes tells nothing."""
+    """The key that the token is. All of them are compared, each in constant time: how long it
+    takes tells nothing.
+    """
     digest, found = sha256(token).digest(), None
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
@@ -47,7 +52,9 @@ def holder(keys: Sequence[Key], token: bytes) -> Key | None:
 
 def _key(flag: str, text: str) -> Key:
     if not text:
-        raise SpecError(f"got {flag} with an empty key; expected printable ASCII, at least one character")
+        raise SpecError(
+            f"got {flag} with an empty key; expected printable ASCII, at least one character"
+        )
     check_key(text, flag)
     return Key(sha256(text.encode()).digest(), len(text) < SHORT)
 
@@ -56,7 +63,9 @@ def _lines(flag: str, file: Path) -> list[str]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"got {flag} {file}; expected a readable text file, one key per line ({error})") from None
+        raise SpecError(
+            f"got {flag} {file}; expected a readable text file, one key per line ({error})"
+        ) from None
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
         raise SpecError(f"got {flag} {file}, which holds no key; expected one per line")

@@ -1,10 +1,12 @@
-"""Bounds on a request while it is received: the size of its head, of the framing of its body, and the time for both.
+"""Bounds on a request while it is received: the size of its head, of the framing of its body, and
+the time for both.
 
-httptools bounds neither a head nor the trailers and chunk extensions of a body, and uvicorn sets no time limit: a client
-could fill the memory with one endless header or with trailers, and hold connections by sending a byte a minute. Trailers
-are discarded: uvicorn would append them to the headers, where a `Host` among them would replace the real one. A request
-that was answered before its end is read a little further, for the sake of the connection, which is then closed.
-Requests whose head and body arrive in one reading, as nearly all do, meet no timer.
+httptools bounds neither a head nor the trailers and chunk extensions of a body, and uvicorn sets no
+time limit: a client could fill the memory with one endless header or with trailers, and hold
+connections by sending a byte a minute. Trailers are discarded: uvicorn would append them to the
+headers, where a `Host` among them would replace the real one. A request that was answered before
+its end is read a little further, for the sake of the connection, which is then closed. Requests
+whose head and body arrive in one reading, as nearly all do, meet no timer.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from server.errors import ApiError
 from server.http.receiving import StampedProtocol
 
-MAX_HEAD_BYTES = 64 << 10  # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
+MAX_HEAD_BYTES = (
+    64 << 10
+)  # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
 MAX_HEADERS = 256  # as vLLM
-CHUNK_FRAMING = 16  # bytes a chunk may be framed by: its size in hexadecimal and two line ends, without an extension
+# bytes a chunk may be framed by: its size in hexadecimal and two line ends, without an extension
+CHUNK_FRAMING = 16
 HEAD_TIMEOUT = 30.0  # seconds, from the connection or the head's first byte
 BODY_TIMEOUT = 120.0  # seconds, from the head's end to the body's
 ANSWERED_BYTES = 1 << 20  # of a request that are still read once it is answered
@@ -63,12 +68,20 @@ class LimitedProtocol(StampedProtocol):
 
     def data_received(self, data: bytes, at: float | None = None) -> None:
         """See whether the request is whole afterwards."""
-        went_on, unfinished, body_bytes = self._in_head, self.cycle if self._in_body else None, self._body_bytes
+        went_on, unfinished, body_bytes = (
+            self._in_head,
+            self.cycle if self._in_body else None,
+            self._body_bytes,
+        )
         super().data_received(data, at)
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if went_on else 0
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(431, "head_too_large", f"got more than {MAX_HEAD_BYTES} bytes of headers; expected less")
+                self._refuse(
+                    431,
+                    "head_too_large",
+                    f"got more than {MAX_HEAD_BYTES} bytes of headers; expected less",
+                )
         elif unfinished is not None and self._in_body and self.cycle is unfinished:
             self._weigh(len(data), self._body_bytes - body_bytes)
         if self._deadline is None and (self._in_head or self._in_body or self._between()):
@@ -96,7 +109,9 @@ class LimitedProtocol(StampedProtocol):
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """What nobody read of the body is released; the rest of a request that is answered already has little time."""
+        """What nobody read of the body is released; the rest of a request that is answered
+        already has little time.
+        """
         super().on_response_complete()
         if self.transport.is_closing() or not self.cycle.response_complete:
             return
@@ -128,10 +143,16 @@ class LimitedProtocol(StampedProtocol):
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts == 1 or (hosts == 0 and self.parser.get_http_version() == "1.0"):
             return None
-        return 400, "invalid_http", f"got {hosts} Host headers; expected exactly one (RFC 9112, 3.2)"
+        return (
+            400,
+            "invalid_http",
+            f"got {hosts} Host headers; expected exactly one (RFC 9112, 3.2)",
+        )
 
     def _weigh(self, received: int, body: int) -> None:
-        """A reading wholly between the head and the end of a request: what is neither body nor plain framing is bounded."""
+        """A reading wholly between the head and the end of a request: what is neither body nor
+        plain framing is bounded.
+        """
         if self.cycle.response_complete:
             self._answered_bytes += received
             if self._answered_bytes > ANSWERED_BYTES:
@@ -139,7 +160,10 @@ class LimitedProtocol(StampedProtocol):
             return
         self._framing_bytes += max(0, received - body)
         if self._framing_bytes > MAX_HEAD_BYTES:
-            message = f"got more than {MAX_HEAD_BYTES} bytes of trailers and chunk extensions; expected less"
+            message = (
+                f"got more than {MAX_HEAD_BYTES} bytes of trailers and chunk extensions; "
+                "expected less"
+            )
             self._refuse(431, "head_too_large", message)
 
     @property
@@ -153,8 +177,14 @@ class LimitedProtocol(StampedProtocol):
             self.transport.close()
 
     def _between(self) -> bool:
-        """Data came after an answer, but no head began: blank lines, which stop uvicorn's own timer."""
-        return self.cycle is not None and self.cycle.response_complete and self.timeout_keep_alive_task is None
+        """Data came after an answer, but no head began: blank lines, which stop uvicorn's own
+        timer.
+        """
+        return (
+            self.cycle is not None
+            and self.cycle.response_complete
+            and self.timeout_keep_alive_task is None
+        )
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self._too_slow)
@@ -168,10 +198,14 @@ class LimitedProtocol(StampedProtocol):
         self._deadline = None
         if self.transport.is_closing():
             return
-        if self._answering_an_earlier_one():  # its end comes first; what came in behind it has not been read on
+        if (
+            self._answering_an_earlier_one()
+        ):  # its end comes first; what came in behind it has not been read on
             self._set_deadline(self.body_timeout)
         elif self._in_head or self._in_body:
-            self._refuse(408, "request_timeout", "got a part of a request; expected the rest sooner")
+            self._refuse(
+                408, "request_timeout", "got a part of a request; expected the rest sooner"
+            )
         else:
             self.transport.close()  # no request that could be answered
 
@@ -183,7 +217,9 @@ class LimitedProtocol(StampedProtocol):
         if self.cycle is None:
             return True
         if self._in_body:
-            return not (self.cycle.response_started or self.pipeline)  # what is pipelined waits for the answer before it
+            return not (
+                self.cycle.response_started or self.pipeline
+            )  # what is pipelined waits for the answer before it
         return self.cycle.response_complete
 
     def _refuse(self, status: int, code: str, message: str) -> None:
@@ -192,6 +228,9 @@ class LimitedProtocol(StampedProtocol):
             return
         if self._nothing_sent():
             body = json.dumps(ApiError(status, code, message).body()).encode()
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            head = (
+                b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+                % len(body)
+            )
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()

@@ -14,8 +14,18 @@ class Denial(Refusal):
         self.reason = reason
 
 
-NO_KEY = Denial("no_key", 401, "invalid_api_key", "got no API key; expected the header `Authorization: Bearer KEY`")
-WRONG_KEY = Denial("wrong_key", 401, "invalid_api_key", "got a key that is not known here; expected one of this gateway's")
+NO_KEY = Denial(
+    "no_key",
+    401,
+    "invalid_api_key",
+    "got no API key; expected the header `Authorization: Bearer KEY`",
+)
+WRONG_KEY = Denial(
+    "wrong_key",
+    401,
+    "invalid_api_key",
+    "got a key that is not known here; expected one of this gateway's",
+)
 NO_ADMIN_KEY = Denial(
     "no_admin_key",
     401,
@@ -27,30 +37,46 @@ NOT_ADMIN = Denial(
     "not_admin",
     403,
     "admin_key_needed",
-    "got an API key, which does not open /admin; expected a key of --admin-key, or the one that the gateway printed at its start",
+    (
+        "got an API key, which does not open /admin; expected a key of --admin-key, or the one "
+        "that the gateway printed at its start"
+    ),
 )
 NOT_HERE = Denial(
     "elsewhere",
     403,
     "admin_key_needed",
-    "got an /admin call from elsewhere; expected it from this machine (as localhost, through no proxy), or with an admin key",
+    (
+        "got an /admin call from elsewhere; expected it from this machine (as localhost, through "
+        "no proxy), or with an admin key"
+    ),
 )
 OTHER_PAGE = Denial(
     "other_page",
     403,
     "other_page",
-    "got an /admin call from a page of another origin; expected it from the gateway's own page, or from no page",
+    (
+        "got an /admin call from a page of another origin; expected it from the gateway's own "
+        "page, or from no page"
+    ),
 )
-REASONS = tuple(denial.reason for denial in (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE))
+REASONS = tuple(
+    denial.reason for denial in (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE)
+)
 NOT_JSON = Refusal(
     ApiError(
         400,
         "unsupported_media_type",
-        "got a body that is not called application/json; expected that content type, because any page in a browser may send the others",
+        (
+            "got a body that is not called application/json; expected that content type, because "
+            "any page in a browser may send the others"
+        ),
     )
 )
 
 
 def too_large(most: int) -> Refusal:
     """For a body that says itself that it is larger: nobody waits for its end."""
-    return Refusal(ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less"))
+    return Refusal(
+        ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
+    )

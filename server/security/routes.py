@@ -1,4 +1,6 @@
-"""Who may call which route. A route that stands here is decided; any other needs a key, and a test fails until it stands here."""
+"""Who may call which route. A route that stands here is decided; any other needs a key, and a
+test fails until it stands here.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,12 @@ class SecuritySettings:
 
     api_keys: tuple[Key, ...] = ()
     admin_keys: tuple[Key, ...] = ()
-    made_admin_keys: tuple[Key, ...] = field(default=(), metadata=NO_OPTION)  # for this run, where none was given
-    keyless_admin: bool = field(default=True, metadata=NO_OPTION)  # while no key is given: no other machine reaches the gateway
+    made_admin_keys: tuple[Key, ...] = field(
+        default=(), metadata=NO_OPTION
+    )  # for this run, where none was given
+    keyless_admin: bool = field(
+        default=True, metadata=NO_OPTION
+    )  # while no key is given: no other machine reaches the gateway
     key_files: tuple[Path, ...] = field(default=(), metadata=NO_OPTION)  # where keys were read from
     allow_unauthenticated: bool = False  # off this machine without a key
     metrics_need_key: bool = False

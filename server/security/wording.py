@@ -1,4 +1,6 @@
-"""What an error may tell a client: nothing of this machine (paths, addresses in memory), and little of what it sent."""
+"""What an error may tell a client: nothing of this machine (paths, addresses in memory), and
+little of what it sent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{4,}\b")
 
 
 def public(message: str) -> str:
-    """The message as a client may read it: bounded, quotations cut at 80 characters, no path of this machine, no address in memory.
+    """The message as a client may read it: bounded, quotations cut at 80 characters, no path of
+    this machine, no address in memory.
 
     >>> public("cannot open /opt/models/llama/config.json: <File object at 0x7f3a2b1c4d5e>")
     'cannot open (path): <File object at (address)>'
@@ -50,7 +53,11 @@ class _Excerpt(reprlib.Repr):
     def repr_dict(self, x: dict[Any, Any], level: int) -> str:
         """In its own order: the library sorts all keys."""
         few = dict(islice(x.items(), self.maxdict))
-        return super().repr_dict(few, level) if len(few) == len(x) else super().repr_dict(few, level)[:-1] + ", ...}"
+        return (
+            super().repr_dict(few, level)
+            if len(few) == len(x)
+            else super().repr_dict(few, level)[:-1] + ", ...}"
+        )
 
 
 _excerpt = _Excerpt()

@@ -1,7 +1,7 @@
 """A wait that ends at its limit, even where the call does not end when it is cancelled.
 
-`asyncio.timeout` and `asyncio.wait_for` cancel the call and then wait until it has ended, which may be for ever: an engine's
-start that waits for a process, for example.
+`asyncio.timeout` and `asyncio.wait_for` cancel the call and then wait until it has ended, which may
+be for ever: an engine's start that waits for a process, for example.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class UnendingError(OverdueError):
 
 
 async def within(call: Coroutine[Any, Any, _T], limit: float, grace: float) -> _T:
-    """The result of `call`, which is cancelled after `limit` seconds, or with this wait, and then has `grace` seconds to end.
+    """The result of `call`, which is cancelled after `limit` seconds, or with this wait, and then
+    has `grace` seconds to end.
 
-    Raises what the call raised, OverdueError or UnendingError; RuntimeError where it was cancelled by somebody else.
+    Raises what the call raised, OverdueError or UnendingError; RuntimeError where it was cancelled
+    by somebody else.
     """
     task = asyncio.ensure_future(call)
     overdue = True
@@ -36,7 +38,9 @@ async def within(call: Coroutine[Any, Any, _T], limit: float, grace: float) -> _
             task.cancel()
             await asyncio.wait({task}, timeout=grace)
     if not task.done():
-        raise UnendingError(f"not done within {limit:.3g} s, and still running {grace:g} s after its cancellation")
+        raise UnendingError(
+            f"not done within {limit:.3g} s, and still running {grace:g} s after its cancellation"
+        )
     if overdue and (task.cancelled() or task.exception() is not None):
         raise OverdueError(f"not done within {limit:.3g} s")
     if task.cancelled():

@@ -1,20 +1,24 @@
-"""How a sequence goes on when its engine was lost in the middle of it, so that the answer is one that could have been.
+"""How a sequence goes on when its engine was lost in the middle of it, so that the answer is one
+that could have been.
 
     nothing made yet                     from the start
     behind what was made                 prompt + tokens so far become the new prompt. The next token's distribution
-                                         depends on the text so far only: exact for greedy decoding; sampled without a
-                                         seed it is a draw of the same distribution
+                                         depends on the text so far only: exact for greedy decoding;
+                                         sampled without a seed it is a draw of the same
+                                         distribution
     from the start, compared             the same tokens are made again, dropped while they equal those the client
-                                         has, and what follows is new. For what reproduces but cannot be resumed: a
-                                         seed (its stream of chance begins at the first token), and greedy decoding
-                                         whose state lives in the output alone
+                                         has, and what follows is new. For what reproduces but
+                                         cannot be resumed: a seed (its stream of chance begins at
+                                         the first token), and greedy decoding whose state lives in
+                                         the output alone
     not at all                           sampled without a seed, with such a state
 
-State in the output alone: presence and frequency penalties count output tokens, a grammar (structured output) is
-parsed along the output; as part of a prompt the same tokens would not count. The repetition penalty counts prompt and
-output alike and may go on. `FREE_OF_STATE` names what is known to; any other parameter that was set is taken to have
-a state, one that is added later too. Stop strings, limits and half characters are the gateway's own affair and are
-carried over the seam (`Ending`, the engine's detokenizer).
+State in the output alone: presence and frequency penalties count output tokens, a grammar
+(structured output) is parsed along the output; as part of a prompt the same tokens would not count.
+The repetition penalty counts prompt and output alike and may go on. `FREE_OF_STATE` names what is
+known to; any other parameter that was set is taken to have a state, one that is added later too.
+Stop strings, limits and half characters are the gateway's own affair and are carried over the seam
+(`Ending`, the engine's detokenizer).
 """
 
 from __future__ import annotations
@@ -24,7 +28,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from server.engines.base import EngineEnd, FailureCode, Sampling, Token, TokenListener, TokenStream, Work
+from server.engines.base import (
+    EngineEnd,
+    FailureCode,
+    Sampling,
+    Token,
+    TokenListener,
+    TokenStream,
+    Work,
+)
 
 if TYPE_CHECKING:
     from server.queue.ticket import Ticket
@@ -32,12 +44,32 @@ if TYPE_CHECKING:
 Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(
     {
-        *("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "logprobs"),
-        *("allowed_token_ids", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+        *(
+            "max_tokens",
+            "min_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "logit_bias",
+            "logprobs",
+        ),
+        *(
+            "allowed_token_ids",
+            "stop",
+            "stop_token_ids",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        ),
     }
 )
 OWN_RULE = "seed"
-CANNOT = "an answer sampled with {names} cannot be continued exactly; send it again, with a `seed` it could be"
+CANNOT = (
+    "an answer sampled with {names} cannot be continued exactly; send it again, with a "
+    "`seed` it could be"
+)
 DIFFERS = "the answer was interrupted, and the engine did not reproduce it; send it again"
 
 
@@ -55,12 +87,16 @@ def stateful(sampling: Sampling) -> list[str]:
     return [
         name
         for name in sampling.__struct_fields__
-        if name not in FREE_OF_STATE and name != OWN_RULE and getattr(sampling, name) != getattr(plain, name)
+        if name not in FREE_OF_STATE
+        and name != OWN_RULE
+        and getattr(sampling, name) != getattr(plain, name)
     ]
 
 
 class Replay:
-    """Stands between a stream and its ticket until what the client has was made again, then steps aside."""
+    """Stands between a stream and its ticket until what the client has was made again, then
+    steps aside.
+    """
 
     def __init__(self, stream: TokenStream, ticket: Ticket) -> None:
         self._stream = stream
@@ -93,7 +129,9 @@ class Replay:
 
 
 def prepare(ticket: Ticket) -> str | None:
-    """Make the ticket's work what the next engine is to do; returns why it cannot go on, or None."""
+    """Make the ticket's work what the next engine is to do; returns why it cannot go on, or
+    None.
+    """
     made = ticket.output_token_ids
     match way_to_continue(ticket.work.sampling, len(made)):
         case "behind":
@@ -107,4 +145,6 @@ def prepare(ticket: Ticket) -> str | None:
 
 def listener(stream: TokenStream, ticket: Ticket, work: Work) -> TokenListener:
     """Who hears the stream of `work`: the ticket, or a comparison in front of it."""
-    return Replay(stream, ticket) if ticket.output_token_ids and not work.output_token_ids else ticket
+    return (
+        Replay(stream, ticket) if ticket.output_token_ids and not work.output_token_ids else ticket
+    )

@@ -2,14 +2,16 @@
 
     a death                          every sequence in service is charged with it; the next engine gets all of them back
     the second one under a sequence  it is a suspect. The queue waits; the engine gets the suspects back one at a time, the
-                                     fewest tokens first (most kill with their prompt). One that makes `TRIAL_TOKENS` more,
-                                     or ends, is cleared, and keeps running while the next one is tried
+                                     fewest tokens first (most kill with their prompt). One that
+                                     makes `TRIAL_TOKENS` more, or ends, is cleared, and keeps
+                                     running while the next one is tried
     a death during a trial           the suspect on trial is the cause: it fails with 500 and is refused for a while
     the second one, alone            the same without a trial
 
-The restart budget gets the deaths of a convicted request back, but only once an engine has made tokens of something else. The gateway
-asks the next engine for a few itself (`Proof`) before that one gets anything else, so that requests that kill engines one after the other
-do not end the gateway. An engine that dies whatever it is given uses the budget up, and the gateway ends.
+The restart budget gets the deaths of a convicted request back, but only once an engine has made
+tokens of something else. The gateway asks the next engine for a few itself (`Proof`) before that
+one gets anything else, so that requests that kill engines one after the other do not end the
+gateway. An engine that dies whatever it is given uses the budget up, and the gateway ends.
 """
 
 from __future__ import annotations
@@ -36,13 +38,17 @@ LOOK = 0.05  # seconds between two looks at the suspect on trial
 REFUSED_FOR = 600.0  # seconds
 MOST_REFUSED = 1024  # prompts; the oldest are forgotten
 CODE = "engine_killed"
-FAILED = "the engine died each time that this request was in service, the last time with no other suspect; do not send it again"
+FAILED = (
+    "the engine died each time that this request was in service, the last time with no other "
+    "suspect; do not send it again"
+)
 
 
 class Trials:
     """Who goes back to an engine, and when, after a death.
 
-    `restart` hands sequences to the engine, `over` ends the wait of the queue, `prove` begins a proof that the engine is sound.
+    `restart` hands sequences to the engine, `over` ends the wait of the queue, `prove` begins a
+    proof that the engine is sound.
     """
 
     def __init__(
@@ -65,7 +71,9 @@ class Trials:
         self._died_at = 0.0
         self.suspect: Ticket | None = None  # on trial
         self.convicted = 0
-        self.explained: set[int] = set()  # deaths by a convicted request, not yet given back to the budget
+        self.explained: set[int] = (
+            set()
+        )  # deaths by a convicted request, not yet given back to the budget
         self._given_back: set[int] = set()
         self.on_sound: Callable[[int], None] | None = None  # gives that many deaths back
 
@@ -80,10 +88,16 @@ class Trials:
         return self._proof is not None
 
     def died(self, tickets: Sequence[Ticket]) -> Ticket | None:
-        """An engine died with these in service; returns the one that is now certain to be the cause."""
+        """An engine died with these in service; returns the one that is now certain to be the
+        cause.
+        """
         self._deaths += 1
         self._died_at = self._now()
-        served = [ticket for ticket in tickets if ticket.stream is not None and ticket.ending.finish_reason is None]
+        served = [
+            ticket
+            for ticket in tickets
+            if ticket.stream is not None and ticket.ending.finish_reason is None
+        ]
         guilty = self._cause(served)
         self.stop()
         if guilty is None:
@@ -93,16 +107,27 @@ class Trials:
             self.convicted += 1
             self.explained.update({*guilty.deaths, self._deaths} - self._given_back)
             losses = len(guilty.deaths) + 1
-            log.error("request %s killed the engine %d times; it fails, and its prompt is refused for a while", guilty.id, losses)
+            log.error(
+                "request %s killed the engine %d times; it fails, and its prompt is refused for a "
+                "while",
+                guilty.id,
+                losses,
+            )
         return guilty
 
     def resume(self, tickets: Sequence[Ticket]) -> None:
-        """Another engine serves: all of them at once, or suspects one at a time and then the others."""
+        """Another engine serves: all of them at once, or suspects one at a time and then the
+        others.
+        """
         suspects = [ticket for ticket in tickets if self._suspected(ticket)]
         self._suspects = deque(sorted(suspects, key=lambda ticket: len(ticket.output_token_ids)))
         self._others = [ticket for ticket in tickets if not self._suspected(ticket)]
         if suspects:
-            log.warning("%d sequences in service each saw %d engines die: they are tried one at a time", len(suspects), self._suspect_after)
+            log.warning(
+                "%d sequences in service each saw %d engines die: they are tried one at a time",
+                len(suspects),
+                self._suspect_after,
+            )
         if self.explained:
             self._proof = self._prove(self._proved)
         else:
@@ -202,12 +227,21 @@ class Refusals:
         """Raises ApiError 400 where one of them is refused."""
         if not self._until:
             return
-        prompts = {id(work.prompt_token_ids): work for work in works}  # the choices of a prompt share it
+        prompts = {
+            id(work.prompt_token_ids): work for work in works
+        }  # the choices of a prompt share it
         for work in prompts.values():
             left = self._until.get(_mark(work), 0.0) - self._now()
             if left > 0:
-                raise ApiError(400, CODE, f"this prompt killed the engine; it is refused for {left:.0f} s more", param="prompt")
+                raise ApiError(
+                    400,
+                    CODE,
+                    f"this prompt killed the engine; it is refused for {left:.0f} s more",
+                    param="prompt",
+                )
 
 
 def _mark(work: Work) -> tuple[str, bytes]:
-    return work.caller, hashlib.blake2b(array("q", work.prompt_token_ids).tobytes(), digest_size=16).digest()
+    return work.caller, hashlib.blake2b(
+        array("q", work.prompt_token_ids).tobytes(), digest_size=16
+    ).digest()

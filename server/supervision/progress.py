@@ -1,10 +1,12 @@
-"""Notices what stands still: sequences are in service, and for too long no token came, of none of them or of one.
+"""Notices what stands still: sequences are in service, and for too long no token came, of none of
+them or of one.
 
-None: the engine is replaced. That more requests arrive is no progress. One while others move: the engine has forgotten it
-(`server.supervision.stalls`). Looked at once a second from outside, so that the hot path pays nothing for it. A stillness in which the
-event loop itself stood still does not count: each look adds what a timely look would have seen, at most. An engine process that is gone
-or silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens, and a policy or a driver that no
-longer decides.
+None: the engine is replaced. That more requests arrive is no progress. One while others move: the
+engine has forgotten it (`server.supervision.stalls`). Looked at once a second from outside, so that
+the hot path pays nothing for it. A stillness in which the event loop itself stood still does not
+count: each look adds what a timely look would have seen, at most. An engine process that is gone or
+silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens,
+and a policy or a driver that no longer decides.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks
 FORM_TIMES = 4  # compile times that a form may take in the engine, which computes meanwhile
-TOKENS = 20  # lawful times to the next token, prompts included, that may pass if that is longer than the limit
+# lawful times to the next token, prompts included, that may pass if that is longer than the limit
+TOKENS = 20
 
 
 class Stillness:
@@ -46,7 +49,9 @@ class Stillness:
 
 
 class StuckWatch:
-    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck, `on_still(ticket, seconds)` for one sequence."""
+    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck,
+    `on_still(ticket, seconds)` for one sequence.
+    """
 
     def __init__(
         self,
@@ -84,40 +89,59 @@ class StuckWatch:
         batcher = self._batcher
         if batcher.failing is not None:
             batcher.poke()
-        busy = not (batcher.down or batcher.trials.proving) and (batcher.in_service > 0 or batcher.failing is not None)
+        busy = not (batcher.down or batcher.trials.proving) and (
+            batcher.in_service > 0 or batcher.failing is not None
+        )
         still = self._stillness.look(now, self._progress(), busy=busy)
         limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:
             self._stillness = Stillness()
             why = batcher.failing or f"{counted(batcher.in_service, 'sequence')} in service"
-            self._on_stuck(f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)")
+            self._on_stuck(
+                f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)"
+            )
         elif self._on_still is not None:
             self._look_at_each(now, limit, self._on_still)
 
     def limit(self) -> float:
-        """Seconds that nothing may move now: the set time, or so many lawful times to the next token of all that is in service."""
+        """Seconds that nothing may move now: the set time, or so many lawful times to the next
+        token of all that is in service.
+        """
         law, running = self._law(), [each for server in self._batcher.running() for each in server]
         if law is None or not running:
             return self._timeout
-        prompts = sum(each.request.prompt_tokens for each in running if not each.output_tokens_so_far)
+        prompts = sum(
+            each.request.prompt_tokens for each in running if not each.output_tokens_so_far
+        )
         return max(self._timeout, TOKENS * law.padded(len(running), 1, prompts))
 
     def _waits_for_a_form(self) -> bool:
         tickets = (ticket for server in self._batcher.in_service_tickets() for ticket in server)
-        return any(ticket.work.sampling.structured is not None and ticket.at.first_token is None for ticket in tickets)
+        return any(
+            ticket.work.sampling.structured is not None and ticket.at.first_token is None
+            for ticket in tickets
+        )
 
     def _progress(self) -> int:
         """A number that changes with every look before which a sequence made a token or left."""
         before = self._tokens
-        self._tokens = {running.request.id: running.output_tokens_so_far for server in self._batcher.running() for running in server}
+        self._tokens = {
+            running.request.id: running.output_tokens_so_far
+            for server in self._batcher.running()
+            for running in server
+        }
         if any(self._tokens.get(request_id) != tokens for request_id, tokens in before.items()):
             self._moves += 1
         return self._moves
 
-    def _look_at_each(self, now: float, limit: float, on_still: Callable[[Ticket, float], None]) -> None:
+    def _look_at_each(
+        self, now: float, limit: float, on_still: Callable[[Ticket, float], None]
+    ) -> None:
         watched: dict[str, Stillness] = {}
         overdue: list[tuple[Ticket, float]] = []
-        for ticket in (ticket for server in self._batcher.in_service_tickets() for ticket in server):
+        for ticket in (
+            ticket for server in self._batcher.in_service_tickets() for ticket in server
+        ):
             if ticket.stream is None or ticket.ending.finish_reason is not None:
                 continue  # not in the engine, or only padding
             stillness = self._each.get(ticket.id) or Stillness()

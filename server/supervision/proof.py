@@ -36,10 +36,17 @@ class Proof:
         self._id = f"proof-{next(_ids)}"
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(LIMIT, self._end, False)
-        request = Request(id=self._id, arrived_at=clock_of(loop)(), prompt_tokens=len(PROMPT), max_output_tokens=TOKENS)
+        request = Request(
+            id=self._id,
+            arrived_at=clock_of(loop)(),
+            prompt_tokens=len(PROMPT),
+            max_output_tokens=TOKENS,
+        )
         sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         try:
-            (self._stream,) = engine.dispatch(0, [Work(request, list(PROMPT), sampling)], padded=False, joining=False)
+            (self._stream,) = engine.dispatch(
+                0, [Work(request, list(PROMPT), sampling)], padded=False, joining=False
+            )
         except Exception:
             log.exception("the engine rejected the gateway's own request")
             loop.call_soon(self._end, False)

@@ -1,11 +1,15 @@
-"""When a lost engine is started again, how long that start may take, and when no start follows any more.
+"""When a lost engine is started again, how long that start may take, and when no start follows any
+more.
 
-Four rules, by which giving up is certain and comes within a known time, most * (4 * start limit + LONGEST_WAIT):
+Four rules, by which giving up is certain and comes within a known time, most * (4 * start limit +
+LONGEST_WAIT):
 
 - The wait before a start doubles with every life in a row that was shorter than `SOUND_LIFE`.
-- At most `most` starts are made within any `window` seconds, and at most `most` since the last sound life, however long they took.
-- A start may take `start_timeout` seconds, or as long as the longest start that succeeded if that is more; twice as long after
-  one that ran out of time, and four times as long after two: a model that comes from a cold disk is not thrown away for ever.
+- At most `most` starts are made within any `window` seconds, and at most `most` since the last
+  sound life, however long they took.
+- A start may take `start_timeout` seconds, or as long as the longest start that succeeded if that
+  is more; twice as long after one that ran out of time, and four times as long after two: a model
+  that comes from a cold disk is not thrown away for ever.
 - No start follows the third one that ran out of time since the last sound life: it hangs.
 """
 
@@ -33,13 +37,19 @@ class RestartBudget:
         self._overdue = 0  # of them, those that ran out of time
 
     def forgive(self, losses: int) -> None:
-        """So many losses were no fault of the engine: a request caused them that is refused from now on."""
+        """So many losses were no fault of the engine: a request caused them that is refused from
+        now on.
+        """
         for _ in range(min(losses, len(self._tries))):
             self._tries.pop()
         self._in_row = max(0, self._in_row - losses)
 
-    def next_wait(self, lost_at: float, served_from: float | None, *, overdue: bool = False) -> float | None:
-        """Seconds until the next start; None: give up. `served_from`: since when it had served, None if it never came up."""
+    def next_wait(
+        self, lost_at: float, served_from: float | None, *, overdue: bool = False
+    ) -> float | None:
+        """Seconds until the next start; None: give up. `served_from`: since when it had served,
+        None if it never came up.
+        """
         if served_from is not None and lost_at - served_from >= SOUND_LIFE:
             self._in_row = self._overdue = 0
         self._overdue += overdue
@@ -49,7 +59,11 @@ class RestartBudget:
             return None
         short_lives, self._in_row = self._in_row, self._in_row + 1
         self._tries.append(lost_at)
-        return 0.0 if not short_lives else min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(short_lives - 1, MOST_DOUBLINGS))
+        return (
+            0.0
+            if not short_lives
+            else min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(short_lives - 1, MOST_DOUBLINGS))
+        )
 
     def start_limit(self) -> float:
         """Seconds that the next start may take."""

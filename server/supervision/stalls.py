@@ -1,4 +1,6 @@
-"""A sequence that the engine makes no token for while others move: continued once where that is exact, else failed with 504."""
+"""A sequence that the engine makes no token for while others move: continued once where that is
+exact, else failed with 504.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,23 @@ CODE = "sequence_stalled"
 
 
 def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
-    """Take it out of the engine, and hand it over again behind the tokens it has; a second time, or where that is not exact, it fails."""
+    """Take it out of the engine, and hand it over again behind the tokens it has; a second time,
+    or where that is not exact, it fails.
+    """
     reason = "also after it was handed over again" if ticket.continued else ticket.detach()
     if reason is not None:
         log.error("request %s made no token for %.0f s and fails: %s", ticket.id, seconds, reason)
-        batcher.lose(ticket, "failed", CODE, f"the engine made no token of this answer for {seconds:.0f} s: {reason}")
+        batcher.lose(
+            ticket,
+            "failed",
+            CODE,
+            f"the engine made no token of this answer for {seconds:.0f} s: {reason}",
+        )
         return
-    log.warning("request %s made no token for %.0f s; it is submitted to the engine again", ticket.id, seconds)
+    log.warning(
+        "request %s made no token for %.0f s; it is submitted to the engine again",
+        ticket.id,
+        seconds,
+    )
     ticket.continued = True
     batcher.hand_over_again(ticket)

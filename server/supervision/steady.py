@@ -1,4 +1,6 @@
-"""The calls of an engine that are waited for before anything queues, made so that a restart in the middle does not fail them."""
+"""The calls of an engine that are waited for before anything queues, made so that a restart in
+the middle does not fail them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MOST_AT_ONCE = 4096  # tokens that become text on the event loop
 
 
 class Steady:
-    """A `PromptReader`: each call waits for a restart, and is made again where the engine was lost meanwhile (`Supervisor.steadily`)."""
+    """A `PromptReader`: each call waits for a restart, and is made again where the engine was
+    lost meanwhile (`Supervisor.steadily`).
+    """
 
     def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
         self._engine = engine
@@ -21,11 +25,17 @@ class Steady:
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.steadily(lambda: self._engine.encode(text, special_tokens=special_tokens))
+        return await self._supervisor.steadily(
+            lambda: self._engine.encode(text, special_tokens=special_tokens)
+        )
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.steadily(lambda: self._engine.encode_chat(messages, template_arguments))
+        return await self._supervisor.steadily(
+            lambda: self._engine.encode_chat(messages, template_arguments)
+        )
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
         """See `Engine`."""

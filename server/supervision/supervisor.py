@@ -4,11 +4,12 @@
                                |
                                +-> lost (for good)
 
-It knows nothing of requests: `on_down` is called when the engine is lost and another one will be tried, `on_up` when
-that one serves, `on_given_up` when none will. The three must not wait.
+It knows nothing of requests: `on_down` is called when the engine is lost and another one will be
+tried, `on_up` when that one serves, `on_given_up` when none will. The three must not wait.
 
-Nothing is awaited without a bound: each start has a limit (`RestartBudget`) and is cancelled at it, `LET_GO` bounds how long
-the engine may take to end a cancelled start and to stop. A restart that ends in any other way than up or given up is given up.
+Nothing is awaited without a bound: each start has a limit (`RestartBudget`) and is cancelled at it,
+`LET_GO` bounds how long the engine may take to end a cancelled start and to stop. A restart that
+ends in any other way than up or given up is given up.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
-from server.engines.base import Capabilities, Engine, EngineStartError, InvalidPromptError, InvalidSamplingError
+from server.engines.base import (
+    Capabilities,
+    Engine,
+    EngineStartError,
+    InvalidPromptError,
+    InvalidSamplingError,
+)
 from server.errors import ApiError
 from server.runtime.clock import clock_of
 from server.supervision.bounded import OverdueError, UnendingError, within
@@ -28,7 +35,9 @@ from server.supervision.settings import SupervisionSettings
 log = logging.getLogger("kendall.supervision")
 State = Literal["starting", "serving", "restarting", "lost"]
 SOON = 2  # seconds: the Retry-After of a gateway whose engine restarts
-LET_GO = 20.0  # seconds that an engine may take to stop, and to end a start that is cancelled; its own bounds are shorter
+# seconds that an engine may take to stop, and to end a start that is cancelled; its own bounds are
+# shorter
+LET_GO = 20.0
 _T = TypeVar("_T")
 
 
@@ -51,7 +60,9 @@ class Supervisor:
         self._engine = engine
         self._settings = settings
         self._on_down, self._on_up, self._on_given_up = on_down, on_up, on_given_up
-        self._budget = RestartBudget(settings.max_restarts, settings.restart_window, settings.restart_timeout)
+        self._budget = RestartBudget(
+            settings.max_restarts, settings.restart_window, settings.restart_timeout
+        )
         self._up = asyncio.Event()  # serving, or lost for good
         self._task: asyncio.Task[None] | None = None
         self._served_from: float | None = None
@@ -68,14 +79,19 @@ class Supervisor:
         return self.state == "serving"
 
     async def start(self) -> Capabilities:
-        """The first start. Raises EngineStartError, EngineLostError where it takes too long: what never came up is not tried again."""
+        """The first start. Raises EngineStartError, EngineLostError where it takes too long:
+        what never came up is not tried again.
+        """
         self._now = clock_of(asyncio.get_running_loop())
         self._engine.on_death = self.lost
         limit = self._settings.start_timeout
         try:
             return await self._start(limit)
         except OverdueError:
-            raise EngineLostError(f"the engine did not start within {limit:g} s (--start-timeout); the log may say why") from None
+            raise EngineLostError(
+                f"the engine did not start within {limit:g} s (--start-timeout); the log may say "
+                "why"
+            ) from None
 
     async def stop(self) -> None:
         """Try no more and let the engine go; leaves no process behind. Takes a bounded time."""
@@ -97,7 +113,9 @@ class Supervisor:
         self._up.set()
 
     def lost(self, reason: str) -> None:
-        """The engine is dead, or has to be replaced; one that is just coming up has failed to start."""
+        """The engine is dead, or has to be replaced; one that is just coming up has failed to
+        start.
+        """
         if not self.serving:
             self._death = reason
             return
@@ -109,20 +127,30 @@ class Supervisor:
             return
         self.state = "restarting"
         self._up.clear()
-        self._task = asyncio.get_running_loop().create_task(self._restart(wait), name="engine-restart")
+        self._task = asyncio.get_running_loop().create_task(
+            self._restart(wait), name="engine-restart"
+        )
         self._task.add_done_callback(self._restart_ended)
         self._on_down(reason)
 
     def forgive(self, losses: int) -> None:
-        """So many losses do not count against the restarts that are allowed: a request caused them."""
+        """So many losses do not count against the restarts that are allowed: a request caused
+        them.
+        """
         self._budget.forgive(losses)
 
     def statistics(self) -> dict[str, Any]:
         """For `/admin/state`."""
-        return {"state": self.state, "restarts": self.restarts, "last_loss": self.last_loss, "parked": self._parked}
+        return {
+            "state": self.state,
+            "restarts": self.restarts,
+            "last_loss": self.last_loss,
+            "parked": self._parked,
+        }
 
     async def steadily(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """`call()` by an engine that serves: it waits for a restart, and is made again where the engine was lost meanwhile.
+        """`call()` by an engine that serves: it waits for a restart, and is made again where the
+        engine was lost meanwhile.
 
         Raises ApiError 503 where the engine is given up, or too many wait.
         """
@@ -130,7 +158,12 @@ class Supervisor:
             if self.state == "restarting":
                 await self._park()
             if self.state == "lost":
-                raise ApiError(503, "engine_unavailable", "the engine has failed for good; restart the gateway", retry_after=10)
+                raise ApiError(
+                    503,
+                    "engine_unavailable",
+                    "the engine has failed for good; restart the gateway",
+                    retry_after=10,
+                )
             life = self._served_from
             try:
                 return await call()
@@ -142,7 +175,12 @@ class Supervisor:
 
     async def _park(self) -> None:
         if self._parked >= self._settings.max_parked:
-            raise ApiError(503, "engine_unavailable", "the engine is restarting and too many requests wait for it", retry_after=SOON)
+            raise ApiError(
+                503,
+                "engine_unavailable",
+                "the engine is restarting and too many requests wait for it",
+                retry_after=SOON,
+            )
         self._parked += 1
         try:
             if self._refusal is None:
@@ -153,7 +191,9 @@ class Supervisor:
             raise ApiError(503, "shutting_down", self._refusal, retry_after=10)
 
     async def _start(self, limit: float) -> Capabilities:
-        """One start, within `limit` seconds. Raises what the engine raises, OverdueError, EngineStartError for one that died at once."""
+        """One start, within `limit` seconds. Raises what the engine raises, OverdueError,
+        EngineStartError for one that died at once.
+        """
         began, self._death = self._now(), None
         capabilities = await within(self._engine.start(), limit, LET_GO)
         if self._death is not None:
@@ -174,7 +214,9 @@ class Supervisor:
                 break
             except Exception as error:  # noqa: BLE001 - whatever it was: the next start may be better
                 self._tell_failed(error)
-                wait = self._budget.next_wait(self._now(), None, overdue=isinstance(error, OverdueError))
+                wait = self._budget.next_wait(
+                    self._now(), None, overdue=isinstance(error, OverdueError)
+                )
                 continue
             self.restarts += 1
             log.warning("the engine was restarted (restart %d)", self.restarts)
@@ -185,7 +227,8 @@ class Supervisor:
     def _restart_ended(self, task: asyncio.Task[None]) -> None:
         """Give up where a restart broke off, so that no request waits for ever.
 
-        An engine that dies during `on_up` has begun the next restart before this one ended; the next one then decides.
+        An engine that dies during `on_up` has begun the next restart before this one ended; the
+        next one then decides.
         """
         if self.state == "restarting" and task is self._task:
             reason = "it was cancelled" if task.cancelled() else f"{task.exception()!r}"
@@ -205,5 +248,7 @@ class Supervisor:
     def _give_up(self, reason: str) -> None:
         self.state = "lost"
         self._up.set()
-        log.critical("no further restart of the engine after %d restarts: %s", self.restarts, reason)
+        log.critical(
+            "no further restart of the engine after %d restarts: %s", self.restarts, reason
+        )
         self._on_given_up(reason)

@@ -1,8 +1,10 @@
-"""`/metrics`: the gateway's own metrics, then those of its process and of vLLM, which counts in a registry of its own.
+"""`/metrics`: the gateway's own metrics, then those of its process and of vLLM, which counts in a
+registry of its own.
 
-vLLM registers its collectors, all named `vllm:...`, in prometheus_client's default registry and takes the old ones out when an
-engine is started again; the gateway's, all named `kendall_...`, stand in one registry per gateway. The two are read one after the
-other: no name can be in both, and neither can take the other's away.
+vLLM registers its collectors, all named `vllm:...`, in prometheus_client's default registry and
+takes the old ones out when an engine is started again; the gateway's, all named `kendall_...`,
+stand in one registry per gateway. The two are read one after the other: no name can be in both, and
+neither can take the other's away.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from prometheus_client.metrics_core import Metric
 
 from server.telemetry.metrics import Metrics
 
-NEIGHBOURS = ("vllm:", "process_")  # of the default registry; whatever else a library registers there stays there
+NEIGHBOURS = (
+    "vllm:",
+    "process_",
+)  # of the default registry; whatever else a library registers there stays there
 
 
 class _Neighbours:

@@ -1,8 +1,10 @@
-"""Log lines leave through a thread of their own: a reader that stops reading stderr costs lines, and never stops the gateway.
+"""Log lines leave through a thread of their own: a reader that stops reading stderr costs lines,
+and never stops the gateway.
 
-A line is formatted where it is logged and waits in a bounded queue; the thread writes it to the file descriptor itself, because a
-thread that is blocked inside `sys.stderr` holds its lock at the exit of the interpreter. Lines that find the queue full are dropped
-and counted, and once the reader reads again a line says how many. Lines of one kind (logger, level, template) are limited to a rate,
+A line is formatted where it is logged and waits in a bounded queue; the thread writes it to the
+file descriptor itself, because a thread that is blocked inside `sys.stderr` holds its lock at the
+exit of the interpreter. Lines that find the queue full are dropped and counted, and once the reader
+reads again a line says how many. Lines of one kind (logger, level, template) are limited to a rate,
 so that a client that sends malformed requests cannot fill a disk.
 """
 
@@ -70,10 +72,14 @@ class Repeats:
         """When there is something to tell."""
         if self._left_out:
             return -math.inf
-        return min((end for end, count in self._windows.values() if count > LINES_OF_A_KIND), default=None)
+        return min(
+            (end for end, count in self._windows.values() if count > LINES_OF_A_KIND), default=None
+        )
 
     def _close_windows(self, now: float) -> None:
-        for kind, (_, count) in [(kind, window) for kind, window in self._windows.items() if window[0] <= now]:
+        for kind, (_, count) in [
+            (kind, window) for kind, window in self._windows.items() if window[0] <= now
+        ]:
             self._close(kind, count)
 
     def _close(self, kind: Kind, count: int) -> None:
@@ -90,7 +96,9 @@ class LogWriter(logging.Handler):
         self._write_out = write
         self._now = now or partial(time.clock_gettime, time.CLOCK_MONOTONIC)
         self.begin()
-        os.register_at_fork(after_in_child=_renewing(weakref.ref(self)))  # the thread stays with the parent
+        os.register_at_fork(
+            after_in_child=_renewing(weakref.ref(self))
+        )  # the thread stays with the parent
 
     def begin(self) -> None:
         """With nothing to write, and no thread yet."""
@@ -120,7 +128,10 @@ class LogWriter(logging.Handler):
         try:
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - the line of somebody's mistake
-            text = f"a log line of {record.name} could not be formatted ({type(error).__name__}): {record.msg!r:.200}"
+            text = (
+                f"a log line of {record.name} could not be formatted ({type(error).__name__}): "
+                f"{record.msg!r:.200}"
+            )
         return text.encode(errors="backslashreplace") + b"\n"
 
     def _put(self, line: bytes) -> None:
@@ -155,13 +166,20 @@ class LogWriter(logging.Handler):
                     self._drop("unwritable")
                 elif self._missing and not self._lines:
                     missing, self._missing = self._missing, 0
-                    self._say(logging.WARNING, "%d log lines were dropped because they could not be written", missing)
+                    self._say(
+                        logging.WARNING,
+                        "%d log lines were dropped because they could not be written",
+                        missing,
+                    )
                 self._changed.notify_all()
 
     def _try(self, line: bytes) -> bool:
         try:
             self._write_out(line)
-        except (OSError, ValueError):  # a terminal that is gone, a full disk, a stream that was closed
+        except (
+            OSError,
+            ValueError,
+        ):  # a terminal that is gone, a full disk, a stream that was closed
             return False
         return True
 
@@ -171,7 +189,14 @@ class LogWriter(logging.Handler):
 
     def _summarise(self) -> None:
         for (name, level, template), count in self._repeats.left_out(self._now()).items():
-            self._say(level, "%d more lines of %s like this within %g s: %s", count, name, WINDOW, template)
+            self._say(
+                level,
+                "%d more lines of %s like this within %g s: %s",
+                count,
+                name,
+                WINDOW,
+                template,
+            )
 
         self._to_tell = self._repeats.next_end() is not None
 
@@ -197,7 +222,9 @@ class LogWriter(logging.Handler):
         self._given_up = True
 
     def close(self) -> None:
-        """Only a flush: `logging.config.dictConfig`, which vLLM calls, closes every handler, and this one goes on."""
+        """Only a flush: `logging.config.dictConfig`, which vLLM calls, closes every handler, and
+        this one goes on.
+        """
         self.flush()
 
 
@@ -210,7 +237,9 @@ def _renewing(writer: weakref.ref[LogWriter]) -> Callable[[], None]:
 
 
 def to_stream(stream: TextIO) -> Write:
-    """To its file descriptor, past its buffers and locks; to the stream itself where it has none."""
+    """To its file descriptor, past its buffers and locks; to the stream itself where it has
+    none.
+    """
     try:
         descriptor = stream.fileno()
     except (AttributeError, OSError, ValueError):
@@ -219,7 +248,9 @@ def to_stream(stream: TextIO) -> Write:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """All of it, also where whoever started this process made the descriptor one that does not block."""
+    """All of it, also where whoever started this process made the descriptor one that does not
+    block.
+    """
     rest = memoryview(data)
     while rest:
         try:
@@ -229,7 +260,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def let_go(writer: LogWriter, stream: TextIO) -> None:
-    """The end of a process: the last lines, if somebody reads; else whatever is written to the stream from here on goes nowhere."""
+    """The end of a process: the last lines, if somebody reads; else whatever is written to the
+    stream from here on goes nowhere.
+    """
     if not writer.written(LAST_LINES):
         writer.give_up()
         with suppress(AttributeError, OSError, ValueError):

@@ -1,7 +1,9 @@
-"""What the gateway says of itself on stderr: text for people, or one JSON object a line for machines.
+"""What the gateway says of itself on stderr: text for people, or one JSON object a line for
+machines.
 
-uvicorn's loggers go the same way. vLLM configures its own, in each of its processes: for JSON it is given a
-configuration file with this formatter. Prompts are never logged unless --log-prompts asks for it.
+uvicorn's loggers go the same way. vLLM configures its own, in each of its processes: for JSON it is
+given a configuration file with this formatter. Prompts are never logged unless --log-prompts asks
+for it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ LogFormat = Literal["text", "json"]
 TEXT = "%(asctime)s %(levelname)-7s %(name)s  %(message)s"
 VLLM_CONFIGURATION = "VLLM_LOGGING_CONFIG_PATH"
 _NO_EXTRA = frozenset(
-    {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "vllm_process_name", "fileinfo", "color_message"}
+    {
+        *logging.LogRecord("", 0, "", 0, "", (), None).__dict__,
+        "message",
+        "asctime",
+        "vllm_process_name",
+        "fileinfo",
+        "color_message",
+    }
 )
 log = logging.getLogger("kendall")
 _writers: list[LogWriter] = []  # of this process: none or one
@@ -45,17 +54,25 @@ class LogSettings:
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, exception, and what was handed over as `extra`."""
+    """One object a line: time, level, logger, message, exception, and what was handed over as
+    `extra`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Never fails over a value: what JSON cannot say is written as text."""
         shown: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        shown |= {name: value for name, value in record.__dict__.items() if name not in _NO_EXTRA and name not in shown}
+        shown |= {
+            name: value
+            for name, value in record.__dict__.items()
+            if name not in _NO_EXTRA and name not in shown
+        }
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
         return json.dumps(shown, default=str)
@@ -68,19 +85,25 @@ def check_level(level: str) -> LogLevel:
             return level
         case _:
             known = ("debug", "info", "warning", "error")
-            raise SpecError(f"got --log-level {level!r}; expected {', '.join(known)}{suggest(level, known)}")
+            raise SpecError(
+                f"got --log-level {level!r}; expected {', '.join(known)}{suggest(level, known)}"
+            )
 
 
 def configure_logs(settings: LogSettings) -> None:
     """Put it in force for this process and for the engine's; call it before vLLM is imported."""
     writer = LogWriter(to_stream(sys.stderr))
-    writer.setFormatter(JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT, "%H:%M:%S"))
+    writer.setFormatter(
+        JsonFormatter() if settings.format == "json" else logging.Formatter(TEXT, "%H:%M:%S")
+    )
     logging.basicConfig(level=settings.level.upper(), handlers=[writer])
     _writers[:] = [writer]
     atexit.register(end_logs)
     logging.getLogger("vllm").setLevel(logging.WARNING)
     if settings.format == "json" and VLLM_CONFIGURATION not in os.environ:
-        os.environ[VLLM_CONFIGURATION] = str(_write(vllm_configuration(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"))))
+        os.environ[VLLM_CONFIGURATION] = str(
+            _write(vllm_configuration(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")))
+        )
 
 
 def end_logs() -> None:
@@ -95,7 +118,9 @@ def log_writer() -> LogWriter | None:
 
 
 def route(name: str) -> None:
-    """Lines of a library that set up handlers of its own, such as vLLM in this process, go where ours go."""
+    """Lines of a library that set up handlers of its own, such as vLLM in this process, go where
+    ours go.
+    """
     if _writers:
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -108,14 +133,22 @@ def vllm_configuration(level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"json": {"()": f"{__name__}.{JsonFormatter.__name__}"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json", "stream": "ext://sys.stderr"}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "json",
+                "stream": "ext://sys.stderr",
+            }
+        },
         "loggers": {"vllm": {"handlers": ["stderr"], "level": level, "propagate": False}},
     }
 
 
 def log_prompt(request_id: str, call: CompletionRequest | ChatRequest) -> None:
     """What a client asked, in full; only under --log-prompts."""
-    prompt = getattr(call, "prompt", None) or [message.model_dump(exclude_none=True) for message in getattr(call, "messages", ())]
+    prompt = getattr(call, "prompt", None) or [
+        message.model_dump(exclude_none=True) for message in getattr(call, "messages", ())
+    ]
     log.info(PROMPT, request_id, prompt, extra={"request_id": request_id, "prompt": prompt})
 
 

@@ -1,7 +1,8 @@
-"""Prometheus metrics: what the gateway observes, in DESIGN's names, with buckets fine enough to see a queue.
+"""Prometheus metrics: what the gateway observes, in DESIGN's names, with buckets fine enough to see
+a queue.
 
-Histograms hold what happened; gauges are read when scraped. One registry per gateway, so that vLLM's own collectors
-cannot clash with ours.
+Histograms hold what happened; gauges are read when scraped. One registry per gateway, so that
+vLLM's own collectors cannot clash with ours.
 """
 
 from __future__ import annotations
@@ -28,7 +29,27 @@ from server.telemetry.policy_series import PolicySeries
 disable_created_metrics()  # a second series for every first one, and nobody reads it
 MAX_POLICIES = 32  # distinct label values of policies that were in force in a process, then "other"
 SECONDS = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(
+        0.0005,
+        0.001,
+        0.002,
+        0.003,
+        0.005,
+        0.0075,
+        0.01,
+        0.015,
+        0.02,
+        0.03,
+        0.04,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+    ),
     *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
 )
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -43,7 +64,9 @@ class _Failures:
 
     def collect(self) -> Iterator[Any]:
         """By reason."""
-        family = CounterMetricFamily("kendall_failures", "Failed requests, by the code of the error", labels=["reason"])
+        family = CounterMetricFamily(
+            "kendall_failures", "Failed requests, by the code of the error", labels=["reason"]
+        )
         for reason, count in (dict.fromkeys(FAILURES, 0) | dict(self._counts)).items():
             family.add_metric([reason], count)
         yield family
@@ -59,20 +82,43 @@ class Metrics:
         self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
         self._series: dict[str, PolicySeries] = {}
-        self.queueing_delay = self._histogram("queueing_delay_seconds", "Time from arrival to dispatch, of dispatched requests", SECONDS)
+        self.queueing_delay = self._histogram(
+            "queueing_delay_seconds",
+            "Time from arrival to dispatch, of dispatched requests",
+            SECONDS,
+        )
         self.batch_forming_delay = self._histogram(
             "batch_forming_delay_seconds",
-            "Time from arrival until the batch was complete or max_wait passed (policy fixed; else 0)",
+            (
+                "Time from arrival until the batch was complete or max_wait passed (policy fixed; "
+                "else 0)"
+            ),
             SECONDS,
         )
         self.service_time = self._histogram(
-            "service_time_seconds", "Time from a dispatch until the server could take the next one", SECONDS
+            "service_time_seconds",
+            "Time from a dispatch until the server could take the next one",
+            SECONDS,
         )
-        self.sojourn_time = self._histogram("sojourn_time_seconds", "Time from arrival until the last byte of the answer was sent", SECONDS)
-        self.first_token = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token", SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS)
-        self.batch_size = self._histogram("batch_size", "Sequences per dispatch (policy continuous: sequences in service after it)", SIZES)
-        self.output_tokens = self._histogram("output_tokens", "Output tokens per completed request", TOKENS)
+        self.sojourn_time = self._histogram(
+            "sojourn_time_seconds",
+            "Time from arrival until the last byte of the answer was sent",
+            SECONDS,
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token", SECONDS
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS
+        )
+        self.batch_size = self._histogram(
+            "batch_size",
+            "Sequences per dispatch (policy continuous: sequences in service after it)",
+            SIZES,
+        )
+        self.output_tokens = self._histogram(
+            "output_tokens", "Output tokens per completed request", TOKENS
+        )
         self.received = Counter(
             "kendall_requests_received",
             "Requests that have arrived, rejected ones included; one per prompt and choice",
@@ -80,40 +126,75 @@ class Metrics:
         )
         self.refused = Counter(
             "kendall_refused_calls",
-            "Calls refused before they became requests, because they are invalid or not supported, by error code",
+            (
+                "Calls refused before they became requests, because they are invalid or not "
+                "supported, by error code"
+            ),
             ["code"],
             registry=self.registry,
         )
         labels = ["policy", "outcome"]
-        self.requests = Counter("kendall_requests", "Requests that have ended, by outcome", labels, registry=self.registry)
+        self.requests = Counter(
+            "kendall_requests",
+            "Requests that have ended, by outcome",
+            labels,
+            registry=self.registry,
+        )
         self.denied = Counter(
-            "kendall_denied_calls", "Calls refused by authentication or authorization, by reason", ["reason"], registry=self.registry
+            "kendall_denied_calls",
+            "Calls refused by authentication or authorization, by reason",
+            ["reason"],
+            registry=self.registry,
         )
         self.clipped = Counter(
-            "kendall_clipped_requests", "Answers that the gateway's token limit ended", ["policy"], registry=self.registry
+            "kendall_clipped_requests",
+            "Answers that the gateway's token limit ended",
+            ["policy"],
+            registry=self.registry,
         )
         self.tokens = Counter(
-            "kendall_generated_tokens", "Output tokens generated, of failed and cancelled requests too", ["policy"], registry=self.registry
+            "kendall_generated_tokens",
+            "Output tokens generated, of failed and cancelled requests too",
+            ["policy"],
+            registry=self.registry,
         )
         self.dropped_records = Counter(
-            "kendall_dropped_records", "Records that the run file (--record-file) could not take, since the start", registry=self.registry
+            "kendall_dropped_records",
+            "Records that the run file (--record-file) could not take, since the start",
+            registry=self.registry,
         )
-        self.switches = Counter("kendall_policy_switches", "Policy switches since the start", registry=self.registry)
-        self.engine_info = self._gauge("engine_info", "Engine, model and Kendall version; always 1", ["engine", "model", "version"])
+        self.switches = Counter(
+            "kendall_policy_switches", "Policy switches since the start", registry=self.registry
+        )
+        self.engine_info = self._gauge(
+            "engine_info",
+            "Engine, model and Kendall version; always 1",
+            ["engine", "model", "version"],
+        )
         self.policy_info = self._gauge(
-            "policy_info", "Policy, token limit and epoch in force; always 1", ["policy", "max_output_tokens", "epoch"]
+            "policy_info",
+            "Policy, token limit and epoch in force; always 1",
+            ["policy", "max_output_tokens", "epoch"],
         )
         self.predicted = self._gauge(
-            "predicted_queueing_delay_seconds", "Predicted queueing delay, by method and statistic", ["policy", "method", "stat"]
+            "predicted_queueing_delay_seconds",
+            "Predicted queueing delay, by method and statistic",
+            ["policy", "method", "stat"],
         )
         self.observed = self._gauge(
-            "observed_queueing_delay_seconds", "Observed queueing delay over the prediction window, by statistic", ["policy", "stat"]
+            "observed_queueing_delay_seconds",
+            "Observed queueing delay over the prediction window, by statistic",
+            ["policy", "stat"],
         )
         self.predicted_sojourn = self._gauge(
-            "predicted_sojourn_time_seconds", "Predicted sojourn time, by method and statistic", ["policy", "method", "stat"]
+            "predicted_sojourn_time_seconds",
+            "Predicted sojourn time, by method and statistic",
+            ["policy", "method", "stat"],
         )
         self.observed_sojourn = self._gauge(
-            "observed_sojourn_time_seconds", "Observed sojourn time over the prediction window (policy continuous)", ["policy", "stat"]
+            "observed_sojourn_time_seconds",
+            "Observed sojourn time over the prediction window (policy continuous)",
+            ["policy", "stat"],
         )
         self.what_if = self._gauge(
             "what_if_queueing_delay_seconds",
@@ -122,7 +203,10 @@ class Metrics:
         )
         self.what_if_sojourn = self._gauge(
             "what_if_sojourn_time_seconds",
-            "Predicted sojourn time under another policy, all other settings unchanged; compare policies by this",
+            (
+                "Predicted sojourn time under another policy, all other settings unchanged; "
+                "compare policies by this"
+            ),
             ["policy", "stat"],
         )
         self.what_if_first_token = self._gauge(
@@ -131,33 +215,70 @@ class Metrics:
             ["policy", "stat"],
         )
         self.assumption_holds = self._gauge(
-            "assumption_holds", "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown", ["assumption"]
+            "assumption_holds",
+            "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown",
+            ["assumption"],
         )
-        self.verdict = self._gauge("prediction_verdict", "1 for the current verdict on the prediction, 0 for the others", ["verdict"])
+        self.verdict = self._gauge(
+            "prediction_verdict",
+            "1 for the current verdict on the prediction, 0 for the others",
+            ["verdict"],
+        )
         self.check_holds = self._gauge(
             "self_check_holds",
-            "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust the measured delays)",
+            (
+                "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust "
+                "the measured delays)"
+            ),
             ["check"],
         )
-        self.decisions = Counter("kendall_autopilot_decisions", "Decisions of the autopilot, by kind", ["kind"], registry=self.registry)
-        self.joules = self._gauge("energy_joules", "Energy that the engine's devices report since the start")
+        self.decisions = Counter(
+            "kendall_autopilot_decisions",
+            "Decisions of the autopilot, by kind",
+            ["kind"],
+            registry=self.registry,
+        )
+        self.joules = self._gauge(
+            "energy_joules", "Energy that the engine's devices report since the start"
+        )
         self.energy = self._gauge(
             "energy_estimate_joules",
-            "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per output token",
+            (
+                "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per "
+                "output token"
+            ),
             ["term"],
         )
         self.speed = self._gauge(
-            "engine_speed_ratio", "Measured service time divided by the service time of the calibrated latency law; above 1 is slower"
+            "engine_speed_ratio",
+            (
+                "Measured service time divided by the service time of the calibrated latency law; "
+                "above 1 is slower"
+            ),
         )
-        self.predicted_utilisation = self._gauge("predicted_utilisation", "Predicted fraction of time in which a server is busy")
-        self.predicted_batch_size = self._gauge("predicted_batch_size", "Predicted mean number of sequences per dispatch")
+        self.predicted_utilisation = self._gauge(
+            "predicted_utilisation", "Predicted fraction of time in which a server is busy"
+        )
+        self.predicted_batch_size = self._gauge(
+            "predicted_batch_size", "Predicted mean number of sequences per dispatch"
+        )
         self.error = self._gauge(
-            "prediction_error_ratio", "Relative error of the predicted mean queueing delay: observed / predicted - 1", ["policy"]
+            "prediction_error_ratio",
+            "Relative error of the predicted mean queueing delay: observed / predicted - 1",
+            ["policy"],
         )
-        self.load = self._gauge("load", "Arrival rate divided by the largest stable arrival rate of the policy in force")
-        self.utilisation = self._gauge("utilisation", "Fraction of the last minute in which a server was busy")
+        self.load = self._gauge(
+            "load", "Arrival rate divided by the largest stable arrival rate of the policy in force"
+        )
+        self.utilisation = self._gauge(
+            "utilisation", "Fraction of the last minute in which a server was busy"
+        )
         self.arrival_rate = self._gauge(
-            "arrival_rate", "Calls that arrive per second, over the last minute; a call with n or several prompts is one arrival"
+            "arrival_rate",
+            (
+                "Calls that arrive per second, over the last minute; a call with n or several "
+                "prompts is one arrival"
+            ),
         )
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
@@ -191,12 +312,18 @@ class Metrics:
         """Outcome and durations."""
         self._series_of(record.policy or "").ended(record)
 
-    def switched(self, policy: str, max_output_tokens: int | None, epoch: int, *, changed_policy: bool) -> None:
+    def switched(
+        self, policy: str, max_output_tokens: int | None, epoch: int, *, changed_policy: bool
+    ) -> None:
         """A new epoch began."""
         if changed_policy:
             self.switches.inc()
         self.policy_info.clear()
-        self.policy_info.labels(self.label(policy), "none" if max_output_tokens is None else str(max_output_tokens), str(epoch)).set(1)
+        self.policy_info.labels(
+            self.label(policy),
+            "none" if max_output_tokens is None else str(max_output_tokens),
+            str(epoch),
+        ).set(1)
         self._series_of(policy)  # they exist from the start
 
     def label(self, policy: str) -> str:
@@ -220,7 +347,13 @@ class Metrics:
         return bytes(generate_latest(self.registry))
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"kendall_{name}", help_text, ["policy"], registry=self.registry, buckets=(*buckets, math.inf))
+        return Histogram(
+            f"kendall_{name}",
+            help_text,
+            ["policy"],
+            registry=self.registry,
+            buckets=(*buckets, math.inf),
+        )
 
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] | list[str] = ()) -> Gauge:
         return Gauge(f"kendall_{name}", help_text, labels, registry=self.registry)
@@ -233,7 +366,10 @@ class _DroppedLines:
         """By reason, all of them from the start."""
         family = CounterMetricFamily(
             "kendall_dropped_log_lines",
-            "Log lines dropped, by reason: stderr was not read (blocked), too many of one kind (repeated), a write failed (unwritable)",
+            (
+                "Log lines dropped, by reason: stderr was not read (blocked), too many of one kind "
+                "(repeated), a write failed (unwritable)"
+            ),
             labels=["reason"],
         )
         writer = log_writer()

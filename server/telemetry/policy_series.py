@@ -1,4 +1,6 @@
-"""The Prometheus series of one policy, looked up by its label once: a look-up costs as much as the observation that follows it."""
+"""The Prometheus series of one policy, looked up by its label once: a look-up costs as much as
+the observation that follows it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
 
 
 class PolicySeries:
-    """What is counted and observed under one value of the label `policy`; every series exists from the start."""
+    """What is counted and observed under one value of the label `policy`; every series exists
+    from the start.
+    """
 
     def __init__(self, metrics: Metrics, label: str) -> None:
         self._queueing_delay = metrics.queueing_delay.labels(label).observe
@@ -27,7 +31,9 @@ class PolicySeries:
         self._inter_token = metrics.inter_token.labels(label).observe
         self._clipped = metrics.clipped.labels(label).count
         self._tokens = metrics.tokens.labels(label).count
-        self._requests = {outcome: metrics.requests.labels(label, outcome).count for outcome in OUTCOMES}
+        self._requests = {
+            outcome: metrics.requests.labels(label, outcome).count for outcome in OUTCOMES
+        }
 
     def dispatched(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""

@@ -1,8 +1,10 @@
-"""The run file of a serving gateway: one line per request, written by a thread of its own within a second.
+"""The run file of a serving gateway: one line per request, written by a thread of its own within a
+second.
 
-A killed gateway loses the records of the last second at most. A run file that was there before is kept under another name. Nothing
-waits for the disk: while it is full or hangs, 4 MiB of lines wait in memory, further records are dropped and counted, and the file
-goes on, in whole lines, once there is room.
+A killed gateway loses the records of the last second at most. A run file that was there before is
+kept under another name. Nothing waits for the disk: while it is full or hangs, 4 MiB of lines wait
+in memory, further records are dropped and counted, and the file goes on, in whole lines, once there
+is room.
 """
 
 from __future__ import annotations
@@ -30,13 +32,19 @@ MOST_UNWRITTEN = 1000  # records that wait, where they come faster
 QUEUE_BYTES = 4 << 20  # of lines that wait for the disk
 PATIENCE = 0.5  # seconds that `flush` waits for the disk
 LAST_LINES = 2.0  # seconds that the exit waits for the disk
-_MODE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # the last: a pipe without a reader is an error, no wait
+_MODE = (
+    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+)  # the last: a pipe without a reader is an error, no wait
 
 
 class Recorder:
-    """An observer that appends records to a file; `flush` before somebody reads it at once. Neither raises nor waits long."""
+    """An observer that appends records to a file; `flush` before somebody reads it at once.
+    Neither raises nor waits long.
+    """
 
-    def __init__(self, path: Path, header: Header, dropped: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(
+        self, path: Path, header: Header, dropped: Callable[[int], object] = lambda _: None
+    ) -> None:
         self._file = _RunFile(path)
         self._path = path
         self._dropped = dropped
@@ -78,7 +86,9 @@ class Recorder:
                 self._changed.notify_all()
 
     def flush(self) -> bool:
-        """Whether everything so far is in the file; waits for a disk that answers, and once for one that hangs."""
+        """Whether everything so far is in the file; waits for a disk that answers, and once for
+        one that hangs.
+        """
         with self._changed:
             if not self._unwritten():
                 return True
@@ -98,7 +108,9 @@ class Recorder:
             left, self._records = self._records, 0
             if left:
                 self._drop(left)
-                log.error("the last %s could not be written to %s", counted(left, "record"), self._path)
+                log.error(
+                    "the last %s could not be written to %s", counted(left, "record"), self._path
+                )
 
     def _unwritten(self) -> bool:
         return bool(self._lines) or self._writing
@@ -138,7 +150,11 @@ class Recorder:
             self._lines.insert(0, rest)
         self._records -= self._file.records_in(data[:kept])
         if error is None and self._failing:
-            log.warning("writing to %s works again; %s dropped in the meantime", self._path, _were(self._missing))
+            log.warning(
+                "writing to %s works again; %s dropped in the meantime",
+                self._path,
+                _were(self._missing),
+            )
             self._missing = 0
         elif error is not None and not self._failing:
             log.error(

@@ -34,15 +34,19 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-STREAM = HEAD + chunk(b'data: {"a":0}\n\n') + chunk(b'data: {"a":1}\n\ndata: [DONE]\n\n') + b"0\r\n\r\n"
+STREAM = (
+    HEAD + chunk(b'data: {"a":0}\n\n') + chunk(b'data: {"a":1}\n\ndata: [DONE]\n\n') + b"0\r\n\r\n"
+)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n12345"
 
 
 @contextmanager
 def talking(speak: Callable[[socket.socket], None]) -> Iterator[int]:
-    """The port of a server that speaks with each client in a thread of its own; all of them have ended when it is left.
+    """The port of a server that speaks with each client in a thread of its own; all of them have
+    ended when it is left.
 
-    A client that went away ends its thread and fails nothing: what the client saw is what a test asks for.
+    A client that went away ends its thread and fails nothing: what the client saw is what a test
+    asks for.
     """
     server, clients, threads = socket.create_server(("127.0.0.1", 0)), [], []
 
@@ -92,7 +96,9 @@ def cut(data: bytes, *places: int) -> list[bytes]:
     return [data[low:high] for low, high in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("places", [(), (10,), (len(HEAD),), (-1,), (-4,), (-6,), (len(HEAD) + 8, -5)])
+@pytest.mark.parametrize(
+    "places", [(), (10,), (len(HEAD),), (-1,), (-4,), (-6,), (len(HEAD) + 8, -5)]
+)
 def test_a_stream_is_over_with_its_last_chunk_however_it_is_cut(places: tuple[int, ...]) -> None:
     with answering(cut(STREAM, *places)) as port, Pool(port, 2) as pool:
         load = pool.keep_asking([post("/x", {"n": 1})] * 5)
@@ -110,7 +116,11 @@ def test_a_whole_answer_is_over_with_its_length(places: tuple[int, ...]) -> None
 def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time passes by looks at the clock, 10 ms each."""
     instants = itertools.count(0.0, 0.01)
-    monkeypatch.setattr(wire, "time", SimpleNamespace(perf_counter=lambda: next(instants), process_time=time.process_time))
+    monkeypatch.setattr(
+        wire,
+        "time",
+        SimpleNamespace(perf_counter=lambda: next(instants), process_time=time.process_time),
+    )
 
 
 @pytest.mark.usefixtures("looks")
@@ -123,7 +133,9 @@ def test_a_closed_loop_ends_with_its_time_and_waits_for_what_it_asked() -> None:
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
-    """Servers close what was idle for seconds; the answers of the others take longer than that on a slow machine."""
+    """Servers close what was idle for seconds; the answers of the others take longer than that
+    on a slow machine.
+    """
 
     def speak(client: socket.socket) -> None:
         client.recv(65536)
@@ -132,7 +144,9 @@ def test_a_connection_that_was_closed_while_idle_is_opened_anew() -> None:
     with talking(speak) as port, Pool(port, 1) as pool:
         for _ in range(2):
             assert pool.keep_asking([post("/x", {})]).answers == 1
-            assert list(pool.answered(5.0)) == [], "it was closed behind the answer, and opened anew"
+            assert list(pool.answered(5.0)) == [], (
+                "it was closed behind the answer, and opened anew"
+            )
 
 
 @pytest.mark.parametrize("closes", ["idle", "at once"])
@@ -175,21 +189,33 @@ def test_ratios_are_of_rounds_and_their_interval_is_students() -> None:
     assert math.isclose(found.low, 2.0)
     assert math.isclose(found.high, 2.0)
     assert math.isclose(ratio_of([1.0, 3.0], [2.0, 6.0]).value, 0.5), "half of theirs"
-    spread = ratio_of([1.0, 4.0], [1.0, 1.0])  # log 1 and log 4: mean log 2, t of one degree is 12.706
+    spread = ratio_of(
+        [1.0, 4.0], [1.0, 1.0]
+    )  # log 1 and log 4: mean log 2, t of one degree is 12.706
     assert math.isclose(spread.value, 2.0)
-    assert math.isclose(math.log(spread.high / spread.value), 12.706 * math.log(4) / math.sqrt(2) / math.sqrt(2), rel_tol=1e-3)
+    assert math.isclose(
+        math.log(spread.high / spread.value),
+        12.706 * math.log(4) / math.sqrt(2) / math.sqrt(2),
+        rel_tol=1e-3,
+    )
     assert mean_of([3.0]).high == math.inf, "one round says nothing about the next"
 
 
 def test_differences_of_delays_have_the_interval_of_signed_ranks() -> None:
     assert math.isclose(difference_of([5.0, 7.0], [1.0, 3.0]).value, 4.0)
     assert math.isclose(difference_of([1.0, 3.0], [5.0, 7.0]).value, -4.0)
-    assert difference_of([1.0] * 5, [0.0] * 5).high == math.inf, "five rounds cannot be sure to 95 %"
+    assert difference_of([1.0] * 5, [0.0] * 5).high == math.inf, (
+        "five rounds cannot be sure to 95 %"
+    )
     for rounds in (6, 10, 20):
         seen = np.random.default_rng(rounds).normal(3.0, 1.0, rounds)
         found = difference_of(seen.tolist(), [0.0] * rounds)
         for end, outwards in ((found.low, -1e-9), (found.high, 1e-9)):
-            assert wilcoxon(seen - end - outwards).pvalue <= 0.05 < wilcoxon(seen - end + outwards).pvalue
+            assert (
+                wilcoxon(seen - end - outwards).pvalue
+                <= 0.05
+                < wilcoxon(seen - end + outwards).pvalue
+            )
     stalled = difference_of([*seen[:-1].tolist(), 1000.0], [0.0] * rounds)
     assert stalled.high - stalled.low < 2, "one round that stood still moves nothing"
 
@@ -199,22 +225,31 @@ def test_a_bound_is_held_against_the_value_or_against_the_upper_end() -> None:
     assert Finding("x", three).holds is None
     assert Finding("x", three, at_least=3.0).holds is True
     assert Finding("x", three, at_least=3.001).holds is False
-    assert Finding("x", three, upper_end_at_most=3.248).holds is False  # the value is below, the interval is not: 3 + 4.303 * 0.1 / sqrt(3)
+    assert (
+        Finding("x", three, upper_end_at_most=3.248).holds is False
+    )  # the value is below, the interval is not: 3 + 4.303 * 0.1 / sqrt(3)
     assert Finding("x", three, upper_end_at_most=3.249).holds is True
     assert "BROKEN" in Finding("x", three, at_least=3.1).line()
 
 
 def test_a_bound_on_an_interval_that_so_few_rounds_do_not_have_is_undecided() -> None:
     """Three rounds have no interval of signed ranks: that is neither kept nor broken."""
-    few = Finding("delay", difference_of([5.0, 6.0, 7.0], [1.0, 1.0, 1.0]), "ms", upper_end_at_most=2.0)
+    few = Finding(
+        "delay", difference_of([5.0, 6.0, 7.0], [1.0, 1.0, 1.0]), "ms", upper_end_at_most=2.0
+    )
     assert few.holds is None
     assert few.line().endswith("upper end <= 2  undecided: 3 rounds give no interval")
     assert "inf" not in few.line()
     assert few.to_dict()["undecided"] == "undecided: 3 rounds give no interval"
-    kept, broken = Finding("rate", mean_of([1.0, 1.0]), at_least=0.5), Finding("share", mean_of([1.0, 1.0]), at_least=2.0)
+    kept, broken = (
+        Finding("rate", mean_of([1.0, 1.0]), at_least=0.5),
+        Finding("share", mean_of([1.0, 1.0]), at_least=2.0),
+    )
     assert conclusion([kept]) == "every bound is kept"
     assert conclusion([kept, few]) == "delay (undecided: 3 rounds give no interval)"
-    assert conclusion([few, broken]) == "BROKEN: share\ndelay (undecided: 3 rounds give no interval)"
+    assert (
+        conclusion([few, broken]) == "BROKEN: share\ndelay (undecided: 3 rounds give no interval)"
+    )
 
 
 def test_processor_time_is_counted_by_process_and_over_all() -> None:
@@ -250,18 +285,36 @@ def test_the_page_has_the_numbers_between_its_marks_and_nowhere_else(tmp_path: P
 
 
 def test_the_slices_of_a_round_count_as_one_run() -> None:
-    slices = [Run("gateway", "stream", 100, 1.0, 0.5, 0.75, 0.25), Run("gateway", "stream", 300, 2.0, 1.5, 1.75, 0.5)]
+    slices = [
+        Run("gateway", "stream", 100, 1.0, 0.5, 0.75, 0.25),
+        Run("gateway", "stream", 300, 2.0, 1.5, 1.75, 0.5),
+    ]
     assert together(slices) == Run("gateway", "stream", 400, 3.0, 2.0, 2.5, 0.75)
     assert together(slices).by_cpu == 200
     assert together([*slices, Run("gateway", "stream", 900, 1.0, 1.0, 1.0, 0.5)]).by_cpu == 1300 / 3
 
 
 @pytest.mark.slow
-def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found(tmp_path: Path) -> None:
+def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_found(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "found.json"
-    command = [sys.executable, "bench/gateway.py", "--part", "edge", "--rounds", "2", "--seconds", "0.05", "--json", str(file)]
+    command = [
+        sys.executable,
+        "bench/gateway.py",
+        "--part",
+        "edge",
+        "--rounds",
+        "2",
+        "--seconds",
+        "0.05",
+        "--json",
+        str(file),
+    ]
     command += ["--before", str(ROOT)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode in (0, 1), done.stderr  # a second on a busy machine judges nothing
     found = json.loads(file.read_text())["edge"]
     assert len(found["measured"]) == 2 * 6
@@ -271,6 +324,8 @@ def test_the_command_measures_the_edge_beside_a_checkout_and_writes_what_it_foun
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "bench/gateway.py", "--before", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 2
     assert f"got --before {tmp_path}; expected the folder of a checkout" in done.stderr

@@ -1,4 +1,6 @@
-"""The GPU bench on the processor: the decoder is transformers' Llama, the fit finds a law that is known, the command runs."""
+"""The GPU bench on the processor: the decoder is transformers' Llama, the fit finds a law that
+is known, the command runs.
+"""
 
 from __future__ import annotations
 
@@ -64,15 +66,39 @@ def test_the_default_cells_fit_an_80_gb_device_and_not_a_40_gb_one() -> None:
 # --- the fit, on batches of a known law ---
 
 
-def written(path: Path, *, growth: float = 0.0, noise: float = 0.0, rounds: int = 5, **changes: Any) -> Path:
-    """A raw file of the law above, a step growing by `growth` seconds per member and token of context."""
-    header = {"model": "llama-7b", "shape": asdict(PRESETS["llama-7b"]), "dtype": "bfloat16", "prompt_tokens": [128, 32, 512]}
-    header |= {"machine": {"device": "none"}, "versions": {"torch": "0"}, "date": "2026-01-01T00:00:00+00:00", "seed": 1} | changes
+def written(
+    path: Path, *, growth: float = 0.0, noise: float = 0.0, rounds: int = 5, **changes: Any
+) -> Path:
+    """A raw file of the law above, a step growing by `growth` seconds per member and token of
+    context.
+    """
+    header = {
+        "model": "llama-7b",
+        "shape": asdict(PRESETS["llama-7b"]),
+        "dtype": "bfloat16",
+        "prompt_tokens": [128, 32, 512],
+    }
+    header |= {
+        "machine": {"device": "none"},
+        "versions": {"torch": "0"},
+        "date": "2026-01-01T00:00:00+00:00",
+        "seed": 1,
+    } | changes
     rng, lines = np.random.default_rng(2), [header]
     for turn in range(rounds):
         for cell in CELLS:
-            lines.append(asdict(cell) | {"round": turn, "at": 0.0, "joules": BETA * cell.batch_size + C0, "ends": ends(cell, growth)})
-            lines[-1]["ends"] = (np.array(lines[-1]["ends"]) * (1 + noise * rng.standard_normal())).tolist()
+            lines.append(
+                asdict(cell)
+                | {
+                    "round": turn,
+                    "at": 0.0,
+                    "joules": BETA * cell.batch_size + C0,
+                    "ends": ends(cell, growth),
+                }
+            )
+            lines[-1]["ends"] = (
+                np.array(lines[-1]["ends"]) * (1 + noise * rng.standard_normal())
+            ).tolist()
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -92,22 +118,30 @@ def exact(tmp_path: Path) -> Run:
 
 def test_the_law_is_found_where_batches_obey_it(exact: Run) -> None:
     fit = padded_law(exact)
-    assert (fit.law.k1, fit.law.k2, fit.law.kp, fit.law.k3, fit.law.k4) == pytest.approx((K1, K2, KP, K3, K4), rel=1e-6)
+    assert (fit.law.k1, fit.law.k2, fit.law.kp, fit.law.k3, fit.law.k4) == pytest.approx(
+        (K1, K2, KP, K3, K4), rel=1e-6
+    )
     assert fit.law.cv < 1e-9
     assert repeat_cv(exact) < 1e-12
     assert round_speeds(exact) == pytest.approx([1.0] * 5)
 
 
-def test_the_growth_of_the_step_is_found_and_the_law_errs_by_it_at_both_ends(tmp_path: Path) -> None:
+def test_the_growth_of_the_step_is_found_and_the_law_errs_by_it_at_both_ends(
+    tmp_path: Path,
+) -> None:
     growth = 2e-7
     run = read_runs([written(tmp_path / "grown.jsonl", growth=growth)])
-    assert step_growth(run).coefficients == pytest.approx({"k3": K3, "k4": K4, "g": growth}, rel=1e-6)
+    assert step_growth(run).coefficients == pytest.approx(
+        {"k3": K3, "k4": K4, "g": growth}, rel=1e-6
+    )
     for cell, seconds in grown_law(run).items():
         assert seconds == pytest.approx(ends(cell, growth)[-1], rel=1e-9)
     law = padded_law(run).law
     steps, contexts = window_steps(run.longest_outputs()[64])
     assert contexts[0] < contexts[-1]
-    assert steps[0] < law.step(64) < steps[-1]  # overrates the first steps, underrates the last ones
+    assert (
+        steps[0] < law.step(64) < steps[-1]
+    )  # overrates the first steps, underrates the last ones
     assert padded_law(run).mape > 0.01
 
 
@@ -117,12 +151,16 @@ def test_scatter_is_told_from_misfit(tmp_path: Path) -> None:
     assert padded_law(run).law.cv > 2 * repeat_cv(run)
 
 
-def test_the_energy_of_a_batch_is_found_and_is_null_where_it_was_not_read(exact: Run, tmp_path: Path) -> None:
+def test_the_energy_of_a_batch_is_found_and_is_null_where_it_was_not_read(
+    exact: Run, tmp_path: Path
+) -> None:
     fit = batch_energy(exact)
     assert fit is not None
     assert (fit.law.beta, fit.law.c0) == pytest.approx((BETA, C0), rel=1e-9)
     dark = tmp_path / "dark.jsonl"
-    dark.write_text((tmp_path / "exact.jsonl").read_text().replace(f'"joules": {BETA + C0}', '"joules": null'))
+    dark.write_text(
+        (tmp_path / "exact.jsonl").read_text().replace(f'"joules": {BETA + C0}', '"joules": null')
+    )
     assert batch_energy(read_runs([dark])) is None
 
 
@@ -130,14 +168,22 @@ def test_the_profile_is_read_by_its_path_and_holds_every_batch(exact: Run, tmp_p
     path = tmp_path / "found.json"
     profile = profile_of(exact, padded_law(exact), "found")
     profile.save(path)
-    assert load_law(str(path)).padded(8, 256, 8 * 128) == pytest.approx(ends(Cell(8, 128, 256), 0)[-1], rel=1e-6)
+    assert load_law(str(path)).padded(8, 256, 8 * 128) == pytest.approx(
+        ends(Cell(8, 128, 256), 0)[-1], rel=1e-6
+    )
     assert len(profile.cells) == 5 * len(CELLS)
     assert profile.cells[0]["prefill"] < profile.cells[0]["service_time"]
-    assert (profile.max_num_seqs, profile.prompt_tokens, profile.max_output_tokens) == (64, 128, 1024)
+    assert (profile.max_num_seqs, profile.prompt_tokens, profile.max_output_tokens) == (
+        64,
+        128,
+        1024,
+    )
 
 
 def test_the_paper_is_compared_with_what_was_measured_alone(exact: Run) -> None:
-    assert measured_alone(exact, 128, 512) == pytest.approx(ends(Cell(1, 128, 512), 0)[-1])  # within outputs of 1024
+    assert measured_alone(exact, 128, 512) == pytest.approx(
+        ends(Cell(1, 128, 512), 0)[-1]
+    )  # within outputs of 1024
     assert measured_alone(exact, 64, 512) is None
     text = report(exact, padded_law(exact))
     assert "| 128 | 1024 | 23.47 |" in text
@@ -145,7 +191,9 @@ def test_the_paper_is_compared_with_what_was_measured_alone(exact: Run) -> None:
     assert "| 64 | 512 | 12.18 | not measured |" in text
 
 
-def test_runs_of_one_machine_are_taken_together_and_others_refused(exact: Run, tmp_path: Path) -> None:
+def test_runs_of_one_machine_are_taken_together_and_others_refused(
+    exact: Run, tmp_path: Path
+) -> None:
     again = written(tmp_path / "again.jsonl", seed=2, rounds=2)
     both = read_runs([tmp_path / "exact.jsonl", again])
     assert len(both.batches) == 7 * len(CELLS)
@@ -155,7 +203,9 @@ def test_runs_of_one_machine_are_taken_together_and_others_refused(exact: Run, t
         read_runs([again, other])
 
 
-def test_a_killed_run_keeps_its_whole_lines_and_no_run_at_all_is_refused(exact: Run, tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_whole_lines_and_no_run_at_all_is_refused(
+    exact: Run, tmp_path: Path
+) -> None:
     text = (tmp_path / "exact.jsonl").read_text()
     cut = tmp_path / "cut.jsonl"
     cut.write_text(text[:-20])
@@ -199,21 +249,29 @@ def weights_of(theirs: Any) -> dict[str, Any]:
         "head.weight": state["lm_head.weight"],
     }
     for index in range(theirs.config.num_hidden_layers):
-        part = {key.removeprefix(f"model.layers.{index}."): value for key, value in state.items() if f"layers.{index}." in key}
+        part = {
+            key.removeprefix(f"model.layers.{index}."): value
+            for key, value in state.items()
+            if f"layers.{index}." in key
+        }
         projections = [part[f"self_attn.{letter}_proj.weight"] for letter in "qkv"]
         found |= {
             f"layers.{index}.attention_norm": part["input_layernorm.weight"],
             f"layers.{index}.qkv.weight": torch.cat(projections),
             f"layers.{index}.out.weight": part["self_attn.o_proj.weight"],
             f"layers.{index}.ffn_norm": part["post_attention_layernorm.weight"],
-            f"layers.{index}.gate_up.weight": torch.cat([part["mlp.gate_proj.weight"], part["mlp.up_proj.weight"]]),
+            f"layers.{index}.gate_up.weight": torch.cat(
+                [part["mlp.gate_proj.weight"], part["mlp.up_proj.weight"]]
+            ),
             f"layers.{index}.down.weight": part["mlp.down_proj.weight"],
         }
     return found
 
 
 @pytest.mark.slow  # importing transformers
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # inside transformers and what it imports
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
+)  # inside transformers and what it imports
 def test_the_decoder_is_transformers_llama_and_its_cache_remembers_no_earlier_batch() -> None:
     need("torch", "transformers")
     import torch
@@ -244,7 +302,9 @@ class Stopwatch:
     def __init__(self) -> None:
         self.served: list[Cell] = []
 
-    def warm_up(self, cells: list[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
+    def warm_up(
+        self, cells: list[Cell], until: float
+    ) -> dict[tuple[int, int], tuple[float, float]]:
         return {(cell.batch_size, cell.prompt_tokens): (0.0, 0.0) for cell in cells}
 
     def serve(self, cell: Cell) -> list[float]:
@@ -257,8 +317,12 @@ def test_each_round_holds_every_cell_once_in_an_order_of_its_own() -> None:
     from bench.gpu.measure import measure
 
     bench, lines = Stopwatch(), []
-    assert measure(bench, CELLS, repeats=3, seed=1, until=float("inf"), joules=lambda: None, write=lines.append) == 3 * len(CELLS)
-    rounds = [bench.served[start : start + len(CELLS)] for start in range(0, 3 * len(CELLS), len(CELLS))]
+    assert measure(
+        bench, CELLS, repeats=3, seed=1, until=float("inf"), joules=lambda: None, write=lines.append
+    ) == 3 * len(CELLS)
+    rounds = [
+        bench.served[start : start + len(CELLS)] for start in range(0, 3 * len(CELLS), len(CELLS))
+    ]
     assert all(set(one) == set(CELLS) for one in rounds)
     assert rounds[0] != rounds[1] != rounds[2]
     assert [line["round"] for line in lines] == sorted([0, 1, 2] * len(CELLS))
@@ -271,15 +335,30 @@ def test_no_batch_is_begun_that_the_budget_has_no_time_for() -> None:
     from bench.gpu.measure import measure
 
     class Slow(Stopwatch):
-        def warm_up(self, cells: list[Cell], until: float) -> dict[tuple[int, int], tuple[float, float]]:
+        def warm_up(
+            self, cells: list[Cell], until: float
+        ) -> dict[tuple[int, int], tuple[float, float]]:
             return {(cell.batch_size, cell.prompt_tokens): (0.0, 1.0) for cell in cells}
 
     bench = Slow()
-    assert measure(bench, CELLS, repeats=5, seed=1, until=perf_counter() + 10, joules=lambda: None, write=print) == 0
+    assert (
+        measure(
+            bench,
+            CELLS,
+            repeats=5,
+            seed=1,
+            until=perf_counter() + 10,
+            joules=lambda: None,
+            write=print,
+        )
+        == 0
+    )
     assert bench.served == []
 
 
-def test_energy_is_joules_where_the_device_counts_them_and_null_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_energy_is_joules_where_the_device_counts_them_and_null_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     need("torch")
     from bench.gpu import device
 
@@ -292,7 +371,9 @@ def test_energy_is_joules_where_the_device_counts_them_and_null_elsewhere(monkey
     nvml.nvmlSystemGetDriverVersion = lambda: "1"  # type: ignore[attr-defined]
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda _handle: 700_000  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(device.torch.cuda, "get_device_properties", lambda _index: SimpleNamespace(uuid="12"))
+    monkeypatch.setattr(
+        device.torch.cuda, "get_device_properties", lambda _index: SimpleNamespace(uuid="12")
+    )
     joules, facts = device.energy_counter("cuda")
     assert (joules(), joules()) == (2.5, 4.0)
     assert facts["power_limit_watts"] == 700
@@ -319,29 +400,50 @@ runpy.run_path("bench/gpu_law.py", run_name="__main__")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a shared machine
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1"
+    }  # threads that wait for each other are slow on a shared machine
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow  # importing PyTorch twice
-def test_the_tiny_model_is_measured_with_pytorch_alone_and_fitted_to_a_profile(tmp_path: Path) -> None:
+def test_the_tiny_model_is_measured_with_pytorch_alone_and_fitted_to_a_profile(
+    tmp_path: Path,
+) -> None:
     need("torch")
-    options = "--model tiny --device cpu --dtype fp32 --batch-sizes 1,2,4 --prompt-tokens 8,16 --output-tokens 4,16,32 --repeats 3"
+    options = (
+        "--model tiny --device cpu --dtype fp32 --batch-sizes 1,2,4 --prompt-tokens 8,16 "
+        "--output-tokens 4,16,32 --repeats 3"
+    )
     measured = run("-c", BARE, *options.split(), "--output", str(tmp_path), "--name", "cpu")
     assert measured.returncode == 0, measured.stderr
     assert "36 of 36 batches" in measured.stdout
-    fitted = run("bench/gpu_law.py", "--fit", str(tmp_path / "cpu.jsonl"), "--name", "cpu", "--output", str(tmp_path))
+    fitted = run(
+        "bench/gpu_law.py",
+        "--fit",
+        str(tmp_path / "cpu.jsonl"),
+        "--name",
+        "cpu",
+        "--output",
+        str(tmp_path),
+    )
     assert fitted.returncode == 0, fitted.stderr
     law = load_law(str(tmp_path / "cpu.json"))
     times = [json.loads(line) for line in (tmp_path / "cpu.jsonl").read_text().splitlines()[1:]]
-    long = [one["ends"][-1] for one in times if (one["batch_size"], one["output_tokens"]) == (2, 32)]
+    long = [
+        one["ends"][-1] for one in times if (one["batch_size"], one["output_tokens"]) == (2, 32)
+    ]
     assert law.padded(2, 32, 16) == pytest.approx(np.mean(long), rel=0.5)  # the processor is shared
     assert "Energy: null" in (tmp_path / "cpu.md").read_text()
 
 
 def test_a_file_that_is_no_run_ends_the_command_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    refused = run("bench/gpu_law.py", "--fit", str(tmp_path / "empty.jsonl"), "--output", str(tmp_path))
+    refused = run(
+        "bench/gpu_law.py", "--fit", str(tmp_path / "empty.jsonl"), "--output", str(tmp_path)
+    )
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "gpu-law.json").exists()

@@ -1,4 +1,6 @@
-"""High load on a recorded speed, on virtual time: a short cell of it, and what the committed trace says of itself."""
+"""High load on a recorded speed, on virtual time: a short cell of it, and what the committed
+trace says of itself.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_wandering_engine_is_predicted_much_better_at_its_speeds() -> None:
     observed, constant = cell.found.compared.observed.value, cell.found.compared.predicted.value
     assert cell.at_its_speeds is not None
     assert abs(cell.at_its_speeds - observed) < abs(constant - observed) / 3
-    assert cell.says(cell.at_its_speeds) == cell.says(constant) == "too short", "no prediction holds by a wide interval"
+    assert cell.says(cell.at_its_speeds) == cell.says(constant) == "too short", (
+        "no prediction holds by a wide interval"
+    )
     assert cell.lies_in(cell.true_band)
 
 

@@ -11,7 +11,9 @@ from bench.live.summary import BEGIN, END, README, ROOT, cells, table, written
 
 
 def test_the_readmes_table_is_what_the_cells_files_say() -> None:
-    """`python -m bench.live.summary` writes it; a new validation makes this fail until it is run."""
+    """`python -m bench.live.summary` writes it; a new validation makes this fail until it is
+    run.
+    """
     text = README.read_text()
     assert written(text, table(cells())) == text
 
@@ -21,7 +23,9 @@ def test_a_cell_that_does_not_hold_is_bold_and_is_counted(tmp_path: Path) -> Non
     folder.mkdir()
     for path in (ROOT / "docs/live-validation/cells").glob("*load0.5.1.json"):
         result = json.loads(path.read_text())
-        mean = result["live"][result["compared"]]["mean"] * (3 if result["policy"] == "dynamic" else 1)
+        mean = result["live"][result["compared"]]["mean"] * (
+            3 if result["policy"] == "dynamic" else 1
+        )
         half = (0.5 if result["policy"] == "single" else 0.1) * mean
         result["observed"] |= {"value": mean, "low": mean - half, "high": mean + half}
         (folder / path.name).write_text(json.dumps(result))

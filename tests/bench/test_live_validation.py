@@ -1,4 +1,6 @@
-"""The validation script: what holds by which rule, what counts, when the machine was quiet, and the whole of it on an emulated engine."""
+"""The validation script: what holds by which rule, what counts, when the machine was quiet, and
+the whole of it on an emulated engine.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def result(**changed: Any) -> dict[str, Any]:
         "wander_band": None,
         "load_interval": {"value": 0.51},
         "served_queueing_delay": quantiles,
-        "comparison": {"verdict": "agree", "reasons": [], "assumptions": {"constant_speed": {"holds": False, "says": "slower"}}},
+        "comparison": {
+            "verdict": "agree",
+            "reasons": [],
+            "assumptions": {"constant_speed": {"holds": False, "says": "slower"}},
+        },
     }
     plain = {
         "cell": "single_load0.5",
@@ -63,7 +69,13 @@ def result(**changed: Any) -> dict[str, Any]:
         "block_speeds": [1.0, 1.02, 0.99],
         "compared": "queueing_delay",
         "n": 2000,
-        "observed": {"value": 0.0205, "low": 0.0190, "high": 0.0220, "effective_n": 300.0, "p99": {"value": 0.1}},
+        "observed": {
+            "value": 0.0205,
+            "low": 0.0190,
+            "high": 0.0220,
+            "effective_n": 300.0,
+            "p99": {"value": 0.1},
+        },
         "measured_service": {"observed": 0.0205, "recursion": 0.0204, "n": 2000},
         "waiting": None,
         "live": live,
@@ -89,7 +101,13 @@ def result(**changed: Any) -> dict[str, Any]:
 
 
 def observed(value: float, half: float = 0.0001, p99: float = 0.1) -> dict[str, Any]:
-    return {"value": value, "low": value - half, "high": value + half, "effective_n": 300.0, "p99": {"value": p99}}
+    return {
+        "value": value,
+        "low": value - half,
+        "high": value + half,
+        "effective_n": 300.0,
+        "p99": {"value": p99},
+    }
 
 
 @pytest.mark.parametrize("load", [0.3, 0.75, 0.9])
@@ -109,27 +127,56 @@ def observed(value: float, half: float = 0.0001, p99: float = 0.1) -> dict[str, 
 )
 def test_one_rule_at_every_load(load: float, value: float, half: float, says: str) -> None:
     """No band has a say, however wide."""
-    cell = result(load=load, observed=observed(value, half), stated_band={"mean": 0.02, "low": 0.0, "high": 1.0})
+    cell = result(
+        load=load,
+        observed=observed(value, half),
+        stated_band={"mean": 0.02, "low": 0.0, "high": 1.0},
+    )
     wide = cell["live"] | {"wander_band": {"mean": 0.02, "low": 0.0, "high": None}}
     assert judge(cell).says == judge(cell | {"live": wide}).says == says
     assert judge(cell).holds is {"holds": True, "does not hold": False, "too short": None}[says]
 
 
-@pytest.mark.parametrize(("by_recursion", "holds"), [(0.0201, True), (0.0200, False), (0.0209, True), (0.0210, False)])
+@pytest.mark.parametrize(
+    ("by_recursion", "holds"), [(0.0201, True), (0.0200, False), (0.0209, True), (0.0210, False)]
+)
 def test_the_gateway_must_meet_its_measured_service(by_recursion: float, holds: bool) -> None:
     """2 % of 20 ms is more than 0.3 ms."""
-    assert judge(result(measured_service={"observed": 0.0205, "recursion": by_recursion, "n": 1})).gateway_holds is holds
-
-
-@pytest.mark.parametrize(("by_recursion", "holds"), [(0.00061, True), (0.00059, False), (0.00119, True), (0.00121, False)])
-def test_of_short_delays_the_gateway_may_miss_the_measured_service_by_0_3_ms(by_recursion: float, holds: bool) -> None:
-    assert judge(result(measured_service={"observed": 0.0009, "recursion": by_recursion, "n": 1})).gateway_holds is holds
+    assert (
+        judge(
+            result(measured_service={"observed": 0.0205, "recursion": by_recursion, "n": 1})
+        ).gateway_holds
+        is holds
+    )
 
 
 @pytest.mark.parametrize(
-    ("mean", "error", "holds"), [(0.02059, 0.0295, True), (0.02061, 0.0305, False), (0.01941, -0.0295, True), (0.01939, -0.0305, False)]
+    ("by_recursion", "holds"),
+    [(0.00061, True), (0.00059, False), (0.00119, True), (0.00121, False)],
 )
-def test_the_median_error_may_be_three_percent_up_or_down(mean: float, error: float, holds: bool) -> None:
+def test_of_short_delays_the_gateway_may_miss_the_measured_service_by_0_3_ms(
+    by_recursion: float, holds: bool
+) -> None:
+    assert (
+        judge(
+            result(measured_service={"observed": 0.0009, "recursion": by_recursion, "n": 1})
+        ).gateway_holds
+        is holds
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "holds"),
+    [
+        (0.02059, 0.0295, True),
+        (0.02061, 0.0305, False),
+        (0.01941, -0.0295, True),
+        (0.01939, -0.0305, False),
+    ],
+)
+def test_the_median_error_may_be_three_percent_up_or_down(
+    mean: float, error: float, holds: bool
+) -> None:
     cell = judge(result(observed=observed(mean)))
     assert cell.error == pytest.approx(error)
     _, _, median, _ = counts([cell])
@@ -137,9 +184,17 @@ def test_the_median_error_may_be_three_percent_up_or_down(mean: float, error: fl
 
 
 @pytest.mark.parametrize(
-    ("p99", "error", "holds"), [(0.1079, 0.199, True), (0.1081, 0.201, False), (0.0721, -0.199, True), (0.0719, -0.201, False)]
+    ("p99", "error", "holds"),
+    [
+        (0.1079, 0.199, True),
+        (0.1081, 0.201, False),
+        (0.0721, -0.199, True),
+        (0.0719, -0.201, False),
+    ],
 )
-def test_the_99th_percentile_may_be_a_fifth_off_up_or_down(p99: float, error: float, holds: bool) -> None:
+def test_the_99th_percentile_may_be_a_fifth_off_up_or_down(
+    p99: float, error: float, holds: bool
+) -> None:
     """90 ms are predicted."""
     cell = judge(result(observed=observed(0.0205, p99=p99)))
     assert cell.p99_error == pytest.approx(error, abs=1e-3)
@@ -173,7 +228,9 @@ def test_a_cell_ends_where_its_mean_is_known_and_predicted(
 
 
 def test_an_unknown_half_width_forgives_nothing_silently() -> None:
-    """A cell without an interval cannot be told apart from anything: it is too short, and its half width is shown as a dash."""
+    """A cell without an interval cannot be told apart from anything: it is too short, and its
+    half width is shown as a dash.
+    """
     unknown = judge(result(observed=observed(0.05) | {"low": None, "high": None}))
     assert math.isinf(unknown.half_width)
     assert unknown.says == "too short"
@@ -188,7 +245,11 @@ def test_without_a_live_prediction_the_offline_one_is_judged() -> None:
 
 def test_the_attempt_whose_mean_is_known_better_counts_whether_it_agrees_or_not() -> None:
     wide = result(observed=observed(0.0205, 0.006))
-    narrow = result(attempt=2, observed=observed(0.5, 0.05), noise=["the speed changed by +6% from before to after"])
+    narrow = result(
+        attempt=2,
+        observed=observed(0.5, 0.05),
+        noise=["the speed changed by +6% from before to after"],
+    )
     assert counted([wide, narrow])["attempt"] == 2
     assert counted([narrow, wide])["attempt"] == 2
     unknown = result(attempt=3, observed=observed(0.02) | {"low": None, "high": None})
@@ -234,36 +295,60 @@ def test_the_acceptance_numbers_of_a_whole_table() -> None:
 
 def test_the_plan_is_six_policies_at_four_loads_each_with_its_own_luck() -> None:
     every = list(points(plan_of(QUIET_MACHINE, 1, fast=False)))
-    table, longer = [point for point in every if not point.longer], [point for point in every if point.longer]
-    assert len({point.name for point in every}) == len({point.seed for point in every}) == len(every)
+    table, longer = (
+        [point for point in every if not point.longer],
+        [point for point in every if point.longer],
+    )
+    assert (
+        len({point.name for point in every}) == len({point.seed for point in every}) == len(every)
+    )
     assert len(table) == 24
     assert [point.load for point in longer] == [0.75, 0.9]
     assert sum(point.output_tokens == GEOMETRIC for point in table) == 12
-    assert [point.sequences for point in table if point.output_tokens == SAME] == [2, 2], "one forced length is that of both sequences"
+    assert [point.sequences for point in table if point.output_tokens == SAME] == [2, 2], (
+        "one forced length is that of both sequences"
+    )
     assert sum(point.sequences > 1 for point in table) == 2
-    assert [point.name for point in chosen(table, "single,dynamic", "0.3")] == ["single_load0.3", "dynamic_load0.3"]
+    assert [point.name for point in chosen(table, "single,dynamic", "0.3")] == [
+        "single_load0.3",
+        "dynamic_load0.3",
+    ]
     with pytest.raises(ValueError, match="name no cell"):
         chosen(table, "triple", None)
 
 
 def test_a_longer_cell_runs_as_long_as_the_run_length_rule_advises() -> None:
     plan = plan_of(QUIET_MACHINE, 1, fast=False)
-    basis = Basis(plan, parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"), Bounds(max_num_seqs=16, max_model_len=2048))
+    basis = Basis(
+        plan,
+        parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"),
+        Bounds(max_num_seqs=16, max_model_len=2048),
+    )
     point = next(point for point in points(plan) if point.longer)
     model = model_of(basis, point)
-    advised = advise_model(model, point.load * model.largest_stable_rate, relative=QUIET_MACHINE.half_width).seconds
+    advised = advise_model(
+        model, point.load * model.largest_stable_rate, relative=QUIET_MACHINE.half_width
+    ).seconds
     schedule = Schedule(basis, QUIET_MACHINE)
     schedule.plan([point])
     assert schedule.advised[point.name] == pytest.approx(max(QUIET_MACHINE.planned, advised))
-    assert schedule.allowed(point, 10.0, 1000.0) == schedule.advised[point.name], "the time of the others does not cut it"
+    assert schedule.allowed(point, 10.0, 1000.0) == schedule.advised[point.name], (
+        "the time of the others does not cut it"
+    )
 
 
 def test_calls_of_two_sequences_ask_for_half_as_many_calls() -> None:
     plan = plan_of(QUIET_MACHINE, 1, fast=False)
-    basis = Basis(plan, parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012"), Bounds(max_num_seqs=16, max_model_len=2048))
+    basis = Basis(
+        plan,
+        parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012"),
+        Bounds(max_num_seqs=16, max_model_len=2048),
+    )
     pairs = next(point for point in points(plan) if point.sequences == 2)
     alone = dataclasses.replace(pairs, sequences=1)
-    assert model_of(basis, pairs).largest_stable_rate == pytest.approx(model_of(basis, alone).largest_stable_rate / 2)
+    assert model_of(basis, pairs).largest_stable_rate == pytest.approx(
+        model_of(basis, alone).largest_stable_rate / 2
+    )
 
 
 def test_calls_are_found_again_in_the_records() -> None:
@@ -303,7 +388,11 @@ def test_calls_are_found_again_in_the_records() -> None:
 
 def test_cells_share_the_time_that_there_is() -> None:
     plan = plan_of(QUIET_MACHINE, 1, fast=False)
-    basis = Basis(plan, parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"), Bounds(max_num_seqs=16, max_model_len=2048))
+    basis = Basis(
+        plan,
+        parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.12"),
+        Bounds(max_num_seqs=16, max_model_len=2048),
+    )
     every = list(points(plan))[:2]
     schedule = Schedule(basis, QUIET_MACHINE)
     schedule.advised = {every[0].name: 100.0, every[1].name: 300.0}
@@ -320,10 +409,20 @@ def test_a_growing_run_file_is_read_on(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     delays = rng.exponential(0.01, 2 * half)
     lines = [
-        to_line(Record(request_id=str(i), outcome="completed", epoch=3, arrived_at=float(i), queueing_delay=float(delay)))
+        to_line(
+            Record(
+                request_id=str(i),
+                outcome="completed",
+                epoch=3,
+                arrived_at=float(i),
+                queueing_delay=float(delay),
+            )
+        )
         for i, delay in enumerate(delays)
     ]
-    other = to_line(Record(request_id="x", outcome="completed", epoch=2, arrived_at=0.5, queueing_delay=9.0))
+    other = to_line(
+        Record(request_id="x", outcome="completed", epoch=2, arrived_at=0.5, queueing_delay=9.0)
+    )
     path.write_bytes(other + b"".join(lines[:half]) + lines[half][:20])
     follower = Follower(path, 0, 3, sojourn=False)
     assert follower.read().n == half - int(0.05 * half)
@@ -335,9 +434,21 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     cells = tmp_path / "run/cells"
     cells.mkdir(parents=True)
     found = [
-        result(rules={"half_width": 0.1}, at_its_speeds=0.022, stated_band={"mean": 0.021, "low": 0.012, "high": 0.04}),
-        result(cell="longer", longer=True, seed=1024, sequences=2, output_tokens="geometric:mean=16"),
-        result(cell="dynamic_load0.5", policy="dynamic", seed=1007, observed=observed(0.04), ended="time"),
+        result(
+            rules={"half_width": 0.1},
+            at_its_speeds=0.022,
+            stated_band={"mean": 0.021, "low": 0.012, "high": 0.04},
+        ),
+        result(
+            cell="longer", longer=True, seed=1024, sequences=2, output_tokens="geometric:mean=16"
+        ),
+        result(
+            cell="dynamic_load0.5",
+            policy="dynamic",
+            seed=1007,
+            observed=observed(0.04),
+            ended="time",
+        ),
         result(
             cell="elastic_load0.75",
             policy="elastic",
@@ -351,7 +462,12 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
             policy="continuous",
             seed=1009,
             compared="sojourn_time",
-            waiting={"observed": 0.021, "predicted": 0.024, "n": 900, "simulated_sojourn_p99": 0.08},
+            waiting={
+                "observed": 0.021,
+                "predicted": 0.024,
+                "n": 900,
+                "simulated_sojourn_p99": 0.08,
+            },
         ),
     ]
     for each in found:
@@ -364,7 +480,9 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
     assert "Too short: 1. A cell that is too short does not hold." in text
     assert "| 12 to 40 |" in text
     assert "| 22 |" in text, "the prediction at the cell's speeds"
-    assert text.index("## Every cell") < text.index("## Longer cells") < text.index("geometric, n = 2")
+    assert (
+        text.index("## Every cell") < text.index("## Longer cells") < text.index("geometric, n = 2")
+    )
     assert "dynamic_load0.5, error +100.0 %. The live model: constant_speed: slower." in text
     assert "Ended by the time limit (t), mean not yet known well enough: dynamic_load0.5." in text
     assert "elastic_load0.75: the speed changed by +9%" in text
@@ -382,12 +500,18 @@ def test_the_page_says_what_holds_and_names_what_does_not(tmp_path: Path) -> Non
 def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     cells = "dynamic_load0.5,continuous-max-batch-size-4_load0.3"
     fast = ("--fast", "--cells", cells, "--folder", str(folder), "--port", str(free_port(0)))
-    return subprocess.Popen([sys.executable, "bench/live_validation.py", *fast, *arguments], cwd=ROOT, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, "bench/live_validation.py", *fast, *arguments],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.slow
 def test_a_killed_validation_is_gone_on_with(tmp_path: Path) -> None:
-    """On the emulated engine, in seconds: what it shows is that the machinery measures, judges, resumes and writes."""
+    """On the emulated engine, in seconds: what it shows is that the machinery measures, judges,
+    resumes and writes.
+    """
     folder = tmp_path / "run"
     process = start(folder)
     deadline = time.perf_counter() + 120
@@ -407,14 +531,22 @@ def test_a_killed_validation_is_gone_on_with(tmp_path: Path) -> None:
     assert process.returncode == 0, said.decode()[-3000:]
     assert all(path.read_bytes() == content for path, content in before.items())
     cells = [json.loads(path.read_bytes()) for path in sorted(folder.glob("cells/*.json"))]
-    assert {cell["cell"] for cell in cells} == {"dynamic_load0.5", "continuous-max-batch-size-4_load0.3"}
+    assert {cell["cell"] for cell in cells} == {
+        "dynamic_load0.5",
+        "continuous-max-batch-size-4_load0.3",
+    }
     for cell in cells:
         service = cell["measured_service"]
-        assert service["observed"] == pytest.approx(service["recursion"], rel=0.2)  # tests share their machine
+        assert service["observed"] == pytest.approx(
+            service["recursion"], rel=0.2
+        )  # tests share their machine
         assert cell["n"] > 50
         law = parse_law(cell["law"]).at_speed(cell["speed_under_load"])
         model = Model(
-            policy=parse_policy(cell["policy"]), output_tokens=parse_distribution(cell["output_tokens"]), law=law, max_num_seqs=16
+            policy=parse_policy(cell["policy"]),
+            output_tokens=parse_distribution(cell["output_tokens"]),
+            law=law,
+            max_num_seqs=16,
         )
         assert cell["rate"] == pytest.approx(cell["load"] * model.largest_stable_rate, rel=0.02)
         assert cell["live"]["window"]["seconds"] > FAST.least / 2

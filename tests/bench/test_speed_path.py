@@ -1,4 +1,6 @@
-"""The speed second by second, the band stated before a cell, and what changes of the speed within a cell do to its mean delay."""
+"""The speed second by second, the band stated before a cell, and what changes of the speed
+within a cell do to its mean delay.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0044,k3=0.00013,k4=0.0035,kp=0.00005")
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8")
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+)
 
 
 def queue(policy: str, load: float, sequences: str | None = None, cv: float = 0.0) -> LoadedQueue:
@@ -45,16 +53,26 @@ def test_at_a_constant_speed_it_is_the_simulator(policy: str, sequences: str | N
 
 
 def test_the_engines_clock_goes_slower_in_a_slow_second() -> None:
-    """From the start of a busy request to the next the integral of 1 / level is the lawful time of its service."""
+    """From the start of a busy request to the next the integral of 1 / level is the lawful time
+    of its service.
+    """
     loaded, levels = queue("single", 0.2), np.array([1.0, 3.0, 0.5])
     run = loaded.run(levels, 1.25, 4000, np.random.SeedSequence(1))
     lawful = simulate_run(loaded.model, loaded.rate, 4000, np.random.SeedSequence(1))
     fine = 1e-3
-    clock = np.concatenate([[0.0], np.cumsum(fine / levels[(np.arange(0, 100_000) * fine + 1e-9).astype(int) % 3])])
+    clock = np.concatenate(
+        [[0.0], np.cumsum(fine / levels[(np.arange(0, 100_000) * fine + 1e-9).astype(int) % 3])]
+    )
     mine = run.released_at < 90.0
     assert mine.sum() > 200
-    done = np.interp([run.dispatched_at[mine] + 1.25, run.released_at[mine] + 1.25], np.arange(clock.size) * fine, clock)
-    assert done[1] - done[0] == pytest.approx((lawful.released_at - lawful.dispatched_at)[mine], abs=1e-6)
+    done = np.interp(
+        [run.dispatched_at[mine] + 1.25, run.released_at[mine] + 1.25],
+        np.arange(clock.size) * fine,
+        clock,
+    )
+    assert done[1] - done[0] == pytest.approx(
+        (lawful.released_at - lawful.dispatched_at)[mine], abs=1e-6
+    )
 
 
 def test_without_a_path_the_band_counts_arrivals_and_lengths_alone() -> None:
@@ -73,7 +91,10 @@ def test_the_band_of_a_wandering_engine_is_wider_and_lies_higher() -> None:
     for _ in range(1000):
         level = 0.9 * level + 0.06 * rng.normal()
         path.append(float(np.exp(level)))
-    steady, wandering = loaded.stated_band([], 120.0, 10.0, 1), loaded.stated_band(path, 120.0, 10.0, 1)
+    steady, wandering = (
+        loaded.stated_band([], 120.0, 10.0, 1),
+        loaded.stated_band(path, 120.0, 10.0, 1),
+    )
     assert wandering.half_width > 1.3 * steady.half_width
     assert wandering.mean > 1.05 * steady.mean
 
@@ -86,7 +107,9 @@ def test_nineteen_of_twenty_windows_lie_in_the_band() -> None:
     count, inside = round(loaded.rate * (seconds + settle)), 0
     for number in range(400):
         offset = float(np.random.default_rng((2, number)).uniform(0, path.size))
-        arrived_at, starts = loaded.simulate(path, offset, count, np.random.SeedSequence((3, number)))
+        arrived_at, starts = loaded.simulate(
+            path, offset, count, np.random.SeedSequence((3, number))
+        )
         kept = arrived_at > settle
         inside += band.low <= float(np.mean((starts - arrived_at)[kept])) <= band.high
     assert 0.91 * 400 <= inside <= 0.985 * 400
@@ -112,7 +135,9 @@ def test_a_continuous_engine_has_no_batches() -> None:
 def test_the_path_is_time_over_lawful_time_second_by_second() -> None:
     at = np.array([10.0, 10.4, 11.1, 13.8])
     ones = np.ones(4)
-    times = BatchTimes(at, np.array([0.2, 0.4, 0.5, 0.1]), np.array([0.1, 0.2, 0.5, 0.2]), ones, ones, ones)
+    times = BatchTimes(
+        at, np.array([0.2, 0.4, 0.5, 0.1]), np.array([0.1, 0.2, 0.5, 0.2]), ones, ones, ones
+    )
     assert speed_path(times) == pytest.approx([2.0, 1.0, 1.0, 0.5])
     assert speed_path(times.part(np.zeros(4, dtype=bool))) == []
 
@@ -129,9 +154,16 @@ def test_the_path_of_a_run_is_the_path_that_it_ran_along() -> None:
     first = np.flatnonzero(np.diff(run.batch_id, prepend=-1))
     lawful = simulate_run(loaded.model, loaded.rate, 20_000, np.random.SeedSequence(1))
     assert lawful.dispatched_at[0] == run.dispatched_at[0]
-    at, measured, ones = run.dispatched_at[first], (run.released_at - run.dispatched_at)[first], np.ones(first.size)
+    at, measured, ones = (
+        run.dispatched_at[first],
+        (run.released_at - run.dispatched_at)[first],
+        np.ones(first.size),
+    )
     longest = np.maximum.reduceat(run.output_tokens, first)
     size = run.batch_size[first]
     fitted = LAW.k1 * size + LAW.k2 + LAW.kp * 32 * size + (LAW.k3 * size + LAW.k4) * longest
     found = speed_path(BatchTimes(at, measured, fitted, ones, ones, ones), 5.0)
-    assert np.median(np.abs(np.array(found[1:-1]) / levels[np.arange(1, len(found) - 1) % 6] - 1)) < 0.1
+    assert (
+        np.median(np.abs(np.array(found[1:-1]) / levels[np.arange(1, len(found) - 1) % 6] - 1))
+        < 0.1
+    )

@@ -1,1 +1,3 @@
-"""The gateway against suites that others wrote: openai-python's own tests, and schemathesis on our OpenAPI document."""
+"""The gateway against suites that others wrote: openai-python's own tests, and schemathesis on
+our OpenAPI document.
+"""

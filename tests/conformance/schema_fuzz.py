@@ -29,17 +29,39 @@ class Outcome:
 
 
 def run(url: str, folder: Path, *, engine: str, admin: bool, max_examples: int) -> Outcome:
-    """All checks on the routes for clients, or on those for operators: a limit set there would change the answers here."""
+    """All checks on the routes for clients, or on those for operators: a limit set there would
+    change the answers here.
+    """
     config, report = folder / f"schemathesis-{admin}.toml", folder / f"schemathesis-{admin}.xml"
     settings = CONFIG.read_text()
     if engine == "emulated":
         settings = settings.replace(DOCUMENTED, NO_FORMS)
     config.write_text(settings)
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "--no-color", "run", f"{url}/openapi.json"]
-    command += ["--max-examples", str(max_examples), "--warnings", "off", "--report", "junit", "--report-junit-path", str(report)]
+    command = [
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "--config-file",
+        str(config),
+        "--no-color",
+        "run",
+        f"{url}/openapi.json",
+    ]
+    command += [
+        "--max-examples",
+        str(max_examples),
+        "--warnings",
+        "off",
+        "--report",
+        "junit",
+        "--report-junit-path",
+        str(report),
+    ]
     command += ["--include-path-regex" if admin else "--exclude-path-regex", SEPARATELY]
     for path in NEVER if admin else ():
         command += ["--exclude-path", path]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=1800
+    )
     cases = read(report) if report.exists() else []
     return Outcome(done.returncode == 0, cases, done.stdout + done.stderr)

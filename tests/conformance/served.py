@@ -9,14 +9,27 @@ from pathlib import Path
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from tests.serving import started
 
-NAMES = ("tiny", "gpt-3.5-turbo-instruct", "gpt-6-astra", "gpt-4o-mini")  # ours, and those in the pinned tests of openai-python
+NAMES = (
+    "tiny",
+    "gpt-3.5-turbo-instruct",
+    "gpt-6-astra",
+    "gpt-4o-mini",
+)  # ours, and those in the pinned tests of openai-python
 MAX_OUTPUT_TOKENS = 8  # the suites ask for shapes, not for words
 
 
 @contextlib.contextmanager
 def served(engine: str, folder: Path) -> Iterator[str]:
     """The URL of a gateway on this engine, as long as it is wanted."""
-    arguments = ["tiny", "--engine", engine, "--max-output-tokens", str(MAX_OUTPUT_TOKENS), "--prediction-interval", "0"]
+    arguments = [
+        "tiny",
+        "--engine",
+        engine,
+        "--max-output-tokens",
+        str(MAX_OUTPUT_TOKENS),
+        "--prediction-interval",
+        "0",
+    ]
     arguments += [part for name in NAMES for part in ("--served-model-name", name)]
     gateway = GatewayProcess(arguments, free_port(0), folder / f"{engine}.log")
     with started(gateway):

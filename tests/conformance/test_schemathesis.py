@@ -1,4 +1,6 @@
-"""Whatever the OpenAPI document allows, and what it does not, is answered as the document says, and never by a failure."""
+"""Whatever the OpenAPI document allows, and what it does not, is answered as the document says,
+and never by a failure.
+"""
 
 from __future__ import annotations
 

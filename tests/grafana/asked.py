@@ -1,4 +1,6 @@
-"""What the dashboards ask Prometheus, as Grafana would send it, and whether an answer can be drawn in the unit it is labelled with."""
+"""What the dashboards ask Prometheus, as Grafana would send it, and whether an answer can be
+drawn in the unit it is labelled with.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "grafana/dashboards"
 FILES = sorted(FOLDER.glob("*.json"))
 VARIABLES = ("$instance", "$policy", "$model")
 
-# What a run at 15 requests a second can show. A delay, also a predicted one, is of the order of the longest sojourn of the run, which
-# milliseconds under "s" would not be; a fraction is about 1 at most, which percents under "percentunit" are not, unless it is an
-# error or a speed.
+# What a run at 15 requests a second can show. A delay, also a predicted one, is of the order of the
+# longest sojourn of the run, which milliseconds under "s" would not be; a fraction is about 1 at
+# most, which percents under "percentunit" are not, unless it is an error or a speed.
 BOUNDS = {
     "s": (0.0, math.nan),
     "reqps": (0.0, 100.0),
@@ -57,7 +59,14 @@ def queries_of(path: Path) -> Iterator[Asked]:
         units = _column_units(panel)
         for target in panel["targets"]:
             unit = units.get(target["refId"], panel["fieldConfig"]["defaults"]["unit"])
-            yield Asked(path.name, panel["title"], target["expr"], unit, bool(target.get("instant")), target["refId"])
+            yield Asked(
+                path.name,
+                panel["title"],
+                target["expr"],
+                unit,
+                bool(target.get("instant")),
+                target["refId"],
+            )
     for mark in dashboard["annotations"]["list"]:
         yield Asked(path.name, f"annotation {mark['name']}", mark["expr"], "none")
 
@@ -88,7 +97,9 @@ def filled(expr: str, *, window: str, shown: str) -> str:
 def bounds(asked: Asked, longest: float) -> tuple[float, float]:
     """What a value can be, `longest` being the longest sojourn of the run in seconds."""
     if asked.unit == "s":
-        others = 10.0 if "what_if" in asked.expr else 1.0  # a policy that is not in force may be much slower
+        others = (
+            10.0 if "what_if" in asked.expr else 1.0
+        )  # a policy that is not in force may be much slower
         return 0.0, ORDER * others * longest
     if asked.unit == "percentunit" and UNBOUNDED.search(asked.expr):
         return -1.0, 1000.0
@@ -104,4 +115,7 @@ def faults(asked: Asked, series: list[dict[str, Any]], longest: float) -> Iterat
         yield f"{asked}: {len(strange)} of {len(values)} values are not finite"
     low, high = bounds(asked, longest)
     if outside := [value for value in values if math.isfinite(value) and not low <= value <= high]:
-        yield f"{asked}: {outside[0]} and {len(outside) - 1} others lie outside {low} to {high}, what unit {asked.unit!r} can be here"
+        yield (
+            f"{asked}: {outside[0]} and {len(outside) - 1} others lie outside {low} to {high}, "
+            f"what unit {asked.unit!r} can be here"
+        )

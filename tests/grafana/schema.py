@@ -1,7 +1,9 @@
-"""A dashboard's JSON against the Foundation SDK's own types, which are Grafana's schema in Python: types, enumerations, unknown keys.
+"""A dashboard's JSON against the Foundation SDK's own types, which are Grafana's schema in Python:
+types, enumerations, unknown keys.
 
-The SDK reads JSON without looking at what it reads. Here every value is held against the annotation of its place, and
-what the SDK writes again must be what it read: a key that it does not know would be lost.
+The SDK reads JSON without looking at what it reads. Here every value is held against the annotation
+of its place, and what the SDK writes again must be what it read: a key that it does not know would
+be lost.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def _wrong(value: Any, kind: Any, where: str) -> Iterator[str]:
     if hasattr(value, "to_json"):  # a model: by its own annotations, whatever the place is called
         for name, annotation in typing.get_type_hints(type(value)).items():
             yield from _wrong(getattr(value, name, None), annotation, f"{where}.{name}")
-    elif isinstance(value, dict) and hasattr(kind, "from_json"):  # the SDK leaves some places as it found them
+    elif isinstance(value, dict) and hasattr(
+        kind, "from_json"
+    ):  # the SDK leaves some places as it found them
         read = kind.from_json(value)
         yield from _wrong(read, kind, where)
         yield from _differences(value, json.loads(json.dumps(read, cls=JSONEncoder)), where)
@@ -70,7 +74,9 @@ def _is(value: Any, kind: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
         return value in {member.value for member in kind}
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
-    return kind in PLAIN and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    return (
+        kind in PLAIN and isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    )
 
 
 def _differences(before: Any, after: Any, where: str) -> Iterator[str]:

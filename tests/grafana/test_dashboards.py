@@ -17,7 +17,11 @@ from tests.grafana import schema
 from tests.grafana.asked import BOUNDS, FILES, FOLDER, queries_of
 
 ROOT = FOLDER.parents[1]
-UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("_")}
+UNITS = {
+    value
+    for name, value in vars(units).items()
+    if isinstance(value, str) and not name.startswith("_")
+}
 WANTED = {"kendall", "kendall-theory", "kendall-policies", "kendall-engine", "kendall-load"}
 
 
@@ -39,7 +43,9 @@ def test_the_files_are_what_the_code_makes() -> None:
     assert generate.outdated() == []
 
 
-def test_a_file_that_was_changed_by_hand_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_changed_by_hand_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in FILES[1:]:
         (tmp_path / path.name).write_text(path.read_text())
     changed = tmp_path / FILES[1].name
@@ -78,7 +84,9 @@ def text_for_a_width(dashboard: dict[str, Any]) -> None:
     dashboard["panels"][1]["gridPos"]["w"] = "wide"
 
 
-@pytest.mark.parametrize("break_it", [newer, number_for_a_title, unknown_key, unknown_style, text_for_a_width])
+@pytest.mark.parametrize(
+    "break_it", [newer, number_for_a_title, unknown_key, unknown_style, text_for_a_width]
+)
 def test_a_fault_in_the_json_is_found(break_it: Callable[[dict[str, Any]], None]) -> None:
     dashboard = copy.deepcopy(read(FOLDER / "kendall.json"))
     break_it(dashboard)
@@ -97,7 +105,9 @@ def test_every_panel_has_a_unit_thresholds_a_sentence_and_a_place_of_its_own(pat
         assert defaults["unit"] in BOUNDS, panel["title"]
         steps = defaults["thresholds"]["steps"]
         assert steps[0]["value"] is None, panel["title"]
-        assert [step["value"] for step in steps[1:]] == sorted(step["value"] for step in steps[1:]), panel["title"]
+        assert [step["value"] for step in steps[1:]] == sorted(
+            step["value"] for step in steps[1:]
+        ), panel["title"]
         assert panel["description"].endswith("."), panel["title"]
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
@@ -115,7 +125,11 @@ def cells_of(place: dict[str, int]) -> Iterator[tuple[int, int]]:
 def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
     dashboard = read(path)
     source, *variables = dashboard["templating"]["list"]
-    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    assert (source["name"], source["type"], source["query"]) == (
+        "datasource",
+        "datasource",
+        "prometheus",
+    )
     assert [variable["name"] for variable in variables] == ["model", "instance", "policy"]
     assert all(variable["definition"] == variable["query"]["query"] for variable in variables)
     (mark,) = dashboard["annotations"]["list"]
@@ -127,7 +141,13 @@ def test_the_variables_the_marks_and_the_links_are_there(path: Path) -> None:
 
 def under(tree: Any, key: str) -> Iterator[Any]:
     """Every value under a key, however deep."""
-    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    children = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for name, child in children:
         if name == key:
             yield child
@@ -140,13 +160,20 @@ def test_every_query_goes_to_the_data_source_that_is_chosen_above_the_dashboard(
     dashboard = read(path)
     sources = list(under(dashboard, "datasource"))
     assert len(sources) >= len(list(under(dashboard, "expr"))) + 3
-    assert [source for source in sources if source != {"type": "prometheus", "uid": "${datasource}"}] == []
+    assert [
+        source for source in sources if source != {"type": "prometheus", "uid": "${datasource}"}
+    ] == []
 
 
 def test_a_state_is_asked_for_at_the_end_of_the_time_range_alone() -> None:
-    """After a switch, a query over the range has the old policy and the new one, and the panel shows both."""
+    """After a switch, a query over the range has the old policy and the new one, and the panel
+    shows both.
+    """
     states = [
-        panel for path in FILES for panel in panels(path) if panel["type"] == "stat" and panel["fieldConfig"]["defaults"]["unit"] == "none"
+        panel
+        for path in FILES
+        for panel in panels(path)
+        if panel["type"] == "stat" and panel["fieldConfig"]["defaults"]["unit"] == "none"
     ]
     assert {"Policy", "Engine"} <= {panel["title"] for panel in states}
     for target in (target for panel in states for target in panel["targets"]):
@@ -155,7 +182,9 @@ def test_a_state_is_asked_for_at_the_end_of_the_time_range_alone() -> None:
 
 
 def test_what_stands_beside_a_unit_is_of_that_unit() -> None:
-    """Seconds come from a metric of seconds, requests a second from a rate; what a run shows is tested with a real Prometheus."""
+    """Seconds come from a metric of seconds, requests a second from a rate; what a run shows is
+    tested with a real Prometheus.
+    """
     for asked in (asked for path in FILES for asked in queries_of(path)):
         if asked.unit == "s":
             assert re.search(r"(_seconds(_bucket|_sum|:\w+)?\b)", asked.expr), asked

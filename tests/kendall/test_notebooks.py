@@ -1,4 +1,6 @@
-"""Every notebook runs, and shows what it shows now: the text to the character, the pictures but for the edges of letters and lines."""
+"""Every notebook runs, and shows what it shows now: the text to the character, the pictures but
+for the edges of letters and lines.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import pytest
 
 from tools.notebook import code_cells, run
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent.parent / "docs/notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(
+    (Path(__file__).resolve().parent.parent.parent / "docs/notebooks").glob("*.ipynb")
+)
 
 
 def texts(outputs: list[Any]) -> list[str]:
@@ -22,7 +26,9 @@ def texts(outputs: list[Any]) -> list[str]:
 
 
 def pictures(outputs: list[Any]) -> list[Any]:
-    encoded = [output["data"]["image/png"] for output in outputs if output["output_type"] == "display_data"]
+    encoded = [
+        output["data"]["image/png"] for output in outputs if output["output_type"] == "display_data"
+    ]
     return [matplotlib.image.imread(io.BytesIO(base64.b64decode(text))) for text in encoded]
 
 
@@ -34,7 +40,9 @@ def test_a_notebook_shows_what_its_cells_give_now(path: Path) -> None:
         assert texts(cell["outputs"]) == texts(outputs), "`make notebooks` writes the outputs"
         for stored, now in zip(pictures(cell["outputs"]), pictures(outputs), strict=True):
             assert stored.shape == now.shape
-            assert np.mean(np.abs(stored - now) > 0.1) < 1e-3, "share of the pixels that differ; `make notebooks` writes the outputs"
+            assert np.mean(np.abs(stored - now) > 0.1) < 1e-3, (
+                "share of the pixels that differ; `make notebooks` writes the outputs"
+            )
             assert now.std() > 0.05, "a picture is not blank"
             drawn += 1
     assert drawn >= 1

@@ -1,4 +1,6 @@
-"""`import kendall`: the answers of the command line, typed, light to import, with errors that say what to do."""
+"""`import kendall`: the answers of the command line, typed, light to import, with errors that
+say what to do.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from queueing.commands.cli import app
 ROOT = Path(__file__).resolve().parent.parent.parent
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"
 LENGTHS = "uniform:low=1,high=32"
-SIX = ["single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4"]
+SIX = [
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+]
 
 
 class Own(Dynamic):
@@ -33,8 +42,17 @@ class Own(Dynamic):
 
 def printed(command: str, policy: str, rate: float, **options: Any) -> dict[str, Any]:
     """What the command line answers as JSON, less the profile that it names beside the answer."""
-    flags = {"policy": policy, "arrival_rate": rate, "output_tokens": LENGTHS, "latency": LAW} | options
-    arguments = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    flags = {
+        "policy": policy,
+        "arrival_rate": rate,
+        "output_tokens": LENGTHS,
+        "latency": LAW,
+    } | options
+    arguments = [
+        part
+        for name, value in flags.items()
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
     result = CliRunner().invoke(app, [command, *arguments, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     answer: dict[str, Any] = json.loads(result.stdout)
@@ -49,7 +67,12 @@ def test_a_prediction_is_the_object_that_the_command_prints(policy: str) -> None
     assert answer.stable
     assert answer.queueing_delay.mean is not None
     assert answer.as_dict() == printed("predict", policy, 20, **limits)
-    parsed = (kendall.parse_policy(policy), 20, kendall.parse_distribution(LENGTHS), kendall.parse_latency(LAW))
+    parsed = (
+        kendall.parse_policy(policy),
+        20,
+        kendall.parse_distribution(LENGTHS),
+        kendall.parse_latency(LAW),
+    )
     assert kendall.predict(*parsed, **limits) == answer, "parsed objects mean what their texts mean"
 
 
@@ -63,7 +86,12 @@ def test_a_simulation_is_the_object_that_the_command_prints(policy: str) -> None
 
 @pytest.mark.parametrize(
     "limits",
-    [{"patience": 0.05}, {"servers": 2}, {"prompt_tokens": "deterministic:value=100"}, {"method": "simulation"}],
+    [
+        {"patience": 0.05},
+        {"servers": 2},
+        {"prompt_tokens": "deterministic:value=100"},
+        {"method": "simulation"},
+    ],
     ids=lambda limits: next(iter(limits)),
 )
 def test_every_limit_of_the_command_is_a_keyword(limits: dict[str, Any]) -> None:
@@ -82,7 +110,9 @@ def test_a_loss_needs_patience_and_patience_keeps_an_overload_stable() -> None:
 
 @pytest.mark.parametrize("function", [kendall.predict, kendall.simulate])
 @pytest.mark.parametrize("policy", SIX)
-def test_an_unstable_queue_raises_with_the_load_that_the_command_prints(function: Any, policy: str) -> None:
+def test_an_unstable_queue_raises_with_the_load_that_the_command_prints(
+    function: Any, policy: str
+) -> None:
     with pytest.raises(kendall.UnstableQueueError, match="load below 1") as caught:
         function(policy, 1e5, LENGTHS, LAW, max_num_seqs=16)
     answer = printed(function.__name__, policy, 1e5, max_num_seqs=16)
@@ -94,7 +124,9 @@ def test_an_unstable_queue_raises_with_the_load_that_the_command_prints(function
 @pytest.mark.parametrize("policy", SIX)
 def test_the_load_is_one_at_the_largest_stable_rate(policy: str) -> None:
     largest = kendall.largest_stable_rate(policy, LENGTHS, LAW, max_num_seqs=16)
-    assert kendall.predict(policy, largest / 2, LENGTHS, LAW, max_num_seqs=16).load == pytest.approx(0.5, rel=1e-12)
+    assert kendall.predict(
+        policy, largest / 2, LENGTHS, LAW, max_num_seqs=16
+    ).load == pytest.approx(0.5, rel=1e-12)
     with pytest.raises(kendall.UnstableQueueError):
         kendall.predict(policy, largest, LENGTHS, LAW, max_num_seqs=16)
 
@@ -113,7 +145,10 @@ def test_the_load_is_one_at_the_largest_stable_rate(policy: str) -> None:
         ({"arrival_rate": 0}, "expected requests per second > 0"),
         ({"arrival_rate": float("nan")}, "expected requests per second > 0"),
         ({"arrival_rate": np.array([1.0, 2.0])}, "expected requests per second > 0"),
-        ({"max_output_tokens": 2.5}, "got max_output_tokens=2.5; expected a whole number, at least 1"),
+        (
+            {"max_output_tokens": 2.5},
+            "got max_output_tokens=2.5; expected a whole number, at least 1",
+        ),
         ({"max_num_seqs": 0}, "got max_num_seqs=0; expected a whole number, at least 1"),
         ({"servers": 1.5}, "got servers=1.5; expected a whole number, at least 1"),
         ({"servers": True}, "got servers=True; expected a whole number"),
@@ -124,14 +159,25 @@ def test_the_load_is_one_at_the_largest_stable_rate(policy: str) -> None:
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("function", [kendall.predict, kendall.simulate])
-def test_a_wrong_argument_says_what_it_got_and_what_is_expected(function: Any, changed: dict[str, Any], message: str) -> None:
-    arguments = {"policy": "single", "arrival_rate": 20, "output_tokens": LENGTHS, "latency": LAW} | changed
+def test_a_wrong_argument_says_what_it_got_and_what_is_expected(
+    function: Any, changed: dict[str, Any], message: str
+) -> None:
+    arguments = {
+        "policy": "single",
+        "arrival_rate": 20,
+        "output_tokens": LENGTHS,
+        "latency": LAW,
+    } | changed
     with pytest.raises(kendall.SpecError, match=message):
         function(**arguments)
     assert issubclass(kendall.SpecError, ValueError)
 
 
-PARSERS = {"policy": kendall.parse_policy, "output_tokens": kendall.parse_distribution, "latency": kendall.parse_latency}
+PARSERS = {
+    "policy": kendall.parse_policy,
+    "output_tokens": kendall.parse_distribution,
+    "latency": kendall.parse_latency,
+}
 
 
 HUGE = 10**400  # no float holds it
@@ -140,28 +186,64 @@ HUGE = 10**400  # no float holds it
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("arrival_rate", HUGE, r"got arrival_rate=10{79}\.\.\.; expected requests per second > 0, a finite number$"),
+        (
+            "arrival_rate",
+            HUGE,
+            r"got arrival_rate=10{79}\.\.\.; expected requests per second > 0, a finite number$",
+        ),
         ("arrival_rate", Fraction(HUGE), r"expected requests per second > 0, a finite number$"),
         ("arrival_rate", Fraction(1, HUGE), r"expected requests per second > 0$"),
-        ("arrival_rate", 10**5000, "got arrival_rate=a number of thousands of digits; expected requests per second > 0"),
+        (
+            "arrival_rate",
+            10**5000,
+            "got arrival_rate=a number of thousands of digits; expected requests per second > 0",
+        ),
         ("patience", HUGE, r"got patience=10{79}\.\.\.; expected seconds > 0, a finite number$"),
         ("arrival_scv", HUGE, "got arrival_scv=inf; expected 0 "),
         ("arrival_scv", -HUGE, "got arrival_scv=-inf; expected 0 "),
-        ("servers", HUGE, r"got servers=10{79}\.\.\.; expected a whole number of at most 39 digits$"),
-        ("servers", 10**12, "got servers=1000000000000; expected a whole number from 1 to 1,000,000"),
+        (
+            "servers",
+            HUGE,
+            r"got servers=10{79}\.\.\.; expected a whole number of at most 39 digits$",
+        ),
+        (
+            "servers",
+            10**12,
+            "got servers=1000000000000; expected a whole number from 1 to 1,000,000",
+        ),
         ("max_num_seqs", HUGE, "expected a whole number of at most 39 digits"),
         ("max_output_tokens", HUGE, "expected a whole number of at most 39 digits"),
-        ("max_output_tokens", -(10**5000), "got max_output_tokens=a number of thousands of digits; expected a whole number, at least 1"),
+        (
+            "max_output_tokens",
+            -(10**5000),
+            (
+                "got max_output_tokens=a number of thousands of digits; expected a whole number, "
+                "at least 1"
+            ),
+        ),
     ],
     ids=lambda value: "" if isinstance(value, int) else None,  # pytest cannot write the largest
 )
 @pytest.mark.parametrize("function", [kendall.predict, kendall.simulate])
-def test_a_number_that_is_too_large_is_refused(function: Any, name: str, value: Any, message: str) -> None:
+def test_a_number_that_is_too_large_is_refused(
+    function: Any, name: str, value: Any, message: str
+) -> None:
     with pytest.raises(kendall.SpecError, match=message):
-        function(**{"policy": "single", "arrival_rate": 20, "output_tokens": LENGTHS, "latency": LAW, name: value})
+        function(
+            **{
+                "policy": "single",
+                "arrival_rate": 20,
+                "output_tokens": LENGTHS,
+                "latency": LAW,
+                name: value,
+            }
+        )
 
 
-@pytest.mark.parametrize(("policy", "lengths"), [("single", "geometric:mean=1e9"), ("dynamic", "pareto:alpha=1.5,minimum=20")])
+@pytest.mark.parametrize(
+    ("policy", "lengths"),
+    [("single", "geometric:mean=1e9"), ("dynamic", "pareto:alpha=1.5,minimum=20")],
+)
 def test_advice_names_the_argument_and_not_the_flag(policy: str, lengths: str) -> None:
     for call in (kendall.predict, kendall.simulate):
         with pytest.raises(kendall.SpecError, match=r"set max_output_tokens$") as caught:
@@ -173,24 +255,32 @@ def test_advice_names_the_argument_and_not_the_flag(policy: str, lengths: str) -
 @pytest.mark.parametrize("name", ["num_requests", "seed", "replications"])
 def test_a_simulation_of_too_large_a_size_is_refused(name: str) -> None:
     for value in (HUGE, 10**5000):
-        with pytest.raises(kendall.SpecError, match=f"got {name}=.*; expected a whole number of at most 39 digits"):
+        with pytest.raises(
+            kendall.SpecError, match=f"got {name}=.*; expected a whole number of at most 39 digits"
+        ):
             kendall.simulate("single", 20, LENGTHS, LAW, **{name: value})
 
 
 def test_numbers_of_the_objects_are_checked_too() -> None:
-    with pytest.raises(kendall.SpecError, match=r"got k1=10{79}\.\.\. in a latency law; expected a finite number"):
+    with pytest.raises(
+        kendall.SpecError, match=r"got k1=10{79}\.\.\. in a latency law; expected a finite number"
+    ):
         kendall.LatencyModel(k1=HUGE, k4=0.1)
     with pytest.raises(kendall.SpecError, match=r"got k4='0\.1'; expected a number"):
         kendall.LatencyModel(k4="0.1")  # type: ignore[arg-type]
     for value in (2.5, "64", HUGE):
-        with pytest.raises(kendall.SpecError, match=r"got max_output_tokens=.*; expected a whole number"):
+        with pytest.raises(
+            kendall.SpecError, match=r"got max_output_tokens=.*; expected a whole number"
+        ):
             kendall.parse_distribution(LENGTHS, value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [None, 8, b"single"])
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_parser_refuses_what_is_no_text(name: str, given: Any) -> None:
-    with pytest.raises(kendall.SpecError, match=rf"^got {name}={given!r}; expected a text, for example "):
+    with pytest.raises(
+        kendall.SpecError, match=rf"^got {name}={given!r}; expected a text, for example "
+    ):
         PARSERS[name](given)
 
 
@@ -216,16 +306,29 @@ def test_a_wrong_size_of_a_simulation_is_refused(changed: dict[str, Any], messag
 
 
 def test_a_misspelt_keyword_names_the_right_one() -> None:
-    with pytest.raises(TypeError, match=r"got the argument 'max_tokens'.*did you mean 'max_output_tokens'"):
+    with pytest.raises(
+        TypeError, match=r"got the argument 'max_tokens'.*did you mean 'max_output_tokens'"
+    ):
         kendall.predict("single", 20, LENGTHS, LAW, max_tokens=3)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    """Also where only numpy's own types would do: no float32 in the arithmetic, no int64 in the JSON."""
-    answer = kendall.predict("dynamic", np.float32(20), LENGTHS, LAW, max_output_tokens=np.int64(24), max_num_seqs=np.int64(16))
+    """Also where only numpy's own types would do: no float32 in the arithmetic, no int64 in the
+    JSON.
+    """
+    answer = kendall.predict(
+        "dynamic",
+        np.float32(20),
+        LENGTHS,
+        LAW,
+        max_output_tokens=np.int64(24),
+        max_num_seqs=np.int64(16),
+    )
     assert (
         json.loads(json.dumps(answer.as_dict()))
-        == kendall.predict("dynamic", 20, LENGTHS, LAW, max_output_tokens=24, max_num_seqs=16).as_dict()
+        == kendall.predict(
+            "dynamic", 20, LENGTHS, LAW, max_output_tokens=24, max_num_seqs=16
+        ).as_dict()
     )
 
 
@@ -234,7 +337,9 @@ def test_a_result_cannot_be_changed_and_its_json_holds_no_infinity() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         answer.load = 0.0
     endless = dataclasses.replace(
-        answer, queueing_delay=kendall.Quantiles(mean=float("inf")), bounds={"queueing_delay_upper": float("inf")}
+        answer,
+        queueing_delay=kendall.Quantiles(mean=float("inf")),
+        bounds={"queueing_delay_upper": float("inf")},
     )
     text = json.dumps(endless.as_dict(), allow_nan=False)
     assert json.loads(text)["queueing_delay"]["mean"] is None
@@ -254,8 +359,13 @@ def test_every_public_name_exists_and_there_are_no_others() -> None:
 
 @pytest.mark.parametrize("module", ["kendall", "kendall.cli"])
 def test_the_import_loads_no_heavy_package(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'numpy', 'scipy', 'numba', 'msgspec', 'typer', 'queueing'}} & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        f"import sys, {module}; print(sorted({{'numpy', 'scipy', 'numba', 'msgspec', 'typer', "
+        f"'queueing'}} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 
@@ -268,8 +378,12 @@ def test_the_examples_of_the_docstrings_run(module: Any) -> None:
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
 def test_the_examples_of_the_pages_run(page: str) -> None:
-    text = re.sub(r"^```.*$", "", (ROOT / page).read_text(), flags=re.MULTILINE)  # a fence would be read as output
-    outcome = doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, page, page, 0))
+    text = re.sub(
+        r"^```.*$", "", (ROOT / page).read_text(), flags=re.MULTILINE
+    )  # a fence would be read as output
+    outcome = doctest.DocTestRunner().run(
+        doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
+    )
     assert outcome.attempted >= 3
     assert outcome.failed == 0
 
@@ -278,4 +392,8 @@ def test_the_page_names_every_public_name() -> None:
     text = (ROOT / "docs/python.md").read_text()
     assert [name for name in kendall.api.__all__ if f"`{name}" not in text] == []
     assert [name for name in kendall.Limits.__annotations__ if f"`{name}`" not in text] == []
-    assert [field.name for field in dataclasses.fields(kendall.Prediction) if f"`{field.name}`" not in text] == []
+    assert [
+        field.name
+        for field in dataclasses.fields(kendall.Prediction)
+        if f"`{field.name}`" not in text
+    ] == []

@@ -1,4 +1,6 @@
-"""A user's own code is checked against Kendall's types: the wheel says that it is typed, and the types say something."""
+"""A user's own code is checked against Kendall's types: the wheel says that it is typed, and the
+types say something.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,20 @@ kendall.predict("single", 1, "deterministic:value=1", "a=1,c=0").load = 2
 
 def checked(script: Path) -> list[str]:
     """What `mypy --strict` says about a script that lies outside the repository."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", str(script.parent / "cache"), script.name]
-    return subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False).stdout.splitlines()
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file",
+        "",
+        "--cache-dir",
+        str(script.parent / "cache"),
+        script.name,
+    ]
+    return subprocess.run(
+        command, cwd=script.parent, capture_output=True, text=True, check=False
+    ).stdout.splitlines()
 
 
 @pytest.mark.slow
@@ -65,9 +79,20 @@ def test_a_users_script_passes_mypy_strict_with_types_that_are_not_any(tmp_path:
 
 
 def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    build = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(tmp_path),
+    ]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("kendall-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"kendall/py.typed", "policies/py.typed", "queueing/py.typed"} <= set(names), "without them a user's mypy sees Any"
+    assert {"kendall/py.typed", "policies/py.typed", "queueing/py.typed"} <= set(names), (
+        "without them a user's mypy sees Any"
+    )
     assert "kendall/api.py" in names

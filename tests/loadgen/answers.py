@@ -5,8 +5,18 @@ from __future__ import annotations
 from queueing.measurement.record import Record
 
 
-def answered(index: int, at: float, late: float = 0.01, first: float = 0.1, gap: float = 0.02, tokens: int = 3, **more: object) -> Record:
-    """Sent `late` after its instant, first token `first` after it, then one every `gap`; released with the last."""
+def answered(
+    index: int,
+    at: float,
+    late: float = 0.01,
+    first: float = 0.1,
+    gap: float = 0.02,
+    tokens: int = 3,
+    **more: object,
+) -> Record:
+    """Sent `late` after its instant, first token `first` after it, then one every `gap`;
+    released with the last.
+    """
     token_at = [at + first + gap * i for i in range(tokens)]
     given = {
         "request_id": str(index),

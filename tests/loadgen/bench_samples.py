@@ -10,7 +10,15 @@ from loadgen.report.files.bench_json import BenchOptions, parse_bench_metrics
 
 SAMPLES = Path(__file__).parent / "samples"
 DETAILED = SAMPLES / "vllm_bench_detailed.json"  # 24 requests, one answered 429
-OURS = {"request_ids", "outcomes", "intended_times", "send_lateness_s", "server_queue_times", "server_service_times", "batch_sizes"}
+OURS = {
+    "request_ids",
+    "outcomes",
+    "intended_times",
+    "send_lateness_s",
+    "server_queue_times",
+    "server_service_times",
+    "batch_sizes",
+}
 
 
 def options(**more: Any) -> BenchOptions:

@@ -1,4 +1,5 @@
-"""A small driver of policies on one server under the law, written apart from the simulator: records to compare with.
+"""A small driver of policies on one server under the law, written apart from the simulator: records
+to compare with.
 
 It knows nothing but `Policy.decide` and `ServiceProcess`, and steps from event to event.
 """
@@ -10,7 +11,17 @@ import math
 import numpy as np
 
 from loadgen.arrivals.timetable import Timetable, draw
-from policies import Dispatch, Policy, QueueState, Request, Running, Server, Waiting, WaitUntil, format_policy
+from policies import (
+    Dispatch,
+    Policy,
+    QueueState,
+    Request,
+    Running,
+    Server,
+    Waiting,
+    WaitUntil,
+    format_policy,
+)
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
@@ -26,10 +37,18 @@ def timetable(rate: float, n: int, seed: int = 0) -> Timetable:
 
 
 class Driver:
-    """Serves a timetable to its end; the last batch of fixed leaves when nothing more will arrive."""
+    """Serves a timetable to its end; the last batch of fixed leaves when nothing more will
+    arrive.
+    """
 
     def __init__(
-        self, policy: Policy, table: Timetable, law: LatencyModel = LAW, seed: int = 0, max_num_seqs: int = 64, epoch: int = 0
+        self,
+        policy: Policy,
+        table: Timetable,
+        law: LatencyModel = LAW,
+        seed: int = 0,
+        max_num_seqs: int = 64,
+        epoch: int = 0,
     ) -> None:
         self.policy, self.table, self.epoch = policy, table, epoch
         self.service = ServiceProcess(law, np.random.default_rng(seed))
@@ -51,7 +70,16 @@ class Driver:
             if now == self.service.next_change_at():
                 self.end(now)
             if now == arrival:
-                self.waiting.append(Waiting(Request(id=str(following), arrived_at=now, prompt_tokens=1, max_output_tokens=100)))
+                self.waiting.append(
+                    Waiting(
+                        Request(
+                            id=str(following),
+                            arrived_at=now,
+                            prompt_tokens=1,
+                            max_output_tokens=100,
+                        )
+                    )
+                )
                 following += 1
             self.ask(now, closing=following == len(arrivals))
         return self.records
@@ -93,7 +121,9 @@ class Driver:
     def ask(self, now: float, closing: bool) -> None:
         while True:
             server = Server(id=0, in_service=list(self.running.values()), max_batch_size=self.bound)
-            decision = self.policy.decide(QueueState(tuple(self.waiting), (server,), closing=closing), now)
+            decision = self.policy.decide(
+                QueueState(tuple(self.waiting), (server,), closing=closing), now
+            )
             if isinstance(decision, WaitUntil):
                 self.deadline = decision.deadline
                 return
@@ -108,9 +138,16 @@ class Driver:
         for one in chosen:
             self.of[one.request.id] = (now, self.batches, len(self.running))
         self.batches += 1
-        members = [Member(w.request.id, 1, int(self.table.output_tokens[int(w.request.id)])) for w in chosen]
-        self.service.admit(now, members, padded=self.policy.padded, joining=self.policy.joins_running)
+        members = [
+            Member(w.request.id, 1, int(self.table.output_tokens[int(w.request.id)]))
+            for w in chosen
+        ]
+        self.service.admit(
+            now, members, padded=self.policy.padded, joining=self.policy.joins_running
+        )
 
 
-def drive(policy: Policy, rate: float, n: int = 2000, seed: int = 0, **settings: object) -> list[Record]:
+def drive(
+    policy: Policy, rate: float, n: int = 2000, seed: int = 0, **settings: object
+) -> list[Record]:
     return Driver(policy, timetable(rate, n, seed), **settings).run()  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""A server as a process of its own that fails as it is told: `python -m tests.loadgen.failing_server --dies-at 20`.
+"""A server as a process of its own that fails as it is told: `python -m
+tests.loadgen.failing_server --dies-at 20`.
 
 Its first line on standard output is its port.
 """
@@ -24,7 +25,9 @@ from tests.loadgen.fake_server import answer
 @contextlib.contextmanager
 def failing_server(*arguments: str) -> Iterator[int]:
     """Its port; ended afterwards."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.loadgen.failing_server", *arguments], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.loadgen.failing_server", *arguments], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     try:
         yield int(process.stdout.readline())
@@ -51,7 +54,9 @@ class FailingServer:
         if self._arguments.moved:
             return web.Response(status=307, headers={"location": self._arguments.moved})
         if self._looks <= self._arguments.not_ready:
-            return web.json_response({"error": {"message": "loading the model", "code": "starting"}}, status=503)
+            return web.json_response(
+                {"error": {"message": "loading the model", "code": "starting"}}, status=503
+            )
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -64,7 +69,9 @@ class FailingServer:
         if self._arguments.moved:
             return web.Response(status=307, headers={"location": self._arguments.moved})
         if self._arguments.status != web.HTTPOk.status_code:
-            return web.json_response({"error": {"message": "no", "code": "no"}}, status=self._arguments.status)
+            return web.json_response(
+                {"error": {"message": "no", "code": "no"}}, status=self._arguments.status
+            )
         response = await answer(request, body)
         await response.write_eof()
         self._answered += 1
@@ -97,9 +104,18 @@ async def _main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--dies-at", type=int, default=0, help="the request at which it kills itself; those before it are answered")
-    parser.add_argument("--not-ready", type=int, default=0, help="the looks that it answers with 503")
-    parser.add_argument("--html", action="store_true", help="a page in the place of the list of models")
+    parser.add_argument(
+        "--dies-at",
+        type=int,
+        default=0,
+        help="the request at which it kills itself; those before it are answered",
+    )
+    parser.add_argument(
+        "--not-ready", type=int, default=0, help="the looks that it answers with 503"
+    )
+    parser.add_argument(
+        "--html", action="store_true", help="a page in the place of the list of models"
+    )
     parser.add_argument("--moved", help="the Location of every answer, 307")
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--status", type=int, default=200, help="of every answer")

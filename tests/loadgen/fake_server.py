@@ -22,7 +22,9 @@ def chat_chunk(delta: dict[str, str], finish: str | None = None) -> bytes:
 
 
 def usage(prompt: int, completion: int, **more: Any) -> bytes:
-    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **more}})
+    return event(
+        {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **more}}
+    )
 
 
 def event(value: dict[str, Any]) -> bytes:
@@ -32,7 +34,9 @@ def event(value: dict[str, Any]) -> bytes:
 DONE = b"data: [DONE]\n\n"
 
 
-async def stream(request: web.Request, parts: list[bytes], gap: float = 0.0, **headers: str) -> web.StreamResponse:
+async def stream(
+    request: web.Request, parts: list[bytes], gap: float = 0.0, **headers: str
+) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream", **headers})
     await response.prepare(request)
     for part in parts:

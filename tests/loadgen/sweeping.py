@@ -25,8 +25,22 @@ Event = dict[str, Any]
 def start(folder: Path, *arguments: str, own: bool = True) -> subprocess.Popen[bytes]:
     """The command, running."""
     common = (*COMMON, "--port", str(free_port(0))) if own else ()
-    command = [sys.executable, "-m", "kendall", "sweep", *common, *arguments, "--result-dir", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"KENDALL_DEBUG": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "kendall",
+        "sweep",
+        *common,
+        *arguments,
+        "--result-dir",
+        str(folder),
+    ]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"KENDALL_DEBUG": "1"},
+    )
 
 
 def finish(process: subprocess.Popen[bytes], expected: int = 0) -> dict[str, Any]:
@@ -38,10 +52,19 @@ def finish(process: subprocess.Popen[bytes], expected: int = 0) -> dict[str, Any
 
 def events(folder: Path, kind: str | None = None) -> list[Event]:
     """What the journal says so far."""
-    return [event for event in read_journal(folder / "journal.jsonl")[0] if kind in (None, event["event"])]
+    return [
+        event
+        for event in read_journal(folder / "journal.jsonl")[0]
+        if kind in (None, event["event"])
+    ]
 
 
-def wait_for(folder: Path, condition: Callable[[list[Event]], Any], process: subprocess.Popen[bytes], limit: float = 60.0) -> None:
+def wait_for(
+    folder: Path,
+    condition: Callable[[list[Event]], Any],
+    process: subprocess.Popen[bytes],
+    limit: float = 60.0,
+) -> None:
     """Until the journal fulfils a condition."""
     deadline = time.perf_counter() + limit
     while not condition(events(folder)):
@@ -62,5 +85,7 @@ def gateway_pid(folder: Path) -> int:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs: neither gone nor a zombie."""
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
+    listed = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return bool(listed) and not listed.startswith("Z")

@@ -1,4 +1,6 @@
-"""Arrival processes obey their laws, repeat with their generator, and never depend on where the run ends."""
+"""Arrival processes obey their laws, repeat with their generator, and never depend on where the
+run ends.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from loadgen.arrivals.modulated import Mmpp
-from loadgen.arrivals.processes import Arrivals, Deterministic, FloatArray, Gamma, Poisson, Recorded, delivered_rate, renewal
+from loadgen.arrivals.processes import (
+    Arrivals,
+    Deterministic,
+    FloatArray,
+    Gamma,
+    Poisson,
+    Recorded,
+    delivered_rate,
+    renewal,
+)
 from loadgen.arrivals.rates import Piecewise, Ramp, invert_steps, knots
 from loadgen.arrivals.text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
 from policies.text import SpecError
@@ -35,10 +46,14 @@ def _rng(seed: int = 1) -> np.random.Generator:
 
 
 def _expected(process: Process) -> Callable[[FloatArray], FloatArray]:
-    """The cumulative rate, integrated numerically: written apart from the inversion that the processes use."""
+    """The cumulative rate, integrated numerically: written apart from the inversion that the
+    processes use.
+    """
     if isinstance(process, Piecewise):
         ends = np.cumsum(process.durations)
-        return lambda t: np.interp(t, [0, *ends], [0, *np.cumsum(np.multiply(process.rates, process.durations))])
+        return lambda t: np.interp(
+            t, [0, *ends], [0, *np.cumsum(np.multiply(process.rates, process.durations))]
+        )
     assert isinstance(process, Ramp)
     grid = np.linspace(0, process.duration, 100_001)
     share = grid / process.duration
@@ -56,7 +71,10 @@ def _expected(process: Process) -> Callable[[FloatArray], FloatArray]:
 @pytest.mark.parametrize("burstiness", [0.3, 1.0, 4.0])
 def test_gamma_gaps_have_the_asked_mean_and_shape(burstiness: float) -> None:
     gaps = np.diff(Gamma(20.0, burstiness).instants(_rng(), count=20_000), prepend=0.0)
-    assert stats.kstest(gaps, "gamma", args=(burstiness, 0, 1 / (20 * burstiness))).pvalue > SIGNIFICANCE
+    assert (
+        stats.kstest(gaps, "gamma", args=(burstiness, 0, 1 / (20 * burstiness))).pvalue
+        > SIGNIFICANCE
+    )
     assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 4 / np.sqrt(gaps.size)
 
 
@@ -68,25 +86,34 @@ def test_burstiness_is_the_inverse_of_the_dispersion_over_long_windows() -> None
 
 
 def test_gamma_of_shape_one_is_the_poisson_process_bit_for_bit() -> None:
-    assert np.array_equal(Gamma(7.0, 1.0).instants(_rng(), count=5000), Poisson(7.0).instants(_rng(), count=5000))
+    assert np.array_equal(
+        Gamma(7.0, 1.0).instants(_rng(), count=5000), Poisson(7.0).instants(_rng(), count=5000)
+    )
 
 
 def test_deterministic_arrivals_lie_on_the_grid_without_drift() -> None:
     instants = Deterministic(10.0).instants(_rng(), count=1_000_000)
     assert np.array_equal(instants, np.arange(1, 1_000_001) / 10.0)
     assert Deterministic(10.0).instants(_rng(), duration=60.0).size == 600
-    assert np.array_equal(Gamma(10.0, math.inf).instants(_rng(), count=99), Deterministic(10.0).instants(_rng(), count=99))
+    assert np.array_equal(
+        Gamma(10.0, math.inf).instants(_rng(), count=99),
+        Deterministic(10.0).instants(_rng(), count=99),
+    )
 
 
 @pytest.mark.parametrize("text", [text for text in EVERY if text.startswith(("piecewise", "ramp"))])
 def test_the_cumulative_rate_turns_the_instants_into_a_unit_rate_poisson_process(text: str) -> None:
-    """Time change theorem: Lambda(t_n) are the sums of the unit gaps that were drawn, and so exponential."""
+    """Time change theorem: Lambda(t_n) are the sums of the unit gaps that were drawn, and so
+    exponential.
+    """
     process = at_rate(parse_arrivals(text), 100.0)
     instants = process.instants(_rng(5))
     gaps = np.diff(_expected(process)(instants), prepend=0.0)
     assert gaps.size > 2000
     assert stats.kstest(gaps, "expon").pvalue > SIGNIFICANCE
-    assert gaps[:1000] == pytest.approx(_rng(5).exponential(size=instants.size)[:1000], rel=1e-3, abs=1e-4)
+    assert gaps[:1000] == pytest.approx(
+        _rng(5).exponential(size=instants.size)[:1000], rel=1e-3, abs=1e-4
+    )
 
 
 def test_the_number_of_a_ramp_is_poisson_with_the_area_as_its_mean() -> None:
@@ -104,7 +131,9 @@ def test_nothing_comes_in_a_pause_and_all_ends_with_the_last_piece() -> None:
 
 
 def test_a_cumulative_rate_met_exactly_belongs_to_the_piece_before() -> None:
-    """At the edge of a pause the instant is the pause's beginning, and the last instant is the end."""
+    """At the edge of a pause the instant is the pause's beginning, and the last instant is the
+    end.
+    """
     path = knots(np.array([2.0, 0.0, 1.0]), np.array([3.0, 5.0, 4.0]))
     assert invert_steps(np.array([1.0, 6.0, 6.5, 10.0]), *path).tolist() == [0.5, 3.0, 8.5, 12.0]
 
@@ -115,11 +144,18 @@ def test_a_cumulative_rate_met_exactly_belongs_to_the_piece_before() -> None:
 def _windows(process: Mmpp, window: float, runs: int, per_run: int) -> FloatArray:
     """Counts of disjoint windows of independent runs."""
     edges = np.arange(per_run + 1) * window
-    return np.concatenate([np.histogram(process.instants(_rng(seed), duration=edges[-1]), edges)[0] for seed in range(runs)]).astype(float)
+    return np.concatenate(
+        [
+            np.histogram(process.instants(_rng(seed), duration=edges[-1]), edges)[0]
+            for seed in range(runs)
+        ]
+    ).astype(float)
 
 
 def test_dispersion_of_two_states_is_the_textbook_formula() -> None:
-    """1 + 2 s1 s2 (r1 - r2)^2 / ((s1 + s2)^2 (r1 s2 + r2 s1)), s the rates of leaving (Fischer and Meier-Hellstern 1993)."""
+    """1 + 2 s1 s2 (r1 - r2)^2 / ((s1 + s2)^2 (r1 s2 + r2 s1)), s the rates of leaving (Fischer
+    and Meier-Hellstern 1993).
+    """
     (r1, r2), (s1, s2) = (5.0, 50.0), (1 / 10, 1 / 1)
     formula = 1 + 2 * s1 * s2 * (r1 - r2) ** 2 / ((s1 + s2) ** 2 * (r1 * s2 + r2 * s1))
     process = Mmpp((r1, r2), (10.0, 1.0))
@@ -130,12 +166,16 @@ def test_dispersion_of_two_states_is_the_textbook_formula() -> None:
     assert process.dispersion_over(window) == pytest.approx(partial, rel=1e-12)
 
 
-@pytest.mark.parametrize("process", [Mmpp((5.0, 40.0), (2.0, 0.5)), Mmpp((0.0, 30.0, 4.0), (2.0, 0.5, 1.0))])
+@pytest.mark.parametrize(
+    "process", [Mmpp((5.0, 40.0), (2.0, 0.5)), Mmpp((0.0, 30.0, 4.0), (2.0, 0.5, 1.0))]
+)
 def test_counts_have_the_mean_and_the_dispersion_of_the_closed_forms(process: Mmpp) -> None:
     for window in (0.5, 5.0):
         counts = _windows(process, window, runs=40, per_run=400)
         assert counts.mean() == pytest.approx(process.mean_rate * window, rel=0.05)
-        assert counts.var() / counts.mean() == pytest.approx(process.dispersion_over(window), rel=0.12)
+        assert counts.var() / counts.mean() == pytest.approx(
+            process.dispersion_over(window), rel=0.12
+        )
 
 
 def test_dispersion_grows_from_one_to_its_limit() -> None:
@@ -180,7 +220,9 @@ def test_equal_rates_in_all_states_are_the_poisson_process() -> None:
     more=st.integers(0, 2000),
     duration=st.floats(0.5, 400.0),
 )
-def test_every_run_is_the_beginning_of_one_endless_run(text: str, seed: int, count: int, more: int, duration: float) -> None:
+def test_every_run_is_the_beginning_of_one_endless_run(
+    text: str, seed: int, count: int, more: int, duration: float
+) -> None:
     """By number, by duration or by both: the same instants bit for bit, as far as they go."""
     process = parse_arrivals(text)
     longest = process.instants(_rng(seed), count=count + more)
@@ -196,7 +238,12 @@ def test_every_run_is_the_beginning_of_one_endless_run(text: str, seed: int, cou
 
 
 @settings(deadline=None, max_examples=60)
-@given(text=st.sampled_from(["poisson:rate=10", "gamma:rate=10,burstiness=0.3", "deterministic:rate=10"]), rate=st.floats(0.01, 1e4))
+@given(
+    text=st.sampled_from(
+        ["poisson:rate=10", "gamma:rate=10,burstiness=0.3", "deterministic:rate=10"]
+    ),
+    rate=st.floats(0.01, 1e4),
+)
 def test_renewal_processes_at_another_rate_are_stretched(text: str, rate: float) -> None:
     process = parse_arrivals(text)
     there = at_rate(process, rate).instants(_rng(2), count=200)
@@ -216,7 +263,13 @@ def test_nothing_is_pinned_to_the_end(text: str) -> None:
 def test_the_delivered_rate_is_the_mean_rate(text: str) -> None:
     process = at_rate(parse_arrivals(text), 20.0)
     assert process.mean_rate == pytest.approx(20.0)
-    span = sum(process.durations) if isinstance(process, Piecewise) else process.duration if isinstance(process, Ramp) else 4000.0
+    span = (
+        sum(process.durations)
+        if isinstance(process, Piecewise)
+        else process.duration
+        if isinstance(process, Ramp)
+        else 4000.0
+    )
     sizes = [process.instants(_rng(seed), duration=span).size for seed in range(20)]
     assert np.mean(sizes) / span == pytest.approx(20.0, rel=0.05)
 
@@ -252,7 +305,10 @@ def test_text_reads_back_as_the_same_process(text: str) -> None:
     ("text", "seconds"),
     [
         ("mmpp:rates=5/50,durations=1m30s/500ms", "mmpp:rates=5/50,durations=90/0.5"),
-        ("piecewise:rates=5/20/5,durations=1min/30s/60", "piecewise:rates=5/20/5,durations=60/30/60"),
+        (
+            "piecewise:rates=5/20/5,durations=1min/30s/60",
+            "piecewise:rates=5/20/5,durations=60/30/60",
+        ),
         ("ramp:start=1,end=50,duration=1m", "ramp:start=1,end=50,duration=60"),
     ],
 )
@@ -268,7 +324,10 @@ def test_durations_take_a_unit_and_a_bare_number_is_seconds(text: str, seconds: 
         ("poisson", "expected rate too, for example poisson:rate=10"),
         ("poisson:rat=1", "did you mean 'rate'"),
         ("poisson:rate=fast", "expected a number"),
-        ("poisson:rate=0", "got request rate 0.0; expected requests per second > 0 .in 'poisson:rate=0'"),
+        (
+            "poisson:rate=0",
+            "got request rate 0.0; expected requests per second > 0 .in 'poisson:rate=0'",
+        ),
         ("gamma:rate=1,burstiness=0", "burstiness 0.0; expected a shape > 0"),
         ("mmpp:rates=1,durations=1", "expected two or more"),
         ("mmpp:rates=1/2/3,durations=1/2", "3 rates and 2 durations"),
@@ -280,10 +339,16 @@ def test_durations_take_a_unit_and_a_bare_number_is_seconds(text: str, seconds: 
         ("piecewise:rates=inf,durations=1", "rates with inf"),
         ("piecewise:rates=0,durations=1", "rates of 0 only"),
         ("piecewise:rates=1/2,durations=1", "as many of both"),
-        ("ramp:start=0,end=5,duration=60,shape=exponential", "start with 0.0; expected finite numbers > 0"),
+        (
+            "ramp:start=0,end=5,duration=60,shape=exponential",
+            "start with 0.0; expected finite numbers > 0",
+        ),
         ("ramp:start=0,end=0,duration=60", "from 0 to 0"),
         ("ramp:start=1,end=5,duration=60,shape=lineal", "did you mean 'linear'"),
-        ("ramp:start=1,end=5,duration=-1", "got duration='-1' in .*; expected a duration: 2s, 100ms"),
+        (
+            "ramp:start=1,end=5,duration=-1",
+            "got duration='-1' in .*; expected a duration: 2s, 100ms",
+        ),
         ("ramp:start=1,end=5,duration=3 days", "got duration='3 days' in"),
         ("mmpp:rates=1/2,durations=1/2q", "got durations='2q' in"),
         ("piecewise:rates=1/2,durations=1/inf", "durations with inf; expected finite numbers > 0"),
@@ -297,7 +362,14 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("process", "bounds", "message"),
     [
-        (Poisson(5.0), {}, r"without an end; expected a number of requests \(--num-prompts\) or seconds \(--duration\)$"),
+        (
+            Poisson(5.0),
+            {},
+            (
+                r"without an end; expected a number of requests \(--num-prompts\) or seconds "
+                r"\(--duration\)$"
+            ),
+        ),
         (
             Poisson(math.inf),
             {"duration": 5.0},
@@ -317,7 +389,9 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
         (Poisson(1.0), {"count": 10**9}, "expected a whole number >= 1 and <= 10.8"),
     ],
 )
-def test_bounds_that_give_no_end_are_refused(process: Arrivals, bounds: dict[str, float], message: str) -> None:
+def test_bounds_that_give_no_end_are_refused(
+    process: Arrivals, bounds: dict[str, float], message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         process.instants(_rng(), **bounds)  # type: ignore[arg-type]
 

@@ -1,8 +1,9 @@
-"""What reaches the server is the Poisson process that was asked for: tests on the gateway's own instants, 0.001 each.
+"""What reaches the server is the Poisson process that was asked for: tests on the gateway's own
+instants, 0.001 each.
 
-The instants are those at which the kernel had the requests (`received_at`). A run beyond its lateness budget is INVALID
-and not judged, because a shared machine may stand still; it is repeated with the next seed, and where none of them is
-valid the machine cannot say anything about arrivals.
+The instants are those at which the kernel had the requests (`received_at`). A run beyond its
+lateness budget is INVALID and not judged, because a shared machine may stand still; it is repeated
+with the next seed, and where none of them is valid the machine cannot say anything about arrivals.
 """
 
 from __future__ import annotations
@@ -46,31 +47,51 @@ def p_values(instants: np.ndarray, rate: float) -> dict[str, float]:
         "lags 1-10": arrival_tests.correlation(gaps, 10),
         "delivered rate": arrival_tests.rate(gaps.size, float(np.ptp(instants)), rate),
     }
-    found |= {f"dispersion, {size}": arrival_tests.dispersion(instants, size) for size in (5, 20, 50)}
+    found |= {
+        f"dispersion, {size}": arrival_tests.dispersion(instants, size) for size in (5, 20, 50)
+    }
     return {name: finding.p_value for name, finding in found.items()}
 
 
 async def at_the_server(folder: Path, rate: float, n: int, processes: int, seed: int) -> Stream:
     """One run against a gateway of its own; its arrivals there, beside their timetable."""
     file = folder / f"{rate:g}-{processes}-{seed}.jsonl"
-    arguments = ["--engine", "emulated", "--latency", FAST, "--allow-forced-lengths", "--prediction-interval", "0"]
-    async with GatewayProcess([*arguments, "--record-file", str(file)], free_port(0), file.with_suffix(".log")) as gateway:
+    arguments = [
+        "--engine",
+        "emulated",
+        "--latency",
+        FAST,
+        "--allow-forced-lengths",
+        "--prediction-interval",
+        "0",
+    ]
+    async with GatewayProcess(
+        [*arguments, "--record-file", str(file)], free_port(0), file.with_suffix(".log")
+    ) as gateway:
         await gateway.ready()
         timetable = draw(rate, n, seed, FOUR, ONE)
         target = Target(base_url=gateway.url, model="tiny", max_tokens=1)
         asked = {"arrivals": f"poisson:rate={rate:g}", "request_rate": rate}
-        result = await run_load(target, timetable, seed=seed, processes=processes, configuration=asked, drain_limit=60)
+        result = await run_load(
+            target, timetable, seed=seed, processes=processes, configuration=asked, drain_limit=60
+        )
         await gateway.ask("POST", "/admin/drain")
     assert {record.outcome for record in result.records} == {"completed"}
     header, records = read_run(file)
     assert len(records) == n
-    _, received = streams_of([(Path("load"), result.header, result.records, False), (file, header, records, False)])
+    _, received = streams_of(
+        [(Path("load"), result.header, result.records, False), (file, header, records, False)]
+    )
     assert received.what == "received"
     return received
 
 
-async def valid_cell(folder: Path, rate: float, n: int, processes: int, attempts: int = 4) -> Stream:
-    """The first of a few runs that kept the lateness budget, and whose machine did not hold requests back for a mean gap."""
+async def valid_cell(
+    folder: Path, rate: float, n: int, processes: int, attempts: int = 4
+) -> Stream:
+    """The first of a few runs that kept the lateness budget, and whose machine did not hold
+    requests back for a mean gap.
+    """
     budget = Budget(mean=BUDGET.mean, p99=min(BUDGET.p99, 1 / rate))
     late = []
     for seed in range(attempts):
@@ -80,7 +101,10 @@ async def valid_cell(folder: Path, rate: float, n: int, processes: int, attempts
             return received
         assert audit.lateness is not None
         late.append(f"{audit.lateness.p99 * 1e3:.1f}")
-    return missing("a calm machine", f"p99 of lateness {', '.join(late)} ms at {rate:g}/s; judged up to {budget.p99 * 1e3:g} ms")
+    return missing(
+        "a calm machine",
+        f"p99 of lateness {', '.join(late)} ms at {rate:g}/s; judged up to {budget.p99 * 1e3:g} ms",
+    )
 
 
 def assert_poisson(received: Stream, rate: float) -> None:
@@ -101,7 +125,9 @@ def test_what_one_sender_sends_arrives_as_a_poisson_process(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize(("rate", "n"), [(100.0, 2000), (1000.0, 2500)])
-def test_arrivals_at_the_server_are_poisson(tmp_path: Path, rate: float, n: int, processes: int) -> None:
+def test_arrivals_at_the_server_are_poisson(
+    tmp_path: Path, rate: float, n: int, processes: int
+) -> None:
     assert_poisson(asyncio.run(valid_cell(tmp_path, rate, n, processes)), rate)
 
 
@@ -111,7 +137,11 @@ def test_ten_requests_per_second_by_one_two_and_four_processes(tmp_path: Path) -
     faulthandler.cancel_dump_traceback_later()  # long by nature, not stuck
 
     async def all_three() -> list[Stream]:
-        return list(await asyncio.gather(*(valid_cell(tmp_path, 10.0, 2000, processes) for processes in (1, 2, 4))))
+        return list(
+            await asyncio.gather(
+                *(valid_cell(tmp_path, 10.0, 2000, processes) for processes in (1, 2, 4))
+            )
+        )
 
     for received in asyncio.run(all_three()):
         assert_poisson(received, 10.0)
@@ -140,7 +170,9 @@ def test_one_request_per_second_on_virtual_time() -> None:
     assert run_virtual(main()) == "poisson"
 
 
-def test_the_same_checks_fail_for_two_senders_of_one_seed_sleeps_that_drift_and_regular_gaps() -> None:
+def test_the_same_checks_fail_for_two_senders_of_one_seed_sleeps_that_drift_and_regular_gaps() -> (
+    None
+):
     """Their power, at the same n."""
     rng = np.random.default_rng(0)
     lock_step = np.cumsum(np.repeat(rng.exponential(0.01, 1000), 2))

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from loadgen.compare.assertions import Assertion, broken_lines, check, parse_assertion, percentiles_of, require_known
+from loadgen.compare.assertions import (
+    Assertion,
+    broken_lines,
+    check,
+    parse_assertion,
+    percentiles_of,
+    require_known,
+)
 from loadgen.measures.goodput import parse_goodput
 from loadgen.report.summary import summarise_records
 from loadgen.report.summary_values import flat, names
@@ -38,7 +45,9 @@ from tests.loadgen.answers import answered
         ("p99_ttft <= 250µs", "p99_ttft", "<=", 0.00025),
     ],
 )
-def test_condition_is_read_in_any_of_its_forms(text: str, name: str, operator: str, limit: float) -> None:
+def test_condition_is_read_in_any_of_its_forms(
+    text: str, name: str, operator: str, limit: float
+) -> None:
     found = parse_assertion(text)
     assert (found.name, found.operator, found.limit) == (name, operator, limit)
 
@@ -66,7 +75,9 @@ def test_what_is_no_condition_is_refused_with_an_example(wrong: str) -> None:
         parse_assertion(wrong)
 
 
-@pytest.mark.parametrize("bare", ["mean_ttft < 200", "p99_queueing_delay < 2", "duration < 60", "p99_send_lateness < 5%"])
+@pytest.mark.parametrize(
+    "bare", ["mean_ttft < 200", "p99_queueing_delay < 2", "duration < 60", "p99_send_lateness < 5%"]
+)
 def test_a_duration_needs_its_unit(bare: str) -> None:
     with pytest.raises(SpecError, match="expected a unit"):
         parse_assertion(bare)
@@ -104,20 +115,30 @@ def test_what_was_not_measured_breaks_every_condition(operator: str, missing: fl
 
 
 def test_broken_conditions_are_one_line_each_in_the_unit_they_were_written_in() -> None:
-    asked = [parse_assertion(text) for text in ("p99_ttft < 200ms", "prediction_error < 15%", "completed == 3")]
-    lines = broken_lines(asked, {"p99_ttft": 0.2314, "prediction_error": -0.2, "completed": 3.0}, "dynamic, load 0.5")
+    asked = [
+        parse_assertion(text)
+        for text in ("p99_ttft < 200ms", "prediction_error < 15%", "completed == 3")
+    ]
+    lines = broken_lines(
+        asked, {"p99_ttft": 0.2314, "prediction_error": -0.2, "completed": 3.0}, "dynamic, load 0.5"
+    )
     assert lines == [
         "dynamic, load 0.5: got p99_ttft 231.4 ms; expected < 200 ms",
         "dynamic, load 0.5: got prediction_error -20%; expected an absolute value < 15%",
     ]
     assert broken_lines(asked, {"p99_ttft": 0.1, "prediction_error": 0.1, "completed": 3.0}) == []
-    assert broken_lines([parse_assertion("duration < 1m30s")], {"duration": 100.0}) == ["got duration 100 s; expected < 90 s"]
+    assert broken_lines([parse_assertion("duration < 1m30s")], {"duration": 100.0}) == [
+        "got duration 100 s; expected < 90 s"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("written", "near"), [("p99_tftt", "p99_ttft"), ("ttft", "mean_ttft"), ("complete", "completed"), ("p95_itl", None)]
+    ("written", "near"),
+    [("p99_tftt", "p99_ttft"), ("ttft", "mean_ttft"), ("complete", "completed"), ("p95_itl", None)],
 )
-def test_unknown_name_is_refused_with_a_suggestion_and_the_list(written: str, near: str | None) -> None:
+def test_unknown_name_is_refused_with_a_suggestion_and_the_list(
+    written: str, near: str | None
+) -> None:
     asked = Assertion(written, written, "<", 1.0, "s")
     with pytest.raises(SpecError) as caught:
         require_known([asked], names((50.0, 99.0)))
@@ -128,19 +149,45 @@ def test_unknown_name_is_refused_with_a_suggestion_and_the_list(written: str, ne
 
 
 def test_summary_gives_every_name_it_promises_measured_or_not() -> None:
-    runs = ([], [Record(request_id="a", outcome="failed", intended_at=0.0)], [answered(i, float(i)) for i in range(40)])
+    runs = (
+        [],
+        [Record(request_id="a", outcome="failed", intended_at=0.0)],
+        [answered(i, float(i)) for i in range(40)],
+    )
     for records in runs:
-        assert sorted(flat(summarise_records(records, percentiles=(50.0, 99.9)))) == sorted(names((50.0, 99.9)))
+        assert sorted(flat(summarise_records(records, percentiles=(50.0, 99.9)))) == sorted(
+            names((50.0, 99.9))
+        )
 
 
 def test_conditions_are_judged_on_a_summary() -> None:
     records = [answered(i, i / 2, outcome="failed" if i == 7 else "completed") for i in range(40)]
-    texts = ["completed == 39", "failed == 1", "p99.5_ttft < 101ms", "mean_ttft > 99ms", "goodput >= 94%", "delivered_rate < 2.01"]
-    texts += ["error_rate < 3%", "request_throughput > 1.9", "max_output_tokens == 3", "number_in_system < 0.3", "p50_itl < 20.01ms"]
+    texts = [
+        "completed == 39",
+        "failed == 1",
+        "p99.5_ttft < 101ms",
+        "mean_ttft > 99ms",
+        "goodput >= 94%",
+        "delivered_rate < 2.01",
+    ]
+    texts += [
+        "error_rate < 3%",
+        "request_throughput > 1.9",
+        "max_output_tokens == 3",
+        "number_in_system < 0.3",
+        "p50_itl < 20.01ms",
+    ]
     held = [parse_assertion(text) for text in texts]
-    summary = summarise_records(records, percentiles=sorted({50.0, *percentiles_of(held)}), limits=parse_goodput(["ttft:101"]))
+    summary = summarise_records(
+        records,
+        percentiles=sorted({50.0, *percentiles_of(held)}),
+        limits=parse_goodput(["ttft:101"]),
+    )
     assert broken_lines(held, flat(summary)) == []
-    broken = [parse_assertion(text) for text in ("goodput > 98%", "mean_service_time < 10s", "asked_rate > 0")]
+    broken = [
+        parse_assertion(text)
+        for text in ("goodput > 98%", "mean_service_time < 10s", "asked_rate > 0")
+    ]
     assert [line.split(";")[0] for line in broken_lines(broken, flat(summary))] == [
         "got goodput 97.4359%",
         "got mean_service_time unknown (not measured)",
@@ -149,5 +196,8 @@ def test_conditions_are_judged_on_a_summary() -> None:
 
 
 def test_percentiles_that_conditions_need_are_named() -> None:
-    asked = [parse_assertion(text) for text in ("p99.9_itl < 1s", "ttft_p95 < 1s", "mean_ttft < 1s", "prediction_error < 1")]
+    asked = [
+        parse_assertion(text)
+        for text in ("p99.9_itl < 1s", "ttft_p95 < 1s", "mean_ttft < 1s", "prediction_error < 1")
+    ]
     assert percentiles_of(asked) == {99.9, 95.0}

@@ -22,12 +22,17 @@ def poisson(seed: int = 0, n: int = 600) -> list[float]:
 
 def load_run(path: Path, instants: list[float], late: float = 0.0005, **configuration: Any) -> Path:
     configured = {"arrivals": f"poisson:rate={RATE:g}", "request_rate": RATE} | configuration
-    records = [Record(request_id=f"load-1-{i}", outcome="completed", intended_at=at, sent_at=at + late) for i, at in enumerate(instants)]
+    records = [
+        Record(request_id=f"load-1-{i}", outcome="completed", intended_at=at, sent_at=at + late)
+        for i, at in enumerate(instants)
+    ]
     write_run(path, Header(writer="load", configuration=configured), records)
     return path
 
 
-def gateway_run(path: Path, instants: list[float], late: float = 0.001, epochs: int = 1, sequences: int = 1) -> Path:
+def gateway_run(
+    path: Path, instants: list[float], late: float = 0.001, epochs: int = 1, sequences: int = 1
+) -> Path:
     records = [
         Record(
             request_id=f"cmpl-{i:x}-{sequence}",
@@ -56,7 +61,16 @@ def audits(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[d
 
 
 def test_a_load_run_is_judged_by_the_instants_of_sending(tmp_path, capsys):
-    assert run(load_run(tmp_path / "load.jsonl", poisson()), "--require", "poisson", "--require", "timetable") == 0
+    assert (
+        run(
+            load_run(tmp_path / "load.jsonl", poisson()),
+            "--require",
+            "poisson",
+            "--require",
+            "timetable",
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert out.startswith("load.jsonl: poisson\n600 sent in ")
     assert "asked 20)" in out
@@ -80,14 +94,24 @@ def test_lateness_beyond_the_budget_is_invalid(tmp_path, capsys):
     assert run(path, "--require", "timetable", "--lateness-budget", "mean=4ms,p99=4ms") == 0
 
 
-def test_a_gateways_run_is_judged_by_the_kernels_instants_and_one_call_is_one_arrival(tmp_path, capsys):
-    (audit,) = audits(capsys, gateway_run(tmp_path / "gateway.jsonl", poisson(), sequences=3), "--asked-rate", "20")
+def test_a_gateways_run_is_judged_by_the_kernels_instants_and_one_call_is_one_arrival(
+    tmp_path, capsys
+):
+    (audit,) = audits(
+        capsys,
+        gateway_run(tmp_path / "gateway.jsonl", poisson(), sequences=3),
+        "--asked-rate",
+        "20",
+    )
     assert (audit["instants"], audit["n"], audit["verdict"]) == ("received", 600, "poisson")
     assert audit["lateness"] is None
 
 
 def test_beside_the_load_run_a_gateways_run_has_its_timetable_and_rate(tmp_path, capsys):
-    files = load_run(tmp_path / "load.jsonl", poisson()), gateway_run(tmp_path / "gateway.jsonl", poisson(), late=0.0009)
+    files = (
+        load_run(tmp_path / "load.jsonl", poisson()),
+        gateway_run(tmp_path / "gateway.jsonl", poisson(), late=0.0009),
+    )
     sent, received = audits(capsys, *files)
     assert (sent["name"], received["name"]) == ("load.jsonl", "gateway.jsonl")
     assert received["asked_rate"] == RATE
@@ -95,9 +119,14 @@ def test_beside_the_load_run_a_gateways_run_has_its_timetable_and_rate(tmp_path,
     assert received["valid"] is True
 
 
-@pytest.mark.parametrize(("late", "known"), [(3599.0, True), (3601.0, False), (-3599.0, True), (-3601.0, False)])
+@pytest.mark.parametrize(
+    ("late", "known"), [(3599.0, True), (3601.0, False), (-3599.0, True), (-3601.0, False)]
+)
 def test_clocks_that_are_an_hour_apart_are_two_clocks(tmp_path, late, known):
-    files = load_run(tmp_path / "load.jsonl", poisson()), gateway_run(tmp_path / "gateway.jsonl", poisson(), late=late)
+    files = (
+        load_run(tmp_path / "load.jsonl", poisson()),
+        gateway_run(tmp_path / "gateway.jsonl", poisson(), late=late),
+    )
     _, received = streams_of([(path, *read_run(path), False) for path in files])
     assert (received.intended is not None) == known
     assert received.asked_rate == RATE
@@ -105,7 +134,10 @@ def test_clocks_that_are_an_hour_apart_are_two_clocks(tmp_path, late, known):
 
 def test_the_epochs_of_a_gateway_are_judged_one_by_one(tmp_path, capsys):
     found = audits(capsys, gateway_run(tmp_path / "gateway.jsonl", poisson(), epochs=2))
-    assert [audit["name"] for audit in found] == ["gateway.jsonl, epoch 0", "gateway.jsonl, epoch 1"]
+    assert [audit["name"] for audit in found] == [
+        "gateway.jsonl, epoch 0",
+        "gateway.jsonl, epoch 1",
+    ]
     assert [audit["n"] for audit in found] == [300, 300]
 
 
@@ -125,9 +157,12 @@ def test_what_was_asked_to_be_gamma_is_compared_with_its_timetable(tmp_path, cap
     run(path)
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith(
-        "load.jsonl: timetable kept (mean 0.5 ms, p99 0.5 ms late); not tested: the distribution of the gaps (asked: gamma)"
+        "load.jsonl: timetable kept (mean 0.5 ms, p99 0.5 ms late); not tested: the distribution "
+        "of the gaps (asked: gamma)"
     )
-    assert "the tests below are for a Poisson process; their results do not enter the verdict" in out
+    assert (
+        "the tests below are for a Poisson process; their results do not enter the verdict" in out
+    )
     run(path, "--process", "poisson")
     assert "not poisson: arrivals come in bursts" in capsys.readouterr().out
     assert run(path, "--require", "poisson") == 3
@@ -138,7 +173,12 @@ def test_rescaled_schedules_are_told_by_several_runs(tmp_path, capsys):
         files = []
         for seed in range(5):
             instants = np.array(poisson(seed)) - 100
-            files.append(load_run(tmp_path / f"{seed}.jsonl", (instants * (600 / RATE / instants[-1] if scale else 1)).tolist()))
+            files.append(
+                load_run(
+                    tmp_path / f"{seed}.jsonl",
+                    (instants * (600 / RATE / instants[-1] if scale else 1)).tolist(),
+                )
+            )
         run(*files, "--json")
         return float(json.loads(capsys.readouterr().out)["spans_too_exact_p_value"])
 
@@ -170,7 +210,10 @@ def test_a_header_says_what_was_asked(configuration, found):
         (["--significance", "1"], "got --significance 1.0"),
         (["--require", "gamma"], "got --require gamma; expected poisson or timetable"),
         (["--lateness-budget", "soon"], "got lateness budget 'soon'"),
-        (["--process", "possion"], "got --process possion; expected one of poisson, gamma, deterministic"),
+        (
+            ["--process", "possion"],
+            "got --process possion; expected one of poisson, gamma, deterministic",
+        ),
         (["--process", "possion"], "; did you mean 'poisson'?"),
     ],
 )
@@ -189,9 +232,13 @@ def test_files_without_arrivals_exit_with_2(tmp_path, capsys):
 
 
 def test_a_timetable_that_was_not_kept_is_said_of_any_process(tmp_path, capsys):
-    path = load_run(tmp_path / "load.jsonl", poisson(), late=0.02, arrivals="gamma:rate=20,burstiness=1")
+    path = load_run(
+        tmp_path / "load.jsonl", poisson(), late=0.02, arrivals="gamma:rate=20,burstiness=1"
+    )
     assert run(path, "--require", "timetable") == 3
-    assert capsys.readouterr().out.startswith("load.jsonl: timetable not kept (mean 20 ms, p99 20 ms late); not tested:")
+    assert capsys.readouterr().out.startswith(
+        "load.jsonl: timetable not kept (mean 20 ms, p99 20 ms late); not tested:"
+    )
 
 
 def test_a_poisson_run_is_not_said_to_be_untested(tmp_path, capsys):
@@ -204,28 +251,49 @@ def test_a_poisson_run_is_not_said_to_be_untested(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("configuration", "kept", "says"),
     [
-        ({"num_prompts": 1000}, 600, ["the run was killed, or is still running: 600 of 1,000 requests recorded"]),
-        ({"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600}, 600, ["interrupted: 600 of 1,000 requests sent"]),
+        (
+            {"num_prompts": 1000},
+            600,
+            ["the run was killed, or is still running: 600 of 1,000 requests recorded"],
+        ),
+        (
+            {"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600},
+            600,
+            ["interrupted: 600 of 1,000 requests sent"],
+        ),
         (
             {"num_prompts": 1000, "interrupted": True, "missing": [], "recorded": 600},
             599,
-            ["interrupted before all 1,000 requests were sent", "the file was cut: 599 of 600 requests are in it"],
+            [
+                "interrupted before all 1,000 requests were sent",
+                "the file was cut: 599 of 600 requests are in it",
+            ],
         ),
-        ({"num_prompts": 600, "interrupted": False, "missing": []}, 590, ["the file was cut: 590 of 600 requests are in it"]),
+        (
+            {"num_prompts": 600, "interrupted": False, "missing": []},
+            590,
+            ["the file was cut: 590 of 600 requests are in it"],
+        ),
         ({"num_prompts": 600, "interrupted": False, "missing": [], "recorded": 600}, 600, []),
     ],
 )
-def test_records_that_are_missing_are_said_in_a_line_each(tmp_path, capsys, configuration, kept, says):
+def test_records_that_are_missing_are_said_in_a_line_each(
+    tmp_path, capsys, configuration, kept, says
+):
     path = load_run(tmp_path / "load.jsonl", poisson()[:kept], **configuration)
     (audit,) = audits(capsys, path)
     assert audit["incomplete"] == says
     run(path)
     out = capsys.readouterr().out.splitlines()
-    assert [line for line in out if line.startswith(("the run was", "interrupted", "the file was"))] == says
+    assert [
+        line for line in out if line.startswith(("the run was", "interrupted", "the file was"))
+    ] == says
 
 
 def test_a_gateways_file_with_a_cut_last_line_is_said_to_be_cut(tmp_path, capsys):
     path = gateway_run(tmp_path / "gateway.jsonl", poisson())
     path.write_bytes(path.read_bytes()[:-30])
     (audit,) = audits(capsys, path)
-    assert audit["incomplete"] == ["the file was cut: its last line is incomplete and left out; 599 records before it"]
+    assert audit["incomplete"] == [
+        "the file was cut: its last line is incomplete and left out; 599 records before it"
+    ]

@@ -1,4 +1,6 @@
-"""The result file of `vllm bench serve`, beside files that it wrote itself (tests/loadgen/samples/README.md)."""
+"""The result file of `vllm bench serve`, beside files that it wrote itself
+(tests/loadgen/samples/README.md).
+"""
 
 from __future__ import annotations
 
@@ -49,32 +51,55 @@ def test_keys_and_their_order_are_those_of_vllm() -> None:
 
 def test_types_are_those_of_vllm() -> None:
     ours, theirs = rewritten(), real()
-    assert {key: _type(ours[key]) for key in theirs} == {key: _type(value) for key, value in theirs.items()}
+    assert {key: _type(ours[key]) for key in theirs} == {
+        key: _type(value) for key, value in theirs.items()
+    }
 
 
 def _type(value: Any) -> Any:
-    return [type(value), *sorted({str(type(one)) for one in value})] if isinstance(value, list) else type(value)
+    return (
+        [type(value), *sorted({str(type(one)) for one in value})]
+        if isinstance(value, list)
+        else type(value)
+    )
 
 
 def test_without_details_the_keys_are_those_of_vllm_too() -> None:
-    metrics = parse_bench_metrics("ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue")
-    flags = {"metadata": {}, "max_concurrency": 2, "percentile_metrics": metrics, "metric_percentiles": (50.0, 99.0), "goodput": ()}
+    metrics = parse_bench_metrics(
+        "ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue"
+    )
+    flags = {
+        "metadata": {},
+        "max_concurrency": 2,
+        "percentile_metrics": metrics,
+        "metric_percentiles": (50.0, 99.0),
+        "goodput": (),
+    }
     ours, theirs = rewritten(save_detailed=False, **flags), real(SUMMARY)
     assert list(ours) == list(theirs)
-    assert {key: _type(ours[key]) for key in theirs} == {key: _type(value) for key, value in theirs.items()}
+    assert {key: _type(ours[key]) for key in theirs} == {
+        key: _type(value) for key, value in theirs.items()
+    }
 
 
 def test_every_number_is_the_one_that_vllm_computes_from_the_same_requests() -> None:
     ours, theirs = rewritten(), real()
-    span = ours["duration"] / theirs["duration"]  # vLLM's clock starts before its first gap and stops after its last answer
+    span = (
+        ours["duration"] / theirs["duration"]
+    )  # vLLM's clock starts before its first gap and stops after its last answer
     assert 0.9 < span < 1
     for key, value in theirs.items():
-        if key in {"date", "duration", "generated_texts", "itls", "errors", "queue_times"} or "_itl_" in key:
+        if (
+            key in {"date", "duration", "generated_texts", "itls", "errors", "queue_times"}
+            or "_itl_" in key
+        ):
             continue
         wanted = value / span if key.endswith(("throughput", "goodput")) else value
         if key == "max_output_tokens_per_s":  # it counts the chunk that ends an answer as a token
             wanted = pytest.approx(value, rel=0.3)
-        assert ours[key] == (wanted if isinstance(wanted, str | None) else pytest.approx(wanted)), key
+        assert ours[key] == (wanted if isinstance(wanted, str | None) else pytest.approx(wanted)), (
+            key
+        )
 
 
 def test_gaps_between_tokens_leave_out_the_chunk_that_ends_a_padded_answer() -> None:
@@ -90,10 +115,16 @@ def test_gaps_between_tokens_leave_out_the_chunk_that_ends_a_padded_answer() -> 
 def test_foreign_file_is_read_as_records_and_says_no_more_than_it_knows() -> None:
     header, records = from_bench_json(DETAILED)
     theirs = real()
-    assert (header.writer, header.configuration["request_rate"], header.configuration["purpose"]) == ("load", 40.0, "sample")
+    assert (
+        header.writer,
+        header.configuration["request_rate"],
+        header.configuration["purpose"],
+    ) == ("load", 40.0, "sample")
     assert [record.outcome for record in records].count("rejected") == theirs["failed"] == 1
     assert sum(record.outcome == "completed" for record in records) == theirs["completed"]
-    for record, start, ttft, latency in zip(records, theirs["start_times"], theirs["ttfts"], theirs["latencies"], strict=True):
+    for record, start, ttft, latency in zip(
+        records, theirs["start_times"], theirs["ttfts"], theirs["latencies"], strict=True
+    ):
         assert record.sent_at == start
         assert record.intended_at is record.queueing_delay is record.arrived_at is None
         if record.outcome == "completed":
@@ -109,7 +140,9 @@ def test_foreign_file_is_read_as_records_and_says_no_more_than_it_knows() -> Non
 
 def test_summary_of_a_foreign_file_has_vllms_numbers() -> None:
     header, records = from_bench_json(DETAILED)
-    found = summarise_records(records, header.configuration["request_rate"], percentiles=(50.0, 90.0, 99.9))
+    found = summarise_records(
+        records, header.configuration["request_rate"], percentiles=(50.0, 90.0, 99.9)
+    )
     assert found.lateness is None
     assert found.completed == 23
     assert found.durations["ttft"].n == 22  # one is warm-up
@@ -121,7 +154,9 @@ def test_a_bound_on_concurrency_tells_when_the_client_would_have_sent() -> None:
     _, records = bench_runs_of(path_result)
     assert all(record.intended_at == pytest.approx(record.sent_at - 0.5) for record in records)  # type: ignore[operator]
     assert records[0].sojourn_time == pytest.approx(real()["latencies"][0] + 0.5)
-    assert [lateness(record) for record in records] == [0.0] * 24, "what waited for a place was not late"
+    assert [lateness(record) for record in records] == [0.0] * 24, (
+        "what waited for a place was not late"
+    )
     unbound, waited = (
         bench_runs_of({**path_result, "max_concurrency": None})[1],
         bench_runs_of({**path_result, "queue_times": [0.0] * 24})[1],
@@ -130,12 +165,16 @@ def test_a_bound_on_concurrency_tells_when_the_client_would_have_sent() -> None:
 
 
 @pytest.mark.parametrize(("held", "late"), [(0.3, 0.02), (0.3, 0.0), (0.0, 0.02)])
-def test_a_wait_for_a_place_comes_back_from_our_own_file_as_such(held: float, late: float, tmp_path: Path) -> None:
+def test_a_wait_for_a_place_comes_back_from_our_own_file_as_such(
+    held: float, late: float, tmp_path: Path
+) -> None:
     """`kendall summary` of the JSON says of lateness what `kendall load` said."""
     placed = 5.0 + held
     record = answered(1, 5.0, late=held + late)
     record = msgspec.structs.replace(record, held_until=placed if held else None)
-    write_bench_json(tmp_path / "run.json", bench_result([record], options(max_concurrency=2), at=AT))
+    write_bench_json(
+        tmp_path / "run.json", bench_result([record], options(max_concurrency=2), at=AT)
+    )
     (back,) = from_bench_json(tmp_path / "run.json")[1]
     assert lateness(back) == pytest.approx(late, abs=1e-6)
     assert (back.held_until is not None) == bool(held)
@@ -167,7 +206,14 @@ def test_an_unavailable_server_of_a_foreign_file_has_failed() -> None:
 
 def test_our_own_file_comes_back_whole(tmp_path: Path) -> None:
     records = [answered(i, 100.0 + i / 4, service_time=0.09, batch_size=3) for i in range(20)]
-    lost = Record(request_id="r", outcome="abandoned", intended_at=105.0, sent_at=105.1, prompt_tokens=10, error="429 queue_timeout")
+    lost = Record(
+        request_id="r",
+        outcome="abandoned",
+        intended_at=105.0,
+        sent_at=105.1,
+        prompt_tokens=10,
+        error="429 queue_timeout",
+    )
     write_bench_json(tmp_path / "run.json", bench_result([*records, lost], options(), at=AT))
     _, back = from_bench_json(tmp_path / "run.json")
     for before, after in zip([*records, lost], back, strict=True):
@@ -184,12 +230,16 @@ def test_our_own_file_comes_back_whole(tmp_path: Path) -> None:
         ):
             assert getattr(after, name) == getattr(before, name), name
         for name in ("first_token_at", "last_token_at", "token_at", "released_at", "sojourn_time"):
-            assert getattr(after, name) == (None if (value := getattr(before, name)) is None else pytest.approx(value)), name
+            assert getattr(after, name) == (
+                None if (value := getattr(before, name)) is None else pytest.approx(value)
+            ), name
 
 
 def test_statistics_count_from_sending_and_ours_stand_beside_them() -> None:
     result = bench_result(
-        [answered(i, float(i), late=0.04) for i in range(10)], options(max_concurrency=4), extras={"prediction": {"mean": 1.0}}
+        [answered(i, float(i), late=0.04) for i in range(10)],
+        options(max_concurrency=4),
+        extras={"prediction": {"mean": 1.0}},
     )
     assert result["mean_ttft_ms"] == pytest.approx(60)
     assert result["mean_e2el_ms"] == pytest.approx(100)
@@ -205,25 +255,47 @@ def test_queue_in_the_client_is_reported_only_where_vllm_does() -> None:
     bounded = bench_result(records, options(percentile_metrics=both, max_concurrency=4))
     assert bounded["mean_client_queue_time_ms"] == pytest.approx(40)
     assert bounded["mean_e2el_including_client_queue_ms"] == pytest.approx(140)
-    at_once = bench_result(records, options(percentile_metrics=both, max_concurrency=4, request_rate=float("inf")))
+    at_once = bench_result(
+        records, options(percentile_metrics=both, max_concurrency=4, request_rate=float("inf"))
+    )
     assert at_once["request_rate"] == "inf"
     assert "mean_client_queue_time_ms" in at_once
     assert "mean_e2el_including_client_queue_ms" not in at_once
-    assert not [key for key in bench_result(records, options(percentile_metrics=both)) if "client_queue" in key]
+    assert not [
+        key
+        for key in bench_result(records, options(percentile_metrics=both))
+        if "client_queue" in key
+    ]
 
 
 def test_nothing_completed_gives_zeros_as_vllm_does(tmp_path: Path) -> None:
-    refused = [Record(request_id=str(i), outcome="rejected", intended_at=float(i), sent_at=float(i), released_at=i + 0.1) for i in range(3)]
+    refused = [
+        Record(
+            request_id=str(i),
+            outcome="rejected",
+            intended_at=float(i),
+            sent_at=float(i),
+            released_at=i + 0.1,
+        )
+        for i in range(3)
+    ]
     for records in (refused, []):
         result = bench_result(records, options())
-        assert (result["completed"], result["failed"], result["mean_ttft_ms"], result["p99.9_itl_ms"]) == (0, len(records), 0.0, 0.0)
+        assert (
+            result["completed"],
+            result["failed"],
+            result["mean_ttft_ms"],
+            result["p99.9_itl_ms"],
+        ) == (0, len(records), 0.0, 0.0)
         assert (result["max_output_tokens_per_s"], result["max_concurrent_requests"]) == (0.0, 0)
     assert bench_result(refused, options())["errors"] == ["rejected"] * 3
 
 
 def test_gaps_that_were_not_recorded_are_null_not_zero() -> None:
     result = bench_result([answered(i, float(i), token_at=None) for i in range(5)], options())
-    assert result["mean_itl_ms"] is result["p99.9_itl_ms"] is result["max_output_tokens_per_s"] is None
+    assert (
+        result["mean_itl_ms"] is result["p99.9_itl_ms"] is result["max_output_tokens_per_s"] is None
+    )
     assert result["mean_tpot_ms"] == pytest.approx(20)
     assert result["itls"] == [[]] * 5
 
@@ -231,7 +303,9 @@ def test_gaps_that_were_not_recorded_are_null_not_zero() -> None:
 def test_peaks_are_counted_in_whole_seconds_from_the_first_sending() -> None:
     records = [answered(i, at, late=0.0) for i, at in enumerate((10.0, 10.5, 10.95, 12.2))]
     result = bench_result(records, options())
-    assert result["max_output_tokens_per_s"] == 6.0  # three tokens each of the first two; the third's fall into the next second
+    assert (
+        result["max_output_tokens_per_s"] == 6.0
+    )  # three tokens each of the first two; the third's fall into the next second
     assert result["max_concurrent_requests"] == 3
 
 
@@ -241,7 +315,11 @@ def test_results_are_appended_one_to_a_line_and_read_one_by_one(tmp_path: Path) 
         write_bench_json(path, rewritten(), append=True)
     assert [len(records) for _, records in bench_runs(path)] == [24, 24, 24]
     (tmp_path / "summary.json").write_text(json.dumps([real(), real()]))
-    ids = [record.request_id for _, records in bench_runs(tmp_path / "summary.json") for record in records]
+    ids = [
+        record.request_id
+        for _, records in bench_runs(tmp_path / "summary.json")
+        for record in records
+    ]
     assert len(set(ids)) == 48
     with pytest.raises(ValueError, match="got 3 results; expected one"):
         from_bench_json(path)
@@ -249,7 +327,11 @@ def test_results_are_appended_one_to_a_line_and_read_one_by_one(tmp_path: Path) 
 
 def test_file_without_details_is_refused_and_says_which_flag_was_missing() -> None:
     with pytest.raises(
-        ValueError, match=r"vllm_bench_summary.json: got a result without input_lens.*expected one written with --save-detailed"
+        ValueError,
+        match=(
+            r"vllm_bench_summary.json: got a result without input_lens.*expected one written "
+            r"with --save-detailed"
+        ),
     ):
         from_bench_json(SUMMARY)
 
@@ -275,7 +357,11 @@ def test_what_is_no_result_file_is_one_line(tmp_path: Path, content: str, messag
 
 
 def test_result_files_are_told_from_run_files(tmp_path: Path) -> None:
-    write_run(tmp_path / "run.jsonl", Header(writer="load", configuration={"endpoint_type": "x"}), [answered(0, 0.0)])
+    write_run(
+        tmp_path / "run.jsonl",
+        Header(writer="load", configuration={"endpoint_type": "x"}),
+        [answered(0, 0.0)],
+    )
     assert is_bench_json(DETAILED.read_bytes())
     assert is_bench_json(SUMMARY.read_bytes())
     assert not is_bench_json((tmp_path / "run.jsonl").read_bytes())
@@ -283,15 +369,28 @@ def test_result_files_are_told_from_run_files(tmp_path: Path) -> None:
 
 def test_metadata_and_extras_must_not_take_a_name_of_the_file() -> None:
     for more in ({"metadata": {"label": "mine"}}, {"metadata": {"duration": "mine"}}):
-        with pytest.raises(SpecError, match="expected a name that the result file does not use itself"):
+        with pytest.raises(
+            SpecError, match="expected a name that the result file does not use itself"
+        ):
             bench_result([answered(0, 0.0)], options(**more))
     with pytest.raises(SpecError, match="got a key named ttfts;"):
         bench_result([answered(0, 0.0)], options(), extras={"ttfts": []})
-    with pytest.raises(SpecError, match="expected some of ttft, tpot, itl, e2el, client_queue_time"):
+    with pytest.raises(
+        SpecError, match="expected some of ttft, tpot, itl, e2el, client_queue_time"
+    ):
         parse_bench_metrics("ttft,queueing_delay")
 
 
 def test_file_is_named_as_vllm_names_it() -> None:
-    assert bench_file_name(options(label=None, model_id="org/tiny"), AT) == "vllm-40.0qps-tiny-20261121-071305.json"
-    assert bench_file_name(options(label="dyn", max_concurrency=4), AT) == "dyn-40.0qps-concurrency4-tiny-20261121-071305.json"
-    assert bench_file_name(options(request_rate=float("inf")), AT) == "vllm-infqps-tiny-20261121-071305.json"
+    assert (
+        bench_file_name(options(label=None, model_id="org/tiny"), AT)
+        == "vllm-40.0qps-tiny-20261121-071305.json"
+    )
+    assert (
+        bench_file_name(options(label="dyn", max_concurrency=4), AT)
+        == "dyn-40.0qps-concurrency4-tiny-20261121-071305.json"
+    )
+    assert (
+        bench_file_name(options(request_rate=float("inf")), AT)
+        == "vllm-infqps-tiny-20261121-071305.json"
+    )

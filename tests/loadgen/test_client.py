@@ -1,4 +1,6 @@
-"""Every request sent has one record with one outcome, exact counts, and the instant at which it was meant to leave."""
+"""Every request sent has one record with one outcome, exact counts, and the instant at which it
+was meant to leave.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,34 @@ from loadgen.sending.outbox import Outbox
 from loadgen.sending.pacing import BURST
 from loadgen.sending.run import LoadResult, Tally, run_load
 from tests.eventually import eventually
-from tests.loadgen.fake_server import DONE, FakeServer, Handler, answer, chat_chunk, chunk, event, serving, stream, usage
+from tests.loadgen.fake_server import (
+    DONE,
+    FakeServer,
+    Handler,
+    answer,
+    chat_chunk,
+    chunk,
+    event,
+    serving,
+    stream,
+    usage,
+)
 
 
 def timetable(n: int = 4, gap: float = 0.005, output_tokens: int = 3) -> Timetable:
     return Timetable(np.arange(n) * gap, np.full(n, 5), np.arange(n) + output_tokens)
 
 
-def load(handler: Handler = answer, table: Timetable | None = None, **settings: Any) -> tuple[LoadResult, FakeServer]:
+def load(
+    handler: Handler = answer, table: Timetable | None = None, **settings: Any
+) -> tuple[LoadResult, FakeServer]:
     async def main() -> tuple[LoadResult, FakeServer]:
         async with serving(handler) as server:
-            options = {key: settings.pop(key) for key in ("drain_limit", "progress", "token_times") if key in settings}
+            options = {
+                key: settings.pop(key)
+                for key in ("drain_limit", "progress", "token_times")
+                if key in settings
+            }
             target = Target(base_url=server.url, model="fake", **settings)
             return await run_load(target, table or timetable(), seed=3, **options), server
 
@@ -44,13 +63,21 @@ def test_every_answer_is_recorded_with_exact_counts() -> None:
     assert {r.finish_reason for r in result.records} == {"length"}
     assert {r.queueing_delay for r in result.records} == {0.0015}
     for record in result.records:
-        instants = [record.intended_at, record.sent_at, record.first_token_at, record.last_token_at, record.released_at]
+        instants = [
+            record.intended_at,
+            record.sent_at,
+            record.first_token_at,
+            record.last_token_at,
+            record.released_at,
+        ]
         assert None not in instants
         assert instants == sorted(instants)  # type: ignore[type-var]
         assert record.sojourn_time == record.released_at - record.intended_at  # type: ignore[operator]
 
 
-def test_token_instants_are_kept_where_asked_and_the_first_byte_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_instants_are_kept_where_asked_and_the_first_byte_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every token is sent 20 ms after the client has read the one before."""
     fed: list[bytes] = []
     feed = Answer.feed
@@ -80,7 +107,10 @@ def test_token_instants_are_kept_where_asked_and_the_first_byte_always(monkeypat
             assert record.sent_at <= record.first_byte_at <= record.first_token_at
             if asked:
                 assert record.token_at is not None
-                assert (record.token_at[0], record.token_at[-1]) == (record.first_token_at, record.last_token_at)
+                assert (record.token_at[0], record.token_at[-1]) == (
+                    record.first_token_at,
+                    record.last_token_at,
+                )
                 assert np.diff(record.token_at).min() > 0.01
                 assert len(record.token_at) == 3
             else:
@@ -94,17 +124,27 @@ def test_what_the_gateway_says_of_queue_service_and_batch_is_recorded() -> None:
         return await stream(request, parts, **{"server-timing": "queue;dur=9"})
 
     async def headers_only(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return await stream(request, [chunk(finish="length"), DONE], **{"server-timing": "queue;dur=9, service;dur=4"})
+        return await stream(
+            request,
+            [chunk(finish="length"), DONE],
+            **{"server-timing": "queue;dur=9, service;dur=4"},
+        )
 
     result, _ = load(timed)
-    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {(0.0025, 0.007, 3)}
+    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {
+        (0.0025, 0.007, 3)
+    }
     result, _ = load(headers_only)
-    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {(0.009, 0.004, None)}
+    assert {(r.queueing_delay, r.service_time, r.batch_size) for r in result.records} == {
+        (0.009, 0.004, None)
+    }
 
 
 def test_a_predicted_length_is_sent_and_recorded() -> None:
     table = timetable()
-    predicted = Timetable(table.intended_at, table.prompt_tokens, table.output_tokens, np.array([7, 8, 9, 10]))
+    predicted = Timetable(
+        table.intended_at, table.prompt_tokens, table.output_tokens, np.array([7, 8, 9, 10])
+    )
     result, server = load(table=predicted)
     assert [body["predicted_output_tokens"] for body in server.bodies] == [7, 8, 9, 10]
     assert [r.predicted_output_tokens for r in result.records] == [7, 8, 9, 10]
@@ -114,7 +154,10 @@ def test_a_predicted_length_is_sent_and_recorded() -> None:
 
 def test_natural_lengths_force_nothing() -> None:
     result, server = load(natural_lengths=True)
-    assert all("kendall_forced_output_tokens" not in body and "ignore_eos" not in body for body in server.bodies)
+    assert all(
+        "kendall_forced_output_tokens" not in body and "ignore_eos" not in body
+        for body in server.bodies
+    )
     assert [body["max_tokens"] for body in server.bodies] == [3, 4, 5, 6]
     assert [r.max_output_tokens for r in result.records] == [3, 4, 5, 6]
     _, server = load(natural_lengths=True, max_tokens=50)
@@ -125,7 +168,11 @@ def test_the_records_id_is_the_one_that_was_sent() -> None:
     """Whatever the server calls it: a gateway's file is joined by the client's own name."""
 
     async def renaming(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        parts = [chunk(finish="length"), usage(5, int(request.headers["x-request-id"].rsplit("-")[-1])), DONE]
+        parts = [
+            chunk(finish="length"),
+            usage(5, int(request.headers["x-request-id"].rsplit("-")[-1])),
+            DONE,
+        ]
         return await stream(request, parts, **{"x-request-id": "another"})
 
     result, _ = load(renaming)
@@ -156,7 +203,9 @@ def test_requests_of_an_idle_sender_are_not_late() -> None:
 
 
 class Blocking:
-    """Keeps the loop busy for 100 ms as soon as it gets a turn after the first request; a late sender takes `BURST` in one turn."""
+    """Keeps the loop busy for 100 ms as soon as it gets a turn after the first request; a late
+    sender takes `BURST` in one turn.
+    """
 
     blocked_until = 0.0
 
@@ -171,12 +220,16 @@ class Blocking:
 
 
 def test_late_requests_are_sent_at_once_and_keep_their_instant() -> None:
-    """What blocks the loop makes the sender late: nothing is rescheduled, and the delay counts from the intent."""
+    """What blocks the loop makes the sender late: nothing is rescheduled, and the delay counts
+    from the intent.
+    """
     blocking = Blocking()
     result, _ = load(table=timetable(n=2 * BURST, gap=0.01), progress=blocking)
     assert np.allclose(np.diff([r.intended_at for r in result.records]), 0.01)  # type: ignore[arg-type]
     assert result.lateness.max > 0.05
-    late = next(r for r in result.records if r.sent_at is not None and r.sent_at >= blocking.blocked_until)
+    late = next(
+        r for r in result.records if r.sent_at is not None and r.sent_at >= blocking.blocked_until
+    )
     assert late.sojourn_time is not None
     assert late.sojourn_time > 0.05
 
@@ -193,7 +246,9 @@ def test_only_the_sealed_field_tells_two_lengths_apart() -> None:
 
 def test_ignore_eos_sets_lengths_by_max_tokens() -> None:
     result, server = load(ignore_eos=True)
-    assert [(b["max_tokens"], b["ignore_eos"]) for b in server.bodies] == [(n, True) for n in (3, 4, 5, 6)]
+    assert [(b["max_tokens"], b["ignore_eos"]) for b in server.bodies] == [
+        (n, True) for n in (3, 4, 5, 6)
+    ]
     assert not any("kendall_forced_output_tokens" in b for b in server.bodies)
     assert [r.max_output_tokens for r in result.records] == [3, 4, 5, 6]
 
@@ -203,15 +258,22 @@ def test_a_chat_is_streamed_too() -> None:
         assert request.path == "/v1/chat/completions"
         assert len(body["messages"][0]["content"].split()) == 5
         opening = chat_chunk({"role": "assistant", "content": ""})
-        return await stream(request, [opening, chat_chunk({"content": "a"}), chat_chunk({}, "stop"), usage(9, 2), DONE])
+        return await stream(
+            request,
+            [opening, chat_chunk({"content": "a"}), chat_chunk({}, "stop"), usage(9, 2), DONE],
+        )
 
     result, _ = load(chat, chat=True)
-    assert [(r.outcome, r.output_tokens, r.prompt_tokens) for r in result.records] == [("completed", 2, 9)] * 4
+    assert [(r.outcome, r.output_tokens, r.prompt_tokens) for r in result.records] == [
+        ("completed", 2, 9)
+    ] * 4
 
 
 def _status(status: int, code: str = "queue_full") -> Handler:
     async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"error": {"message": "no", "code": code}}, status=status, headers={"retry-after": "1"})
+        return web.json_response(
+            {"error": {"message": "no", "code": code}}, status=status, headers={"retry-after": "1"}
+        )
 
     return handler
 
@@ -258,7 +320,9 @@ async def _silence(request: web.Request, body: dict[str, Any]) -> web.StreamResp
         (_silence, "cancelled", "the run ended"),
     ],
 )
-def test_what_goes_wrong_is_one_outcome_and_says_why(handler: Handler, outcome: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_is_one_outcome_and_says_why(
+    handler: Handler, outcome: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit of the answers' time counts from where the server has got the requests."""
     got, drain = [], Outbox.drain
 
@@ -318,7 +382,9 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
 
         async with serving(two_answers) as server:
             target = Target(base_url=server.url, model="fake")
-            run = asyncio.create_task(run_load(target, timetable(n=10_000, gap=0.05), seed=0, progress=Watch()))
+            run = asyncio.create_task(
+                run_load(target, timetable(n=10_000, gap=0.05), seed=0, progress=Watch())
+            )
             return await run
 
     result = asyncio.run(main())
@@ -329,7 +395,9 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
 
 
 def test_connections_are_not_limited_and_answers_overlap() -> None:
-    """None is answered before all are there; were connections limited, the first would wait in vain."""
+    """None is answered before all are there; were connections limited, the first would wait in
+    vain.
+    """
     calls, present, all_there = 150, itertools.count(1), asyncio.Event()
 
     async def together(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -340,7 +408,9 @@ def test_connections_are_not_limited_and_answers_overlap() -> None:
 
     async def main() -> None:
         async with serving(together) as server:
-            result = await run_load(Target(base_url=server.url, model="fake"), timetable(n=calls, gap=0.0), seed=0)
+            result = await run_load(
+                Target(base_url=server.url, model="fake"), timetable(n=calls, gap=0.0), seed=0
+            )
             assert {r.outcome for r in result.records} == {"completed"}
 
     asyncio.run(main())

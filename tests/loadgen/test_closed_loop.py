@@ -1,4 +1,6 @@
-"""The closed loop: never more at once than users, the next request when the answer has come; and the half-closed open loop."""
+"""The closed loop: never more at once than users, the next request when the answer has come; and
+the half-closed open loop.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SERVICE = 0.05
 
 
 class Counting:
-    """A server that takes `SERVICE` seconds and keeps the largest number of requests in it; the first `together` wait for each other."""
+    """A server that takes `SERVICE` seconds and keeps the largest number of requests in it; the
+    first `together` wait for each other.
+    """
 
     def __init__(self, together: int = 1) -> None:
         self.inside = self.most = 0
@@ -44,12 +48,20 @@ class Counting:
         return await answer(request, body)
 
 
-def run(n: int, gap: float = 0.0, together: int = 1, **settings: Any) -> tuple[LoadResult, Counting, FakeServer]:
+def run(
+    n: int, gap: float = 0.0, together: int = 1, **settings: Any
+) -> tuple[LoadResult, Counting, FakeServer]:
     async def main() -> tuple[LoadResult, Counting, FakeServer]:
         counting = Counting(together)
         async with serving(counting) as server:
             table = Timetable(np.arange(n) * gap, np.full(n, 3), np.full(n, 2))
-            return await run_load(Target(base_url=server.url, model="fake"), table, seed=1, **settings), counting, server
+            return (
+                await run_load(
+                    Target(base_url=server.url, model="fake"), table, seed=1, **settings
+                ),
+                counting,
+                server,
+            )
 
     return asyncio.run(main())
 
@@ -61,7 +73,9 @@ def test_users_send_one_request_after_the_other() -> None:
     assert {r.outcome for r in result.records} == {"completed"}
     ends = sorted(r.released_at for r in result.records if r.released_at is not None)
     intended = sorted(r.intended_at for r in result.records if r.intended_at is not None)
-    assert intended[3:] == ends[:-3]  # every request but the first three is intended where an answer ended
+    assert (
+        intended[3:] == ends[:-3]
+    )  # every request but the first three is intended where an answer ended
     assert result.header.configuration["loop"] == "closed"
 
 
@@ -81,7 +95,9 @@ def test_think_times_pass_before_each_request() -> None:
 
 
 def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alarm that rings at once: a user who sleeps by another clock would ask for none, and take seconds."""
+    """An alarm that rings at once: a user who sleeps by another clock would ask for none, and
+    take seconds.
+    """
     clocks: list[Clock] = []
     asked: list[float] = []
 
@@ -107,7 +123,9 @@ def test_every_row_is_sent_though_another_user_finds_none_left() -> None:
 
 
 def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
-    """The first user would think beyond the duration; the other one goes on, here until it has sent two."""
+    """The first user would think beyond the duration; the other one goes on, here until it has
+    sent two.
+    """
     closed = ClosedLoop(users=2, think_times=np.array([600.0] + [0.02] * 49), duration=300.0)
     result = interrupted_after(2, Timetable(np.zeros(50), np.full(50, 3), np.full(50, 2)), closed)
     assert row_of(result.records[0]) == 1
@@ -115,7 +133,9 @@ def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
 
 
 class Prompt:
-    """Stands for an outbox on virtual time, whose every answer takes `SERVICE` seconds; and for its job."""
+    """Stands for an outbox on virtual time, whose every answer takes `SERVICE` seconds; and for
+    its job.
+    """
 
     def __init__(self, closed: ClosedLoop) -> None:
         self.job, self.closed_loop = self, closed
@@ -133,7 +153,11 @@ class Prompt:
 
     async def send(self, index: int) -> Record:
         await asyncio.sleep(SERVICE)
-        return Record(request_id=f"r-{index}", outcome="completed", released_at=asyncio.get_running_loop().time())
+        return Record(
+            request_id=f"r-{index}",
+            outcome="completed",
+            released_at=asyncio.get_running_loop().time(),
+        )
 
 
 def test_users_send_until_the_duration_is_over() -> None:
@@ -161,7 +185,11 @@ def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> Lo
 
     async def main() -> LoadResult:
         async with serving() as server:
-            sending = asyncio.create_task(run_load(Target(base_url=server.url, model="fake"), table, seed=1, closed_loop=closed))
+            sending = asyncio.create_task(
+                run_load(
+                    Target(base_url=server.url, model="fake"), table, seed=1, closed_loop=closed
+                )
+            )
             await eventually(lambda: len(server.bodies) >= requests)
             sending.cancel()
             return await sending
@@ -170,7 +198,9 @@ def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> Lo
 
 
 def test_an_interrupt_keeps_the_records_of_a_closed_loop() -> None:
-    result = interrupted_after(2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoop(users=2))
+    result = interrupted_after(
+        2, Timetable(np.zeros(5000), np.full(5000, 3), np.full(5000, 2)), ClosedLoop(users=2)
+    )
     assert result.interrupted
     assert 2 <= len(result.records) < 5000
 
@@ -189,7 +219,9 @@ def test_a_limit_in_an_open_loop_counts_the_wait_as_delay_and_says_so() -> None:
     assert last.held_until is not None
     assert last.held_until - last.intended_at > 8.9 * SERVICE
     assert sum(record.held_until is not None for record in result.records) == 9
-    late = [(r.sent_at or 0.0) - max(r.intended_at or 0.0, r.held_until or 0.0) for r in result.records]
+    late = [
+        (r.sent_at or 0.0) - max(r.intended_at or 0.0, r.held_until or 0.0) for r in result.records
+    ]
     assert result.lateness.max == pytest.approx(max(late))  # the sender's own, without the wait
     assert min(late) >= 0
 
@@ -205,7 +237,9 @@ def test_who_waited_for_a_place_until_the_end_has_a_record() -> None:
     assert len(server.bodies) < 6
     unsent = [r for r in result.records if r.sent_at is None]
     assert unsent
-    assert {(r.outcome, r.error) for r in unsent} == {("cancelled", "the run ended before it was sent")}
+    assert {(r.outcome, r.error) for r in unsent} == {
+        ("cancelled", "the run ended before it was sent")
+    }
 
 
 def test_more_users_than_files_is_one_line() -> None:
@@ -221,7 +255,12 @@ def test_a_bug_in_one_request_ends_the_run_loudly() -> None:
 
     async def main() -> None:
         table = Timetable(np.zeros(4), np.full(4, 3), np.full(4, 2))
-        await run_load(Broken(base_url="http://127.0.0.1:9", model="m"), table, seed=1, closed_loop=ClosedLoop(users=2))
+        await run_load(
+            Broken(base_url="http://127.0.0.1:9", model="m"),
+            table,
+            seed=1,
+            closed_loop=ClosedLoop(users=2),
+        )
 
     with pytest.raises(RuntimeError, match="a bug"):
         asyncio.run(main())

@@ -1,4 +1,6 @@
-"""A run of the simulator agrees with itself; a gateway that loses time, a slow machine and a wrong law each show in their own column."""
+"""A run of the simulator agrees with itself; a gateway that loses time, a slow machine and a
+wrong law each show in their own column.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ from tests.loadgen.driver import LAW, Driver, drive, timetable
 from tests.loadgen.policy_cases import CASES, each_policy
 
 
-def replay(policy: Policy, group: Sequence[Served], law: LatencyModel) -> dict[str, tuple[float, float]]:
+def replay(
+    policy: Policy, group: Sequence[Served], law: LatencyModel
+) -> dict[str, tuple[float, float]]:
     """The run's own arrivals and lengths through the test's driver."""
     lengths = np.array([request.output_tokens for request in group])
-    table = Timetable(np.array([request.arrived_at for request in group]), np.ones_like(lengths), lengths)
+    table = Timetable(
+        np.array([request.arrived_at for request in group]), np.ones_like(lengths), lengths
+    )
     records = Driver(policy, table, law).run()
     by_index = {int(record.request_id.partition("-")[2]): record for record in records}
     found = {}
@@ -67,13 +73,17 @@ def test_a_simulation_agrees_with_itself_in_every_column(policy: str, rate: floa
         assert quantity.measured_service is not None
         assert quantity.measured_service.deviation == pytest.approx(0.0, abs=1e-6)
         assert quantity.same_arrivals is not None
-        assert quantity.same_arrivals.deviation == pytest.approx(0.0, abs=0.02 if comparison.compared == "sojourn_time" else 1e-6)
+        assert quantity.same_arrivals.deviation == pytest.approx(
+            0.0, abs=0.02 if comparison.compared == "sojourn_time" else 1e-6
+        )
 
 
 @pytest.mark.parametrize("factor", [1.2, 0.8])
 @each_policy
 def test_a_slower_or_faster_machine_shows_as_speed(policy: str, rate: float, factor: float) -> None:
-    comparison = only(drive(parse_policy(policy), rate * 0.8, n=1000, law=LAW.at_speed(factor)), THEORY)
+    comparison = only(
+        drive(parse_policy(policy), rate * 0.8, n=1000, law=LAW.at_speed(factor)), THEORY
+    )
     assert comparison.speed is not None
     assert comparison.speed.factor == pytest.approx(factor, rel=0.005)
     assert comparison.quantity.same_arrivals is not None
@@ -83,7 +93,10 @@ def test_a_slower_or_faster_machine_shows_as_speed(policy: str, rate: float, fac
 def test_a_gateway_that_loses_time_shows_as_measured_service() -> None:
     """Every batch leaves 5 ms after it could have: the recursion falls short of the observation."""
     records = drive(parse_policy("single"), 8.0, n=1000)
-    late = [msgspec.structs.replace(record, dispatched_at=record.dispatched_at + 0.005) for record in records]  # type: ignore[operator]
+    late = [
+        msgspec.structs.replace(record, dispatched_at=record.dispatched_at + 0.005)
+        for record in records
+    ]  # type: ignore[operator]
     measured = only(late).quantity.measured_service
     assert measured is not None
     assert measured.deviation > 0.03
@@ -91,13 +104,18 @@ def test_a_gateway_that_loses_time_shows_as_measured_service() -> None:
 
 @pytest.mark.parametrize("share", [-0.2, 0.3])
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
-def test_a_simulation_of_shorter_delays_than_observed_deviates_upwards_and_of_longer_ones_downwards(policy: str, share: float) -> None:
+def test_a_simulation_of_shorter_delays_than_observed_deviates_upwards_and_of_longer_ones_downwards(
+    policy: str, share: float
+) -> None:
     """Every start and release of the simulation moved by a share of the observed mean delay."""
     records = drive(parse_policy(policy), CASES[policy], n=1000)
     mean = only(records).queueing_delay.observed.mean
 
     def moved(*given: object) -> dict[str, tuple[float, float]]:
-        return {id: (start + share * mean, release + share * mean) for id, (start, release) in replay(*given).items()}  # type: ignore[arg-type]
+        return {
+            id: (start + share * mean, release + share * mean)
+            for id, (start, release) in replay(*given).items()
+        }  # type: ignore[arg-type]
 
     comparison = only(records, Theory(law=LAW, replay=moved))
     for quantity in (comparison.queueing_delay, comparison.sojourn_time):
@@ -118,9 +136,17 @@ def test_the_recursion_deviates_by_what_each_dispatch_was_late_or_early(late: fl
     ]
     moved, before = only(records).queueing_delay, only(exact).queueing_delay.observed.mean
     assert moved.measured_service is not None
-    assert moved.measured_service.mean == pytest.approx(before, rel=0.02)  # but for the requests left out at the beginning
-    assert moved.measured_service.deviation == pytest.approx(moved.observed.mean / moved.measured_service.mean - 1)
-    assert (moved.measured_service.deviation > 0.02) if late > 0 else (moved.measured_service.deviation < -0.02)
+    assert moved.measured_service.mean == pytest.approx(
+        before, rel=0.02
+    )  # but for the requests left out at the beginning
+    assert moved.measured_service.deviation == pytest.approx(
+        moved.observed.mean / moved.measured_service.mean - 1
+    )
+    assert (
+        (moved.measured_service.deviation > 0.02)
+        if late > 0
+        else (moved.measured_service.deviation < -0.02)
+    )
     assert moved.measured_service.half_width < 0.5 * abs(moved.measured_service.deviation)
 
 
@@ -130,9 +156,16 @@ def test_every_theory_deviates_by_observed_over_its_mean_minus_one(factor: float
     observed = only(records).queueing_delay.observed
 
     def told(*_: object) -> Predicted:
-        return Predicted(load=0.6, queueing_delay=factor * observed.mean, sojourn_time=None, quantiles={"queueing_delay": {"p90": factor}})
+        return Predicted(
+            load=0.6,
+            queueing_delay=factor * observed.mean,
+            sojourn_time=None,
+            quantiles={"queueing_delay": {"p90": factor}},
+        )
 
-    theory = Theory(law=LAW, predict=told, live=told, printed=lambda *_: (factor * observed.mean, "exact"))
+    theory = Theory(
+        law=LAW, predict=told, live=told, printed=lambda *_: (factor * observed.mean, "exact")
+    )
     comparison = only(records, theory)
     for name in ("a_priori", "predicted", "live", "paper"):
         beside = getattr(comparison.queueing_delay, name)
@@ -140,7 +173,9 @@ def test_every_theory_deviates_by_observed_over_its_mean_minus_one(factor: float
         assert beside.deviation == pytest.approx(1 / factor - 1)
         assert beside.half_width == pytest.approx(observed.half_width / (factor * observed.mean))
         assert getattr(comparison.sojourn_time, name) is None, "it says nothing of it"
-        assert name == "paper" or comparison.queueing_delay.theory_quantiles[name] == {"p90": factor}
+        assert name == "paper" or comparison.queueing_delay.theory_quantiles[name] == {
+            "p90": factor
+        }
     assert comparison.paper_kind == "exact"
 
 
@@ -159,7 +194,9 @@ def test_the_observed_quantiles_are_those_of_the_records() -> None:
 
 def test_the_scatter_of_service_times_is_measured() -> None:
     law = dataclasses.replace(LAW, cv=0.2)
-    speed = only(drive(parse_policy("capped:max_batch_size=4"), 16.0, n=3000, law=law), Theory(law=LAW)).speed
+    speed = only(
+        drive(parse_policy("capped:max_batch_size=4"), 16.0, n=3000, law=law), Theory(law=LAW)
+    ).speed
     assert speed is not None
     assert speed.factor == pytest.approx(1.0, abs=0.03)
     assert speed.cv == pytest.approx(0.2, rel=0.1)
@@ -167,11 +204,17 @@ def test_the_scatter_of_service_times_is_measured() -> None:
 
 def test_batches_that_were_not_served_whole_do_not_count_for_the_speed() -> None:
     records = drive(parse_policy("dynamic"), 40.0, n=500)
-    wounded = [msgspec.structs.replace(r, outcome="cancelled", output_tokens=0) if i % 7 == 0 else r for i, r in enumerate(records)]
+    wounded = [
+        msgspec.structs.replace(r, outcome="cancelled", output_tokens=0) if i % 7 == 0 else r
+        for i, r in enumerate(records)
+    ]
     whole = only(wounded, Theory(law=LAW)).speed
     assert whole is not None
     assert whole.factor == pytest.approx(1.0, abs=1e-9)
-    assert only([msgspec.structs.replace(r, outcome="failed") for r in records], Theory(law=LAW)).speed is None
+    assert (
+        only([msgspec.structs.replace(r, outcome="failed") for r in records], Theory(law=LAW)).speed
+        is None
+    )
 
 
 def test_fixed_below_the_engines_bound_waits_for_the_bound() -> None:
@@ -183,9 +226,17 @@ def test_fixed_below_the_engines_bound_waits_for_the_bound() -> None:
 def test_a_switch_of_policy_makes_two_comparisons() -> None:
     first = drive(parse_policy("dynamic"), 40.0, n=600)
     end = max(r.server_free_at or 0.0 for r in first)
-    second = [_shifted(r, end) for r in drive(parse_policy("capped:max_batch_size=4"), 18.0, n=600, epoch=1)]
+    second = [
+        _shifted(r, end)
+        for r in drive(parse_policy("capped:max_batch_size=4"), 18.0, n=600, epoch=1)
+    ]
     one, two = compare([*first, *second])
-    assert (one.policy, one.epoch, two.policy, two.epoch) == ("dynamic", 0, "capped:max_batch_size=4", 1)
+    assert (one.policy, one.epoch, two.policy, two.epoch) == (
+        "dynamic",
+        0,
+        "capped:max_batch_size=4",
+        1,
+    )
     for comparison in (one, two):
         assert comparison.quantity.measured_service is not None
         assert comparison.quantity.measured_service.deviation == pytest.approx(0.0, abs=1e-9)
@@ -200,13 +251,18 @@ def test_who_arrived_in_one_epoch_and_was_dispatched_in_another_is_left_out() ->
     records = drive(parse_policy("capped:max_batch_size=4"), 25.0, n=400)
     slowest = max(records[100:200], key=lambda r: r.dispatched_at - r.arrived_at)  # type: ignore[operator,return-value]
     assert slowest.dispatched_at is not None
-    switched = [msgspec.structs.replace(r, epoch=0 if r.dispatched_at < slowest.dispatched_at else 1) for r in records]  # type: ignore[operator]
+    switched = [
+        msgspec.structs.replace(r, epoch=0 if r.dispatched_at < slowest.dispatched_at else 1)
+        for r in records
+    ]  # type: ignore[operator]
     last = max(r.dispatched_at for r in switched if r.epoch == 0)  # type: ignore[type-var]
     stray = [r for r in switched if r.epoch == 1 and r.arrived_at <= last]  # type: ignore[operator]
     assert stray
     one, two = compare(switched)
     assert one.n == pytest.approx(0.95 * len([r for r in switched if r.epoch == 0]), abs=1)
-    assert two.n == pytest.approx(0.95 * (len([r for r in switched if r.epoch == 1]) - len(stray)), abs=1)
+    assert two.n == pytest.approx(
+        0.95 * (len([r for r in switched if r.epoch == 1]) - len(stray)), abs=1
+    )
 
 
 def test_what_never_was_dispatched_is_not_compared() -> None:
@@ -235,7 +291,10 @@ def test_the_prediction_error_is_observed_over_predicted_minus_one() -> None:
 
 
 def test_continuous_compares_the_sojourn_and_carries_the_delay() -> None:
-    comparison = only(drive(parse_policy("continuous:max_batch_size=8"), 50.0, n=500), Theory(law=LAW, predict=predict))
+    comparison = only(
+        drive(parse_policy("continuous:max_batch_size=8"), 50.0, n=500),
+        Theory(law=LAW, predict=predict),
+    )
     assert comparison.compared == "sojourn_time"
     assert comparison.quantity is comparison.sojourn_time
     assert comparison.queueing_delay.observed.mean < comparison.sojourn_time.observed.mean
@@ -257,7 +316,8 @@ def text(comparisons: list[Comparison]) -> str:
 def test_the_table_fits_and_shows_every_column() -> None:
     theory = Theory(law=LAW, replay=replay, predict=predict, asked_rate=8.0)
     comparisons = [
-        only(drive(parse_policy(p), CASES[p], n=300), theory) for p in ("single", "fixed:batch_size=4,max_wait=0.05", "continuous")
+        only(drive(parse_policy(p), CASES[p], n=300), theory)
+        for p in ("single", "fixed:batch_size=4,max_wait=0.05", "continuous")
     ]
     shown = text(comparisons)
     assert max(map(len, shown.splitlines())) <= 80
@@ -271,7 +331,9 @@ def test_the_table_fits_and_shows_every_column() -> None:
 def test_json_has_seconds_and_nulls() -> None:
     records = drive(parse_policy("single"), 8.0, n=300)
     decoded = msgspec.json.decode(msgspec.json.encode(as_object(only(records))))
-    assert decoded["queueing_delay"]["observed"]["mean"] == pytest.approx(only(records).queueing_delay.observed.mean)
+    assert decoded["queueing_delay"]["observed"]["mean"] == pytest.approx(
+        only(records).queueing_delay.observed.mean
+    )
     assert decoded["prediction_error"] is None
     assert decoded["speed"] is None
     assert decoded["too_short"] in (True, False)
@@ -287,11 +349,21 @@ def test_the_drivers_are_not_one_shape() -> None:
 
 
 def sent_by(client: str, records: Sequence[Record]) -> list[Record]:
-    return [msgspec.structs.replace(record, client_request_id=f"{client}-{record.request_id}") for record in records]
+    return [
+        msgspec.structs.replace(record, client_request_id=f"{client}-{record.request_id}")
+        for record in records
+    ]
 
 
 def load_side(records: Sequence[Record]) -> list[Record]:
-    return [Record(request_id=record.client_request_id or "", outcome="completed", intended_at=record.arrived_at) for record in records]
+    return [
+        Record(
+            request_id=record.client_request_id or "",
+            outcome="completed",
+            intended_at=record.arrived_at,
+        )
+        for record in records
+    ]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +376,9 @@ def load_side(records: Sequence[Record]) -> list[Record]:
         (slice(0, 1000), slice(0), 0),  # a run file without its load generator's: nothing is known
     ],
 )
-def test_a_run_among_requests_of_other_clients_is_disturbed_and_not_judged(foreign: slice, own: slice, others: int) -> None:
+def test_a_run_among_requests_of_other_clients_is_disturbed_and_not_judged(
+    foreign: slice, own: slice, others: int
+) -> None:
     records = drive(parse_policy("single"), 5.0, n=1000)
     of_others = sent_by("other", records[foreign])
     strange = {record.request_id for record in of_others}
@@ -313,6 +387,10 @@ def test_a_run_among_requests_of_other_clients_is_disturbed_and_not_judged(forei
     assert comparison.of_others == others
     assert any("other clients" in line for line in notes([comparison])) == bool(others)
     estimate = Estimate(mean=comparison.quantity.observed.mean, deviation=0.0, half_width=0.0)
-    agreeing = dataclasses.replace(comparison.queueing_delay, observed=Interval(0.1, 0.001, 1000, 1000.0, 0.0), a_priori=estimate)
+    agreeing = dataclasses.replace(
+        comparison.queueing_delay,
+        observed=Interval(0.1, 0.001, 1000, 1000.0, 0.0),
+        a_priori=estimate,
+    )
     found = verdict(dataclasses.replace(comparison, queueing_delay=agreeing))
     assert (found.kind == "disturbed") == bool(others)

@@ -28,10 +28,14 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def run_file(folder: Path, policy: str = "dynamic", rate: float = 40.0, **configuration: object) -> str:
+def run_file(
+    folder: Path, policy: str = "dynamic", rate: float = 40.0, **configuration: object
+) -> str:
     path = folder / f"{policy.partition(':')[0]}.jsonl"
     write_run(
-        path, Header(writer="simulator", configuration={"max_num_seqs": 64, **configuration}), drive(parse_policy(policy), rate, n=1500)
+        path,
+        Header(writer="simulator", configuration={"max_num_seqs": 64, **configuration}),
+        drive(parse_policy(policy), rate, n=1500),
     )
     return str(path)
 
@@ -45,7 +49,10 @@ def test_without_a_law_there_are_observation_and_measured_service(tmp_path: Path
 
 
 def test_a_law_fills_every_column(tmp_path: Path) -> None:
-    files = [run_file(tmp_path, "dynamic", 40.0), run_file(tmp_path, "capped:max_batch_size=4", 14.0)]
+    files = [
+        run_file(tmp_path, "dynamic", 40.0),
+        run_file(tmp_path, "capped:max_batch_size=4", 14.0),
+    ]
     result = invoke(*files, "--latency", str(LAW), "--output-tokens", LENGTHS, "--json")
     assert result.exit_code == 0, result.output
     comparisons = json.loads(result.stdout)["comparisons"]
@@ -68,9 +75,13 @@ def test_a_law_fills_every_column(tmp_path: Path) -> None:
                 assert values == sorted(values)
                 assert 0 <= values[0] < values[-1]
             for name in laws:
-                assert quantity[name]["deviation"] == pytest.approx(observed["mean"] / quantity[name]["mean"] - 1)
+                assert quantity[name]["deviation"] == pytest.approx(
+                    observed["mean"] / quantity[name]["mean"] - 1
+                )
         assert comparison["verdict"]["text"]
-        assert comparison["utilisation"] == pytest.approx(comparison["predicted_utilisation"], abs=0.1)
+        assert comparison["utilisation"] == pytest.approx(
+            comparison["predicted_utilisation"], abs=0.1
+        )
     assert comparisons[0]["queueing_delay"]["paper"]["mean"] > 0
     assert comparisons[1]["queueing_delay"]["paper"] is None
 
@@ -96,7 +107,9 @@ def test_the_header_says_what_was_asked(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=38.5, output_tokens=LENGTHS)
     (comparison,) = json.loads(invoke(file, "--latency", str(LAW), "--json").stdout)["comparisons"]
     assert comparison["asked_rate"] == 38.5
-    (other,) = json.loads(invoke(file, "--latency", str(LAW), "--request-rate", "39", "--json").stdout)["comparisons"]
+    (other,) = json.loads(
+        invoke(file, "--latency", str(LAW), "--request-rate", "39", "--json").stdout
+    )["comparisons"]
     assert other["asked_rate"] == 39
 
 
@@ -104,13 +117,24 @@ def test_a_load_run_beside_it_tells_the_senders_part(tmp_path: Path) -> None:
     records = drive(parse_policy("dynamic"), 40.0, n=600)
     seen = [msgspec.structs.replace(r, client_request_id=f"c{i}") for i, r in enumerate(records)]
     sent = [
-        Record(request_id=f"c{i}", outcome="completed", intended_at=r.arrived_at, sent_at=(r.arrived_at or 0.0) + 0.003)
+        Record(
+            request_id=f"c{i}",
+            outcome="completed",
+            intended_at=r.arrived_at,
+            sent_at=(r.arrived_at or 0.0) + 0.003,
+        )
         for i, r in enumerate(records)
     ]
-    write_run(tmp_path / "gateway.jsonl", Header(writer="gateway", configuration={"max_num_seqs": 64}), seen)
+    write_run(
+        tmp_path / "gateway.jsonl",
+        Header(writer="gateway", configuration={"max_num_seqs": 64}),
+        seen,
+    )
     write_run(tmp_path / "load.jsonl", Header(writer="load"), sent)
     files = [str(tmp_path / "gateway.jsonl"), str(tmp_path / "load.jsonl")]
-    (comparison,) = json.loads(invoke(*files, "--latency", str(LAW), "--json").stdout)["comparisons"]
+    (comparison,) = json.loads(invoke(*files, "--latency", str(LAW), "--json").stdout)[
+        "comparisons"
+    ]
     sender = next(part for part in comparison["split"]["parts"] if part["name"] == "sender")
     assert sender["note"] == ""
     assert sender["seconds"] == pytest.approx(0.0, abs=1e-9)
@@ -120,8 +144,12 @@ def test_a_load_run_beside_it_tells_the_senders_part(tmp_path: Path) -> None:
 
 def test_files_are_written(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS, load=0.5)
-    written = {flag: tmp_path / "out" / name for flag, name in (("--csv", "t.csv"), ("--picture", "p.svg"))}
-    result = invoke(file, "--latency", str(LAW), *(str(part) for pair in written.items() for part in pair))
+    written = {
+        flag: tmp_path / "out" / name for flag, name in (("--csv", "t.csv"), ("--picture", "p.svg"))
+    }
+    result = invoke(
+        file, "--latency", str(LAW), *(str(part) for pair in written.items() for part in pair)
+    )
     assert result.exit_code == 0, result.output
     (row,) = csv.DictReader(written["--csv"].read_text(encoding="utf-8").splitlines())
     assert (row["policy"], row["load"]) == ("dynamic", "0.5")
@@ -133,15 +161,24 @@ def test_files_are_written(tmp_path: Path) -> None:
 def test_a_broken_condition_exits_3_and_names_the_cell(tmp_path: Path) -> None:
     file = run_file(tmp_path, "dynamic", 40.0, request_rate=40.0, output_tokens=LENGTHS)
     given = (file, "--latency", str(LAW))
-    assert invoke(*given, "--assert", "prediction_error < 0.5", "--assert", "p99_queueing_delay < 60s").exit_code == 0
+    assert (
+        invoke(
+            *given, "--assert", "prediction_error < 0.5", "--assert", "p99_queueing_delay < 60s"
+        ).exit_code
+        == 0
+    )
     broken = invoke(*given, "--assert", "mean_queueing_delay < 1us")
     assert broken.exit_code == 3
     assert "dynamic: got mean_queueing_delay" in broken.stderr
-    assert invoke(file, "--assert", "prediction_error < 0.5").exit_code == 3  # without a law there is no prediction
+    assert (
+        invoke(file, "--assert", "prediction_error < 0.5").exit_code == 3
+    )  # without a law there is no prediction
     assert isinstance(invoke(*given, "--assert", "nonsense < 1").exception, SpecError)
 
 
-@pytest.mark.parametrize("content", ["", "{broken", '{"writer":"simulator"}\n{"request_id":"a","outcome":"completed"}\n'])
+@pytest.mark.parametrize(
+    "content", ["", "{broken", '{"writer":"simulator"}\n{"request_id":"a","outcome":"completed"}\n']
+)
 def test_what_is_no_run_file_raises_a_spec_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(content)
@@ -152,25 +189,37 @@ def test_what_is_no_run_file_raises_a_spec_error(tmp_path: Path, content: str) -
 def test_arguments_that_contradict_each_other_raise_a_spec_error(tmp_path: Path) -> None:
     assert isinstance(invoke().exception, SpecError)
     assert isinstance(invoke("--sweep", str(tmp_path), "run.jsonl").exception, SpecError)
-    assert isinstance(invoke("--sweep", str(tmp_path), "--latency", "reference").exception, SpecError)
+    assert isinstance(
+        invoke("--sweep", str(tmp_path), "--latency", "reference").exception, SpecError
+    )
     assert isinstance(invoke("--sweep", str(tmp_path)).exception, SpecError)
 
 
-def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_documentation() -> None:
+def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_documentation() -> (
+    None
+):
     from loadgen.compare.residual import PARTS
     from loadgen.report.report import PART_NOTES, QUANTILE_NOTES
 
-    notes, page = " ".join((*QUANTILE_NOTES, *PART_NOTES)), (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8")
+    notes, page = (
+        " ".join((*QUANTILE_NOTES, *PART_NOTES)),
+        (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8"),
+    )
     for name in (*PARTS, "live", "as printed"):
         assert f"{name}: " in notes
         assert f"\n| {name} | " in page
 
 
-def test_a_file_that_was_cut_is_named_below_the_table_in_json_and_in_the_report(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_is_named_below_the_table_in_json_and_in_the_report(
+    tmp_path: Path,
+) -> None:
     file = Path(run_file(tmp_path))
     assert "the file was cut" not in invoke(str(file)).stdout
     file.write_bytes(file.read_bytes()[:-30])
-    says = "dynamic.jsonl: the file was cut: its last line is incomplete and left out; 1,499 records before it"
+    says = (
+        "dynamic.jsonl: the file was cut: its last line is incomplete and left out; 1,499 "
+        "records before it"
+    )
     result = invoke(str(file), "--html", str(tmp_path / "report.html"))
     assert result.exit_code == 0
     assert says in " ".join(result.stdout.split())

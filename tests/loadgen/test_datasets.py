@@ -1,4 +1,6 @@
-"""Prompts of a dataset: read whole, drawn by a stream of their own, and honest about the lengths that nobody counted."""
+"""Prompts of a dataset: read whole, drawn by a stream of their own, and honest about the lengths
+that nobody counted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals.datasets import Prompt, draw_dataset, load_token_counter, random_prompts, read_dataset
+from loadgen.arrivals.datasets import (
+    Prompt,
+    draw_dataset,
+    load_token_counter,
+    random_prompts,
+    read_dataset,
+)
 from loadgen.arrivals.processes import Poisson
 from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
 from policies.text import SpecError
@@ -24,7 +32,9 @@ def _words(text: str) -> int:
 
 
 def _table(count: int, seed: int = 1) -> Timetable:
-    return draw_timetable(Poisson(10.0), count=count, seed=seed, prompt_tokens=LENGTHS, output_tokens=LENGTHS)
+    return draw_timetable(
+        Poisson(10.0), count=count, seed=seed, prompt_tokens=LENGTHS, output_tokens=LENGTHS
+    )
 
 
 def _hashable(prompt: Prompt) -> str:
@@ -53,12 +63,16 @@ def test_a_tokenizer_counts_questions_and_answers() -> None:
 def test_json_lines_hold_text_token_ids_and_messages() -> None:
     dataset = read_dataset(LINES, _words)
     rows = [json.loads(line) for line in LINES.read_text().splitlines()]
-    assert [_hashable(prompt) for prompt in dataset.prompts] == [json.dumps(row.get("prompt") or row["messages"]) for row in rows]
+    assert [_hashable(prompt) for prompt in dataset.prompts] == [
+        json.dumps(row.get("prompt") or row["messages"]) for row in rows
+    ]
     assert dataset.output_tokens == [row.get("output_tokens") for row in rows]
     ids = [i for i, row in enumerate(rows) if isinstance(row.get("prompt"), list)]
     assert [dataset.prompt_tokens[i] for i in ids] == [6] * len(ids)
     chats = [i for i, row in enumerate(rows) if "messages" in row]
-    assert dataset.prompt_tokens[chats[0]] == sum(_words(message["content"]) for message in rows[chats[0]]["messages"])
+    assert dataset.prompt_tokens[chats[0]] == sum(
+        _words(message["content"]) for message in rows[chats[0]]["messages"]
+    )
     assert dataset.lengths == "counted"
 
 
@@ -81,7 +95,9 @@ def test_no_prompt_comes_twice_before_all_have_come() -> None:
 
 def test_the_draw_repeats_with_its_seed_and_begins_alike_in_a_longer_run() -> None:
     dataset = read_dataset(SHAREGPT)
-    short, long, other = (draw_dataset(_table(n), dataset, seed)[1] for n, seed in ((15, 1), (45, 1), (15, 2)))
+    short, long, other = (
+        draw_dataset(_table(n), dataset, seed)[1] for n, seed in ((15, 1), (45, 1), (15, 2))
+    )
     assert list(short) == list(long[:15])
     assert list(short) != list(other)
 
@@ -90,7 +106,13 @@ def test_known_lengths_replace_drawn_ones_and_unknown_ones_do_not() -> None:
     table, dataset = _table(20), read_dataset(LINES)
     drawn, prompts = draw_dataset(table, dataset, seed=1)
     assert np.array_equal(drawn.intended_at, table.intended_at)
-    known = dict(zip(map(_hashable, dataset.prompts), zip(dataset.prompt_tokens, dataset.output_tokens, strict=True), strict=True))
+    known = dict(
+        zip(
+            map(_hashable, dataset.prompts),
+            zip(dataset.prompt_tokens, dataset.output_tokens, strict=True),
+            strict=True,
+        )
+    )
     for i, prompt in enumerate(prompts):
         prompt_tokens, output_tokens = known[_hashable(prompt)]
         assert drawn.prompt_tokens[i] == (prompt_tokens or 0)
@@ -134,12 +156,27 @@ def test_a_tokenizer_file_counts(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "got no prompt .0 conversations without one."),
-        ('[{"conversations":[{"from":"human","value":"alone"}]}]', "got no prompt .1 conversations"),
-        ('[{"conversations":[{"from":"human"}]}]', "expected a list of ShareGPT conversations.*value"),
-        ('{"prompt":"a"}\n{"text":"b"}\n', "line 2: got no prompt; expected one of prompt, messages, conversations"),
+        (
+            '[{"conversations":[{"from":"human","value":"alone"}]}]',
+            "got no prompt .1 conversations",
+        ),
+        (
+            '[{"conversations":[{"from":"human"}]}]',
+            "expected a list of ShareGPT conversations.*value",
+        ),
+        (
+            '{"prompt":"a"}\n{"text":"b"}\n',
+            "line 2: got no prompt; expected one of prompt, messages, conversations",
+        ),
         ('{"prompt":""}\n', "line 1: got no prompt"),
-        ('{"prompt":"a","output_tokens":0}\n', "line 1: got output_tokens 0; expected a whole number >= 1"),
-        ('{"prompt":"a","output_tokens":"x"}\n', "line 1: got .*expected an object with prompt or messages"),
+        (
+            '{"prompt":"a","output_tokens":0}\n',
+            "line 1: got output_tokens 0; expected a whole number >= 1",
+        ),
+        (
+            '{"prompt":"a","output_tokens":"x"}\n',
+            "line 1: got .*expected an object with prompt or messages",
+        ),
         ('{"prompt":"a"}\n{oops\n', "line 2: got '{oops'"),
     ],
 )

@@ -1,4 +1,6 @@
-"""`kendall demo`: what it refuses before an engine starts, how it ends, what its table and its last sentence say."""
+"""`kendall demo`: what it refuses before an engine starts, how it ends, what its table and its
+last sentence say.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ from tests.virtual_time import VirtualTimeLoop, run_virtual
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--load", "7"], "got --load 7; expected a fraction of the largest stable rate, above 0 and below 1"),
+        (
+            ["--load", "7"],
+            "got --load 7; expected a fraction of the largest stable rate, above 0 and below 1",
+        ),
         (["--load", "0.3", "--load", "0"], "got --load 0; expected a fraction"),
         (["--load", "nan"], "got --load nan; expected a fraction"),
         (["--policy", "singel"], "did you mean 'single'?"),
@@ -49,9 +54,14 @@ from tests.virtual_time import VirtualTimeLoop, run_virtual
     ],
 )
 def test_arguments_are_checked_before_an_engine_starts(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(GatewayProcess, "__aenter__", lambda _: pytest.fail("an engine was started"))
+    monkeypatch.setattr(
+        GatewayProcess, "__aenter__", lambda _: pytest.fail("an engine was started")
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main(["demo", *arguments])
     shown = capsys.readouterr().err
@@ -68,7 +78,9 @@ def test_two_policies_of_one_name_have_files_of_their_own() -> None:
     assert Plan().name(0.3, "fixed:batch_size=4") == "0.3-fixed"
 
 
-def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_cell_has_the_engines_speed_before_and_after_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = Plan(policies=("dynamic", "single"), loads=(0.3, 0.5))
     asked: list[tuple[str, float, str]] = []
 
@@ -91,8 +103,12 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(monkeypatch: pytes
     found = asyncio.run(_Demo(plan, gateway, Progress(plan)).run())
     assert [(each.load, each.policy) for each in found] == plan.cells
     assert [each.speeds for each in found] == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]
-    assert {law for *_, law in asked} == {str(LatencyModel(k2=0.1, k4=0.01))}, "at speed 1: each cell has its own"
-    said = [line.split("s  ", 1)[1].partition(":")[0] for line in capsys.readouterr().err.splitlines()]
+    assert {law for *_, law in asked} == {str(LatencyModel(k2=0.1, k4=0.01))}, (
+        "at speed 1: each cell has its own"
+    )
+    said = [
+        line.split("s  ", 1)[1].partition(":")[0] for line in capsys.readouterr().err.splitlines()
+    ]
     assert said == ["engine ready", *(f"{policy} at {load:g}" for load, policy in plan.cells)]
 
 
@@ -115,7 +131,13 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal(
     asyncio.run(main())
     said = capsys.readouterr().err
     assert f"law: R2 {r2:.4f}" in said
-    assert ("warning: the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop what else" in said) == (r2 < 0.9)
+    assert (
+        (
+            "warning: the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; "
+            "stop what else"
+        )
+        in said
+    ) == (r2 < 0.9)
 
 
 # progress
@@ -169,8 +191,25 @@ def until_gone(pids: list[int]) -> None:
 
 def demo(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     port = ("--port", str(free_port(0)), "--result-dir", str(folder))
-    command = [sys.executable, "-m", "kendall", "demo", "--engine", "emulated", "--policy", "dynamic", *port, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"KENDALL_DEBUG": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "kendall",
+        "demo",
+        "--engine",
+        "emulated",
+        "--policy",
+        "dynamic",
+        *port,
+        *arguments,
+    ]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"KENDALL_DEBUG": "1"},
+    )
 
 
 def heard(lines: Iterable[str], what: str) -> list[str]:
@@ -193,12 +232,20 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks processes up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "when",
-    ["to go", pytest.param("engine ready", marks=pytest.mark.slow), pytest.param("dynamic at 0.3", marks=pytest.mark.slow)],
+    [
+        "to go",
+        pytest.param("engine ready", marks=pytest.mark.slow),
+        pytest.param("dynamic at 0.3", marks=pytest.mark.slow),
+    ],
 )
-def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when: str, number: int) -> None:
+def test_a_signal_ends_it_in_one_line_and_leaves_no_process(
+    tmp_path: Path, when: str, number: int
+) -> None:
     with demo(tmp_path / "demo", "--load", "0.3", "--once") as process:
         assert process.stderr is not None
         heard(process.stderr, when)
@@ -214,7 +261,9 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_process(tmp_path: Path, when
 
 
 @pytest.mark.slow
-def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(tmp_path: Path) -> None:
+def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(
+    tmp_path: Path,
+) -> None:
     with demo(tmp_path, "--load", "0.5", "--scale", "0.2") as process:
         assert process.stdout is not None
         shown = heard(process.stdout, "Ctrl-C ends it")
@@ -226,7 +275,9 @@ def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(t
     until_gone(started)
     assert max(map(len, shown[: shown.index("")])) <= 80
     assert re.search(r"^dynamic +0\.5 +\d+ ", "\n".join(shown), flags=re.MULTILINE)
-    assert re.search(r"^dynamic at 0\.5: (agrees|does not agree)", "\n".join(shown), flags=re.MULTILINE)
+    assert re.search(
+        r"^dynamic at 0\.5: (agrees|does not agree)", "\n".join(shown), flags=re.MULTILINE
+    )
     assert {path.name for path in tmp_path.iterdir()} >= {
         "comparison.json",
         "profile.json",
@@ -235,7 +286,9 @@ def test_the_whole_demo_prints_its_report_serves_on_and_ends_well_with_sigterm(t
     }
 
 
-def test_a_gateway_that_does_not_start_is_a_failure_and_not_a_wrong_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_does_not_start_is_a_failure_and_not_a_wrong_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(GatewayProcess, "module", "loadgen.nothing_of_that_name")
     with pytest.raises(SystemExit) as ended:
         cli.main(["demo", "--result-dir", str(tmp_path)])
@@ -246,7 +299,9 @@ def test_a_gateway_that_does_not_start_is_a_failure_and_not_a_wrong_argument(tmp
 def test_where_the_gateway_listens_is_said_first(
     taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may be another port than was asked for, and the live page is there while the cells are measured."""
+    """It may be another port than was asked for, and the live page is there while the cells are
+    measured.
+    """
     monkeypatch.setattr(GatewayProcess, "module", "loadgen.nothing_of_that_name")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1] if taken else free_port(0)
@@ -271,15 +326,27 @@ def cell(
     effective_n: float = 500.0,
     parts: tuple[Part, ...] = (),
 ) -> Cell:
-    """A cell whose prediction has the run's speed already: what speed and scatter explain is no difference in it."""
-    estimate = None if predicted is None else Estimate(predicted, observed / predicted - 1, half_width / predicted)
-    a_priori = None if predicted is None else Estimate(predicted / 2, 2 * observed / predicted - 1, 0.1)
+    """A cell whose prediction has the run's speed already: what speed and scatter explain is no
+    difference in it.
+    """
+    estimate = (
+        None
+        if predicted is None
+        else Estimate(predicted, observed / predicted - 1, half_width / predicted)
+    )
+    a_priori = (
+        None if predicted is None else Estimate(predicted / 2, 2 * observed / predicted - 1, 0.1)
+    )
     interval = Interval(observed, half_width, 600, effective_n, 0.0)
     quantity = Quantity(observed=interval, predicted=estimate, a_priori=a_priori)
     split = (
         None
         if predicted is None
-        else Split(predicted=predicted / 2, observed=observed, parts=(Part("speed", predicted / 2, 0.001), *parts))
+        else Split(
+            predicted=predicted / 2,
+            observed=observed,
+            parts=(Part("speed", predicted / 2, 0.001), *parts),
+        )
     )
     comparison = Comparison(
         policy=policy,
@@ -300,7 +367,9 @@ def cell(
 
 
 def disturbed(found: Cell, others: int) -> Cell:
-    return dataclasses.replace(found, comparison=dataclasses.replace(found.comparison, of_others=others))
+    return dataclasses.replace(
+        found, comparison=dataclasses.replace(found.comparison, of_others=others)
+    )
 
 
 WIDE = {"half_width": 0.040}
@@ -314,40 +383,56 @@ OFF = {"observed": 0.150, "half_width": 0.010}
         ([cell(observed=0.109)], "single at 0.3: agrees."),  # outside its interval, within 10 %
         (
             [cell(**WIDE), cell(load=0.6)],
-            "1 of 2 cells agree; too short to judge, with the prediction within the interval: single at 0.3 (± 40 %).",
+            (
+                "1 of 2 cells agree; too short to judge, with the prediction within the interval: "
+                "single at 0.3 (± 40 %)."
+            ),
         ),
         (
             [cell(observed=0.2, half_width=0.06), cell(load=0.6, effective_n=42.0)],
-            "0 of 2 cells agree; too short to judge, with the prediction within the interval: single at 0.6 "
-            "(± 8 %, 42 independent samples); "
-            "too short to judge, with the prediction outside the interval: single at 0.3 (± 30 %).",
+            "0 of 2 cells agree; too short to judge, with the prediction within the interval: "
+            "single at 0.6 (± 8 %, 42 independent samples); too short to judge, with the "
+            "prediction outside the interval: single at 0.3 (± 30 %).",
         ),
         (
             [cell("dynamic", **OFF, parts=(Part("gateway", 0.045, 0.004),)), cell()],
-            "1 of 2 cells agree; dynamic at 0.3: 50 % above the prediction (gateway loses time: 30 % of the delay).",
+            (
+                "1 of 2 cells agree; dynamic at 0.3: 50 % above the prediction (gateway loses "
+                "time: 30 % of the delay)."
+            ),
         ),
         (
             [cell(observed=0.050, half_width=0.004), cell()],
-            "1 of 2 cells agree; single at 0.3: 50 % below the prediction (no part of the difference is beyond chance).",
+            (
+                "1 of 2 cells agree; single at 0.3: 50 % below the prediction (no part of the "
+                "difference is beyond chance)."
+            ),
         ),
         ([cell(predicted=None)], "single at 0.3: does not agree; single at 0.3: no prediction."),
         (
             [disturbed(cell(), 49), disturbed(cell(load=0.6, **WIDE), 1), cell("dynamic")],
-            "1 of 3 cells agree; disturbed and not judged: single at 0.3 (49 requests of other clients in its queue), "
-            "single at 0.6 (1 request of other clients in its queue).",
+            "1 of 3 cells agree; disturbed and not judged: single at 0.3 (49 requests of other "
+            "clients in its queue), single at 0.6 (1 request of other clients in its queue).",
         ),
         (
             [cell(half_width=math.inf)],
-            "single at 0.3: does not agree; too short to judge, with the prediction within the interval: single at 0.3 (no interval).",
+            (
+                "single at 0.3: does not agree; too short to judge, with the prediction within the "
+                "interval: single at 0.3 (no interval)."
+            ),
         ),
     ],
 )
-def test_the_last_sentence_counts_the_cells_and_gives_the_reason_of_every_other(cells: list[Cell], said: str) -> None:
+def test_the_last_sentence_counts_the_cells_and_gives_the_reason_of_every_other(
+    cells: list[Cell], said: str
+) -> None:
     assert conclusion(cells) == said
 
 
 def test_the_verdict_is_of_the_prediction_that_the_table_shows() -> None:
-    """The machine ran at half the calibrated speed: the prediction a priori is off, the one at the run's speed is not."""
+    """The machine ran at half the calibrated speed: the prediction a priori is off, the one at
+    the run's speed is not.
+    """
     assert cell().verdict.kind == "agree"
     assert verdict(cell().comparison).kind == "speed"
 
@@ -355,7 +440,11 @@ def test_the_verdict_is_of_the_prediction_that_the_table_shows() -> None:
 def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
     huge = {"observed": 123.4567, "half_width": 98.7654, "predicted": 65.4321}
     cells = [cell(policy, load, **huge) for load in LOADS for policy in POLICIES]  # type: ignore[arg-type]
-    cells += [dataclasses.replace(cell(predicted=None), policy="continuous:max_batch_size=128,order=spjf,aging=0.02")]
+    cells += [
+        dataclasses.replace(
+            cell(predicted=None), policy="continuous:max_batch_size=128,order=spjf,aging=0.02"
+        )
+    ]
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
         print_report(cells, console)
@@ -363,5 +452,12 @@ def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
     assert max(map(len, lines)) <= 80
     assert "…" not in capture.get()
     assert len([line for line in lines if "123456.7 ± 98765.4" in line]) == 12
-    assert lines[1].split() == ["policy", "load", "n", "(ms)", "(ms)", "deviation"]  # so wide that the verdicts are a block of their own
+    assert lines[1].split() == [
+        "policy",
+        "load",
+        "n",
+        "(ms)",
+        "(ms)",
+        "deviation",
+    ]  # so wide that the verdicts are a block of their own
     assert sum(line.split() == ["policy", "load", "verdict"] for line in lines) == 1

@@ -1,4 +1,6 @@
-"""Before and while a run goes on: servers that are not there, not ready, silent, die, or show a certificate of their own."""
+"""Before and while a run goes on: servers that are not there, not ready, silent, die, or show a
+certificate of their own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.serving import self_signed
 
 @pytest.fixture(autouse=True)
 def _runs_go_into_a_scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))  # the server is a module of the tests
+    monkeypatch.syspath_prepend(
+        str(Path(__file__).parents[2])
+    )  # the server is a module of the tests
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
 
@@ -41,7 +45,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def load(url: str, *more: str, requests: int = 10) -> Result:
-    flags = ("--request-rate", "500", "--num-prompts", str(requests), "--max-tokens", "2", "--lateness-budget", "mean=9s,p99=9s")
+    flags = (
+        "--request-rate",
+        "500",
+        "--num-prompts",
+        str(requests),
+        "--max-tokens",
+        "2",
+        "--lateness-budget",
+        "mean=9s,p99=9s",
+    )
     return CliRunner().invoke(app, ["--base-url", url, *flags, *more])
 
 
@@ -65,7 +78,9 @@ def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
     with failing_server("--not-ready", "3") as port:
         assert "answered 503: starting: loading the model" in one_line(load(local(port)))
@@ -79,14 +94,36 @@ def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.Mon
     monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
     result = load(local(free_port(0)), "--ready-check-timeout-sec", "0.2")
     assert result.exit_code == 1
-    assert "expected it to be ready within the 0.2 s of --ready-check-timeout" in f"{result.stderr}{result.exception}"
+    assert (
+        "expected it to be ready within the 0.2 s of --ready-check-timeout"
+        in f"{result.stderr}{result.exception}"
+    )
 
 
 def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
     port = free_port(0)
-    command = [sys.executable, "-m", "loadgen.commands.load_cli", "--base-url", local(port), "--ready-check-timeout", "120"]
-    flags = ["--request-rate", "100", "--num-prompts", "5", "--max-tokens", "2", "--output", "late.jsonl"]
-    with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen.commands.load_cli",
+        "--base-url",
+        local(port),
+        "--ready-check-timeout",
+        "120",
+    ]
+    flags = [
+        "--request-rate",
+        "100",
+        "--num-prompts",
+        "5",
+        "--max-tokens",
+        "2",
+        "--output",
+        "late.jsonl",
+    ]
+    with subprocess.Popen(
+        [*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
         assert process.stderr is not None
         assert b"connection refused; waiting" in process.stderr.readline()
         with failing_server("--port", str(port)):
@@ -109,12 +146,23 @@ def test_without_the_check_the_requests_tell() -> None:
 
 @pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_run_stops_when_its_server_has_died(processes: str) -> None:
-    """The server kills itself at the 40th of 4,000 requests, which take 40 s; what was recorded is kept.
+    """The server kills itself at the 40th of 4,000 requests, which take 40 s; what was recorded is
+    kept.
 
     More failed than allowed: status 3, not 1.
     """
     with failing_server("--dies-at", "40") as port:
-        result = load(local(port), "--max-errors", "20", "--processes", processes, "--json", "--request-rate", "100", requests=4000)
+        result = load(
+            local(port),
+            "--max-errors",
+            "20",
+            "--processes",
+            processes,
+            "--json",
+            "--request-rate",
+            "100",
+            requests=4000,
+        )
     found = json.loads(result.stdout)
     assert result.exit_code == 3
     assert found["valid"] is False
@@ -127,21 +175,28 @@ def test_a_run_stops_when_its_server_has_died(processes: str) -> None:
 
 def test_a_stopped_run_within_the_allowed_failures_is_incomplete() -> None:
     with failing_server("--dies-at", "40") as port:
-        result = load(local(port), "--max-errors", "20", "--max-failed-fraction", "1", "--json", requests=4000)
+        result = load(
+            local(port), "--max-errors", "20", "--max-failed-fraction", "1", "--json", requests=4000
+        )
     assert result.exit_code == 1
     assert json.loads(result.stdout)["valid"] is False
 
 
 def test_a_run_goes_on_through_failures_where_that_was_asked() -> None:
     with failing_server("--status", "400") as port:
-        assert json.loads(load(local(port), "--json", requests=5000).stdout)["outcomes"]["failed"] < 5000
+        assert (
+            json.loads(load(local(port), "--json", requests=5000).stdout)["outcomes"]["failed"]
+            < 5000
+        )
         found = json.loads(load(local(port), "--max-errors", "0", "--json", requests=150).stdout)
         assert found["outcomes"] == {"failed": 150}
 
 
 def test_refusals_are_answers_and_stop_nothing() -> None:
     with failing_server("--status", "429") as port:
-        assert json.loads(load(local(port), "--max-errors", "5", "--json", requests=50).stdout)["outcomes"] == {"rejected": 50}
+        assert json.loads(load(local(port), "--max-errors", "5", "--json", requests=50).stdout)[
+            "outcomes"
+        ] == {"rejected": 50}
 
 
 def test_a_certificate_that_is_not_trusted_is_named_as_such(certificate: tuple[str, str]) -> None:
@@ -153,26 +208,43 @@ def test_a_certificate_that_is_not_trusted_is_named_as_such(certificate: tuple[s
         assert "refused" not in said
         unchecked = load(url, "--ready-check-timeout", "0", "--model", "m", "--output", "run.jsonl")
         assert unchecked.exit_code == 3  # all failed: more than --max-failed-fraction allows
-        assert {"certificate is not trusted" in str(record.error) for record in read_run(Path("run.jsonl"))[1]} == {True}
+        assert {
+            "certificate is not trusted" in str(record.error)
+            for record in read_run(Path("run.jsonl"))[1]
+        } == {True}
         for trust in (("--insecure",), ("--cacert", certificate[0])):
             assert load(url, *trust).exit_code == 0
 
 
-def test_tls_at_one_end_alone_and_files_that_are_no_certificates(certificate: tuple[str, str], tmp_path: Path) -> None:
+def test_tls_at_one_end_alone_and_files_that_are_no_certificates(
+    certificate: tuple[str, str], tmp_path: Path
+) -> None:
     with failing_server() as port:
         assert "TLS handshake failed" in one_line(load(local(port, "https")))
     with failing_server("--tls", *certificate) as port:
         assert "does it speak https?" in one_line(load(local(port)))
-        for ask in (lambda url: advising.ask(url, {}, None, Trust()), lambda url: calibrate(url, {}, None, json_output=True)):
-            with pytest.raises(CommandError, match=r"^no answer from http://.* \(it closed the connection; does it speak https"):
+        for ask in (
+            lambda url: advising.ask(url, {}, None, Trust()),
+            lambda url: calibrate(url, {}, None, json_output=True),
+        ):
+            with pytest.raises(
+                CommandError,
+                match=r"^no answer from http://.* \(it closed the connection; does it speak https",
+            ):
                 ask(local(port))
     (tmp_path / "empty.pem").write_text("")
-    for flags in (("--cacert", "nowhere.pem"), ("--cacert", "empty.pem"), ("--cacert", "empty.pem", "--insecure")):
+    for flags in (
+        ("--cacert", "nowhere.pem"),
+        ("--cacert", "empty.pem"),
+        ("--cacert", "empty.pem", "--insecure"),
+    ):
         assert isinstance(load("https://127.0.0.1:9", *flags).exception, SpecError)
 
 
 def test_the_waiting_time_is_a_number_of_seconds() -> None:
-    assert isinstance(load("http://127.0.0.1:9", "--ready-check-timeout", "inf").exception, SpecError)
+    assert isinstance(
+        load("http://127.0.0.1:9", "--ready-check-timeout", "inf").exception, SpecError
+    )
     for seconds in ("-1", "nan"):  # no duration: refused before the command runs
         result = load("http://127.0.0.1:9", "--ready-check-timeout", seconds)
         assert result.exit_code == 2
@@ -185,7 +257,9 @@ def test_the_waiting_time_is_a_number_of_seconds() -> None:
 def test_base_urls_may_end_in_v1(ending: str) -> None:
     with failing_server() as port:
         assert load(local(port) + ending).exit_code == 0
-        assert load(local(port) + ending, "--ready-check-timeout", "0", "--model", "m").exit_code == 0
+        assert (
+            load(local(port) + ending, "--ready-check-timeout", "0", "--model", "m").exit_code == 0
+        )
 
 
 def test_no_request_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +269,12 @@ def test_no_request_goes_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> Non
         assert load(local(port)).exit_code == 0
 
 
-def test_other_commands_check_certificates_too(certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`kendall advise`, `kendall calibrate`, and the client of a sweep; the server is no gateway, and says so once it is trusted."""
+def test_other_commands_check_certificates_too(
+    certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kendall advise`, `kendall calibrate`, and the client of a sweep; the server is no
+    gateway, and says so once it is trusted.
+    """
 
     async def ask(url: str, trust: Trust) -> None:
         async with GatewayClient(url, Keys(trust=trust)) as client:
@@ -204,13 +282,18 @@ def test_other_commands_check_certificates_too(certificate: tuple[str, str], mon
 
     questions: tuple[Callable[[str, Trust], object], ...] = (
         lambda url, trust: advising.ask(url, {}, None, trust),
-        lambda url, trust: calibrate(url, {"speed_only": True}, None, trust=trust, json_output=True),
+        lambda url, trust: calibrate(
+            url, {"speed_only": True}, None, trust=trust, json_output=True
+        ),
         lambda url, trust: asyncio.run(ask(url, trust)),
     )
     with failing_server("--tls", *certificate) as port:
         url = local(port, "https")
         for question in questions:
-            with pytest.raises(Exception, match="certificate is not trusted: self-signed certificate; --cacert FILE"):
+            with pytest.raises(
+                Exception,
+                match="certificate is not trusted: self-signed certificate; --cacert FILE",
+            ):
                 question(url, Trust())
             for trust in (Trust(insecure=True), Trust(cacert=Path(certificate[0]))):
                 assert "certificate" not in failure(question, url, trust)
@@ -230,8 +313,17 @@ def failure(question: Callable[[str, Trust], object], url: str, trust: Trust) ->
     ("url", "words"),
     [
         ("http://user:secret@127.0.0.1:9", "--api-key"),
-        ("127.0.0.1:19001", "got --base-url 127.0.0.1:19001; expected http://HOST:PORT, for example http://127.0.0.1:19001"),
-        ("http://127.0.0.1:9/v1/completions", "expected the URL without the endpoint's path: http://127.0.0.1:9/v1"),
+        (
+            "127.0.0.1:19001",
+            (
+                "got --base-url 127.0.0.1:19001; expected http://HOST:PORT, for example "
+                "http://127.0.0.1:19001"
+            ),
+        ),
+        (
+            "http://127.0.0.1:9/v1/completions",
+            "expected the URL without the endpoint's path: http://127.0.0.1:9/v1",
+        ),
         ("http://127.0.0.1:9/v1/chat/completions/", "endpoint's path: http://127.0.0.1:9/v1"),
         ("http://127.0.0.1:9/?key=1", "without a query"),
     ],
@@ -267,10 +359,17 @@ def test_without_a_check_and_without_a_model_the_model_is_asked_for() -> None:
 def test_a_page_or_a_redirect_in_the_place_of_models_is_named() -> None:
     with failing_server("--html") as port:
         said = one_line(load(local(port)))
-        assert "answered 200 with text/html, not with a list of models; expected a list of models: correct --base-url" in said
+        assert (
+            "answered 200 with text/html, not with a list of models; expected a list of models: "
+            "correct --base-url"
+        ) in said
     with failing_server("--moved", "http://elsewhere/v1") as port:
-        assert "redirects to http://elsewhere/v1; expected the server itself: give that address as --base-url" in one_line(
-            load(local(port))
-        )
+        assert (
+            "redirects to http://elsewhere/v1; expected the server itself: give that address as "
+            "--base-url"
+        ) in one_line(load(local(port)))
         result = load(local(port), "--ready-check-timeout", "0", "--model", "m", "--json")
-        assert json.loads(result.stdout)["failures"]["first_error"] == "307 redirects to http://elsewhere/v1; redirects are not followed"
+        assert (
+            json.loads(result.stdout)["failures"]["first_error"]
+            == "307 redirects to http://elsewhere/v1; redirects are not followed"
+        )

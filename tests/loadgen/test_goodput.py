@@ -20,7 +20,11 @@ def test_limits_are_written_as_for_vllm_in_milliseconds() -> None:
         Limit("e2el", 0.5),
         Limit("queueing_delay", 0.05),
     )
-    assert parse_goodput(["ttft:100 e2el:500"]) == parse_goodput(["ttft:100,e2el:500"]) == (Limit("ttft", 0.1), Limit("e2el", 0.5))
+    assert (
+        parse_goodput(["ttft:100 e2el:500"])
+        == parse_goodput(["ttft:100,e2el:500"])
+        == (Limit("ttft", 0.1), Limit("e2el", 0.5))
+    )
 
 
 def test_limits_take_a_unit_and_a_bare_number_stays_milliseconds() -> None:
@@ -34,7 +38,20 @@ def test_limits_take_a_unit_and_a_bare_number_stays_milliseconds() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "ttft:3 s", "ttft:3q", "itl:3", "speed:3", "ttft:1 ttft:2"],
+    [
+        "",
+        "ttft",
+        "ttft:",
+        "ttft:fast",
+        "ttft:-1",
+        "ttft:nan",
+        "ttft:inf",
+        "ttft:3 s",
+        "ttft:3q",
+        "itl:3",
+        "speed:3",
+        "ttft:1 ttft:2",
+    ],
 )
 def test_what_is_no_limit_is_refused(wrong: str) -> None:
     with pytest.raises(SpecError, match=r"got .*; expected"):
@@ -42,9 +59,19 @@ def test_what_is_no_limit_is_refused(wrong: str) -> None:
 
 
 def test_every_limit_must_be_kept_and_the_bound_itself_is() -> None:
-    records = [answered(0, 0.0), answered(1, 1.0, first=0.3), answered(2, 2.0, gap=0.2), answered(3, 3.0, queueing_delay=None)]
+    records = [
+        answered(0, 0.0),
+        answered(1, 1.0, first=0.3),
+        answered(2, 2.0, gap=0.2),
+        answered(3, 3.0, queueing_delay=None),
+    ]
     limits = parse_goodput(["ttft:100.0001", "tpot:50", "queue:50"])
-    assert [all(limit.kept(record) for limit in limits) for record in records] == [True, False, False, False]
+    assert [all(limit.kept(record) for limit in limits) for record in records] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert goodput(records, limits).share == 0.25
     assert Limit("ttft", values_of_first := records[0].first_token_at or 0.0).kept(records[0])
     assert values_of_first == 0.1
@@ -52,14 +79,21 @@ def test_every_limit_must_be_kept_and_the_bound_itself_is() -> None:
 
 @pytest.mark.parametrize("outcome", ["failed", "rejected", "abandoned", "cancelled"])
 def test_what_was_not_completed_keeps_nothing(outcome: str) -> None:
-    fast = [answered(i, float(i), outcome=outcome if i % 4 == 0 else "completed") for i in range(40)]
+    fast = [
+        answered(i, float(i), outcome=outcome if i % 4 == 0 else "completed") for i in range(40)
+    ]
     found = goodput(fast, parse_goodput(["e2el:1000"]))
     assert found.share == 0.75
     assert found.rate == pytest.approx(30 / (39 + 0.14))
 
 
 def test_a_single_token_has_no_time_per_token_and_keeps_its_limit() -> None:
-    assert goodput([answered(0, 0.0, tokens=1), answered(1, 1.0, tokens=1)], parse_goodput(["tpot:1"])).share == 1.0
+    assert (
+        goodput(
+            [answered(0, 0.0, tokens=1), answered(1, 1.0, tokens=1)], parse_goodput(["tpot:1"])
+        ).share
+        == 1.0
+    )
 
 
 def test_a_quantity_that_nobody_reports_is_unknown_not_broken() -> None:
@@ -77,7 +111,9 @@ def test_all_kept_is_not_certain() -> None:
 
 
 def test_interval_covers_the_truth_where_neighbours_share_their_luck() -> None:
-    """An indicator that follows a two-state chain: 95 % intervals cover 0.8 nine times in ten, taken as independent only six."""
+    """An indicator that follows a two-state chain: 95 % intervals cover 0.8 nine times in ten,
+    taken as independent only six.
+    """
     rng = np.random.default_rng(7)
     limits, covered, covered_if_independent, runs = parse_goodput(["e2el:300"]), 0, 0, 200
     fast, slow = ((answered(0, 0.0)), answered(0, 0.0, first=1.0))

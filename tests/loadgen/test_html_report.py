@@ -1,4 +1,6 @@
-"""The HTML report: right numbers in every figure, nothing from a network, drawn by a real browser without a complaint."""
+"""The HTML report: right numbers in every figure, nothing from a network, drawn by a real
+browser without a complaint.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,43 @@ from tests.page.browser import chromium
 from tests.support import require_program
 
 SPEEDS = {"dynamic": 1.2, "capped:max_batch_size=4": 1.0, "continuous:max_batch_size=8": 1.0}
-RATES = {"dynamic": (15.0, 28.0), "capped:max_batch_size=4": (7.0, 14.0), "continuous:max_batch_size=8": (30.0, 60.0)}
-ERRANDS = (".gvt1.com", ".google.com", ".googleapis.com", ".gstatic.com")  # the browser's own, on any page
-MISSING = MissingCell(name="lost", policy="single", load=0.5, state="missing", reason="the gateway was killed <b>twice</b>")
+RATES = {
+    "dynamic": (15.0, 28.0),
+    "capped:max_batch_size=4": (7.0, 14.0),
+    "continuous:max_batch_size=8": (30.0, 60.0),
+}
+ERRANDS = (
+    ".gvt1.com",
+    ".google.com",
+    ".googleapis.com",
+    ".gstatic.com",
+)  # the browser's own, on any page
+MISSING = MissingCell(
+    name="lost",
+    policy="single",
+    load=0.5,
+    state="missing",
+    reason="the gateway was killed <b>twice</b>",
+)
 
 
 def run_file(folder: Path, policy: str, rate: float, load: float, **configuration: Any) -> Path:
-    asked = {"engine": "emulated", "model": "tiny", "max_num_seqs": 16, "output_tokens": "uniform:low=1,high=60", "request_rate": rate}
-    records = drive(parse_policy(policy), rate, n=700, law=LAW.at_speed(SPEEDS[policy]), max_num_seqs=16)
+    asked = {
+        "engine": "emulated",
+        "model": "tiny",
+        "max_num_seqs": 16,
+        "output_tokens": "uniform:low=1,high=60",
+        "request_rate": rate,
+    }
+    records = drive(
+        parse_policy(policy), rate, n=700, law=LAW.at_speed(SPEEDS[policy]), max_num_seqs=16
+    )
     path = folder / f"{load}-{policy.partition(':')[0]}.jsonl"
     header = Header(
-        writer="simulator", configuration=asked | {"load": load, **configuration}, seed=4, hardware={"cpu": "a CPU", "cores": 2}
+        writer="simulator",
+        configuration=asked | {"load": load, **configuration},
+        seed=4,
+        hardware={"cpu": "a CPU", "cores": 2},
     )
     write_run(path, header, records)
     return path
@@ -59,7 +87,11 @@ def run_file(folder: Path, policy: str, rate: float, load: float, **configuratio
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     folder = tmp_path_factory.mktemp("runs")
-    files = [run_file(folder, policy, rate, load) for policy in SPEEDS for rate, load in zip(RATES[policy], (0.3, 0.6), strict=True)]
+    files = [
+        run_file(folder, policy, rate, load)
+        for policy in SPEEDS
+        for rate, load in zip(RATES[policy], (0.3, 0.6), strict=True)
+    ]
     found = of_files([RunFile.read(path) for path in files], Asked(law=LAW))
     return dataclasses.replace(found, missing=[MISSING])
 
@@ -82,7 +114,15 @@ def test_the_page_says_what_was_measured_and_why_cells_differ(report: Path) -> N
         "Where they part, and why",
     ):
         assert words in shown
-    for words in ("continuous 8*", "capped 4", "a CPU, 2 core(s)", "k1 2 ms", "1 of 7 planned cells have no result", " ms", "seed"):
+    for words in (
+        "continuous 8*",
+        "capped 4",
+        "a CPU, 2 core(s)",
+        "k1 2 ms",
+        "1 of 7 planned cells have no result",
+        " ms",
+        "seed",
+    ):
         assert words in shown
     assert "killed &lt;b&gt;twice&lt;/b&gt;" in shown
 
@@ -114,14 +154,22 @@ def test_the_vendored_library_is_the_one_that_its_readme_names() -> None:
 
 def test_hostile_names_stay_text(data: ReportData) -> None:
     hostile = "</script><script>alert(1)</script>"
-    text = page(dataclasses.replace(data, cells=data.cells[:1], configuration={"engine": hostile, "model": hostile}))
+    text = page(
+        dataclasses.replace(
+            data, cells=data.cells[:1], configuration={"engine": hostile, "model": hostile}
+        )
+    )
     assert "<script>alert" not in text
 
 
 def test_observed_means_stand_where_they_were_measured(data: ReportData) -> None:
     figure = beside_figure(data.cells)
-    drawn = sorted(x for group in ("observed", "short") for trace in traces(figure, group) for x in trace["x"])
-    assert drawn == pytest.approx(sorted(cell.comparison.quantity.observed.mean * 1e3 for cell in data.cells))
+    drawn = sorted(
+        x for group in ("observed", "short") for trace in traces(figure, group) for x in trace["x"]
+    )
+    assert drawn == pytest.approx(
+        sorted(cell.comparison.quantity.observed.mean * 1e3 for cell in data.cells)
+    )
     assert figure is not None
     assert [key for key in figure["layout"] if key.startswith("xaxis")] == ["xaxis", "xaxis2"]
     assert figure["layout"]["yaxis"]["automargin"] is True, "names of any length have room"
@@ -132,7 +180,9 @@ def test_the_bars_of_a_cell_add_up_to_its_deviation(data: ReportData) -> None:
     assert figure is not None
     bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
     sums = [trace for trace in figure["data"] if trace["type"] == "scatter"]
-    totals = {name: total for trace in sums for name, total in zip(trace["y"], trace["x"], strict=True)}
+    totals = {
+        name: total for trace in sums for name, total in zip(trace["y"], trace["x"], strict=True)
+    }
     assert len(totals) == len(data.cells)
     for index, name in enumerate(bars[0]["y"]):
         assert sum(bar["x"][index] for bar in bars) == pytest.approx(totals[name], abs=1e-9)
@@ -146,7 +196,14 @@ def test_an_outlier_does_not_hide_the_other_bars(data: ReportData) -> None:
     assert split is not None
     assert quantity.a_priori is not None
     tiny = dataclasses.replace(split, predicted=split.predicted / 1000)
-    figure = parts_figure([dataclasses.replace(first, comparison=dataclasses.replace(first.comparison, split=tiny)), *others])
+    figure = parts_figure(
+        [
+            dataclasses.replace(
+                first, comparison=dataclasses.replace(first.comparison, split=tiny)
+            ),
+            *others,
+        ]
+    )
     assert figure is not None
     assert figure["layout"]["xaxis"]["range"][1] < 1000
     (note,) = figure["layout"]["annotations"]
@@ -158,19 +215,26 @@ def test_the_curve_is_the_prediction(data: ReportData) -> None:
     lines = list(traces(figure, "line"))
     assert len(lines) == 3
     assert figure is not None
-    assert {tuple(axis["range"]) for name, axis in figure["layout"].items() if name.startswith("xaxis")} == {(0, 1)}
+    assert {
+        tuple(axis["range"]) for name, axis in figure["layout"].items() if name.startswith("xaxis")
+    } == {(0, 1)}
     for line, policy in zip(lines, SPEEDS, strict=True):
         cells = [cell for cell in data.cells if cell.comparison.policy == policy]
         for cell in cells:
             a_priori, load = cell.comparison.quantity.a_priori, cell.comparison.load
             assert a_priori is not None
             assert load is not None
-            nearest = min(zip(line["x"], line["y"], strict=True), key=lambda point: abs(point[0] - load))
+            nearest = min(
+                zip(line["x"], line["y"], strict=True), key=lambda point: abs(point[0] - load)
+            )
             assert nearest[1] == pytest.approx(a_priori.mean * 1e3, rel=0.05)
 
 
 def test_a_curve_begins_and_ends_where_it_was_solved(data: ReportData) -> None:
-    (line,) = traces(over_load_figure([cell for cell in data.cells if cell.comparison.policy == "dynamic"]), "line")
+    (line,) = traces(
+        over_load_figure([cell for cell in data.cells if cell.comparison.policy == "dynamic"]),
+        "line",
+    )
     assert (line["x"][0], line["x"][-1]) == (0.05, 0.97)
 
 
@@ -187,14 +251,22 @@ def test_every_number_of_the_csv_is_the_comparisons(data: ReportData) -> None:
             comparison.n,
             comparison.arrival_rate,
         )
-        assert (row["observed_ms"], row["half_width_ms"]) == (quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3)
+        assert (row["observed_ms"], row["half_width_ms"]) == (
+            quantity.observed.mean * 1e3,
+            quantity.observed.half_width * 1e3,
+        )
         assert quantity.predicted is not None
         assert row["predicted_ms"] == quantity.predicted.mean * 1e3
         assert quantity.live is not None
         assert row["live_ms"] == quantity.live.mean * 1e3
-        assert 0 <= float(row["p50_ms"] or 0) <= float(row["p90_ms"] or 0) <= float(row["p99_ms"] or 0)
+        assert (
+            0 <= float(row["p50_ms"] or 0) <= float(row["p90_ms"] or 0) <= float(row["p99_ms"] or 0)
+        )
         assert 0 < float(row["p90_ms"] or 0) < 10 * quantity.observed.mean * 1e3
-        assert (row["batch_size"], row["utilisation"]) == (comparison.batch_size, comparison.utilisation)
+        assert (row["batch_size"], row["utilisation"]) == (
+            comparison.batch_size,
+            comparison.utilisation,
+        )
         assert row["verdict"] == cell.verdict.text
 
 
@@ -202,11 +274,15 @@ def test_a_hover_names_the_mean_that_was_compared(data: ReportData) -> None:
     cell = data.cells[0]
     assert cell.comparison.compared == "queueing_delay"
     assert "mean queueing delay: " in hover(cell)
-    sojourn = dataclasses.replace(cell, comparison=dataclasses.replace(cell.comparison, compared="sojourn_time"))
+    sojourn = dataclasses.replace(
+        cell, comparison=dataclasses.replace(cell.comparison, compared="sojourn_time")
+    )
     assert "mean sojourn: " in hover(sojourn)
 
 
-@pytest.mark.parametrize("policy", ["capped:max_batch_size=4", "single", "elastic:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy", ["capped:max_batch_size=4", "single", "elastic:max_batch_size=4"]
+)
 def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: str) -> None:
     """W(s, x) = s W(1, s x): what the band rests on."""
     model = Model.clipped(parse_policy(policy), LENGTHS, LAW)
@@ -254,9 +330,13 @@ def test_the_headline_counts(data: ReportData) -> None:
 def widened(cell: ReportCell) -> ReportCell:
     """The same with an interval that is too wide, yet far from the prediction."""
     comparison = cell.comparison
-    observed = dataclasses.replace(comparison.quantity.observed, half_width=0.26 * comparison.quantity.observed.mean)
+    observed = dataclasses.replace(
+        comparison.quantity.observed, half_width=0.26 * comparison.quantity.observed.mean
+    )
     quantity = dataclasses.replace(comparison.quantity, observed=observed)
-    return dataclasses.replace(cell, comparison=dataclasses.replace(comparison, **{comparison.compared: quantity}))
+    return dataclasses.replace(
+        cell, comparison=dataclasses.replace(comparison, **{comparison.compared: quantity})
+    )
 
 
 def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData) -> None:
@@ -268,7 +348,8 @@ def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData)
     cells = [agreeing, short, invalid]
     assert short.verdict.text == "too short: ± 26 %"
     assert headline(cells) == (
-        "Theory known before the run agrees with 1 of 1 cell that can be judged. 2 of 3 cannot be judged: 1 too short, 1 invalid."
+        "Theory known before the run agrees with 1 of 1 cell that can be judged. 2 of 3 cannot be "
+        "judged: 1 too short, 1 invalid."
     )
     assert causes(cells) == []
     assert {count for _, _, count in accuracy(cells)} == {1}
@@ -285,7 +366,9 @@ COLOUR_OF = {"observed": {"$observed", "$ink"}, "short": {"$pale"}}
 
 
 @pytest.mark.parametrize("draw", [beside_figure, over_load_figure, parts_figure, tails_figure])
-def test_every_figure_draws_a_cell_that_is_not_judged_pale(data: ReportData, draw: Callable[..., dict[str, Any] | None]) -> None:
+def test_every_figure_draws_a_cell_that_is_not_judged_pale(
+    data: ReportData, draw: Callable[..., dict[str, Any] | None]
+) -> None:
     slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
     agreeing = next(cell for cell in data.cells if cell.verdict.kind == "agree")
     short, invalid = widened(slow), dataclasses.replace(slow, audit=SimpleNamespace(valid=False))  # type: ignore[arg-type]
@@ -293,7 +376,12 @@ def test_every_figure_draws_a_cell_that_is_not_judged_pale(data: ReportData, dra
     for group, count in (("observed", 1), ("short", 2)):
         drawn = [trace for trace in traces(figure, group) if trace["x"]]
         assert sum(1 if trace["mode"] == "lines" else len(trace["x"]) for trace in drawn) == count
-        looks = [trace[key] for trace in drawn for key in ("line", "marker", "error_x", "error_y") if key in trace]
+        looks = [
+            trace[key]
+            for trace in drawn
+            for key in ("line", "marker", "error_x", "error_y")
+            if key in trace
+        ]
         assert looks
         assert {look["color"] for look in looks} <= COLOUR_OF[group]
     assert figure is not None
@@ -334,31 +422,57 @@ def test_a_folder_of_runs_with_a_profile_is_a_report(tmp_path: Path) -> None:
 def test_a_sender_outside_its_budget_is_called_invalid(tmp_path: Path) -> None:
     path = run_file(tmp_path, "dynamic", 20.0, 0.3)
     file = RunFile.read(path)
-    seen = [Record(**{**{f: getattr(r, f) for f in r.__struct_fields__}, "client_request_id": f"c{i}"}) for i, r in enumerate(file.records)]
+    seen = [
+        Record(**{**{f: getattr(r, f) for f in r.__struct_fields__}, "client_request_id": f"c{i}"})
+        for i, r in enumerate(file.records)
+    ]
     sent = [
-        Record(request_id=f"c{i}", outcome="completed", intended_at=(r.arrived_at or 0.0) - 0.2, sent_at=r.arrived_at)
+        Record(
+            request_id=f"c{i}",
+            outcome="completed",
+            intended_at=(r.arrived_at or 0.0) - 0.2,
+            sent_at=r.arrived_at,
+        )
         for i, r in enumerate(seen)
     ]
     both = [RunFile(path, file.header, seen), RunFile(path, Header(writer="load"), sent)]
     text = page(of_files(both, Asked(law=LAW)))
-    assert "INVALID: in 1 of 1 cell requests reached the gateway outside the lateness budget" in text
+    assert (
+        "INVALID: in 1 of 1 cell requests reached the gateway outside the lateness budget" in text
+    )
     assert "reached the gateway 200.0 ms late on average" in text
     assert "none can be judged" in text
 
 
 def browser(page_url: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     chromium = require_program("chromium")
-    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr", "--window-size=1200,4000"]
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}",
+    ]
+    command += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--enable-logging=stderr",
+        "--window-size=1200,4000",
+    ]
     command += ["--virtual-time-budget=5000", *arguments, page_url]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_browser_draws_every_figure_without_a_complaint_or_a_request(report: Path, tmp_path: Path, theme: str) -> None:
+def test_a_browser_draws_every_figure_without_a_complaint_or_a_request(
+    report: Path, tmp_path: Path, theme: str
+) -> None:
     log = tmp_path / "net.json"
-    done = browser(f"{report.as_uri()}?theme={theme}", tmp_path, "--dump-dom", f"--log-net-log={log}")
+    done = browser(
+        f"{report.as_uri()}?theme={theme}", tmp_path, "--dump-dom", f"--log-net-log={log}"
+    )
     assert 'data-drawn="4"' in done.stdout
     for name in ("beside", "over-load", "parts", "tails"):
         place = done.stdout.partition(f'id="figure-{name}"')[2][:3000]
@@ -366,18 +480,29 @@ def test_a_browser_draws_every_figure_without_a_complaint_or_a_request(report: P
     assert done.stdout.count('class="point"') > 40
     assert "CONSOLE" not in done.stderr
     assert "plotly-graph-div" in done.stdout or "js-plotly-plot" in done.stdout
-    asked = re.findall(r'"url":"([a-z]+)://([^/"]*)', log.read_text(encoding="utf-8", errors="replace"))
-    assert not [host for scheme, host in asked if scheme not in ("file", "chrome", "data", "blob") and not host.endswith(ERRANDS)]
+    asked = re.findall(
+        r'"url":"([a-z]+)://([^/"]*)', log.read_text(encoding="utf-8", errors="replace")
+    )
+    assert not [
+        host
+        for scheme, host in asked
+        if scheme not in ("file", "chrome", "data", "blob") and not host.endswith(ERRANDS)
+    ]
 
 
 @pytest.mark.slow
 def test_a_browser_complains_where_a_page_is_broken(report: Path, tmp_path: Path) -> None:
-    """The check above can fail: a library that is not there shows on the console, and so does a request."""
+    """The check above can fail: a library that is not there shows on the console, and so does a
+    request.
+    """
     text = report.read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
     broken.write_text(text.replace("Plotly.react", "Plotly.absent"), encoding="utf-8")
     assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
-    broken.write_text(text.replace("</main>", '<img src="https://example.invalid/x.png"></main>'), encoding="utf-8")
+    broken.write_text(
+        text.replace("</main>", '<img src="https://example.invalid/x.png"></main>'),
+        encoding="utf-8",
+    )
     assert "CONSOLE" in browser(broken.as_uri(), tmp_path, "--dump-dom").stderr
 
 
@@ -410,7 +535,11 @@ COLLISIONS = """(() => {
   return wide > 0 ? [...found, `the page is ${wide} px too wide`] : found;
 })()"""
 SWEEP = Path(__file__).parents[2] / "docs" / "sweep" / "report.html"
-FAULTS = ("td { white-space: nowrap !important; } table.matrix { width: 300px; }", "h2 { margin-bottom: -24px; }", "h1 { width: 1400px; }")
+FAULTS = (
+    "td { white-space: nowrap !important; } table.matrix { width: 300px; }",
+    "h2 { margin-bottom: -24px; }",
+    "h1 { width: 1400px; }",
+)
 
 
 async def collisions(urls: Sequence[str], width: int, theme: str) -> list[list[str]]:
@@ -418,7 +547,9 @@ async def collisions(urls: Sequence[str], width: int, theme: str) -> list[list[s
         found = []
         for url in urls:
             await tab.open(f"{url}?theme={theme}")
-            await tab.until(f"location.href.startsWith('{url}') && document.documentElement.dataset.drawn", 30)
+            await tab.until(
+                f"location.href.startsWith('{url}') && document.documentElement.dataset.drawn", 30
+            )
             found.append(list(await tab.ask(COLLISIONS)))
         assert tab.complaints == []
         return found
@@ -426,7 +557,8 @@ async def collisions(urls: Sequence[str], width: int, theme: str) -> list[list[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("width", "theme"), [(360, "light"), (500, "light"), (500, "dark"), (800, "light"), (821, "light"), (1280, "dark")]
+    ("width", "theme"),
+    [(360, "light"), (500, "light"), (500, "dark"), (800, "light"), (821, "light"), (1280, "dark")],
 )
 def test_no_text_stands_on_another_or_beyond_its_cell(report: Path, width: int, theme: str) -> None:
     assert asyncio.run(collisions([report.as_uri(), SWEEP.as_uri()], width, theme)) == [[], []]
@@ -444,7 +576,12 @@ def test_the_check_for_collisions_sees_each_fault(report: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_it_prints_on_a4(report: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.pdf"
-    browser(f"{report.as_uri()}?theme=dark", tmp_path, f"--print-to-pdf={target}", "--no-pdf-header-footer")
+    browser(
+        f"{report.as_uri()}?theme=dark",
+        tmp_path,
+        f"--print-to-pdf={target}",
+        "--no-pdf-header-footer",
+    )
     content = target.read_bytes()
     assert content.startswith(b"%PDF")
     sizes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)", content)
@@ -453,10 +590,18 @@ def test_it_prints_on_a4(report: Path, tmp_path: Path) -> None:
 
 
 def test_figures_are_plain_json(data: ReportData) -> None:
-    for figure in (beside_figure(data.cells), over_load_figure(data.cells), parts_figure(data.cells), tails_figure(data.cells)):
+    for figure in (
+        beside_figure(data.cells),
+        over_load_figure(data.cells),
+        parts_figure(data.cells),
+        tails_figure(data.cells),
+    ):
         assert json.loads(json.dumps(figure, allow_nan=False)) == figure
 
 
 def test_panels_side_by_side_have_axes_of_their_own_or_share_one() -> None:
-    assert [Panel.at(index).axes for index in (0, 1)] == [{"xaxis": "x", "yaxis": "y"}, {"xaxis": "x2", "yaxis": "y2"}]
+    assert [Panel.at(index).axes for index in (0, 1)] == [
+        {"xaxis": "x", "yaxis": "y"},
+        {"xaxis": "x2", "yaxis": "y2"},
+    ]
     assert Panel.at(2, shared_y=True).axes == {"xaxis": "x3", "yaxis": "y"}

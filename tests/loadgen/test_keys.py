@@ -32,8 +32,27 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("keys")
     arguments = [
-        *("tiny", "--engine", "emulated", "--latency", LAW, "--prediction-interval", "0", "--record-file", str(folder / "records.jsonl")),
-        *("--api-key", API, "--admin-key", ADMIN, "--metrics-need-key", "--log-format", "json", "--allow-forced-lengths"),
+        *(
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            LAW,
+            "--prediction-interval",
+            "0",
+            "--record-file",
+            str(folder / "records.jsonl"),
+        ),
+        *(
+            "--api-key",
+            API,
+            "--admin-key",
+            ADMIN,
+            "--metrics-need-key",
+            "--log-format",
+            "json",
+            "--allow-forced-lengths",
+        ),
     ]
     gateway = GatewayProcess(arguments, free_port(0), folder / "gateway.log")
     with started(gateway):
@@ -46,11 +65,24 @@ def status(*arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("load", "--base-url", served.url, "--request-rate", "100", "--num-prompts", "5", "--output-tokens", "deterministic:value=3")
+def test_load_sends_its_key_and_writes_it_nowhere(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (
+        "load",
+        "--base-url",
+        served.url,
+        "--request-rate",
+        "100",
+        "--num-prompts",
+        "5",
+        "--output-tokens",
+        "deterministic:value=3",
+    )
     assert status(*asked) == 2
     assert capsys.readouterr().err.endswith(
-        "answered 401: invalid_api_key: got no API key; expected --api-key with a key that it accepts\n"
+        "answered 401: invalid_api_key: got no API key; expected --api-key with a key that it "
+        "accepts\n"
     )
     assert status(*asked, "--api-key", "wrong") == 2
     assert status(*asked, "--api-key", API, "--save-result", str(tmp_path / "run.jsonl")) == 0
@@ -60,7 +92,9 @@ def test_load_sends_its_key_and_writes_it_nowhere(served: Served, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advise_and_calibrate_send_the_admin_key(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
     for command in (("advise", served.url), measure):
         assert status(*command) == 2
@@ -70,21 +104,38 @@ def test_advise_and_calibrate_send_the_admin_key(served: Served, tmp_path: Path,
         assert told.count("expected") == 1
         assert status(*command, "--api-key", API) == 2
         assert "answered 403" in capsys.readouterr().err
-    assert status("advise", served.url, "--admin-key", ADMIN) == 1  # it is let in, and has nothing to advise from
+    assert (
+        status("advise", served.url, "--admin-key", ADMIN) == 1
+    )  # it is let in, and has nothing to advise from
     assert status(*measure, "--admin-key", ADMIN) == 0  # against the law in force
 
 
 @pytest.mark.slow
-def test_calibrate_measures_with_the_admin_key_and_writes_it_nowhere(served: Served, tmp_path: Path) -> None:
+def test_calibrate_measures_with_the_admin_key_and_writes_it_nowhere(
+    served: Served, tmp_path: Path
+) -> None:
     """Long answers: in a few tokens a busy machine hides what a token costs, and no law fits."""
-    profile = ("--repeats", "3", "--max-batch-size", "4", "--max-output-tokens", "64", "--output", str(tmp_path / "profile.json"))
+    profile = (
+        "--repeats",
+        "3",
+        "--max-batch-size",
+        "4",
+        "--max-output-tokens",
+        "64",
+        "--output",
+        str(tmp_path / "profile.json"),
+    )
     assert status("calibrate", served.url, *profile, "--admin-key", ADMIN) == 0
     assert ADMIN not in (tmp_path / "profile.json").read_text()
 
 
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_questions_go_to_the_gateway_itself_under_any_form_of_its_url(served: Served, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not through a proxy, and with or without /v1: the client of sweeps, `kendall advise`, `kendall calibrate`."""
+def test_questions_go_to_the_gateway_itself_under_any_form_of_its_url(
+    served: Served, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not through a proxy, and with or without /v1: the client of sweeps, `kendall advise`,
+    `kendall calibrate`.
+    """
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     url = served.url + ending
@@ -116,9 +167,21 @@ def test_sweep_comes_in_with_its_keys(served: Served) -> None:
     asyncio.run(main())
 
 
-def test_a_refused_key_ends_every_command_with_status_2(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_key_ends_every_command_with_status_2(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And says what was got and expected, once each."""
-    sweep = ("sweep", "--base-url", served.url, "--policies", "single", "--request-rates", "9", "--output", str(tmp_path / "sweep"))
+    sweep = (
+        "sweep",
+        "--base-url",
+        served.url,
+        "--policies",
+        "single",
+        "--request-rates",
+        "9",
+        "--output",
+        str(tmp_path / "sweep"),
+    )
     load = ("load", "--base-url", served.url, "--request-rate", "9", "--no-save")
     measure = ("calibrate", served.url, "--speed-only", "--output", str(tmp_path / "profile.json"))
     for command in (load, sweep, ("advise", served.url), measure):
@@ -151,14 +214,41 @@ UNSENDABLE = ("ä b", "clé", "two words", "line\nend", "bell\a", "sk-\udcff")
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        (("load", "--base-url", NOWHERE, "--request-rate", "20", "--num-prompts", "5", "--no-save"), ("--api-key",)),
-        (("sweep", "--base-url", NOWHERE, "--policies", "single", "--request-rates", "9", "--dry-run"), ("--api-key", "--admin-key")),
+        (
+            (
+                "load",
+                "--base-url",
+                NOWHERE,
+                "--request-rate",
+                "20",
+                "--num-prompts",
+                "5",
+                "--no-save",
+            ),
+            ("--api-key",),
+        ),
+        (
+            (
+                "sweep",
+                "--base-url",
+                NOWHERE,
+                "--policies",
+                "single",
+                "--request-rates",
+                "9",
+                "--dry-run",
+            ),
+            ("--api-key", "--admin-key"),
+        ),
         (("advise", NOWHERE), ("--api-key", "--admin-key")),
         (("calibrate", NOWHERE), ("--api-key", "--admin-key")),
     ],
 )
 def test_a_key_that_no_header_can_carry_is_a_wrong_argument(
-    command: tuple[str, ...], options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...],
+    options: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From a flag and from the environment; the message does not repeat the key."""
     for option in options:
@@ -175,8 +265,15 @@ def test_a_key_that_no_header_can_carry_is_a_wrong_argument(
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://gate\nway:80"])
-def test_a_url_that_cannot_be_read_is_a_wrong_argument(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (("load", "--request-rate", "20", "--no-save", "--base-url"), ("sweep", "--base-url"), ("advise",), ("calibrate",)):
+def test_a_url_that_cannot_be_read_is_a_wrong_argument(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ("load", "--request-rate", "20", "--no-save", "--base-url"),
+        ("sweep", "--base-url"),
+        ("advise",),
+        ("calibrate",),
+    ):
         assert status(*command, url) == 2
         told = capsys.readouterr().err
         assert told.startswith("kendall: got ")

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals.length_prediction import EXAMPLES, LengthPrediction, OneBit, format_length_prediction, parse_length_prediction
+from loadgen.arrivals.length_prediction import (
+    EXAMPLES,
+    LengthPrediction,
+    OneBit,
+    format_length_prediction,
+    parse_length_prediction,
+)
 from loadgen.arrivals.processes import Poisson
 from loadgen.arrivals.timetable import draw_timetable, with_predictions
 from policies.text import SpecError
@@ -34,7 +40,12 @@ def test_exponential_predictions_have_the_true_length_as_their_mean() -> None:
 
 def test_lognormal_errors_are_a_factor_of_median_one() -> None:
     long = np.full(20_000, 10**6, dtype=np.int64)
-    assert stats.kstest(np.log(_predict("lognormal:sigma=0.5", long) / 10**6), "norm", args=(0, 0.5)).pvalue > 1e-3
+    assert (
+        stats.kstest(
+            np.log(_predict("lognormal:sigma=0.5", long) / 10**6), "norm", args=(0, 0.5)
+        ).pvalue
+        > 1e-3
+    )
     assert np.array_equal(_predict("lognormal:sigma=0"), TRUE)
 
 
@@ -45,11 +56,17 @@ def test_one_bit_is_right_as_often_as_asked_in_both_classes(accuracy: float) -> 
     for above in (False, True):
         chosen = predicted[(TRUE > 500) == above]
         right = np.mean((chosen > 500) == above)
-        assert right == pytest.approx(accuracy, abs=4 * math.sqrt(0.25 / chosen.size) if 0 < accuracy < 1 else 0)
+        assert right == pytest.approx(
+            accuracy, abs=4 * math.sqrt(0.25 / chosen.size) if 0 < accuracy < 1 else 0
+        )
 
 
 def test_the_threshold_itself_is_not_above_it() -> None:
-    assert OneBit(10, 1.0).predict(np.random.default_rng(0), np.array([9, 10, 11])).tolist() == [5, 5, 20]
+    assert OneBit(10, 1.0).predict(np.random.default_rng(0), np.array([9, 10, 11])).tolist() == [
+        5,
+        5,
+        20,
+    ]
     assert OneBit(1, 1.0).predict(np.random.default_rng(0), np.array([1, 2])).tolist() == [1, 2]
 
 
@@ -66,8 +83,17 @@ def test_predictions_are_whole_numbers_from_one_and_repeat(text: str) -> None:
 @pytest.mark.parametrize("text", EXAMPLES.values())
 def test_predicting_leaves_arrivals_lengths_and_prompts_alone(text: str) -> None:
     model: LengthPrediction = parse_length_prediction(text)
-    without = draw_timetable(Poisson(5.0), count=300, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS)
-    with_it = draw_timetable(Poisson(5.0), count=300, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS, prediction=model)
+    without = draw_timetable(
+        Poisson(5.0), count=300, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS
+    )
+    with_it = draw_timetable(
+        Poisson(5.0),
+        count=300,
+        seed=3,
+        prompt_tokens=LENGTHS,
+        output_tokens=LENGTHS,
+        prediction=model,
+    )
     assert without.predicted_output_tokens is None
     assert with_it.predicted_output_tokens is not None
     for name, column in without.columns().items():

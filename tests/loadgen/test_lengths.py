@@ -1,4 +1,6 @@
-"""How long answers are: natural where no law is given, else as drawn, in the way that the server accepts."""
+"""How long answers are: natural where no law is given, else as drawn, in the way that the server
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def sent(**options: Any) -> tuple[list[dict[str, Any]], LoadResult]:
     async def main() -> tuple[list[dict[str, Any]], LoadResult]:
         async with serving() as server:
             given = {"request_rate": 500.0, "num_prompts": 20} if "timetable" not in options else {}
-            plan, _ = await plan_load(LoadOptions(base_url=server.url, **given | options)).for_server()
+            plan, _ = await plan_load(
+                LoadOptions(base_url=server.url, **given | options)
+            ).for_server()
             return server.bodies, await plan.run()
 
     return asyncio.run(main())
@@ -51,12 +55,18 @@ def sent(**options: Any) -> tuple[list[dict[str, Any]], LoadResult]:
     ("endpoint", "lengths", "note"),
     [
         (Endpoint(("m",), True, frozenset({FORCED_FIELD, "ignore_eos"})), "forced", None),
-        (Endpoint(("m",), True, frozenset({"ignore_eos"})), "ignore_eos", "without --allow-forced-lengths"),
+        (
+            Endpoint(("m",), True, frozenset({"ignore_eos"})),
+            "ignore_eos",
+            "without --allow-forced-lengths",
+        ),
         (Endpoint(("m",), False, None), "ignore_eos", "does not say that it is a Kendall gateway"),
         (UNKNOWN, "ignore_eos", "does not say that it is a Kendall gateway"),
     ],
 )
-def test_what_the_server_accepts_decides(endpoint: Endpoint, lengths: str, note: str | None) -> None:
+def test_what_the_server_accepts_decides(
+    endpoint: Endpoint, lengths: str, note: str | None
+) -> None:
     target, told = with_lengths(TARGET, endpoint)
     assert target.lengths == lengths
     assert told is None if note is None else note in str(told)
@@ -67,38 +77,61 @@ def test_a_server_that_accepts_nothing_is_one_line() -> None:
         with_lengths(TARGET, Endpoint(("m",), True, frozenset()))
 
 
-@pytest.mark.parametrize(("options", "limit"), [({}, 128), ({"max_tokens": 7}, 7), ({"natural_lengths": True}, 128)])
+@pytest.mark.parametrize(
+    ("options", "limit"), [({}, 128), ({"max_tokens": 7}, 7), ({"natural_lengths": True}, 128)]
+)
 def test_without_a_law_only_max_tokens_is_sent(options: dict[str, Any], limit: int) -> None:
     bodies, result = sent(**options)
     assert {body["max_tokens"] for body in bodies} == {limit}
     assert not any({"ignore_eos", FORCED_FIELD} & set(body) for body in bodies)
     configuration = result.header.configuration
-    assert (configuration["lengths"], configuration["max_tokens"], configuration.get("output_tokens")) == ("natural", limit, None)
+    assert (
+        configuration["lengths"],
+        configuration["max_tokens"],
+        configuration.get("output_tokens"),
+    ) == ("natural", limit, None)
 
 
 @pytest.mark.parametrize("more", [{}, {"ignore_eos": True}])
-def test_a_law_at_a_server_other_than_kendall_is_kept_by_each_requests_own_limit(more: dict[str, Any]) -> None:
+def test_a_law_at_a_server_other_than_kendall_is_kept_by_each_requests_own_limit(
+    more: dict[str, Any],
+) -> None:
     bodies, result = sent(output_tokens=LENGTHS, **more)
-    drawn = plan_load(LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=20, output_tokens=LENGTHS)).timetable.output_tokens
+    drawn = plan_load(
+        LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=20, output_tokens=LENGTHS)
+    ).timetable.output_tokens
     assert sorted(body["max_tokens"] for body in bodies) == sorted(drawn.tolist())
     assert len(set(drawn.tolist())) > 4
     assert all(body["ignore_eos"] is True and FORCED_FIELD not in body for body in bodies)
     assert [record.output_tokens for record in result.records] == drawn.tolist()
-    assert (result.header.configuration["lengths"], result.header.configuration["max_tokens"]) == ("ignore_eos", None)
-    assert ("lengths_note" in result.header.configuration) is not more.get("ignore_eos", False)  # what was asked for needs no note
+    assert (result.header.configuration["lengths"], result.header.configuration["max_tokens"]) == (
+        "ignore_eos",
+        None,
+    )
+    assert ("lengths_note" in result.header.configuration) is not more.get(
+        "ignore_eos", False
+    )  # what was asked for needs no note
 
 
 def test_a_limit_cuts_recorded_lengths_too(tmp_path: Path) -> None:
-    plan = plan_load(LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=20, output_tokens=LENGTHS))
+    plan = plan_load(
+        LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=20, output_tokens=LENGTHS)
+    )
     save_timetable(tmp_path / "t", plan.timetable, {"seed": 0, **plan.header})
     bodies, _ = sent(timetable=tmp_path / "t", max_tokens=4)
-    assert sorted(body["max_tokens"] for body in bodies) == sorted(min(n, 4) for n in plan.timetable.output_tokens.tolist())
+    assert sorted(body["max_tokens"] for body in bodies) == sorted(
+        min(n, 4) for n in plan.timetable.output_tokens.tolist()
+    )
     assert {body["ignore_eos"] for body in bodies} == {True}
 
 
-def test_a_saved_timetable_is_sent_with_natural_lengths_where_it_was_drawn_so(tmp_path: Path) -> None:
+def test_a_saved_timetable_is_sent_with_natural_lengths_where_it_was_drawn_so(
+    tmp_path: Path,
+) -> None:
     for natural, options in ((True, {}), (False, {"output_tokens": LENGTHS})):
-        plan = plan_load(LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=5, **options))  # type: ignore[arg-type]
+        plan = plan_load(
+            LoadOptions(base_url="http://x", request_rate=500.0, num_prompts=5, **options)
+        )  # type: ignore[arg-type]
         save_timetable(tmp_path / "t", plan.timetable, {"seed": 0, **plan.header})
         assert {"ignore_eos" in body for body in sent(timetable=tmp_path / "t")[0]} == {not natural}
 
@@ -122,22 +155,51 @@ def test_a_prediction_needs_lengths_that_it_predicts() -> None:
 def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """URLs of two emulated gateways: as `serve` starts it, and with --allow-forced-lengths."""
     folder = tmp_path_factory.mktemp("gateways")
-    arguments = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", "dynamic", "--prediction-interval", "0"]
-    plain = GatewayProcess([*arguments, "--record-file", str(folder / "plain.jsonl")], free_port(0), folder / "plain.log")
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        LAW,
+        "--policy",
+        "dynamic",
+        "--prediction-interval",
+        "0",
+    ]
+    plain = GatewayProcess(
+        [*arguments, "--record-file", str(folder / "plain.jsonl")],
+        free_port(0),
+        folder / "plain.log",
+    )
     forced = [*arguments, "--allow-forced-lengths", "--record-file", str(folder / "forced.jsonl")]
     lenient = GatewayProcess(forced, free_port(0), folder / "forced.log")
     with started(plain), started(lenient):
         yield plain.url, lenient.url
 
 
-def test_the_command_of_the_empty_page_works(gateways: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Printed by the page without traffic, also for a gateway that was started without --allow-forced-lengths."""
+def test_the_command_of_the_empty_page_works(
+    gateways: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Printed by the page without traffic, also for a gateway that was started without
+    --allow-forced-lengths.
+    """
     monkeypatch.chdir(tmp_path)
     for url in gateways:
-        command = ["--base-url", url, "--request-rate", "500", "--num-prompts", "50", "--json"]  # the same, in a shorter time
+        command = [
+            "--base-url",
+            url,
+            "--request-rate",
+            "500",
+            "--num-prompts",
+            "50",
+            "--json",
+        ]  # the same, in a shorter time
         result = CliRunner().invoke(app, command)
         assert json.loads(result.stdout)["outcomes"] == {"completed": 50}, result.output
-        assert read_run(Path(json.loads(result.stdout)["files"][0]))[0].configuration["lengths"] == "natural"
+        assert (
+            read_run(Path(json.loads(result.stdout)["files"][0]))[0].configuration["lengths"]
+            == "natural"
+        )
         assert result.stderr == "" or "sent" in result.stderr
 
 
@@ -147,21 +209,36 @@ def test_a_law_is_met_by_kendall_with_and_without_the_sealed_field(
     monkeypatch.chdir(tmp_path)
     limits = {}
     for url, lengths in zip(gateways, ("ignore_eos", "forced"), strict=True):
-        flags = ("--request-rate", "500", "--num-prompts", "30", "--output-tokens", LENGTHS, "--output", "run.jsonl")
+        flags = (
+            "--request-rate",
+            "500",
+            "--num-prompts",
+            "30",
+            "--output-tokens",
+            LENGTHS,
+            "--output",
+            "run.jsonl",
+        )
         result = CliRunner().invoke(app, ["--base-url", url, *flags])
         header, records = read_run(tmp_path / "run.jsonl")
         assert header.configuration["lengths"] == lengths, result.output
-        assert ("runs without --allow-forced-lengths; each request carries ignore_eos" in result.stderr) == (lengths == "ignore_eos")
+        assert (
+            "runs without --allow-forced-lengths; each request carries ignore_eos" in result.stderr
+        ) == (lengths == "ignore_eos")
         assert {record.outcome for record in records} == {"completed"}
         limits[lengths] = [record.max_output_tokens for record in records]
-        drawn = plan_load(LoadOptions(base_url=url, request_rate=500.0, num_prompts=30, output_tokens=LENGTHS)).timetable.output_tokens
+        drawn = plan_load(
+            LoadOptions(base_url=url, request_rate=500.0, num_prompts=30, output_tokens=LENGTHS)
+        ).timetable.output_tokens
         assert [record.output_tokens for record in records] == drawn.tolist()
     assert set(limits["forced"]) == {9}
     assert len(set(limits["ignore_eos"])) > 4
 
 
 def test_a_model_that_the_gateway_does_not_serve_is_one_line(gateways: tuple[str, str]) -> None:
-    result = CliRunner().invoke(app, ["--base-url", gateways[0], "--request-rate", "5", "--model", "nosuch"])
+    result = CliRunner().invoke(
+        app, ["--base-url", gateways[0], "--request-rate", "5", "--model", "nosuch"]
+    )
     assert isinstance(result.exception, SpecError)  # status 2
     assert f"expected one that {gateways[0]} serves: tiny" in str(result.exception)
 

@@ -72,11 +72,30 @@ def invoke(*arguments: str) -> Result:
 
 
 def load(url: str, *more: str) -> Result:
-    return invoke("--base-url", url, "--request-rate", "200", "--num-prompts", "30", "--output-tokens", "uniform:low=1,high=9", *more)
+    return invoke(
+        "--base-url",
+        url,
+        "--request-rate",
+        "200",
+        "--num-prompts",
+        "30",
+        "--output-tokens",
+        "uniform:low=1,high=9",
+        *more,
+    )
 
 
 def test_load_prints_one_json_object_and_writes_the_run(server_url: str, tmp_path: Path) -> None:
-    result = load(server_url, "--json", "--result-dir", str(tmp_path), "--save-result", "run.jsonl", "--seed", "7")
+    result = load(
+        server_url,
+        "--json",
+        "--result-dir",
+        str(tmp_path),
+        "--save-result",
+        "run.jsonl",
+        "--seed",
+        "7",
+    )
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["outcomes"] == {"completed": 30}
@@ -84,15 +103,30 @@ def test_load_prints_one_json_object_and_writes_the_run(server_url: str, tmp_pat
     assert summary["send_lateness"]["n"] == 30
     assert summary["asked_rate"] == 200
     header, records = read_run(tmp_path / "run.jsonl")
-    assert (header.writer, header.seed, header.configuration["request_rate"], len(records)) == ("load", 7, 200.0, 30)
+    assert (header.writer, header.seed, header.configuration["request_rate"], len(records)) == (
+        "load",
+        7,
+        200.0,
+        30,
+    )
     assert header.configuration["output_tokens"] == "uniform:low=1,high=9"
-    assert sum(record.output_tokens or 0 for record in records) == summary["output_tokens"]["mean"] * 30
+    assert (
+        sum(record.output_tokens or 0 for record in records)
+        == summary["output_tokens"]["mean"] * 30
+    )
 
 
 def test_load_prints_a_table(server_url: str) -> None:
     result = load(server_url)
     assert result.exit_code == 0
-    for word in ("30 completed", "asked 200", "delivered", "lateness", "time to first token", "queueing delay"):
+    for word in (
+        "30 completed",
+        "asked 200",
+        "delivered",
+        "lateness",
+        "time to first token",
+        "queueing delay",
+    ):
         assert word in result.stdout
 
 
@@ -148,21 +182,33 @@ def test_wrong_arguments_raise_a_spec_error(more: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--dataset-name", "sharegpt"), "got --dataset-name sharegpt without --dataset-path; expected a file for all but random"),
+        (
+            ("--dataset-name", "sharegpt"),
+            "got --dataset-name sharegpt without --dataset-path; expected a file for all but random",
+        ),
         (
             ("--dataset-name", "random", "--dataset-path", "x"),
             "got --dataset-name random with --dataset-path x; expected a file for all",
         ),
-        (("--request-rate", "inf", "--duration", "10"), "expected a number of requests (--num-prompts)"),
+        (
+            ("--request-rate", "inf", "--duration", "10"),
+            "expected a number of requests (--num-prompts)",
+        ),
     ],
 )
 def test_a_wrong_combination_names_the_flags(more: tuple[str, ...], message: str) -> None:
-    error = CliRunner().invoke(app, ["--base-url", "http://127.0.0.1:9", "--request-rate", "5", *more]).exception
+    error = (
+        CliRunner()
+        .invoke(app, ["--base-url", "http://127.0.0.1:9", "--request-rate", "5", *more])
+        .exception
+    )
     assert isinstance(error, SpecError)
     assert message in str(error)
 
 
-@pytest.mark.parametrize("more", [("--drain-limit", "-1"), ("--think-time", "-1s"), ("--duration", "5 parsecs")])
+@pytest.mark.parametrize(
+    "more", [("--drain-limit", "-1"), ("--think-time", "-1s"), ("--duration", "5 parsecs")]
+)
 def test_a_wrong_duration_is_refused(more: tuple[str, str]) -> None:
     result = load("http://127.0.0.1:9", "--model", "m", *more)
     assert result.exit_code == 2
@@ -174,8 +220,14 @@ def test_a_wrong_duration_is_refused(more: tuple[str, str]) -> None:
     [
         ((), "expected one of --request-rate"),
         (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
-        (("--ramp-up-strategy", "cubic", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"), "linear or exponential"),
-        (("--arrivals", "gamma:rate=3,burstiness=2", "--burstiness", "2"), "expected it with --request-rate"),
+        (
+            ("--ramp-up-strategy", "cubic", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"),
+            "linear or exponential",
+        ),
+        (
+            ("--arrivals", "gamma:rate=3,burstiness=2", "--burstiness", "2"),
+            "expected it with --request-rate",
+        ),
         (("--timetable", "nowhere.timetable"), "--save-timetable"),
     ],
 )
@@ -187,12 +239,17 @@ def test_arrivals_come_from_one_source(flags: tuple[str, ...], words: str) -> No
 
 def test_every_option_is_a_flag_with_a_help_text_and_an_environment_twin() -> None:
     command = get_command(app)
-    options = {parameter.name: parameter for parameter in command.params if parameter.name != "help"}
+    options = {
+        parameter.name: parameter for parameter in command.params if parameter.name != "help"
+    }
     assert {field.name for field in dataclasses.fields(LoadOptions)} <= set(options)
     for parameter in options.values():
         assert parameter.help  # type: ignore[attr-defined]
         assert str(parameter.envvar).startswith("KENDALL_")
-    assert "KENDALL_REQUEST_RATE" in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    assert (
+        "KENDALL_REQUEST_RATE"
+        in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    )
 
 
 def test_the_kinds_of_arrivals_draw_what_they_say() -> None:
@@ -207,11 +264,19 @@ def test_the_kinds_of_arrivals_draw_what_they_say() -> None:
         gaps = np.diff(plan.timetable.intended_at)
         assert 1 / gaps.mean() == pytest.approx(rate, rel=0.08)
         assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.1)
-    ramp = LoadOptions(base_url="http://x", num_prompts=3000, ramp_up_strategy="linear", ramp_up_start_rps=10, ramp_up_end_rps=90)
+    ramp = LoadOptions(
+        base_url="http://x",
+        num_prompts=3000,
+        ramp_up_strategy="linear",
+        ramp_up_start_rps=10,
+        ramp_up_end_rps=90,
+    )
     instants = plan_load(ramp).timetable.intended_at
     assert len(instants) == pytest.approx(3000, abs=250)
     assert instants[-1] == pytest.approx(60, abs=1)
-    assert np.sum(instants < 30) / len(instants) == pytest.approx(0.3, abs=0.04)  # (10 + 50) / 2 * 30 of 3000
+    assert np.sum(instants < 30) / len(instants) == pytest.approx(
+        0.3, abs=0.04
+    )  # (10 + 50) / 2 * 30 of 3000
 
 
 def test_a_duration_ends_any_kind_of_arrivals(tmp_path: Path) -> None:
@@ -220,15 +285,27 @@ def test_a_duration_ends_any_kind_of_arrivals(tmp_path: Path) -> None:
     assert len(plan.timetable) == pytest.approx(300, abs=70)
     save_timetable(tmp_path / "t", plan.timetable, {"seed": 4})
     again = plan_load(LoadOptions(base_url="http://x", timetable=tmp_path / "t", duration=1.0))
-    assert again.timetable.intended_at.tolist() == [at for at in plan.timetable.intended_at.tolist() if at <= 1.0]
+    assert again.timetable.intended_at.tolist() == [
+        at for at in plan.timetable.intended_at.tolist() if at <= 1.0
+    ]
     assert again.seed == 4
     with pytest.raises(SpecError, match="no request within"):
         plan_load(LoadOptions(base_url="http://x", timetable=tmp_path / "t", duration=1e-9))
 
 
 def test_a_saved_timetable_sends_the_same_requests_again(server_url: str, tmp_path: Path) -> None:
-    """Byte for byte the same file, and the same instants, lengths and predictions in the records."""
-    first = load(server_url, "--seed", "9", "--length-prediction", "lognormal:sigma=0.5", "--save-result", str(tmp_path / "a.jsonl"))
+    """Byte for byte the same file, and the same instants, lengths and predictions in the
+    records.
+    """
+    first = load(
+        server_url,
+        "--seed",
+        "9",
+        "--length-prediction",
+        "lognormal:sigma=0.5",
+        "--save-result",
+        str(tmp_path / "a.jsonl"),
+    )
     assert first.exit_code == 0, first.output
     again = (
         "--timetable",
@@ -252,14 +329,37 @@ def test_a_saved_timetable_sends_the_same_requests_again(server_url: str, tmp_pa
 
 def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
     """Flags as a script of `vllm bench serve` has them: bare --save-result, values in a row."""
-    flags = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "r.json", "--label", "mine"]
+    flags = [
+        "--save-result",
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path),
+        "--result-filename",
+        "r.json",
+        "--label",
+        "mine",
+    ]
     result = load(
-        server_url, *flags, "--metadata", "tp=2", "host=a", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics", "ttft,e2el"
+        server_url,
+        *flags,
+        "--metadata",
+        "tp=2",
+        "host=a",
+        "--goodput",
+        "ttft:60000",
+        "e2el:60000",
+        "--percentile-metrics",
+        "ttft,e2el",
     )
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json", "r.jsonl", "r.timetable"]
     found = json.loads((tmp_path / "r.json").read_text())
-    assert (found["label"], found["tp"], found["host"], found["completed"]) == ("mine", "2", "a", 30)
+    assert (found["label"], found["tp"], found["host"], found["completed"]) == (
+        "mine",
+        "2",
+        "a",
+        30,
+    )
     assert found["p99_ttft_ms"] > 0
     assert found["request_goodput"] > 0
     assert len(found["ttfts"]) == 30
@@ -269,12 +369,19 @@ def test_vllms_flags_write_vllms_file(server_url: str, tmp_path: Path) -> None:
 
 def test_asking_for_gaps_between_tokens_records_their_instants(server_url: str) -> None:
     assert json.loads(load(server_url, "--json").stdout)["itl"] is None
-    assert json.loads(load(server_url, "--percentile-metrics", "ttft,itl", "--json").stdout)["itl"]["mean"] >= 0
+    assert (
+        json.loads(load(server_url, "--percentile-metrics", "ttft,itl", "--json").stdout)["itl"][
+            "mean"
+        ]
+        >= 0
+    )
     assert load(server_url, "--assert", "p50_itl < 20s").exit_code == 0
 
 
 def test_a_broken_condition_is_exit_3_and_zero_successes_never_0(server_url: str) -> None:
-    assert load(server_url, "--assert", "p99_ttft < 20s", "--assert", "completed == 30").exit_code == 0
+    assert (
+        load(server_url, "--assert", "p99_ttft < 20s", "--assert", "completed == 30").exit_code == 0
+    )
     broken = load(server_url, "--assert", "p99_ttft < 0.001ms", "--json")
     assert broken.exit_code == 3
     assert "p99_ttft" in json.loads(broken.stdout)["broken"][0]
@@ -295,13 +402,27 @@ def test_a_run_beyond_the_budget_is_invalid_and_says_so(server_url: str) -> None
     assert found["arrival_audit"]["lateness"]["budget"]["p99"] == pytest.approx(1e-7)
 
 
-def test_a_bound_alone_is_a_closed_loop_and_beside_a_rate_a_partly_closed_one(server_url: str) -> None:
+def test_a_bound_alone_is_a_closed_loop_and_beside_a_rate_a_partly_closed_one(
+    server_url: str,
+) -> None:
     closed = invoke(
-        "--base-url", server_url, "--max-concurrency", "2", "--num-prompts", "12", "--output-tokens", "deterministic:value=3", "--json"
+        "--base-url",
+        server_url,
+        "--max-concurrency",
+        "2",
+        "--num-prompts",
+        "12",
+        "--output-tokens",
+        "deterministic:value=3",
+        "--json",
     )
     assert closed.exit_code == 0, closed.output
     found = json.loads(closed.stdout)
-    assert (found["loop"], found["outcomes"], found["asked_rate"]) == ("closed", {"completed": 12}, None)
+    assert (found["loop"], found["outcomes"], found["asked_rate"]) == (
+        "closed",
+        {"completed": 12},
+        None,
+    )
     half = load(server_url, "--request-rate", "inf", "--max-concurrency", "1")
     assert "partly closed: 29 requests waited" in half.stdout
 
@@ -331,8 +452,14 @@ def test_conversations_need_the_chat_endpoint(server_url: str, tmp_path: Path) -
         (["--save-result", "a.jsonl", "--json"], ["--save-result", "a.jsonl", "--json"]),
         (["--goodput", "a:1", "b:2", "--json"], ["--goodput", "a:1", "--goodput", "b:2", "--json"]),
         (["--goodput", "a:1", "--goodput", "b:2"], ["--goodput", "a:1", "--goodput", "b:2"]),
-        (["--seed", "3", "--metadata", "a=1", "b=2"], ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"]),
-        (["--ready-check-timeout-sec=5", "--ready-check-timeout-sec", "5"], ["--ready-check-timeout=5", "--ready-check-timeout", "5"]),
+        (
+            ["--seed", "3", "--metadata", "a=1", "b=2"],
+            ["--seed", "3", "--metadata", "a=1", "--metadata", "b=2"],
+        ),
+        (
+            ["--ready-check-timeout-sec=5", "--ready-check-timeout-sec", "5"],
+            ["--ready-check-timeout=5", "--ready-check-timeout", "5"],
+        ),
         (["--save-result=x", "--port", "1"], ["--save-result=x", "--port", "1"]),
     ],
 )
@@ -341,16 +468,29 @@ def test_flags_in_vllms_form_are_spelled_out(given: list[str], meant: list[str])
 
 
 def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_path: Path) -> None:
-    """runs/load-<time>.jsonl, one more file for a second run within the same second; the name is printed."""
+    """runs/load-<time>.jsonl, one more file for a second run within the same second; the name is
+    printed.
+    """
     with pytest.MonkeyPatch.context() as clock:
         clock.setattr(loadgen.result_files, "_now", lambda: "20260102-030405")
         assert "written: runs/load-20260102-030405.jsonl" in load(server_url).stdout
-        assert json.loads(load(server_url, "--json").stdout)["files"] == ["runs/load-20260102-030405-2.jsonl"]
-        assert json.loads(load(server_url, "--label", "night", "--json").stdout)["files"] == ["runs/night-20260102-030405.jsonl"]
+        assert json.loads(load(server_url, "--json").stdout)["files"] == [
+            "runs/load-20260102-030405-2.jsonl"
+        ]
+        assert json.loads(load(server_url, "--label", "night", "--json").stdout)["files"] == [
+            "runs/night-20260102-030405.jsonl"
+        ]
     assert load(server_url, "--no-save").exit_code == 0
-    written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    written = sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    )
     assert written == [
-        "runs/" + name for name in ("load-20260102-030405-2.jsonl", "load-20260102-030405.jsonl", "night-20260102-030405.jsonl")
+        "runs/" + name
+        for name in (
+            "load-20260102-030405-2.jsonl",
+            "load-20260102-030405.jsonl",
+            "night-20260102-030405.jsonl",
+        )
     ]
     assert [len(read_run(tmp_path / name)[1]) for name in written] == [30, 30, 30]
 
@@ -362,7 +502,11 @@ def test_the_run_file_is_named_by_output(server_url: str, tmp_path: Path) -> Non
     assert Path(found).parent == Path("deep")
     assert Path(found).name.startswith("load-")
     assert load(server_url, "--save-result", "--output", "three.jsonl").exit_code == 0
-    assert sorted(path.name for path in tmp_path.glob("three.*")) == ["three.json", "three.jsonl", "three.timetable"]
+    assert sorted(path.name for path in tmp_path.glob("three.*")) == [
+        "three.json",
+        "three.jsonl",
+        "three.timetable",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +523,9 @@ def test_the_run_file_has_one_name(flags: tuple[str, ...]) -> None:
     assert "expected" in str(load("http://127.0.0.1:9", *flags).exception)
 
 
-def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(server_url: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(
+    server_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
     for flags in ((), ("--output", "runs/mine.jsonl"), ("--save-result", "runs/mine")):
         result = load(server_url, *flags)
@@ -394,11 +540,27 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
         "import signal, runpy; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "runpy.run_module('loadgen.commands.load_cli', run_name='__main__')"
     )
-    command = [sys.executable, "-c", start, "--base-url", server_url, "--request-rate", "20", "--num-prompts", "5000"]
-    process = subprocess.Popen([*command, "--save-result", str(tmp_path / "run.jsonl")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-c",
+        start,
+        "--base-url",
+        server_url,
+        "--request-rate",
+        "20",
+        "--num-prompts",
+        "5000",
+    ]
+    process = subprocess.Popen(
+        [*command, "--save-result", str(tmp_path / "run.jsonl")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stderr is not None
     assert b" s: sent " in process.stderr.readline(), "the first line of progress"
-    eventually_here(lambda: process.poll() is not None or completed_in(tmp_path / "run.jsonl") > 5, seconds=60)
+    eventually_here(
+        lambda: process.poll() is not None or completed_in(tmp_path / "run.jsonl") > 5, seconds=60
+    )
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 1
@@ -419,22 +581,36 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     ],
 )
 def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
-    given: dict[str, str], run: str, bench: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str],
+    run: str,
+    bench: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    paths: dict[str, Any] = {"output": None, "save": None} | {key: file_or_folder(text) for key, text in given.items()}
+    paths: dict[str, Any] = {"output": None, "save": None} | {
+        key: file_or_folder(text) for key, text in given.items()
+    }
     shown: dict[str, Any] = {"append": False, "detailed": False, "metadata": {}}
-    files = loadgen.result_files.result_files(**paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown)
+    files = loadgen.result_files.result_files(
+        **paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown
+    )
     assert re.fullmatch(run, str(files.run))
     assert files.bench == (None if bench is None else Path(bench))
 
 
 @pytest.mark.parametrize(
     ("rate", "count", "says"),
-    [(1e-9, 5, r"the last of 5 requests is due [\d,]{5,} days after the start"), (0.001, 20, "h after the start"), (1.0, 20, None)],
+    [
+        (1e-9, 5, r"the last of 5 requests is due [\d,]{5,} days after the start"),
+        (0.001, 20, "h after the start"),
+        (1.0, 20, None),
+    ],
 )
 def test_a_long_timetable_is_announced(rate: float, count: int, says: str | None) -> None:
-    announced = plan_load(LoadOptions(base_url="http://x", request_rate=rate, num_prompts=count)).announced
+    announced = plan_load(
+        LoadOptions(base_url="http://x", request_rate=rate, num_prompts=count)
+    ).announced
     if says is None:
         assert announced is None
     else:
@@ -442,7 +618,9 @@ def test_a_long_timetable_is_announced(rate: float, count: int, says: str | None
         assert re.search(says, announced)
 
 
-def test_the_announcement_comes_before_the_first_request(server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_announcement_comes_before_the_first_request(
+    server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loadgen.plan, "LONG", 0.0)
     result = load(server_url, "--request-rate", "100", "--num-prompts", "1", "--no-save")
     assert "\nkendall: the 1 request is due 0 s after the start; " in result.stderr

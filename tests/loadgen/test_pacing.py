@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import loadgen.sending.pacing
-from loadgen.sending.pacing import Alarms, Clock, Spin, TimerFd, pace, pacing_clock, quiet_garbage_collector
+from loadgen.sending.pacing import (
+    Alarms,
+    Clock,
+    Spin,
+    TimerFd,
+    pace,
+    pacing_clock,
+    quiet_garbage_collector,
+)
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 
 CLOCKS = [Spin, TimerFd] if sys.platform == "linux" else [Spin]
@@ -37,7 +45,9 @@ def test_a_clock_never_returns_early_and_at_once_when_late(kind: Callable[[], Cl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CLOCKS)
-def test_a_clock_keeps_instants_far_below_the_tick_of_the_loops_timers(kind: Callable[[], Clock]) -> None:
+def test_a_clock_keeps_instants_far_below_the_tick_of_the_loops_timers(
+    kind: Callable[[], Clock],
+) -> None:
     """Least lateness of forty: what the clock can do, whatever else the machine does."""
 
     async def main() -> list[float]:
@@ -54,7 +64,9 @@ def test_a_clock_keeps_instants_far_below_the_tick_of_the_loops_timers(kind: Cal
 
 @pytest.mark.parametrize("kind", CLOCKS)
 def test_one_clock_wakes_many_waiters_each_at_its_own_instant(kind: Callable[[], Clock]) -> None:
-    """Set in any order, one of them given up; never before the instant and in the order of the instants."""
+    """Set in any order, one of them given up; never before the instant and in the order of the
+    instants.
+    """
 
     async def main() -> list[int]:
         loop, alarms = asyncio.get_running_loop(), Alarms(kind())
@@ -115,7 +127,9 @@ class Sleep:
 
 
 def test_a_slow_preparation_does_not_shift_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Absolute instants: after 55 ms lost to the second before the first was due, later ones leave at their own time again."""
+    """Absolute instants: after 55 ms lost to the second before the first was due, later ones
+    leave at their own time again.
+    """
     left: list[float] = []
 
     def prepare(index: int, instant: float) -> Callable[[], None]:

@@ -11,9 +11,25 @@ import numpy as np
 import pytest
 
 from loadgen.arrivals.timetable import Timetable
-from loadgen.compare.compare import Comparison, Estimate, Part, Predicted, Quantity, Split, Theory, compare
+from loadgen.compare.compare import (
+    Comparison,
+    Estimate,
+    Part,
+    Predicted,
+    Quantity,
+    Split,
+    Theory,
+    compare,
+)
 from loadgen.compare.comparison import Sampling
-from loadgen.compare.residual import PARTS, SERVICE_LAW, cause_of, largest, verdict, verdict_at_speed
+from loadgen.compare.residual import (
+    PARTS,
+    SERVICE_LAW,
+    cause_of,
+    largest,
+    verdict,
+    verdict_at_speed,
+)
 from loadgen.compare.theory import theory_of
 from policies import Policy, parse_policy
 from queueing.latency.law import LatencyModel
@@ -23,13 +39,21 @@ from queueing.measurement.recursion import Served, served
 from queueing.measurement.statistics import Interval
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
-RATES = {"single": 6.0, "dynamic": 40.0, "capped:max_batch_size=4": 15.0, "fixed:batch_size=4": 15.0, "elastic:max_batch_size=4": 16.0}
+RATES = {
+    "single": 6.0,
+    "dynamic": 40.0,
+    "capped:max_batch_size=4": 15.0,
+    "fixed:batch_size=4": 15.0,
+    "elastic:max_batch_size=4": 16.0,
+}
 N = 3000
 each_policy = pytest.mark.parametrize("policy", list(RATES))
 
 
 def asked(policy: str, law: LatencyModel = LAW) -> Theory:
-    return dataclasses.replace(theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, printed=None)  # for speed
+    return dataclasses.replace(
+        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, printed=None
+    )  # for speed
 
 
 def run(policy: str, table: Timetable, law: LatencyModel = LAW, seed: int = 0) -> list[Record]:
@@ -46,8 +70,14 @@ def at(table: Timetable, instants: np.ndarray) -> Timetable:
 
 def joined(records: Sequence[Record], table: Timetable) -> tuple[list[Record], list[Record]]:
     """The gateway's records with the callers' ids, and the load generator's own."""
-    seen = [msgspec.structs.replace(r, client_request_id=r.request_id.partition("-")[2]) for r in records]
-    sent = [Record(request_id=str(i), outcome="completed", intended_at=t, sent_at=t) for i, t in enumerate(table.intended_at.tolist())]
+    seen = [
+        msgspec.structs.replace(r, client_request_id=r.request_id.partition("-")[2])
+        for r in records
+    ]
+    sent = [
+        Record(request_id=str(i), outcome="completed", intended_at=t, sent_at=t)
+        for i, t in enumerate(table.intended_at.tolist())
+    ]
     return seen, sent
 
 
@@ -66,7 +96,11 @@ def cause(comparison: Comparison) -> str:
 def test_the_parts_add_up_to_the_difference(policy: str) -> None:
     rate = RATES.get(policy, 50.0)
     table = timetable(rate, 800, 3)
-    records = run(policy, table, dataclasses.replace(LAW, speed=1.1, cv=0.0 if policy.startswith("cont") else 0.1))
+    records = run(
+        policy,
+        table,
+        dataclasses.replace(LAW, speed=1.1, cv=0.0 if policy.startswith("cont") else 0.1),
+    )
     comparison = only(records, theory_of(LAW, LENGTHS, rate, max_num_seqs=64))
     split, quantity = comparison.split, comparison.quantity
     assert split is not None
@@ -89,7 +123,9 @@ def test_a_run_that_is_as_asked_agrees(policy: str) -> None:
 @each_policy
 def test_a_machine_that_is_20_percent_slower_shows_as_speed(policy: str) -> None:
     comparison = only(run(policy, drawn(policy), LAW.at_speed(1.2)), asked(policy))
-    assert cause(comparison) == "speed" or policy.startswith("fixed")  # there forming the batch is most of the delay
+    assert cause(comparison) == "speed" or policy.startswith(
+        "fixed"
+    )  # there forming the batch is most of the delay
     assert comparison.split is not None
     speed = comparison.split.part("speed")
     assert speed.significant
@@ -99,16 +135,25 @@ def test_a_machine_that_is_20_percent_slower_shows_as_speed(policy: str) -> None
 
 
 def replayed(rate: float) -> Theory:
-    """Of the law's theory the simulator only; the prediction and what chance does to it are made up."""
-    told, chance = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2), Sampling(0.1, 0.0, 0.05)
+    """Of the law's theory the simulator only; the prediction and what chance does to it are made
+    up.
+    """
+    told, chance = (
+        Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2),
+        Sampling(0.1, 0.0, 0.05),
+    )
     whole = theory_of(LAW, LENGTHS, rate, max_num_seqs=64)
-    return dataclasses.replace(whole, predict=lambda *_: told, chance=lambda *_: chance, live=None, printed=None)
+    return dataclasses.replace(
+        whole, predict=lambda *_: told, chance=lambda *_: chance, live=None, printed=None
+    )
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 @pytest.mark.parametrize("policy", [*RATES, "continuous:max_batch_size=8"])
 def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: float) -> None:
-    """Service times without scatter: the part's own half width is next to nothing, and it has the sign of the change."""
+    """Service times without scatter: the part's own half width is next to nothing, and it has
+    the sign of the change.
+    """
     rate = RATES.get(policy, 50.0)
     records = run(policy, timetable(rate, 800, 3), LAW.at_speed(factor))
     split = only(records, replayed(rate)).split
@@ -120,16 +165,22 @@ def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: floa
 
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])
 def test_the_doubt_about_the_speed_is_that_of_the_mean_of_the_service_times(policy: str) -> None:
-    """Independent residuals of cv 0.3: 1.96 standard errors of a ratio, carried over by the part's own slope."""
+    """Independent residuals of cv 0.3: 1.96 standard errors of a ratio, carried over by the
+    part's own slope.
+    """
     records = run(policy, drawn(policy), dataclasses.replace(LAW, speed=1.1, cv=0.3))
     comparison = only(records, replayed(RATES[policy]))
     assert comparison.split is not None
     assert comparison.speed is not None
     speed = comparison.split.part("speed")
-    lawful = np.array([held for held, _ in {(r.server_free_at - r.dispatched_at, r.batch_id) for r in records}])  # type: ignore[operator]
+    lawful = np.array(
+        [held for held, _ in {(r.server_free_at - r.dispatched_at, r.batch_id) for r in records}]
+    )  # type: ignore[operator]
     error = 1.96 * 0.3 * math.sqrt(float(np.mean(lawful**2)) / lawful.size) / lawful.mean()
     slope = speed.seconds / (comparison.speed.factor - 1)
-    assert 0.6 < speed.half_width / (slope * error) < 1.8  # 20 batches tell a standard error to a sixth, and may correlate
+    assert (
+        0.6 < speed.half_width / (slope * error) < 1.8
+    )  # 20 batches tell a standard error to a sixth, and may correlate
 
 
 def judged(observed: float, half: float, *parts: Part, effective_n: float = 1000.0) -> Comparison:
@@ -202,7 +253,9 @@ def test_a_run_is_long_enough_from_100_independent_samples_on() -> None:
     ],
 )
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_difference_is_named_after_its_largest_part_beyond_chance(parts: list[Part], name: str | None, sign: int) -> None:
+def test_a_difference_is_named_after_its_largest_part_beyond_chance(
+    parts: list[Part], name: str | None, sign: int
+) -> None:
     turned = [dataclasses.replace(part, seconds=sign * part.seconds) for part in parts]
     comparison = judged(1 + 0.4 * sign, 0.01, *turned)
     assert comparison.split is not None
@@ -243,11 +296,17 @@ def test_the_verdict_on_a_slow_machine_names_its_speed() -> None:
     )
 
 
-def single_file(table: Timetable, lost: float = 0.0, factors: np.ndarray | None = None) -> list[Record]:
-    """One request at a time; `lost` seconds go by between the instant at which each could start and its dispatch."""
+def single_file(
+    table: Timetable, lost: float = 0.0, factors: np.ndarray | None = None
+) -> list[Record]:
+    """One request at a time; `lost` seconds go by between the instant at which each could start
+    and its dispatch.
+    """
     records, free = [], -math.inf
     ones = np.ones(len(table)) if factors is None else factors
-    for i, (arrived, tokens) in enumerate(zip(table.intended_at.tolist(), table.output_tokens.tolist(), strict=True)):
+    for i, (arrived, tokens) in enumerate(
+        zip(table.intended_at.tolist(), table.output_tokens.tolist(), strict=True)
+    ):
         start = max(arrived, free) + lost
         free = start + LAW.padded(1, tokens, 1) * float(ones[i])
         records.append(
@@ -270,7 +329,9 @@ def single_file(table: Timetable, lost: float = 0.0, factors: np.ndarray | None 
 
 
 def test_a_gateway_that_loses_time_before_every_dispatch_shows_as_gateway() -> None:
-    """With what it makes those behind wait longer, which the recursion on observed ends does not see."""
+    """With what it makes those behind wait longer, which the recursion on observed ends does not
+    see.
+    """
     comparison = only(single_file(drawn("single"), lost=0.03), asked("single"))
     assert cause(comparison) == "gateway"
     assert verdict(comparison).text.startswith("gateway loses time")
@@ -287,7 +348,11 @@ def test_a_speed_that_wanders_shows_as_shape() -> None:
 
 
 def test_scatter_of_service_times_shows_as_scatter() -> None:
-    records = run("capped:max_batch_size=4", drawn("capped:max_batch_size=4"), dataclasses.replace(LAW, cv=0.6))
+    records = run(
+        "capped:max_batch_size=4",
+        drawn("capped:max_batch_size=4"),
+        dataclasses.replace(LAW, cv=0.6),
+    )
     comparison = only(records, asked("capped:max_batch_size=4"))
     assert cause(comparison) == "scatter"
     assert comparison.speed is not None
@@ -311,7 +376,9 @@ def test_a_sender_that_stalls_shows_as_sender_where_its_timetable_is_known() -> 
 
 def test_without_the_timetable_the_senders_part_is_nothing_and_says_so() -> None:
     table = drawn("dynamic")
-    comparison = only(run("dynamic", at(table, stalled(table.intended_at, 4.0, 1.5))), asked("dynamic"))
+    comparison = only(
+        run("dynamic", at(table, stalled(table.intended_at, 4.0, 1.5))), asked("dynamic")
+    )
     assert comparison.split is not None
     sender = comparison.split.part("sender")
     assert sender.seconds == 0
@@ -320,7 +387,9 @@ def test_without_the_timetable_the_senders_part_is_nothing_and_says_so() -> None
 
 
 @pytest.mark.parametrize(("known", "joins"), [(380, True), (379, False)])
-def test_the_senders_part_needs_the_timetable_of_95_in_100_requests(known: int, joins: bool) -> None:
+def test_the_senders_part_needs_the_timetable_of_95_in_100_requests(
+    known: int, joins: bool
+) -> None:
     table = timetable(RATES["dynamic"], 400, 3)
     seen, sent = joined(run("dynamic", at(table, table.intended_at + 0.02)), table)
     split = only(seen, replayed(RATES["dynamic"]), sent[:known]).split
@@ -339,10 +408,18 @@ def test_a_sender_on_time_has_no_part_whatever_the_way_to_the_gateway_takes() ->
 
 @pytest.mark.parametrize(
     ("policy", "shape"),
-    [("dynamic", 0.1), ("capped:max_batch_size=4", 0.1), ("single", 0.1), ("capped:max_batch_size=4", 20.0), ("single", 20.0)],
+    [
+        ("dynamic", 0.1),
+        ("capped:max_batch_size=4", 0.1),
+        ("single", 0.1),
+        ("capped:max_batch_size=4", 20.0),
+        ("single", 20.0),
+    ],
 )
 def test_bursty_and_regular_arrivals_show_as_arrivals(policy: str, shape: float) -> None:
-    """Gamma gaps: of a shape below 1 they make delays longer than those asked for, above it shorter."""
+    """Gamma gaps: of a shape below 1 they make delays longer than those asked for, above it
+    shorter.
+    """
     rng = np.random.default_rng(5)
     gaps = rng.gamma(shape, 1 / shape / RATES[policy], N)
     comparison = only(run(policy, at(drawn(policy), np.cumsum(gaps))), asked(policy))
@@ -354,10 +431,17 @@ def test_bursty_and_regular_arrivals_show_as_arrivals(policy: str, shape: float)
 
 
 def test_chance_in_the_arrivals_is_called_chance() -> None:
-    """Over many short runs as asked, the arrivals' part is beyond its half width about once in twenty."""
+    """Over many short runs as asked, the arrivals' part is beyond its half width about once in
+    twenty.
+    """
     theory, beyond = asked("capped:max_batch_size=4"), 0
     assert theory.predict is not None
-    truth = theory.predict(parse_policy("capped:max_batch_size=4"), 15.0, served(run("capped:max_batch_size=4", timetable(15.0, 9))), LAW)
+    truth = theory.predict(
+        parse_policy("capped:max_batch_size=4"),
+        15.0,
+        served(run("capped:max_batch_size=4", timetable(15.0, 9))),
+        LAW,
+    )
     quick = dataclasses.replace(theory, predict=lambda *_: truth)
     for seed in range(40):
         comparison = only(run("capped:max_batch_size=4", timetable(15.0, 300, seed)), quick)
@@ -375,7 +459,9 @@ def test_a_formula_that_is_off_shows_as_theory(factor: float) -> None:
     def wrong(policy: Policy, rate: float, group: Sequence[Served], law: LatencyModel) -> Predicted:
         answer = truth(policy, rate, group, law)
         assert answer.queueing_delay is not None
-        return dataclasses.replace(answer, queueing_delay=factor * answer.queueing_delay, method="approximation")
+        return dataclasses.replace(
+            answer, queueing_delay=factor * answer.queueing_delay, method="approximation"
+        )
 
     comparison = only(run("dynamic", drawn("dynamic")), dataclasses.replace(theory, predict=wrong))
     assert cause(comparison) == "theory"

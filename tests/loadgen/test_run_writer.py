@@ -1,4 +1,6 @@
-"""What was measured survives the death of who measured it: run files that grow, are cut, are replaced."""
+"""What was measured survives the death of who measured it: run files that grow, are cut, are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +84,42 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_killed_generator_keeps_what_it_measured(server_url: str, tmp_path: Path, processes: int) -> None:
-    """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on alone."""
-    command = [sys.executable, "-m", "loadgen.commands.load_cli", "--base-url", server_url, "--request-rate", "30", "--num-prompts", "6000"]
-    flags = ["--processes", str(processes), "--max-tokens", "2", "--save-result", str(tmp_path / "run.jsonl")]
+def test_a_killed_generator_keeps_what_it_measured(
+    server_url: str, tmp_path: Path, processes: int
+) -> None:
+    """SIGKILL in mid-run: every answer that had ended is in a run file, and no sender goes on
+    alone.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen.commands.load_cli",
+        "--base-url",
+        server_url,
+        "--request-rate",
+        "30",
+        "--num-prompts",
+        "6000",
+    ]
+    flags = [
+        "--processes",
+        str(processes),
+        "--max-tokens",
+        "2",
+        "--save-result",
+        str(tmp_path / "run.jsonl"),
+    ]
     names = ["run.jsonl"] if processes == 1 else ["run.sender0.jsonl", "run.sender1.jsonl"]
-    with subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-        eventually_here(lambda: child.poll() is not None or all(completed_in(tmp_path / name) > 20 for name in names), seconds=60)
+    with subprocess.Popen(
+        [*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as child:
+        eventually_here(
+            lambda: (
+                child.poll() is not None
+                or all(completed_in(tmp_path / name) > 20 for name in names)
+            ),
+            seconds=60,
+        )
         assert child.returncode is None
         child.send_signal(signal.SIGKILL)
     files = sorted(tmp_path.glob("*.jsonl"))
@@ -113,7 +144,9 @@ def wait_until_it_stops_growing(path: Path) -> None:
 
 @pytest.fixture
 def slow_server_url() -> Iterator[str]:
-    """Nobody is answered before two seconds without a further request: the streams of a burst are there at once."""
+    """Nobody is answered before two seconds without a further request: the streams of a burst
+    are there at once.
+    """
     last = 0.0
 
     async def later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -139,17 +172,30 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
         result = asyncio.run(run_load(Target(base_url="{slow_server_url}", model="m"), table, seed=0))
         print(len(result.records), {{r.error for r in result.records if r.outcome != "completed"}})
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.stdout.startswith("100 "), done.stderr
     assert "raise `ulimit -n` or use --processes" in done.stdout
 
 
-@pytest.mark.parametrize(("soft", "hard", "fit"), [(256, 4096, 4096 - SPARE), (4096, 4096, 4096 - SPARE)])
-def test_so_many_streams_fit_as_files_are_left(soft: int, hard: int, fit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("soft", "hard", "fit"), [(256, 4096, 4096 - SPARE), (4096, 4096, 4096 - SPARE)]
+)
+def test_so_many_streams_fit_as_files_are_left(
+    soft: int, hard: int, fit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
     assert raise_file_limit() == raise_file_limit(fit) == fit
     assert limits == ([] if soft == hard else [(hard, hard)] * 2)
-    with pytest.raises(LoadError, match=rf"^got {fit + 1} requests at once; this system gives a process {hard} files"):
+    with pytest.raises(
+        LoadError,
+        match=rf"^got {fit + 1} requests at once; this system gives a process {hard} files",
+    ):
         raise_file_limit(fit + 1)

@@ -1,4 +1,6 @@
-"""Several senders on one timetable: the same requests from one instant, merged; a death or Ctrl-C keeps what was written."""
+"""Several senders on one timetable: the same requests from one instant, merged; a death or
+Ctrl-C keeps what was written.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,30 @@ from tests.loadgen.growing import completed_in
 
 
 def timetable(n: int = 40, gap: float = 0.01) -> Timetable:
-    return Timetable(np.arange(n) * gap, np.arange(n) % 7 + 1, np.arange(n) % 5 + 1, np.arange(n) + 10)
+    return Timetable(
+        np.arange(n) * gap, np.arange(n) % 7 + 1, np.arange(n) % 5 + 1, np.arange(n) + 10
+    )
 
 
-async def send(server: FakeServer, processes: int, table: Timetable | None = None, **settings: Any) -> LoadResult:
-    return await run_load(Target(base_url=server.url, model="fake"), table or timetable(), seed=5, processes=processes, **settings)
+async def send(
+    server: FakeServer, processes: int, table: Timetable | None = None, **settings: Any
+) -> LoadResult:
+    return await run_load(
+        Target(base_url=server.url, model="fake"),
+        table or timetable(),
+        seed=5,
+        processes=processes,
+        **settings,
+    )
 
 
 async def received(server: FakeServer, count: int) -> None:
     await eventually(lambda: len(server.bodies) >= count)
 
 
-def run(processes: int, table: Timetable | None = None, **settings: Any) -> tuple[LoadResult, FakeServer]:
+def run(
+    processes: int, table: Timetable | None = None, **settings: Any
+) -> tuple[LoadResult, FakeServer]:
     async def main() -> tuple[LoadResult, FakeServer]:
         async with serving() as server:
             return await send(server, processes, table, **settings), server
@@ -60,8 +74,11 @@ def test_any_number_of_processes_sends_the_same_requests_at_the_same_instants() 
     assert found[1] == found[3]
 
 
-def test_a_senders_death_loses_only_what_it_had_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of two senders is killed in mid-run: its first records and all of the other's are there, and it is said.
+def test_a_senders_death_loses_only_what_it_had_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two senders is killed in mid-run: its first records and all of the other's are
+    there, and it is said.
 
     It waits for its last twenty answers when it is killed.
     """
@@ -81,7 +98,9 @@ def test_a_senders_death_loses_only_what_it_had_not_written(tmp_path: Path, monk
 
     async def main() -> LoadResult:
         async with serving(held) as server:
-            sending = asyncio.create_task(send(server, 2, timetable(60, 0.02), path=tmp_path / "run.jsonl"))
+            sending = asyncio.create_task(
+                send(server, 2, timetable(60, 0.02), path=tmp_path / "run.jsonl")
+            )
             await eventually(lambda: completed_in(tmp_path / "run.sender0.jsonl") == 10, seconds=60)
             process = started[0]._process
             assert process is not None
@@ -104,7 +123,9 @@ def test_an_interrupt_ends_all_senders_and_keeps_the_records() -> None:
     async def main() -> LoadResult:
         async with serving() as server:
             sending = asyncio.create_task(send(server, 2, timetable(2000, 0.02)))
-            await eventually(lambda: len(server.rows) >= 20 and {row % 2 for row in server.rows} == {0, 1})
+            await eventually(
+                lambda: len(server.rows) >= 20 and {row % 2 for row in server.rows} == {0, 1}
+            )
             sending.cancel()
             return await sending
 
@@ -121,8 +142,19 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
     async def main() -> None:
         async with serving() as server:
             target = Target(base_url=server.url, model="fake")
-            table, prompts = timetable(500, 0.02), loadgen.run.random_prompts(timetable(500), 5, range(10, 99))
-            job = loadgen.job.Job(target=target, timetable=table, prompts=prompts, rows=np.arange(500), largest=5, seed=5, prefix="load-x")
+            table, prompts = (
+                timetable(500, 0.02),
+                loadgen.run.random_prompts(timetable(500), 5, range(10, 99)),
+            )
+            job = loadgen.job.Job(
+                target=target,
+                timetable=table,
+                prompts=prompts,
+                rows=np.arange(500),
+                largest=5,
+                seed=5,
+                prefix="load-x",
+            )
             sender = loadgen.senders.Sender(job, tmp_path / "run.jsonl")
             await sender.start(loadgen.run.Header(writer="load"))
             sender.begin(asyncio.get_running_loop().time() + 0.05)

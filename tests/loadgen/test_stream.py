@@ -35,7 +35,12 @@ def test_cuts_do_not_matter(cuts: list[int], crlf: bool) -> None:
     scale = len(whole) / len(WHOLE)
     answer = read(*(whole[int(a * scale) : int(b * scale)] for a, b in itertools.pairwise(edges)))
     assert answer.done
-    assert (answer.token_chunks, answer.output_tokens, answer.prompt_tokens, answer.finish_reason) == (4, 4, 7, "stop")
+    assert (
+        answer.token_chunks,
+        answer.output_tokens,
+        answer.prompt_tokens,
+        answer.finish_reason,
+    ) == (4, 4, 7, "stop")
     assert (answer.service_time, answer.batch_size) == (0.0125, 3)
 
 
@@ -56,8 +61,19 @@ def test_a_token_without_text_is_a_token() -> None:
 
 def test_the_role_of_a_chat_is_no_token() -> None:
     opening = chat_chunk({"role": "assistant", "content": ""})
-    answer = read(opening, chat_chunk({"content": "a"}), chat_chunk({"content": "b"}), chat_chunk({}, "stop"), DONE)
-    assert (answer.first_token_at, answer.last_token_at, answer.token_chunks, answer.finish_reason) == (1.0, 2.0, 2, "stop")
+    answer = read(
+        opening,
+        chat_chunk({"content": "a"}),
+        chat_chunk({"content": "b"}),
+        chat_chunk({}, "stop"),
+        DONE,
+    )
+    assert (
+        answer.first_token_at,
+        answer.last_token_at,
+        answer.token_chunks,
+        answer.finish_reason,
+    ) == (1.0, 2.0, 2, "stop")
 
 
 def test_an_answer_of_one_token_with_its_finish() -> None:
@@ -76,7 +92,10 @@ def test_a_finish_reason_quoted_in_the_text_does_not_hide_the_end() -> None:
         (b"data: {broken\n\n", "completion chunk"),
         (b"<html>no</html>\n\n", "begins with 'data:'"),
         (b"data: " + b"x" * 2_000_000, "end of an event"),
-        (event({"error": {"message": "engine died", "code": "engine_unavailable"}}), "engine_unavailable: engine died"),
+        (
+            event({"error": {"message": "engine died", "code": "engine_unavailable"}}),
+            "engine_unavailable: engine died",
+        ),
         (b"data: [1]\n\n", "completion chunk"),
     ],
 )
@@ -86,7 +105,10 @@ def test_what_is_no_stream_is_said(data: bytes, message: str) -> None:
 
 
 def test_error_bodies_of_every_form_are_read() -> None:
-    assert read_error(b'{"error":{"message":"full","code":"queue_full"}}') == ("queue_full", "queue_full: full")
+    assert read_error(b'{"error":{"message":"full","code":"queue_full"}}') == (
+        "queue_full",
+        "queue_full: full",
+    )
     assert read_error(b'{"error":"no"}') == (None, "no")
     assert read_error(b"Bad Gateway") == (None, "Bad Gateway")
     assert read_error(b'{"detail":1}') == (None, '{"detail":1}')

@@ -17,7 +17,13 @@ from loadgen.measures.failures import count_failures
 from loadgen.measures.goodput import Limit
 from loadgen.measures.little_check import LittleCheck, little_check
 from loadgen.measures.mean_variance import variances_of_records
-from loadgen.measures.metrics import ORDER, parse_metrics, parse_percentiles, percentile_name, values
+from loadgen.measures.metrics import (
+    ORDER,
+    parse_metrics,
+    parse_percentiles,
+    percentile_name,
+    values,
+)
 from loadgen.report.summary import LoadSummary, measure, summarise_load, summarise_records
 from loadgen.report.summary_text import load_lines, load_notes, load_table
 from loadgen.sending.client.client import CUT_SHORT
@@ -54,17 +60,21 @@ def test_every_duration_counts_from_the_intended_instant() -> None:
 
 
 def test_time_per_output_token_is_vllms_and_reaches_to_the_end_of_the_answer() -> None:
-    padded = answered(0, 0.0, released_at=0.34)  # three tokens until 0.14; the batch held the answer back
+    padded = answered(
+        0, 0.0, released_at=0.34
+    )  # three tokens until 0.14; the batch held the answer back
     assert values("tpot", [padded]).tolist() == pytest.approx([(0.34 - 0.1) / 2])
     assert values("itl", [padded]).tolist() == pytest.approx([0.02, 0.02])
     assert values("tpot", [answered(0, 0.0, tokens=1)]).size == 0
 
 
 def test_gaps_between_tokens_are_pooled_and_are_not_guessed() -> None:
-    assert values("itl", [answered(0, 0.0, tokens=4), answered(1, 5.0, gap=0.1, tokens=2)]).tolist() == pytest.approx(
-        [0.02, 0.02, 0.02, 0.1]
+    assert values(
+        "itl", [answered(0, 0.0, tokens=4), answered(1, 5.0, gap=0.1, tokens=2)]
+    ).tolist() == pytest.approx([0.02, 0.02, 0.02, 0.1])
+    assert (
+        "itl" not in summary_of([answered(i, float(i), token_at=None) for i in range(9)]).durations
     )
-    assert "itl" not in summary_of([answered(i, float(i), token_at=None) for i in range(9)]).durations
 
 
 def test_without_an_intended_instant_durations_count_from_sending_and_lateness_is_unknown() -> None:
@@ -76,10 +86,16 @@ def test_without_an_intended_instant_durations_count_from_sending_and_lateness_i
 
 def test_a_request_cut_by_the_drain_limit_is_a_failed_one_in_every_line() -> None:
     records = [answered(i, float(i)) for i in range(60)]
-    cut = [msgspec.structs.replace(record, outcome="cancelled", error=CUT_SHORT) for record in records[:39]]
+    cut = [
+        msgspec.structs.replace(record, outcome="cancelled", error=CUT_SHORT)
+        for record in records[:39]
+    ]
     (first, *_) = load_lines(summary_of(cut + records[39:]))
     assert first.split(maxsplit=1)[1] == "21 completed, 39 failed (39 without an answer in time)"
-    assert "39 of 60 requests failed (65 %)" in count_failures(cut + records[39:], cut_short=False).text()
+    assert (
+        "39 of 60 requests failed (65 %)"
+        in count_failures(cut + records[39:], cut_short=False).text()
+    )
 
 
 def test_warm_up_is_left_out_of_durations_and_of_nothing_else() -> None:
@@ -97,9 +113,17 @@ def test_interval_is_by_batch_means_and_percentiles_are_numpys() -> None:
     assert found is not None
     assert found.half_width == mean_interval(delays).half_width
     assert found.intervals["p99.9"] is None  # half a value lies beyond it
-    assert found.intervals["p50"] == ((ends := quantile_interval(delays, 0.5)) and (ends.low, ends.high))
-    assert (found.as_object()["p50_low"], found.as_object()["p99.9_high"]) == (ends and ends.low, None)
-    assert found.quantiles == {"p50": np.percentile(delays, 50), "p99.9": np.percentile(delays, 99.9)}
+    assert found.intervals["p50"] == (
+        (ends := quantile_interval(delays, 0.5)) and (ends.low, ends.high)
+    )
+    assert (found.as_object()["p50_low"], found.as_object()["p99.9_high"]) == (
+        ends and ends.low,
+        None,
+    )
+    assert found.quantiles == {
+        "p50": np.percentile(delays, 50),
+        "p99.9": np.percentile(delays, 99.9),
+    }
     assert found.as_object()["p99.9"] == np.percentile(delays, 99.9)
     assert measure(np.array([])) is None
 
@@ -119,7 +143,11 @@ def test_every_number_of_a_summary_is_there_in_order_and_inside_its_interval() -
         )
         for row, at in enumerate(np.cumsum(rng.exponential(0.5, 3000)))
     ]
-    found = json.loads(msgspec.json.encode(summary_of(records, asked_rate=2.0, limits=[Limit("ttft", 0.2)]).as_object()))
+    found = json.loads(
+        msgspec.json.encode(
+            summary_of(records, asked_rate=2.0, limits=[Limit("ttft", 0.2)]).as_object()
+        )
+    )
     for name in (*ORDER, "prompt_tokens", "output_tokens"):
         levels = [found[name][level] for level in ("p50", "p90", "p95", "p99")]
         assert levels == sorted(levels), name
@@ -131,7 +159,9 @@ def test_every_number_of_a_summary_is_there_in_order_and_inside_its_interval() -
         assert 1 <= found[name]["effective_n"] <= found[name]["n"]
         assert not found[name]["too_short"]
         for level in ("p50", "p90", "p95"):
-            assert found[name][f"{level}_low"] <= found[name][level] <= found[name][f"{level}_high"], (name, level)
+            assert (
+                found[name][f"{level}_low"] <= found[name][level] <= found[name][f"{level}_high"]
+            ), (name, level)
     assert found["ttfb"]["mean"] < found["ttft"]["mean"] < found["e2el"]["mean"]
     share = found["goodput"]
     assert 0 < share["low"] < share["share"] < share["high"] < 1
@@ -146,7 +176,9 @@ def test_every_number_of_a_summary_is_there_in_order_and_inside_its_interval() -
     [(5.0, 4.9e-6, True), (5.0, 5.1e-6, False), (0.1, 0.9e-6, True), (0.1, 1.1e-6, False)],
 )
 @pytest.mark.parametrize("sign", [1, -1])
-def test_littles_law_may_be_off_by_a_millionth_of_the_number_in_the_system(number: float, off: float, holds: bool, sign: int) -> None:
+def test_littles_law_may_be_off_by_a_millionth_of_the_number_in_the_system(
+    number: float, off: float, holds: bool, sign: int
+) -> None:
     """Or of one request, where there are fewer; what the edges explain is no difference."""
     check = LittleCheck(number, number - 0.3 - sign * off, 0.3)
     assert check.residual == pytest.approx(sign * off, rel=1e-6)
@@ -154,20 +186,39 @@ def test_littles_law_may_be_off_by_a_millionth_of_the_number_in_the_system(numbe
 
 
 @pytest.mark.parametrize(("completed", "known"), [(980, True), (979, False)])
-def test_the_variance_of_the_mean_is_known_where_nearly_every_request_was_completed(completed: int, known: bool) -> None:
-    """One server, exponential gaps, services of half a mean gap; 98 of 100 of the thousand that were sent."""
+def test_the_variance_of_the_mean_is_known_where_nearly_every_request_was_completed(
+    completed: int, known: bool
+) -> None:
+    """One server, exponential gaps, services of half a mean gap; 98 of 100 of the thousand that
+    were sent.
+    """
     records, free = [], 0.0
     for row, at in enumerate(np.cumsum(np.random.default_rng(4).exponential(1.0, 1000)).tolist()):
         begun = max(at, free)
         free = begun + 0.5
-        records.append(answered(row, at, late=0.0, first=begun - at + 0.1, queueing_delay=begun - at, service_time=0.5))
+        records.append(
+            answered(
+                row,
+                at,
+                late=0.0,
+                first=begun - at + 0.1,
+                queueing_delay=begun - at,
+                service_time=0.5,
+            )
+        )
     assert bool(variances_of_records(records[:completed], records)) == known
 
 
 def test_rates_are_asked_drawn_delivered_and_completed() -> None:
-    records = [answered(i, i / 4, late=i / 4) for i in range(11)]  # sent at half the rate of the timetable
+    records = [
+        answered(i, i / 4, late=i / 4) for i in range(11)
+    ]  # sent at half the rate of the timetable
     found = summary_of(records, asked_rate=5.0)
-    assert (found.asked_rate, found.drawn_rate, found.delivered_rate) == (5.0, pytest.approx(4.0), pytest.approx(2.0))
+    assert (found.asked_rate, found.drawn_rate, found.delivered_rate) == (
+        5.0,
+        pytest.approx(4.0),
+        pytest.approx(2.0),
+    )
     assert found.duration == pytest.approx(2.5 + 0.14)
     assert found.completed_rate == pytest.approx(11 / 2.64)
     assert found.output_tokens_per_second == pytest.approx(33 / 2.64)
@@ -177,15 +228,24 @@ def test_rates_are_asked_drawn_delivered_and_completed() -> None:
 def test_littles_law_holds_on_a_run_and_shows_records_that_are_wrong() -> None:
     rng = np.random.default_rng(3)
     instants = np.cumsum(rng.exponential(0.05, 400))
-    records = [answered(i, float(at), first=float(rng.exponential(0.2))) for i, at in enumerate(instants)]
+    records = [
+        answered(i, float(at), first=float(rng.exponential(0.2))) for i, at in enumerate(instants)
+    ]
     check = little_check(records, 20)
     assert check is not None
     assert check.holds
     assert check.number_in_system == pytest.approx(20 * 0.24, rel=0.25)
     assert check.number_in_system == pytest.approx(check.rate_times_time, rel=0.1)
-    wrong = [msgspec.structs.replace(record, sojourn_time=0.9 * (record.sojourn_time or 0)) for record in records]
+    wrong = [
+        msgspec.structs.replace(record, sojourn_time=0.9 * (record.sojourn_time or 0))
+        for record in records
+    ]
     assert not little_check(wrong, 20).holds  # type: ignore[union-attr]
-    backwards = [*records[:-2], msgspec.structs.replace(records[-2], released_at=0.0, sojourn_time=None), records[-1]]
+    backwards = [
+        *records[:-2],
+        msgspec.structs.replace(records[-2], released_at=0.0, sojourn_time=None),
+        records[-1],
+    ]
     assert not little_check(backwards, 20).holds  # type: ignore[union-attr]
     assert "THEY DIFFER" in rendered(summary_of(wrong))
 
@@ -197,7 +257,13 @@ def test_littles_law_holds_in_windows_far_shorter_than_their_requests() -> None:
         begun = 10.0 + np.cumsum(rng.exponential(1e-7, 4))
         ended = begun + rng.exponential(3600.0, 4)
         records = [
-            Record(request_id=str(row), outcome="completed", intended_at=at, released_at=end, sojourn_time=end - at)
+            Record(
+                request_id=str(row),
+                outcome="completed",
+                intended_at=at,
+                released_at=end,
+                sojourn_time=end - at,
+            )
             for row, (at, end) in enumerate(zip(begun.tolist(), ended.tolist(), strict=True))
         ]
         check = little_check(records)
@@ -217,7 +283,14 @@ def test_littles_law_counts_what_was_cut_off_and_the_edges() -> None:
 
 def test_a_run_without_a_success_is_summarised_sparsely() -> None:
     refused = [
-        Record(request_id=str(i), outcome="rejected", intended_at=float(i), sent_at=float(i), error="429 queue_full") for i in range(7)
+        Record(
+            request_id=str(i),
+            outcome="rejected",
+            intended_at=float(i),
+            sent_at=float(i),
+            error="429 queue_full",
+        )
+        for i in range(7)
     ]
     found = summary_of(refused, asked_rate=100 / 11)
     text = rendered(found)
@@ -229,7 +302,14 @@ def test_a_run_without_a_success_is_summarised_sparsely() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found.as_object()))["e2el"] is None
 
 
-@pytest.mark.parametrize("records", [[], [Record(request_id="a", outcome="cancelled")], [Record(request_id="a", outcome="completed")]])
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [Record(request_id="a", outcome="cancelled")],
+        [Record(request_id="a", outcome="completed")],
+    ],
+)
 def test_nothing_measured_at_all_is_no_error(records: list[Record]) -> None:
     found = summary_of(records)
     json.loads(msgspec.json.encode(found.as_object()))
@@ -239,12 +319,19 @@ def test_nothing_measured_at_all_is_no_error(records: list[Record]) -> None:
 
 def test_table_fits_100_columns_and_shows_the_chosen_metrics() -> None:
     found = summary_of(
-        [answered(i, float(i), service_time=12.3456, batch_forming_delay=99.9) for i in range(400)], percentiles=(50, 90, 95, 99)
+        [answered(i, float(i), service_time=12.3456, batch_forming_delay=99.9) for i in range(400)],
+        percentiles=(50, 90, 95, 99),
     )
     text = rendered(found)
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
-    for words in ("time to first token", "time per output token", "inter-token latency", "batch forming delay", "12346"):
+    for words in (
+        "time to first token",
+        "time per output token",
+        "inter-token latency",
+        "batch forming delay",
+        "12346",
+    ):
         assert words in text
     out = io.StringIO()
     Console(file=out, width=100).print(load_table(found, parse_metrics("ttft,tpot")))
@@ -253,22 +340,37 @@ def test_table_fits_100_columns_and_shows_the_chosen_metrics() -> None:
 
 
 def test_table_says_too_short_in_place_of_an_interval_and_how_many_requests_would_do() -> None:
-    drifting = " ".join(rendered(summary_of([answered(i, float(i), first=0.01 + i / 100) for i in range(200)])).split())
-    assert re.search(
-        r"too short: the run does not know this mean to 25 %; about \d\d?,\d00 requests would do for the queueing delay", drifting
+    drifting = " ".join(
+        rendered(
+            summary_of([answered(i, float(i), first=0.01 + i / 100) for i in range(200)])
+        ).split()
     )
-    unreported = [answered(i, float(i), first=0.01 + i / 100, queueing_delay=None) for i in range(200)]
-    assert "requests would do for the end-to-end time" in " ".join(rendered(summary_of(unreported)).split())
+    assert re.search(
+        r"too short: the run does not know this mean to 25 %; about \d\d?,\d00 requests would do "
+        r"for the queueing delay",
+        drifting,
+    )
+    unreported = [
+        answered(i, float(i), first=0.01 + i / 100, queueing_delay=None) for i in range(200)
+    ]
+    assert "requests would do for the end-to-end time" in " ".join(
+        rendered(summary_of(unreported)).split()
+    )
     assert "? too few samples beyond this quantile for an interval" in drifting
     rng = np.random.default_rng(5)
     steady = rendered(
-        summary_of([answered(i, float(i), first=float(rng.uniform(0.1, 0.3))) for i in range(3000)], percentiles=(50.0, 90.0))
+        summary_of(
+            [answered(i, float(i), first=float(rng.uniform(0.1, 0.3))) for i in range(3000)],
+            percentiles=(50.0, 90.0),
+        )
     )
     assert "too short" not in steady
     assert "?" not in steady
 
 
-def served_at(rate: float, offered: float, n: int = 2000, *, reported: bool = True, service: float = 0.02) -> list[Record]:
+def served_at(
+    rate: float, offered: float, n: int = 2000, *, reported: bool = True, service: float = 0.02
+) -> list[Record]:
     """One server with this rate, and requests at equal distances."""
     found, free = [], 0.0
     for i in range(n):
@@ -290,9 +392,14 @@ def served_at(rate: float, offered: float, n: int = 2000, *, reported: bool = Tr
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_a_server_that_does_not_keep_up_is_named_instead_of_asking_for_more_requests(reported: bool) -> None:
+def test_a_server_that_does_not_keep_up_is_named_instead_of_asking_for_more_requests(
+    reported: bool,
+) -> None:
     text = " ".join(rendered(summary_of(served_at(16.4, 39.8, reported=reported))).split())
-    assert "the server did not keep up with the rate: completed 16.4/s of 39.8/s offered, and the queue grew to the end of sending" in text
+    assert (
+        "the server did not keep up with the rate: completed 16.4/s of 39.8/s offered, and the "
+        "queue grew to the end of sending"
+    ) in text
     assert "requests would do" not in text
     assert "a longer run would not either" in text
     assert "did not keep up" not in rendered(summary_of(served_at(45.0, 39.8, reported=reported)))
@@ -304,19 +411,34 @@ def test_long_answers_are_no_growing_queue() -> None:
 
 
 def test_what_is_shown_of_littles_law_adds_up() -> None:
-    for check in (LittleCheck(1015.2, 2403.9, -1388.7), LittleCheck(0.30124, 0.29991, 0.00133), LittleCheck(12345.6, 12340.2, 5.4)):
-        summary = dataclasses.replace(summary_of([answered(i, float(i)) for i in range(10)]), little=check)
+    for check in (
+        LittleCheck(1015.2, 2403.9, -1388.7),
+        LittleCheck(0.30124, 0.29991, 0.00133),
+        LittleCheck(12345.6, 12340.2, 5.4),
+    ):
+        summary = dataclasses.replace(
+            summary_of([answered(i, float(i)) for i in range(10)]), little=check
+        )
         (line,) = [line for line in load_lines(summary) if line.startswith("Little")]
-        held, product, edges = (float(text.replace(",", "")) for text in re.findall(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?", line))
+        held, product, edges = (
+            float(text.replace(",", ""))
+            for text in re.findall(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?", line)
+        )
         assert held == pytest.approx(product + edges, abs=1e-9), line
         assert held == pytest.approx(check.number_in_system, rel=1e-3)
-    assert "0 in the system" in str(load_lines(dataclasses.replace(summary, little=LittleCheck(0.0, 0.0, 0.0))))
+    assert "0 in the system" in str(
+        load_lines(dataclasses.replace(summary, little=LittleCheck(0.0, 0.0, 0.0)))
+    )
 
 
 def test_table_says_that_the_sender_was_late() -> None:
     """By more than 2 % of the 140 ms from end to end."""
-    assert "the sender was late" not in rendered(summary_of([answered(i, float(i), late=0.00279) for i in range(200)]))
-    assert "the sender was late" in rendered(summary_of([answered(i, float(i), late=0.00281) for i in range(200)]))
+    assert "the sender was late" not in rendered(
+        summary_of([answered(i, float(i), late=0.00279) for i in range(200)])
+    )
+    assert "the sender was late" in rendered(
+        summary_of([answered(i, float(i), late=0.00281) for i in range(200)])
+    )
 
 
 def test_a_load_result_is_summarised_with_its_interruption() -> None:

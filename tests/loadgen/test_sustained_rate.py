@@ -1,4 +1,6 @@
-"""The accepted rate: 500 requests/s beside the gateway on the same machine, within the lateness budget; many streams at once."""
+"""The accepted rate: 500 requests/s beside the gateway on the same machine, within the lateness
+budget; many streams at once.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,24 @@ from tests.support import missing
 
 LAW = "k1=1e-5,k2=1e-4,k3=1e-5,k4=1e-4"
 RATE, RUNS, SECONDS = 500.0, 5, 4.0
-SERVE = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", "continuous", "--allow-forced-lengths", "--prediction-interval", "0"]
+SERVE = [
+    "tiny",
+    "--engine",
+    "emulated",
+    "--latency",
+    LAW,
+    "--policy",
+    "continuous",
+    "--allow-forced-lengths",
+    "--prediction-interval",
+    "0",
+]
 
 
 async def machine_lateness() -> float:
-    """99th percentile of how late this machine wakes a process that does nothing else, at the same rate; seconds."""
+    """99th percentile of how late this machine wakes a process that does nothing else, at the
+    same rate; seconds.
+    """
     late = []
     with pacing_clock() as clock:
         start = asyncio.get_running_loop().time()
@@ -48,14 +63,22 @@ def gateway(folder: Path, work: Any) -> Any:
 
 @pytest.mark.slow
 def test_500_a_second_beside_the_gateway_keep_the_lateness_budget(tmp_path: Path) -> None:
-    """Median of five runs: mean lateness below 1 ms, 99th percentile below 5 ms, every request answered."""
+    """Median of five runs: mean lateness below 1 ms, 99th percentile below 5 ms, every request
+    answered.
+    """
 
     async def work(url: str) -> list[LoadResult]:
-        prompts, lengths = parse_distribution("deterministic:value=16"), parse_distribution("deterministic:value=4")
+        prompts, lengths = (
+            parse_distribution("deterministic:value=16"),
+            parse_distribution("deterministic:value=4"),
+        )
         tables = [draw(RATE, round(RATE * SECONDS), seed, prompts, lengths) for seed in range(RUNS)]
         asked = {"arrivals": f"poisson:rate={RATE:g}", "request_rate": RATE}
         target = Target(base_url=url, model="tiny")
-        return [await run_load(target, table, seed=seed, configuration=asked) for seed, table in enumerate(tables)]
+        return [
+            await run_load(target, table, seed=seed, configuration=asked)
+            for seed, table in enumerate(tables)
+        ]
 
     if asyncio.run(machine_lateness()) > 0.002:
         missing("a quiet machine", "others use it: an idle process alone is woken late")
@@ -84,9 +107,14 @@ def test_thousands_of_streams_at_once() -> None:
     async def main() -> LoadResult:
         async with serving(held) as server:
             table = Timetable(np.arange(3000) / 1500, np.full(3000, 4), np.full(3000, 2))
-            return await run_load(Target(base_url=server.url, model="fake"), table, seed=0, drain_limit=100)
+            return await run_load(
+                Target(base_url=server.url, model="fake"), table, seed=0, drain_limit=100
+            )
 
     result = asyncio.run(main())
     assert {(record.outcome, record.error) for record in result.records} == {("completed", None)}
     first_end = min(record.released_at or 0.0 for record in result.records)
-    assert all(record.first_token_at is not None and record.first_token_at <= first_end for record in result.records)
+    assert all(
+        record.first_token_at is not None and record.first_token_at <= first_end
+        for record in result.records
+    )

@@ -1,4 +1,6 @@
-"""The journal: what was appended is there, whatever a kill does to the last line; what it says of a cell."""
+"""The journal: what was appended is there, whatever a kill does to the last line; what it says
+of a cell.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ STORY: tuple[tuple[str, dict[str, object]], ...] = (
 def test_a_journal_reads_back_as_it_was_written(tmp_path: Path) -> None:
     journal = journal_of(tmp_path / "journal.jsonl", *STORY)
     found, whole = read_journal(tmp_path / "journal.jsonl")
-    assert [(event["event"], event.get("cell")) for event in found] == [(kind, fields.get("cell")) for kind, fields in STORY]
+    assert [(event["event"], event.get("cell")) for event in found] == [
+        (kind, fields.get("cell")) for kind, fields in STORY
+    ]
     assert found == journal.events
     assert whole == (tmp_path / "journal.jsonl").stat().st_size
 
@@ -73,7 +77,11 @@ def test_progress_says_what_became_of_every_cell(tmp_path: Path) -> None:
     events = journal_of(tmp_path / "journal.jsonl", *STORY).events
     progress = Progress.fold(events)
     assert progress.of("a").done == events[4]
-    assert (progress.of("b").done, progress.of("b").attempts, progress.of("b").open) == (None, 2, events[-1])
+    assert (progress.of("b").done, progress.of("b").attempts, progress.of("b").open) == (
+        None,
+        2,
+        events[-1],
+    )
     assert Progress.fold(events[:-1]).of("b").reason == "killed"
     assert progress.of("c").attempts == 0
     progress.take({"event": "damaged", "cell": "a", "reason": "gone"})
@@ -97,9 +105,14 @@ def test_a_folder_of_another_plan_or_of_something_else_is_refused(tmp_path: Path
     again = Store.open(folder, Plan(loads=(0.3,), duration=2.0))
     again.append("started", cell="x", attempt=1)
     again.journal.close()
-    with pytest.raises(SpecError, match=r"duration: 2\.0 there, 3\.0 here.*--output, or delete .*sweep"):
+    with pytest.raises(
+        SpecError, match=r"duration: 2\.0 there, 3\.0 here.*--output, or delete .*sweep"
+    ):
         Store.open(folder, Plan(loads=(0.3,), duration=3.0))
-    with pytest.raises(SpecError, match=r"max_output_tokens: none there, 16, none here; num_prompts: none there, 9 here;"):
+    with pytest.raises(
+        SpecError,
+        match=r"max_output_tokens: none there, 16, none here; num_prompts: none there, 9 here;",
+    ):
         Store.open(folder, Plan(loads=(0.3,), num_prompts=9, max_output_tokens=(16, None)))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -150,17 +163,25 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "sweep", Plan(loads=(0.5,)))
     store.journal.close()
     store.journal._file = FULL.open("wb", buffering=0)
-    with pytest.raises(CommandError, match=r"^cannot write .*/journal\.jsonl: No space left on device$"):
+    with pytest.raises(
+        CommandError, match=r"^cannot write .*/journal\.jsonl: No space left on device$"
+    ):
         store.append("finished")
     store.journal.close()
     for name, write in (
         ("profile.json", lambda: store.write_profile(Profile(name="x", law=LatencyModel(k4=1.0)))),
         ("sweep.json", lambda: store.write_json("sweep.json", {})),
-        ("cells/a.partial-1.gateway.jsonl", lambda: store.write_gateway_side("a", 1, Header(writer="gateway"), [])),
+        (
+            "cells/a.partial-1.gateway.jsonl",
+            lambda: store.write_gateway_side("a", 1, Header(writer="gateway"), []),
+        ),
     ):
         (new := tmp_path / "sweep" / f"{name}.new").parent.mkdir(exist_ok=True)
         new.symlink_to(FULL)
-        with pytest.raises(CommandError, match=rf"^cannot write .*/{re.escape(name)}(\.new)?: No space left on device$"):
+        with pytest.raises(
+            CommandError,
+            match=rf"^cannot write .*/{re.escape(name)}(\.new)?: No space left on device$",
+        ):
             write()
     (tmp_path / "plan.json").symlink_to(FULL)
     with pytest.raises(CommandError, match=r"^cannot write .*/plan\.json: "):

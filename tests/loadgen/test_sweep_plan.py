@@ -1,4 +1,6 @@
-"""Plans and the cells that follow from them: the same requests for every policy, whole batches, refusals."""
+"""Plans and the cells that follow from them: the same requests for every policy, whole batches,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -40,27 +42,40 @@ def cells_of(**changes: Any) -> list[Cell]:
 
 
 def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
-    """The unit gaps are equal after scaling with the rate, lengths and prompts are equal at once."""
-    grid = basis(max_output_tokens=(16, None), request_rates=(7.0,), prompt_tokens="uniform:low=4,high=40")
+    """The unit gaps are equal after scaling with the rate, lengths and prompts are equal at
+    once.
+    """
+    grid = basis(
+        max_output_tokens=(16, None), request_rates=(7.0,), prompt_tokens="uniform:low=4,high=40"
+    )
     cells = list(grid.cells())
     assert len(cells) == 6 * 3 * 2
     first = grid.timetable(cells[0])
     prompts = draw_prompts(first, grid.plan.seed, VOCABULARY)
     for cell in cells[1:]:
         table = grid.timetable(cell)
-        np.testing.assert_allclose(table.intended_at * cell.rate, first.intended_at * cells[0].rate, rtol=1e-9)
+        np.testing.assert_allclose(
+            table.intended_at * cell.rate, first.intended_at * cells[0].rate, rtol=1e-9
+        )
         np.testing.assert_array_equal(table.output_tokens, first.output_tokens)
         np.testing.assert_array_equal(table.prompt_tokens, first.prompt_tokens)
-    for one, other in zip(prompts, draw_prompts(grid.timetable(cells[-1]), grid.plan.seed, VOCABULARY), strict=True):
+    for one, other in zip(
+        prompts, draw_prompts(grid.timetable(cells[-1]), grid.plan.seed, VOCABULARY), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
     assert not np.array_equal(
-        first.output_tokens, Basis(Plan(loads=(0.3,), num_prompts=200, seed=2), LAW, BOUNDS).timetable(cells[0]).output_tokens
+        first.output_tokens,
+        Basis(Plan(loads=(0.3,), num_prompts=200, seed=2), LAW, BOUNDS)
+        .timetable(cells[0])
+        .output_tokens,
     )
 
 
 def test_a_longer_cell_begins_as_a_shorter_one() -> None:
     grid = basis(num_prompts=None, duration=10.0)
-    short, long = (grid.timetable(cell) for cell in sorted(grid.cells(), key=lambda cell: cell.count)[::11])
+    short, long = (
+        grid.timetable(cell) for cell in sorted(grid.cells(), key=lambda cell: cell.count)[::11]
+    )
     assert len(short) < len(long)
     np.testing.assert_array_equal(short.output_tokens, long.output_tokens[: len(short)])
 
@@ -69,7 +84,9 @@ def test_loads_are_fractions_of_each_policys_own_largest_stable_rate() -> None:
     for cell in cells_of():
         model = basis().model(cell.policy, None)
         assert cell.rate == pytest.approx(cell.load * model.largest_stable_rate)
-    assert cells_of(max_output_tokens=(12,))[0].rate > cells_of()[0].rate, "a token limit lets more requests through at the same load"
+    assert cells_of(max_output_tokens=(12,))[0].rate > cells_of()[0].rate, (
+        "a token limit lets more requests through at the same load"
+    )
 
 
 def test_fixed_batches_are_whole() -> None:
@@ -86,17 +103,24 @@ def test_the_time_limit_cuts_a_cell_and_says_so() -> None:
 def test_a_random_order_is_the_seeds_and_holds_the_same_cells() -> None:
     listed, shuffled = cells_of(), cells_of(order="random")
     assert shuffled != listed
-    assert sorted(shuffled, key=lambda cell: cell.name) == sorted(listed, key=lambda cell: cell.name)
+    assert sorted(shuffled, key=lambda cell: cell.name) == sorted(
+        listed, key=lambda cell: cell.name
+    )
     assert shuffled == cells_of(order="random")
     assert shuffled != cells_of(order="random", seed=2)
 
 
 def test_names_are_good_for_files_and_differ() -> None:
-    names = [cell.name for cell in basis(max_output_tokens=(16, None), request_rates=(7.0,)).cells()]
+    names = [
+        cell.name for cell in basis(max_output_tokens=(16, None), request_rates=(7.0,)).cells()
+    ]
     assert len(set(names)) == len(names)
     assert "fixed-batch-size-4_limit16_load0.3" in names
     assert not any(set(name) & set(":,=/ ") for name in names)
-    assert cell_name("single", None, "p99_queueing_delay<=2s-probe-1.5") == "single_p99-queueing-delay-2s-probe-1.5"
+    assert (
+        cell_name("single", None, "p99_queueing_delay<=2s-probe-1.5")
+        == "single_p99-queueing-delay-2s-probe-1.5"
+    )
 
 
 def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -> None:
@@ -104,7 +128,12 @@ def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -
     save_plan(tmp_path / "plan.json", plan)
     assert load_plan(tmp_path / "plan.json") == plan
     assert differences(plan, plan) == []
-    assert differences(plan, Plan(loads=(0.3, 0.5), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",), seed=9)) == [
+    assert differences(
+        plan,
+        Plan(
+            loads=(0.3, 0.5), max_output_tokens=(16, None), slo=("p99_queueing_delay=2s",), seed=9
+        ),
+    ) == [
         "loads: 0.3 there, 0.3, 0.5 here",
         "seed: 1 there, 9 here",
     ]
@@ -141,16 +170,26 @@ def test_prompts_without_room_for_an_answer_are_refused() -> None:
 
 
 def test_precision_asks_for_the_advised_length() -> None:
-    grid = basis(num_prompts=None, precision=0.1, cell_limit=1e9, policies=("single", "dynamic"), loads=(0.5, 0.8))
+    grid = basis(
+        num_prompts=None,
+        precision=0.1,
+        cell_limit=1e9,
+        policies=("single", "dynamic"),
+        loads=(0.5, 0.8),
+    )
     cells = list(grid.cells())
     for cell in cells:
         advised = advise_model(grid.model(cell.policy, None), cell.rate, relative=0.1).requests
-        assert cell.count == max(advised, math.ceil(15 * cell.rate)), "and no less than the wander of a machine's speed"
+        assert cell.count == max(advised, math.ceil(15 * cell.rate)), (
+            "and no less than the wander of a machine's speed"
+        )
     assert cells[2].count > 3 * cells[0].count, "a higher load takes longer"
 
 
 def test_a_point_without_a_steady_state_ends_with_its_limit_of_time() -> None:
-    (cell,) = cells_of(num_prompts=None, policies=("single",), loads=(1.5,), allow_unstable=True, cell_limit=10.0)
+    (cell,) = cells_of(
+        num_prompts=None, policies=("single",), loads=(1.5,), allow_unstable=True, cell_limit=10.0
+    )
     assert cell.seconds == pytest.approx(10.0, abs=0.1)
     assert cell.cut
 
@@ -158,14 +197,19 @@ def test_a_point_without_a_steady_state_ends_with_its_limit_of_time() -> None:
 def test_an_slo_is_judged_by_its_quantile_and_what_was_lost_broke_it() -> None:
     slo = parse_slo("p90_queueing_delay=250ms")
     assert (slo.bound, slo.stat) == (0.25, "p90")
-    records = [Record(request_id=str(i), outcome="completed", queueing_delay=i / 100) for i in range(100)]
+    records = [
+        Record(request_id=str(i), outcome="completed", queueing_delay=i / 100) for i in range(100)
+    ]
     assert slo.observed(records) == pytest.approx(0.89)
     assert slo.observed([Record(request_id="x", outcome="failed")] * 20 + records) == np.inf
     assert slo.observed([]) == np.inf
 
 
 def test_conditions_are_read_before_anything_runs() -> None:
-    assert [condition.name for condition in parse_conditions(["prediction_error < 0.15", "p99_queueing_delay < 2s"])] == [
+    assert [
+        condition.name
+        for condition in parse_conditions(["prediction_error < 0.15", "p99_queueing_delay < 2s"])
+    ] == [
         "prediction_error",
         "p99_queueing_delay",
     ]
@@ -199,7 +243,9 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
         "k1=0,k2=0.05,k3=0,k4=0.001",
     ]
     shown = CliRunner().invoke(app, [*arguments, "--dry-run", "--find-saturation"]).stdout
-    assert sum("policy" in line for line in shown.splitlines()) == 1, "a head above rows that come one at a time"
+    assert sum("policy" in line for line in shown.splitlines()) == 1, (
+        "a head above rows that come one at a time"
+    )
     assert re.search(r"single +0\.\d{3} +5 +50 +10 s$", shown, re.MULTILINE)
     assert shown.count("NOT RUN") == 1
     assert "2 searches: 2 for saturation (--find-saturation); each of about 5 probes" in shown
@@ -209,14 +255,26 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--loads", "a"], ["--max-output-tokens", "0"], ["--preset", "none"], ["--order", "sorted"], ["--resume", "/nowhere"]]
+    "arguments",
+    [
+        ["--loads", "a"],
+        ["--max-output-tokens", "0"],
+        ["--preset", "none"],
+        ["--order", "sorted"],
+        ["--resume", "/nowhere"],
+    ],
 )
 def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:
     assert isinstance(CliRunner().invoke(app, [*arguments, "--dry-run"]).exception, SpecError)
 
 
 def test_searches_are_one_per_policy_limit_and_goal() -> None:
-    plan = Plan(policies=("single", "dynamic"), find_saturation=True, slo=("mean_queueing_delay=1s",), max_output_tokens=(8, 16))
+    plan = Plan(
+        policies=("single", "dynamic"),
+        find_saturation=True,
+        slo=("mean_queueing_delay=1s",),
+        max_output_tokens=(8, 16),
+    )
     assert len(searches_of(plan)) == 8
     assert plan_as_object(plan)["cells"] == []
 
@@ -227,25 +285,43 @@ def test_searches_are_one_per_policy_limit_and_goal() -> None:
         (["--loads", "0.3", "0.6"], ["--loads", "0.3,0.6"]),
         (["--loads", "0.3,", "0.6", "dynamic"], ["--loads", "0.3,0.6", "dynamic"]),
         (["--loads=0.3", "0.6", "--seed", "7"], ["--loads=0.3,0.6", "--seed", "7"]),
-        (["dynamic", "--loads", "0.3", "single", "5"], ["dynamic", "--loads", "0.3", "single", "5"]),
+        (
+            ["dynamic", "--loads", "0.3", "single", "5"],
+            ["dynamic", "--loads", "0.3", "single", "5"],
+        ),
         (["--request-rates", "2", "4e1"], ["--request-rates", "2,4e1"]),
         (["--max-output-tokens", "16", "none"], ["--max-output-tokens", "16,none"]),
-        (["--slo", "p99_queueing_delay=2s", "p50_queueing_delay=1s"], ["--slo", "p99_queueing_delay=2s", "--slo", "p50_queueing_delay=1s"]),
-        (["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"], ["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"]),
+        (
+            ["--slo", "p99_queueing_delay=2s", "p50_queueing_delay=1s"],
+            ["--slo", "p99_queueing_delay=2s", "--slo", "p50_queueing_delay=1s"],
+        ),
+        (
+            ["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"],
+            ["--slo", "p99_queueing_delay=2s", "capped:max_batch_size=8"],
+        ),
         (["--json", "single", "--loads"], ["--json", "single", "--loads"]),
     ],
 )
-def test_the_values_of_a_list_may_follow_one_another(arguments: list[str], meant: list[str]) -> None:
+def test_the_values_of_a_list_may_follow_one_another(
+    arguments: list[str], meant: list[str]
+) -> None:
     assert in_a_row(arguments, SweepCommand.lists, SweepCommand.repeatable) == meant
 
 
 def test_blanks_separate_loads_as_commas_do() -> None:
     def loads(*arguments: str) -> list[float]:
-        result = CliRunner().invoke(app, ["dynamic", *arguments, "--latency", "reference", "--dry-run", "--json"])
+        result = CliRunner().invoke(
+            app, ["dynamic", *arguments, "--latency", "reference", "--dry-run", "--json"]
+        )
         assert result.exit_code == 0, result.output
         return [cell["load"] for cell in json.loads(result.stdout)["cells"]]
 
-    assert loads("--loads", "0.3", "0.6") == loads("--loads", "0.3 0.6") == loads("--loads", "0.3, 0.6") == loads("--loads", "0.3,0.6")
+    assert (
+        loads("--loads", "0.3", "0.6")
+        == loads("--loads", "0.3 0.6")
+        == loads("--loads", "0.3, 0.6")
+        == loads("--loads", "0.3,0.6")
+    )
     wrong = CliRunner().invoke(app, ["dynamic", "--loads", "0.3,", "--dry-run"])
     assert isinstance(wrong.exception, SpecError)
 
@@ -262,8 +338,12 @@ def test_blanks_separate_loads_as_commas_do() -> None:
         ),
     ],
 )
-def test_a_dry_run_of_searches_alone_says_how_long_they_take(arguments: list[str], said: str, probes: int) -> None:
-    """No empty table; each probe takes as long as the one at the predicted rate, with its calibration and what is between."""
+def test_a_dry_run_of_searches_alone_says_how_long_they_take(
+    arguments: list[str], said: str, probes: int
+) -> None:
+    """No empty table; each probe takes as long as the one at the predicted rate, with its
+    calibration and what is between.
+    """
     given = ["--dry-run", "--policies", "single", "--duration", "20", *arguments]
     shown = " ".join(CliRunner().invoke(app, given).stdout.split())
     number = said.split(maxsplit=1)[0]
@@ -273,10 +353,17 @@ def test_a_dry_run_of_searches_alone_says_how_long_they_take(arguments: list[str
     planned = json.loads(CliRunner().invoke(app, [*given, "--json"]).stdout)
     assert [search["probes"] for search in planned["searches"]] == [probes] * int(number)
     assert planned["seconds"] == pytest.approx(int(number) * probes * (20 + 2 + 1) + 2, rel=0.01)
-    assert f"{duration(planned['seconds'])} in all, without the engine's start, its calibration and repeated cells" in shown
+    assert (
+        f"{duration(planned['seconds'])} in all, without the engine's start, its calibration and "
+        "repeated cells"
+    ) in shown
 
 
 def test_the_help_and_a_dry_run_say_the_same_of_the_default() -> None:
     shown = " ".join(CliRunner().invoke(app, ["--dry-run"]).stdout.split())
-    (takes,) = re.findall(r"24 cells, about \d+ min in all, without the engine's start, its calibration and repeated cells", shown)
+    (takes,) = re.findall(
+        r"24 cells, about \d+ min in all, without the engine's start, its calibration and "
+        r"repeated cells",
+        shown,
+    )
     assert takes in " ".join((sweep_command.__doc__ or "").split())

@@ -1,4 +1,6 @@
-"""A remainder too small for a batch is dispatched and noted, not waited for: requests of other clients break whole batches."""
+"""A remainder too small for a batch is dispatched and noted, not waited for: requests of other
+clients break whole batches.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,24 @@ FIXED = "fixed:batch_size=4"
 
 
 class Gateway:
-    """As little of one as is asked: what waits under fixed batching leaves once another policy is in force."""
+    """As little of one as is asked: what waits under fixed batching leaves once another policy
+    is in force.
+    """
 
-    def __init__(self, policy: str = FIXED, waiting: int = 3, in_service: int = 0, served_at: float = 0.0) -> None:
-        self.policy, self.waiting, self.in_service, self.served_at = policy, waiting, in_service, served_at
+    def __init__(
+        self, policy: str = FIXED, waiting: int = 3, in_service: int = 0, served_at: float = 0.0
+    ) -> None:
+        self.policy, self.waiting, self.in_service, self.served_at = (
+            policy,
+            waiting,
+            in_service,
+            served_at,
+        )
         self.switched_at: float | None = None
 
-    async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()
         if method == "PUT":
             assert path == "/admin/policy"
@@ -60,7 +73,9 @@ def idle(gateway: Gateway) -> tuple[list[str], float]:
 
 def test_a_remainder_is_let_go_at_once_and_said() -> None:
     said, seconds = idle(Gateway())
-    assert said == [f"{FIXED}: 3 requests waiting for a batch that nothing more fills; served under dynamic now"]
+    assert said == [
+        f"{FIXED}: 3 requests waiting for a batch that nothing more fills; served under dynamic now"
+    ]
     assert seconds < 2
 
 
@@ -86,7 +101,9 @@ def test_a_long_wait_for_an_idle_gateway_is_said_within_two_seconds_and_once() -
 
 
 @pytest.mark.parametrize(("sent", "let_go"), [(1004, True), (1003, False)])
-def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_request(sent: int, let_go: bool, tmp_path: Path) -> None:
+def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_request(
+    sent: int, let_go: bool, tmp_path: Path
+) -> None:
     gateway = Gateway()
 
     async def watched() -> None:
@@ -100,4 +117,6 @@ def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_req
 
     run_virtual(watched())
     assert (gateway.switched_at is not None) == let_go
-    assert ("3 requests waiting for a batch that nothing more fills" in (tmp_path / "said").read_text()) == let_go
+    assert (
+        "3 requests waiting for a batch that nothing more fills" in (tmp_path / "said").read_text()
+    ) == let_go

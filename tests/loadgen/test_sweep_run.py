@@ -1,4 +1,6 @@
-"""`kendall sweep` through interruptions: what is measured is kept, the rest is measured again, and it is said."""
+"""`kendall sweep` through interruptions: what is measured is kept, the rest is measured again,
+and it is said.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ from queueing.measurement.record import read_run
 from tests.eventually import eventually_here
 from tests.loadgen.failing_server import failing_server
 from tests.loadgen.growing import completed_in
-from tests.loadgen.sweeping import LAW, count, events, finish, gateway_pid, is_alive, start, wait_for
+from tests.loadgen.sweeping import (
+    LAW,
+    count,
+    events,
+    finish,
+    gateway_pid,
+    is_alive,
+    start,
+    wait_for,
+)
 
 GRID = ("single", "dynamic", "--request-rates", "60,9000", "--duration", "2")
 LONG = (*GRID[:-1], "8")  # to be caught in mid-cell
@@ -38,7 +49,10 @@ WRITTEN = 25  # records of a cell that is then cut
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted((folder / "cells").iterdir())}
+    return {
+        path.name: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted((folder / "cells").iterdir())
+    }
 
 
 def recorded(folder: Path) -> int:
@@ -48,13 +62,21 @@ def recorded(folder: Path) -> int:
 
 
 def wait_for_records(folder: Path, cell: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the load and the gateway have written `WRITTEN` more answers, of the cell in progress."""
+    """Until the load and the gateway have written `WRITTEN` more answers, of the cell in
+    progress.
+    """
     before, file = recorded(folder), folder / f"cells/{cell}.partial-1.load.jsonl"
-    wait_for(folder, lambda _: recorded(folder) >= before + WRITTEN and completed_in(file) >= WRITTEN, process)
+    wait_for(
+        folder,
+        lambda _: recorded(folder) >= before + WRITTEN and completed_in(file) >= WRITTEN,
+        process,
+    )
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(tmp_path: Path) -> None:
+def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, *LONG)
     wait_for(folder, count("started", 2), process)
@@ -70,16 +92,26 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     eventually_here(lambda: not is_alive(gateway))
     after = contents(folder)
     assert {name: after[name] for name in done} == {name: before[name] for name in done}
-    assert [event["cell"] for event in events(folder, "started")] == ["single_rate60", "dynamic_rate60", "dynamic_rate60"]
+    assert [event["cell"] for event in events(folder, "started")] == [
+        "single_rate60",
+        "dynamic_rate60",
+        "dynamic_rate60",
+    ]
     assert [c["cell"] for c in result["comparisons"]] == ["single_rate60", "dynamic_rate60"]
     (cut,) = events(folder, "cut")
     assert (cut["cell"], cut["reason"]) == ("dynamic_rate60", "the sweep was killed")
-    assert sorted(cut["files"]) == ["cells/dynamic_rate60.partial-1.gateway.jsonl", "cells/dynamic_rate60.partial-1.load.jsonl"]
+    assert sorted(cut["files"]) == [
+        "cells/dynamic_rate60.partial-1.gateway.jsonl",
+        "cells/dynamic_rate60.partial-1.load.jsonl",
+    ]
     for name in cut["files"]:
         _, partial = read_run(folder / name)
         assert len(partial) > 15, "what both sides had written of the cut cell is kept"
     assert result["missing"] == []
-    assert [refused["cell"] for refused in result["refused"]] == ["single_rate9000", "dynamic_rate9000"], "beyond what the law allows"
+    assert [refused["cell"] for refused in result["refused"]] == [
+        "single_rate9000",
+        "dynamic_rate9000",
+    ], "beyond what the law allows"
     assert (folder / "report.html").stat().st_size > 10_000
 
     with (folder / "cells/single_rate60.load.jsonl").open("ab") as file:
@@ -87,11 +119,15 @@ def test_a_killed_sweep_is_gone_on_with_and_its_finished_cells_are_not_touched(t
     finish(start(folder, *LONG))
     (damaged,) = events(folder, "damaged")
     assert "not as it was written" in damaged["reason"]
-    assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], "only what was changed is measured again"
+    assert [event["cell"] for event in events(folder, "started")][3:] == ["single_rate60"], (
+        "only what was changed is measured again"
+    )
 
 
 @pytest.mark.slow
-def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp_path: Path) -> None:
+def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "sweep"
     process = start(folder, "single", "--loads", "0.5", "--duration", "8")
     wait_for(folder, count("started", 1), process)
@@ -101,19 +137,29 @@ def test_a_gateway_killed_in_mid_cell_is_started_again_and_the_cell_repeated(tmp
     (cut,), (restarted,) = events(folder, "cut"), events(folder, "restarted")
     assert "the gateway ended" in cut["reason"]
     assert restarted["number"] == 1
-    assert sorted(cut["files"]) == ["cells/single_load0.5.partial-1.gateway.jsonl", "cells/single_load0.5.partial-1.load.jsonl"]
+    assert sorted(cut["files"]) == [
+        "cells/single_load0.5.partial-1.gateway.jsonl",
+        "cells/single_load0.5.partial-1.load.jsonl",
+    ]
     for name in cut["files"]:
         _, kept = read_run(folder / name)
         assert sum(record.outcome == "completed" for record in kept) > 20
     (done,) = events(folder, "done")
     assert set(done["outcomes"]) == {"completed"}
-    assert [event["record_file"] for event in events(folder, "started")] == ["gateway-1.jsonl", "gateway-2.jsonl"]
+    assert [event["record_file"] for event in events(folder, "started")] == [
+        "gateway-1.jsonl",
+        "gateway-2.jsonl",
+    ]
     assert (result["restarts"], result["missing"]) == (1, [])
     assert "partial-1" in (folder / "sweep.json").read_text()
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_missing(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
+def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_missing(
+    tmp_path: Path, number: int
+) -> None:
     """The cell would take 50 s."""
     folder = tmp_path / "sweep"
     process = start(folder, *GRID[:-1], "50")
@@ -137,11 +183,43 @@ def test_an_interruption_keeps_the_cell_in_progress_as_partial_and_says_what_is_
 async def _slow_gateway(folder: Path) -> None:
     """A running gateway, whose engine is twice as slow as the law that the sweep is given."""
     slow = "k1=0.0006,k2=0.002,k3=0.00004,k4=0.002"
-    arguments = ["tiny", "--engine", "emulated", "--latency", slow, "--max-num-seqs", "16", "--allow-forced-lengths"]
-    async with GatewayProcess([*arguments, "--record-file", str(folder / "run.jsonl")], free_port(0), folder / "log") as gateway:
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        slow,
+        "--max-num-seqs",
+        "16",
+        "--allow-forced-lengths",
+    ]
+    async with GatewayProcess(
+        [*arguments, "--record-file", str(folder / "run.jsonl")], free_port(0), folder / "log"
+    ) as gateway:
         await gateway.ready()
-        given = ("--base-url", gateway.url, "--latency", LAW, "--bracket", "0", "--json", "--output-tokens", "uniform:low=2,high=10")
-        process = start(folder / "sweep", "single", "--loads", "0.2,0.95", "--num-prompts", "2000", "--cell-limit", "7", *given, own=False)
+        given = (
+            "--base-url",
+            gateway.url,
+            "--latency",
+            LAW,
+            "--bracket",
+            "0",
+            "--json",
+            "--output-tokens",
+            "uniform:low=2,high=10",
+        )
+        process = start(
+            folder / "sweep",
+            "single",
+            "--loads",
+            "0.2,0.95",
+            "--num-prompts",
+            "2000",
+            "--cell-limit",
+            "7",
+            *given,
+            own=False,
+        )
         await asyncio.to_thread(_check_unstable, process, folder / "sweep")
         assert await gateway.is_healthy(), "a gateway that was there before is left alone"
 
@@ -153,7 +231,9 @@ def _check_unstable(process: subprocess.Popen[bytes], folder: Path) -> None:
     assert "growing by" in stopped["reason"]
     assert [c["cell"] for c in result["comparisons"]] == ["single_load0.2"]
     (done,) = (event for event in events(folder, "done") if event["ended"] == "unstable")
-    assert sum(done["outcomes"].values()) < 0.9 * done["asked"]["count"], "it was stopped, not run to its end"
+    assert sum(done["outcomes"].values()) < 0.9 * done["asked"]["count"], (
+        "it was stopped, not run to its end"
+    )
 
 
 @pytest.mark.slow
@@ -163,7 +243,9 @@ def test_an_unstable_point_is_stopped_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_kill_at_every_stage_loses_nothing_that_was_done(tmp_path: Path) -> None:
-    """Killed as soon as each further event is written, again and again in one folder, until it ends by itself."""
+    """Killed as soon as each further event is written, again and again in one folder, until it
+    ends by itself.
+    """
     folder = tmp_path / "sweep"
     done: dict[str, bytes] = {}
     stages = []
@@ -182,7 +264,9 @@ def test_a_kill_at_every_stage_loses_nothing_that_was_done(tmp_path: Path) -> No
             for name in event["files"]:
                 content = (folder / name).read_bytes()
                 assert done.setdefault(name, content) == content, f"{name} was written again"
-    assert {"sweep", "started"} <= set(stages), f"{stages}: others follow each other too fast to be told apart, these do not"
+    assert {"sweep", "started"} <= set(stages), (
+        f"{stages}: others follow each other too fast to be told apart, these do not"
+    )
     assert len(stages) >= 4, stages
     assert done, "no kill came after a finished cell"
     results = results_of(folder)
@@ -191,7 +275,9 @@ def test_a_kill_at_every_stage_loses_nothing_that_was_done(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again_once(tmp_path: Path) -> None:
+def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again_once(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "sweep"
     finish(start(folder, *GRID))
     journal, plan = folder / "journal.jsonl", folder / "plan.json"
@@ -203,15 +289,22 @@ def test_a_cell_on_a_machine_whose_speed_changed_is_set_aside_and_measured_again
         (aside,) = events(folder, "noisy")
         assert (aside["cell"], sorted(aside["files"])) == (
             "dynamic_rate60",
-            ["cells/dynamic_rate60.noisy-1.gateway.jsonl", "cells/dynamic_rate60.noisy-1.load.jsonl"],
-        ), "what was measured on a machine whose speed changed is set aside and measured again, once"
+            [
+                "cells/dynamic_rate60.noisy-1.gateway.jsonl",
+                "cells/dynamic_rate60.noisy-1.load.jsonl",
+            ],
+        ), (
+            "what was measured on a machine whose speed changed is set aside and measured again, "
+            "once"
+        )
         assert all((folder / name).exists() for name in aside["files"])
         assert [event["cell"] for event in events(folder, "started")][2:] == ["dynamic_rate60"]
         assert result["missing"] == []
 
 
 SPEEDS = [
-    # of the bracketing calibrations; a cell is repeated beyond 15 %, and its mean not to be trusted beyond 10 %
+    # of the bracketing calibrations; a cell is repeated beyond 15 %, and its mean not to be trusted
+    # beyond 10 %
     ((1.0, 1.099), False, False),
     ((1.0, 1.101), False, True),
     ((1.0, 0.901), False, False),
@@ -227,7 +320,11 @@ SPEEDS = [
 def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
     speeds: tuple[float, float], noisy: bool, doubted: bool
 ) -> None:
-    plan, progress, cell = Plan(loads=(0.5,), num_prompts=100, repeat_noisy=1), Progress(), SimpleNamespace(name="here")
+    plan, progress, cell = (
+        Plan(loads=(0.5,), num_prompts=100, repeat_noisy=1),
+        Progress(),
+        SimpleNamespace(name="here"),
+    )
     sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
     assert sweep._was_noisy(cell) == noisy  # type: ignore[arg-type]
@@ -253,24 +350,34 @@ def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
 
     assert "connection refused" in asyncio.run(why(f"http://127.0.0.1:{free_port(0)}"))
     with failing_server() as port:
-        assert "is no Kendall gateway, or is not ready" in asyncio.run(why(f"http://127.0.0.1:{port}"))
+        assert "is no Kendall gateway, or is not ready" in asyncio.run(
+            why(f"http://127.0.0.1:{port}")
+        )
 
 
 @pytest.mark.parametrize("r2", [-0.0075, 0.95])
-def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_sweep_goes_on(r2: float, tmp_path: Path) -> None:
+def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_sweep_goes_on(
+    r2: float, tmp_path: Path
+) -> None:
     """In the words of the gateway's log."""
     profile = Profile(name="tiny", law=LatencyModel(k4=0.01), r2=r2, mape=1.129)
     idle = {"unanswered": 0, "in_service": 0, "queue_length": 0}
 
     async def ask(method: str, *_: object) -> dict[str, object]:
-        return profile.to_dict() if method == "POST" else {**idle, "engine": {"max_num_seqs": 4, "max_model_len": 512}}
+        return (
+            profile.to_dict()
+            if method == "POST"
+            else {**idle, "engine": {"max_num_seqs": 4, "max_model_len": 512}}
+        )
 
     async def nothing(*_: object) -> None: ...
 
     async def said_by_a_session() -> str:
         said, plan = io.StringIO(), Plan(loads=(0.5,))
         store = Store.open(tmp_path / "sweep", plan)
-        gateway: Any = SimpleNamespace(client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing)
+        gateway: Any = SimpleNamespace(
+            client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing
+        )
         async with Status(said) as status:
             apparatus = Apparatus(plan, store, status, gateway)
             with pytest.MonkeyPatch.context() as patch:
@@ -282,5 +389,11 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
     first, second = asyncio.run(said_by_a_session()), asyncio.run(said_by_a_session())
     assert f"law: k1=0,k2=0,k3=0,k4=0.01 (R2 {r2:.4f}, cells within 112.9% on average)" in first
     for said in (first, second):
-        assert ("the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop what else" in said) == (r2 < 0.9)
+        assert (
+            (
+                "the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop "
+                "what else"
+            )
+            in said
+        ) == (r2 < 0.9)
         assert ("warning: " in said) == (r2 < 0.9)

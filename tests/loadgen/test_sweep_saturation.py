@@ -24,7 +24,12 @@ from tests.loadgen.sweeping import LAW, events, finish, start
 
 
 def model(policy: str) -> Model:
-    return Model.clipped(parse_policy(policy), parse_distribution("uniform:low=2,high=10"), parse_law(LAW), max_num_seqs=16)
+    return Model.clipped(
+        parse_policy(policy),
+        parse_distribution("uniform:low=2,high=10"),
+        parse_law(LAW),
+        max_num_seqs=16,
+    )
 
 
 @pytest.mark.parametrize("true", [1.0, 0.93, 1.08, 0.31, 3.7])
@@ -56,8 +61,12 @@ def test_a_search_that_never_fails_or_never_passes_ends() -> None:
     assert asyncio.run(bisect(never, 1.0, 0.05, most=6)).low == 0.0
 
 
-def test_under_fixed_the_predicted_rate_lies_beyond_the_rates_at_which_batches_form_too_slowly() -> None:
-    """The delay falls with the rate before it rises: at half the largest stable rate it is above the bound, at higher ones below."""
+def test_under_fixed_the_predicted_rate_lies_beyond_the_rates_at_which_batches_form_too_slowly() -> (
+    None
+):
+    """The delay falls with the rate before it rises: at half the largest stable rate it is above
+    the bound, at higher ones below.
+    """
     fixed = model("fixed:batch_size=4")
     top = fixed.largest_stable_rate
 
@@ -87,11 +96,15 @@ def test_a_bracket_is_narrow_up_to_its_tolerance(high: float, within: bool) -> N
 def searching(goal: str, folder: Path = Path()) -> Search:
     """A search at a tolerance of 5 %, which asks nobody."""
     plan = Plan(loads=(0.5,), num_prompts=100, tolerance=0.05)
-    return Search(SimpleNamespace(plan=plan, store=SimpleNamespace(folder=folder)), "single", None, goal)  # type: ignore[arg-type]
+    return Search(
+        SimpleNamespace(plan=plan, store=SimpleNamespace(folder=folder)), "single", None, goal
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.0249, True), (0.0251, False), (-0.5, True)])
-def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(share: float, kept: bool) -> None:
+def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(
+    share: float, kept: bool
+) -> None:
     search = searching("saturation")
     assert search._kept({"ended": "complete", "growth": {"share": share}}) == kept
     assert not search._kept({"ended": "unstable", "growth": {"share": share}})
@@ -104,11 +117,17 @@ def test_a_probe_passes_where_it_grows_by_less_than_half_the_tolerance(share: fl
 def test_a_probe_keeps_an_slo_up_to_its_bound(delay: float, kept: bool, tmp_path: Path) -> None:
     """Of 100 requests the first 5 are warm-up: they may be as late as they like."""
     delays = [9.0] * 5 + [delay] * 95
-    records = [Record(request_id=str(i), outcome="completed", arrived_at=float(i), queueing_delay=each) for i, each in enumerate(delays)]
+    records = [
+        Record(request_id=str(i), outcome="completed", arrived_at=float(i), queueing_delay=each)
+        for i, each in enumerate(delays)
+    ]
     write_run(tmp_path / "x.gateway.jsonl", Header(writer="gateway"), records)
     for stat in ("mean", "p50", "p99"):
         search = searching(f"{stat}_queueing_delay=250ms", tmp_path)
-        assert search._kept({"ended": "complete", "files": ["x.gateway.jsonl"], "growth": None}) == kept, stat
+        assert (
+            search._kept({"ended": "complete", "files": ["x.gateway.jsonl"], "growth": None})
+            == kept
+        ), stat
 
 
 def test_the_predicted_rate_is_where_the_prediction_meets_the_bound() -> None:
@@ -118,32 +137,72 @@ def test_the_predicted_rate_is_where_the_prediction_meets_the_bound() -> None:
     assert rate is not None
     assert predict_model(single, rate).queueing_delay.mean == pytest.approx(0.03, rel=1e-3)
     assert predicted_rate(single, None) == single.largest_stable_rate
-    assert predicted_rate(model("continuous:max_batch_size=4"), parse_slo("p99_sojourn_time=1s")) is None
+    assert (
+        predicted_rate(model("continuous:max_batch_size=4"), parse_slo("p99_sojourn_time=1s"))
+        is None
+    )
 
 
 def test_narrow_tolerances_take_longer_probes() -> None:
-    assert probe_requests(model("single"), 1.0, 0.02) > 2 * probe_requests(model("single"), 1.0, 0.05) >= 600
+    assert (
+        probe_requests(model("single"), 1.0, 0.02)
+        > 2 * probe_requests(model("single"), 1.0, 0.05)
+        >= 600
+    )
     assert probe_requests(model("single"), 500.0, 0.05) == 7500, "and no less than fifteen seconds"
 
 
 @pytest.mark.slow
-def test_a_saturation_search_on_the_emulated_engine_brackets_the_laws_largest_stable_rate(tmp_path: Path) -> None:
+def test_a_saturation_search_on_the_emulated_engine_brackets_the_laws_largest_stable_rate(
+    tmp_path: Path,
+) -> None:
     """Steps of ten milliseconds: the machine's own noise is small beside them."""
     law = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.01"
-    common = ("--engine", "emulated", "--latency", law, "--output-tokens", "deterministic:value=6", "--bracket", "1", "--json")
-    goal = ("capped:max_batch_size=4", "--find-saturation", "--tolerance", "0.1", "--duration", "8", "--port", str(free_port(0)))
+    common = (
+        "--engine",
+        "emulated",
+        "--latency",
+        law,
+        "--output-tokens",
+        "deterministic:value=6",
+        "--bracket",
+        "1",
+        "--json",
+    )
+    goal = (
+        "capped:max_batch_size=4",
+        "--find-saturation",
+        "--tolerance",
+        "0.1",
+        "--duration",
+        "8",
+        "--port",
+        str(free_port(0)),
+    )
     result = finish(start(tmp_path / "sweep", *goal, *common, own=False))
     (search,) = result["searches"]
     assert search["low"] * 0.95 < search["predicted_at_speed"] < search["high"] * 1.05, search
     assert search["high"] / search["low"] <= 1.1
-    assert search["predicted"] / search["predicted_at_speed"] == pytest.approx(search["speed"], rel=1e-6)
+    assert search["predicted"] / search["predicted_at_speed"] == pytest.approx(
+        search["speed"], rel=1e-6
+    )
     assert len(events(tmp_path / "sweep", "done")) == search["probes"]
 
 
 @pytest.mark.slow
 def test_an_slo_search_keeps_the_objective_at_its_lower_end(tmp_path: Path) -> None:
-    arguments = ("single", "--slo", "p90_queueing_delay=60ms", "--tolerance", "0.3", "--num-prompts", "400")
+    arguments = (
+        "single",
+        "--slo",
+        "p90_queueing_delay=60ms",
+        "--tolerance",
+        "0.3",
+        "--num-prompts",
+        "400",
+    )
     result = finish(start(tmp_path / "sweep", *arguments))
     (search,) = result["searches"]
     assert 0 < search["low"] < search["high"] <= 1.3 * search["low"]
-    assert search["predicted"] == pytest.approx(predicted_rate(model("single"), parse_slo("p90_queueing_delay=60ms")))
+    assert search["predicted"] == pytest.approx(
+        predicted_rate(model("single"), parse_slo("p90_queueing_delay=60ms"))
+    )

@@ -1,4 +1,6 @@
-"""The rule that stops an unstable point: rarely wrong at load 0.8, soon right beyond saturation. By simulation."""
+"""The rule that stops an unstable point: rarely wrong at load 0.8, soon right beyond saturation.
+By simulation.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,26 @@ from queueing.model import Model
 from queueing.simulation.experiment import simulate_run
 
 LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.000025,k4=0.00092,cv=0.12,turnaround=0.00155")
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
 
 
 def stopped_after(
-    policy: str, load: float, requests: int, seed: np.random.SeedSequence, lengths: str = "geometric:mean=16"
+    policy: str,
+    load: float,
+    requests: int,
+    seed: np.random.SeedSequence,
+    lengths: str = "geometric:mean=16",
 ) -> float | None:
-    """Requests until the rule says unstable, as a sweep would watch the run; None where it never does."""
+    """Requests until the rule says unstable, as a sweep would watch the run; None where it never
+    does.
+    """
     model = Model.clipped(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     run = simulate_run(model, rate, requests, seed)
@@ -34,7 +49,10 @@ def stopped_after(
 
 
 def stops(policy: str, load: float, requests: int, runs: int) -> list[float]:
-    found = [stopped_after(policy, load, requests, seed) for seed in np.random.SeedSequence(4).spawn(runs)]
+    found = [
+        stopped_after(policy, load, requests, seed)
+        for seed in np.random.SeedSequence(4).spawn(runs)
+    ]
     return [at for at in found if at is not None]
 
 
@@ -91,7 +109,14 @@ def test_nothing_is_said_before_there_is_enough() -> None:
     assert not found.unstable, f"only {found.arrivals} arrivals"
 
 
-GROWING = {"share": 0.5, "half_width": 0.1, "t": 10.0, "number": 500, "seconds": 20.0, "arrivals": 1000.0}
+GROWING = {
+    "share": 0.5,
+    "half_width": 0.1,
+    "t": 10.0,
+    "number": 500,
+    "seconds": 20.0,
+    "arrivals": 1000.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +128,9 @@ GROWING = {"share": 0.5, "half_width": 0.1, "t": 10.0, "number": 500, "seconds":
         ("share", 0.0301, 0.0299),
     ],
 )
-def test_a_point_is_stopped_only_where_every_condition_is_met(name: str, enough: float, too_little: float) -> None:
+def test_a_point_is_stopped_only_where_every_condition_is_met(
+    name: str, enough: float, too_little: float
+) -> None:
     assert Growth(**GROWING | {name: enough}).unstable  # type: ignore[arg-type]
     assert not Growth(**GROWING | {name: too_little}).unstable  # type: ignore[arg-type]
 

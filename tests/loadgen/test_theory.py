@@ -19,11 +19,15 @@ from tests.loadgen.policy_cases import CASES, each_policy
 
 
 @each_policy
-def test_the_simulator_and_the_drivers_of_these_tests_agree_on_every_instant(policy: str, rate: float) -> None:
+def test_the_simulator_and_the_drivers_of_these_tests_agree_on_every_instant(
+    policy: str, rate: float
+) -> None:
     records = drive(parse_policy(policy), rate, n=1000)
     replayed = replay_arrivals(parse_policy(policy), served(records), LAW, max_num_seqs=64)
     for record in records:
-        assert replayed[record.request_id] == pytest.approx((record.dispatched_at, record.released_at), abs=1e-9)
+        assert replayed[record.request_id] == pytest.approx(
+            (record.dispatched_at, record.released_at), abs=1e-9
+        )
 
 
 def test_residuals_are_averaged_over_draws() -> None:
@@ -35,14 +39,20 @@ def test_residuals_are_averaged_over_draws() -> None:
     assert one != other
 
 
-SOLVED = {policy: rate for policy, rate in CASES.items() if "max_wait" not in policy}  # that one is simulated, for seconds
+SOLVED = {
+    policy: rate for policy, rate in CASES.items() if "max_wait" not in policy
+}  # that one is simulated, for seconds
 
 
 @pytest.mark.parametrize(("policy", "rate"), list(SOLVED.items()), ids=list(SOLVED))
 def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
-    """The means of a run and of its prediction lie within three half widths, and the run is long enough to tell."""
+    """The means of a run and of its prediction lie within three half widths, and the run is long
+    enough to tell.
+    """
     theory = theory_of(LAW, LENGTHS, asked_rate=rate * 0.8, max_num_seqs=64)
-    (comparison,) = compare(drive(parse_policy(policy), rate * 0.8, n=4000), dataclasses.replace(theory, replay=None))
+    (comparison,) = compare(
+        drive(parse_policy(policy), rate * 0.8, n=4000), dataclasses.replace(theory, replay=None)
+    )
     predicted = comparison.quantity.predicted
     assert predicted is not None
     assert comparison.load is not None
@@ -67,4 +77,6 @@ def test_pollaczek_khinchine_is_what_single_is_predicted() -> None:
     lengths = TokenDistribution(np.array([0.0, 1.0]))
     law = LatencyModel(k2=0.04, k4=0.01)
     predicted = predict_means(parse_policy("single"), 10.0, lengths, law)
-    assert predicted.queueing_delay == pytest.approx(0.5 * 0.05 / (2 * 0.5))  # M/D/1: rho S / (2 (1 - rho))
+    assert predicted.queueing_delay == pytest.approx(
+        0.5 * 0.05 / (2 * 0.5)
+    )  # M/D/1: rho S / (2 (1 - rho))

@@ -1,4 +1,6 @@
-"""A timetable is Poisson, repeats with its seed, changes with the rate by its scale alone, and survives its file exactly."""
+"""A timetable is Poisson, repeats with its seed, changes with the rate by its scale alone, and
+survives its file exactly.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_gaps_are_exponential(seed: int) -> None:
 
 @pytest.mark.parametrize("window", [0.5, 2.0, 5.0])
 def test_counts_are_dispersed_as_poisson_over_short_and_long_windows(window: float) -> None:
-    """Pinned or rescaled schedules fall below 1 over long windows, repeated gaps rise far above it."""
+    """Pinned or rescaled schedules fall below 1 over long windows, repeated gaps rise far above
+    it.
+    """
     instants = _draw().intended_at
     counts = np.bincount((instants / window).astype(int))[:-1]
     statistic = counts.var(ddof=1) / counts.mean() * (counts.size - 1)
@@ -54,7 +58,9 @@ def test_counts_are_dispersed_as_poisson_over_short_and_long_windows(window: flo
 
 
 def test_the_end_is_not_pinned() -> None:
-    """The last instant of N arrivals varies as a gamma variable: its coefficient of variation is 1 / sqrt(N)."""
+    """The last instant of N arrivals varies as a gamma variable: its coefficient of variation is
+    1 / sqrt(N).
+    """
     ends = np.array([_draw(n=100, seed=seed).intended_at[-1] for seed in range(300)])
     assert ends.std() / ends.mean() == pytest.approx(0.1, rel=0.2)
 
@@ -132,8 +138,12 @@ def test_prompts_have_the_drawn_lengths_and_stay_in_the_vocabulary() -> None:
 
 
 def test_timetables_drawn_before_today_are_drawn_still() -> None:
-    """Plain numpy, as the first version drew them: a seed in an old run's header means the same timetable for ever."""
-    arrivals, outputs, prompts = (np.random.default_rng(child) for child in np.random.SeedSequence(11).spawn(4)[:3])
+    """Plain numpy, as the first version drew them: a seed in an old run's header means the same
+    timetable for ever.
+    """
+    arrivals, outputs, prompts = (
+        np.random.default_rng(child) for child in np.random.SeedSequence(11).spawn(4)[:3]
+    )
     table = _draw(rate=3.0, n=500, seed=11)
     assert np.array_equal(table.intended_at, np.cumsum(arrivals.exponential(size=500) / 3.0))
     assert np.array_equal(table.output_tokens, OUTPUTS.sample(outputs, 500))
@@ -152,7 +162,9 @@ def test_every_purpose_has_a_stream_of_its_own() -> None:
 @pytest.mark.parametrize("text", EXAMPLES.values())
 def test_every_process_gives_a_timetable_that_repeats_and_begins_alike(text: str) -> None:
     def of(count: int) -> Timetable:
-        return draw_timetable(parse_arrivals(text), count=count, seed=5, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+        return draw_timetable(
+            parse_arrivals(text), count=count, seed=5, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
+        )
 
     short, long = of(100), of(300)
     assert len(long) == 300
@@ -161,15 +173,22 @@ def test_every_process_gives_a_timetable_that_repeats_and_begins_alike(text: str
 
 
 def test_a_duration_takes_what_arrives_within_it() -> None:
-    table = draw_timetable(Poisson(10.0), duration=100.0, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+    table = draw_timetable(
+        Poisson(10.0), duration=100.0, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
+    )
     whole = _draw()
     assert len(table) == np.count_nonzero(whole.intended_at <= 100.0)
     assert np.array_equal(table.intended_at, whole.intended_at[: len(table)])
 
 
 def test_no_arrival_at_all_is_an_error() -> None:
-    with pytest.raises(SpecError, match=r"got no arrival of Poisson.rate=0.001. within 0.5 s; expected a longer duration"):
-        draw_timetable(Poisson(0.001), duration=0.5, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS)
+    with pytest.raises(
+        SpecError,
+        match=r"got no arrival of Poisson.rate=0.001. within 0.5 s; expected a longer duration",
+    ):
+        draw_timetable(
+            Poisson(0.001), duration=0.5, seed=1, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
+        )
 
 
 def test_recorded_instants_make_a_timetable() -> None:
@@ -185,7 +204,14 @@ def test_recorded_instants_make_a_timetable() -> None:
 @pytest.mark.parametrize("processes", [1, 2, 4, 7])
 def test_senders_together_send_the_one_timetable(text: str, processes: int) -> None:
     prediction = parse_length_prediction("exponential")
-    table = draw_timetable(parse_arrivals(text), count=101, seed=2, prompt_tokens=PROMPTS, output_tokens=OUTPUTS, prediction=prediction)
+    table = draw_timetable(
+        parse_arrivals(text),
+        count=101,
+        seed=2,
+        prompt_tokens=PROMPTS,
+        output_tokens=OUTPUTS,
+        prediction=prediction,
+    )
     shares = split(table, processes)
     index = np.concatenate(shares)
     assert sorted(index.tolist()) == list(range(101))
@@ -214,13 +240,18 @@ def _timetables(draw: st.DrawFn) -> Timetable:
     def counts() -> IntArray:
         return draw(hnp.arrays(np.int64, size, elements=st.integers(0, 2**40)))
 
-    return Timetable(np.sort(instants), counts(), counts(), counts() if size and draw(st.booleans()) else None)
+    return Timetable(
+        np.sort(instants), counts(), counts(), counts() if size and draw(st.booleans()) else None
+    )
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     table=_timetables(),
-    header=st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+    header=st.dictionaries(
+        st.text(),
+        st.integers() | st.text() | st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    ),
 )
 def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_byte(
     tmp_path_factory: pytest.TempPathFactory, table: Timetable, header: dict[str, object]
@@ -242,8 +273,14 @@ def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_by
     [
         ("", "line 1: got ''; expected a timetable, as `kendall load --save-timetable` writes it"),
         ('{"writer":"load","schema_version":1}', "got a file of load"),
-        ('{"writer":"timetable","schema_version":2}', "schema version 2; expected a timetable, version 1"),
-        ('{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1}', "line 2.*output_tokens"),
+        (
+            '{"writer":"timetable","schema_version":2}',
+            "schema version 2; expected a timetable, version 1",
+        ),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1}',
+            "line 2.*output_tokens",
+        ),
         (
             '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'
             '{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2,"predicted_output_tokens":3}',

@@ -1,4 +1,6 @@
-"""Every trace format replays its sample: the recorded instants from the first arrival on, and the recorded lengths."""
+"""Every trace format replays its sample: the recorded instants from the first arrival on, and
+the recorded lengths.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ KINDS = {
     "bailian.jsonl": ("bailian", 25, 0),
     "run.jsonl": ("run", 22, 2),
 }
-Rows = list[tuple[Decimal, int, int]]  # seconds of the file's own clock, prompt tokens, output tokens
+Rows = list[
+    tuple[Decimal, int, int]
+]  # seconds of the file's own clock, prompt tokens, output tokens
 
 
 def _table(name: str) -> list[dict[str, str]]:
@@ -38,24 +42,47 @@ def _table(name: str) -> list[dict[str, str]]:
 
 
 def _lines(name: str) -> list[dict[str, object]]:
-    return [json.loads(line, parse_float=Decimal) for line in (SAMPLES / name).read_text().splitlines()]
+    return [
+        json.loads(line, parse_float=Decimal) for line in (SAMPLES / name).read_text().splitlines()
+    ]
 
 
 def _date(text: str) -> Decimal:
     whole, _, fraction = text.removesuffix("+00:00").partition(".")
-    return Decimal(int((datetime.fromisoformat(whole) - datetime(2020, 1, 1)).total_seconds())) + Decimal(f"0.{fraction or 0}")  # noqa: DTZ001
+    since = datetime.fromisoformat(whole) - datetime(2020, 1, 1)  # noqa: DTZ001
+    return Decimal(int(since.total_seconds())) + Decimal(f"0.{fraction or 0}")
 
 
 def _by_hand(name: str) -> Rows:
     """The sample read by other means, in decimal arithmetic."""
     if name.startswith("azure"):
-        return [(_date(r["TIMESTAMP"]), int(r["ContextTokens"]), int(r["GeneratedTokens"])) for r in _table(name)]
+        return [
+            (_date(r["TIMESTAMP"]), int(r["ContextTokens"]), int(r["GeneratedTokens"]))
+            for r in _table(name)
+        ]
     if name.startswith("burstgpt"):
-        return [(Decimal(r["Timestamp"]), int(r["Request tokens"]), int(r["Response tokens"])) for r in _table(name)]
+        return [
+            (Decimal(r["Timestamp"]), int(r["Request tokens"]), int(r["Response tokens"]))
+            for r in _table(name)
+        ]
     if name.startswith(("mooncake", "bailian")):
         unit = 1000 if name.startswith("mooncake") else 1
-        return [(Decimal(str(r["timestamp"])) / unit, int(str(r["input_length"])), int(str(r["output_length"]))) for r in _lines(name)]
-    return [(Decimal(str(r["intended_at"])), int(str(r["prompt_tokens"])), int(str(r["output_tokens"] or 0))) for r in _lines(name)[1:]]
+        return [
+            (
+                Decimal(str(r["timestamp"])) / unit,
+                int(str(r["input_length"])),
+                int(str(r["output_length"])),
+            )
+            for r in _lines(name)
+        ]
+    return [
+        (
+            Decimal(str(r["intended_at"])),
+            int(str(r["prompt_tokens"])),
+            int(str(r["output_tokens"] or 0)),
+        )
+        for r in _lines(name)[1:]
+    ]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -65,20 +92,30 @@ def test_the_sample_replays_from_its_first_arrival(name: str) -> None:
     assert (trace.kind, len(trace.timetable), trace.skipped) == (kind, size, skipped)
     rows = sorted((row for row in _by_hand(name) if row[2]), key=lambda row: row[0])
     first = rows[0][0]
-    assert trace.timetable.intended_at == pytest.approx([float(at - first) for at, _, _ in rows], abs=1e-9)
+    assert trace.timetable.intended_at == pytest.approx(
+        [float(at - first) for at, _, _ in rows], abs=1e-9
+    )
     assert trace.timetable.prompt_tokens.tolist() == [prompt for _, prompt, _ in rows]
     assert trace.timetable.output_tokens.tolist() == [output for _, _, output in rows]
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in {"run.jsonl", "bailian.jsonl"}])
+@pytest.mark.parametrize(
+    "name", [name for name in KINDS if name not in {"run.jsonl", "bailian.jsonl"}]
+)
 def test_instants_are_exact(name: str) -> None:
-    """The nearest float64 to the decimal difference: a date read as a float would be wrong by 0.1 microseconds."""
+    """The nearest float64 to the decimal difference: a date read as a float would be wrong by
+    0.1 microseconds.
+    """
     at = sorted(row[0] for row in _by_hand(name) if row[2])
-    assert read_trace(SAMPLES / name).intended_at.tolist() == [float(instant - at[0]) for instant in at]
+    assert read_trace(SAMPLES / name).intended_at.tolist() == [
+        float(instant - at[0]) for instant in at
+    ]
 
 
 def test_dates_with_and_without_zone_and_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a zone: UTC, wherever the reader sits (a day with a change of clocks would else be an hour off)."""
+    """Without a zone: UTC, wherever the reader sits (a day with a change of clocks would else be
+    an hour off).
+    """
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     base = nanoseconds("2024-05-10 00:00:00")
@@ -109,15 +146,28 @@ def test_the_kind_may_be_said_and_a_part_be_read(name: str) -> None:
 
 def test_predicted_lengths_of_a_run_come_along() -> None:
     table = read_trace(SAMPLES / "run.jsonl")
-    rows = sorted((row for row in _lines("run.jsonl")[1:] if row["output_tokens"]), key=lambda row: float(str(row["intended_at"])))
+    rows = sorted(
+        (row for row in _lines("run.jsonl")[1:] if row["output_tokens"]),
+        key=lambda row: float(str(row["intended_at"])),
+    )
     assert table.predicted_output_tokens is not None
-    assert table.predicted_output_tokens.tolist() == [row["predicted_output_tokens"] for row in rows]
+    assert table.predicted_output_tokens.tolist() == [
+        row["predicted_output_tokens"] for row in rows
+    ]
 
 
 def test_a_run_that_knows_only_arrivals_is_replayed_by_them(tmp_path: Path) -> None:
     lines = ['{"writer":"gateway"}']
     lines += [
-        json.dumps({"request_id": str(i), "outcome": "completed", "arrived_at": 50 + at, "prompt_tokens": 3, "output_tokens": 4})
+        json.dumps(
+            {
+                "request_id": str(i),
+                "outcome": "completed",
+                "arrived_at": 50 + at,
+                "prompt_tokens": 3,
+                "output_tokens": 4,
+            }
+        )
         for i, at in enumerate((0.5, 0.0))
     ]
     path = tmp_path / "gateway.jsonl"
@@ -129,7 +179,9 @@ def test_a_run_that_knows_only_arrivals_is_replayed_by_them(tmp_path: Path) -> N
 
 def test_a_saved_timetable_replays_its_very_instants(tmp_path: Path) -> None:
     lengths = parse_distribution("uniform:low=1,high=50")
-    table = draw_timetable(Poisson(20.0), count=100, seed=4, prompt_tokens=lengths, output_tokens=lengths)
+    table = draw_timetable(
+        Poisson(20.0), count=100, seed=4, prompt_tokens=lengths, output_tokens=lengths
+    )
     path = tmp_path / "timetable.jsonl"
     save_timetable(path, table)
     trace = load_trace(path)
@@ -138,21 +190,33 @@ def test_a_saved_timetable_replays_its_very_instants(tmp_path: Path) -> None:
         assert np.array_equal(getattr(trace.timetable, name), column)
 
 
-@pytest.mark.parametrize("name", ["azure_2023.csv", "mooncake.jsonl", "run.jsonl", "timetable.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["azure_2023.csv", "mooncake.jsonl", "run.jsonl", "timetable.jsonl"]
+)
 def test_a_trace_may_begin_with_a_byte_order_mark(name: str, tmp_path: Path) -> None:
     plain, marked = SAMPLES / name, tmp_path / "marked"
     if not plain.exists():
         plain = tmp_path / name
         lengths = parse_distribution("uniform:low=1,high=50")
-        save_timetable(plain, draw_timetable(Poisson(20.0), count=9, seed=4, prompt_tokens=lengths, output_tokens=lengths))
+        save_timetable(
+            plain,
+            draw_timetable(
+                Poisson(20.0), count=9, seed=4, prompt_tokens=lengths, output_tokens=lengths
+            ),
+        )
     marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
-    for one, other in zip(read_trace(marked).columns().values(), read_trace(plain).columns().values(), strict=True):
+    for one, other in zip(
+        read_trace(marked).columns().values(), read_trace(plain).columns().values(), strict=True
+    ):
         assert np.array_equal(one, other)
 
 
 def test_columns_are_found_by_name_in_any_order_behind_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
-    path.write_text("\ufeffGeneratedTokens,Extra,TIMESTAMP,ContextTokens\r\n7,x,2023-11-16 18:15:46.1,9\r\n", encoding="utf-8")
+    path.write_text(
+        "\ufeffGeneratedTokens,Extra,TIMESTAMP,ContextTokens\r\n7,x,2023-11-16 18:15:46.1,9\r\n",
+        encoding="utf-8",
+    )
     table = read_trace(path)
     assert (table.prompt_tokens.tolist(), table.output_tokens.tolist()) == ([9], [7])
 
@@ -164,17 +228,29 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (AZURE + "2023-11-16 18:15:46.1,5,6\n16/11/2023,5,6\n", r"line 3: got '16/11/2023,5,6'; expected TIMESTAMP.*is no date"),
+        (
+            AZURE + "2023-11-16 18:15:46.1,5,6\n16/11/2023,5,6\n",
+            r"line 3: got '16/11/2023,5,6'; expected TIMESTAMP.*is no date",
+        ),
         (AZURE + "2023-13-16 18:15:46.1,5,6\n", "line 2.*month"),
         (AZURE + "2023-11-16 18:15:46.1,5\n", "line 2: got '2023-11-16 18:15:46.1,5'"),
         (AZURE + "2023-11-16 18:15:46.1,five,6\n", "line 2.*could not convert"),
         (AZURE + "2023-11-16 18:15:46.1,5,-6\n", "line 2.*no number of tokens"),
         (AZURE, "got no request with prompt and output tokens .0 without."),
-        (BURST + "5,ChatGPT,472,0,472,Conversation log\n", "got no request with prompt and output tokens .1 without."),
+        (
+            BURST + "5,ChatGPT,472,0,472,Conversation log\n",
+            "got no request with prompt and output tokens .1 without.",
+        ),
         (BURST + "nan,ChatGPT,472,3,475,Conversation log\n", "line 2.*no number of seconds"),
         (BURST + "soon,ChatGPT,472,3,475,Conversation log\n", "line 2.*no number of seconds"),
-        (BURST + "1e12,ChatGPT,472,3,475,Conversation log\n", "line 2.*beyond what nanoseconds can hold"),
-        ('{"timestamp":1,"input_length":2,"output_length":3}\n{"timestamp":1e999,"input_length":2,"output_length":3}', "line 2"),
+        (
+            BURST + "1e12,ChatGPT,472,3,475,Conversation log\n",
+            "line 2.*beyond what nanoseconds can hold",
+        ),
+        (
+            '{"timestamp":1,"input_length":2,"output_length":3}\n{"timestamp":1e999,"input_length":2,"output_length":3}',
+            "line 2",
+        ),
         (
             '{"timestamp":1,"input_length":2,"output_length":3}\n{"timestamp":1,"input_length":2}\n',
             "line 2.*expected an object with timestamp",
@@ -182,9 +258,18 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         ('{"timestamp":1,"input_length":2,"output_length":3}\n[1]\n', "line 2: got '.1.'"),
         ('{"timestamp":1,"input_length":2,"output_length":3}\n{oops\n', "line 2: got '{oops'"),
         ('{"writer":"load"}\n{"request_id":1}\n', "line 2.*expected a record"),
-        ('{"writer":"load"}\n{"request_id":"a","outcome":"completed"}\n', "request a without an instant"),
-        ('{"writer":"timetable","schema_version":1}\n{"intended_at":"x"}\n', "line 2.*timetable's line"),
-        ("when,in,out\n1,2,3\n", "line 1: got 'when,in,out'; expected the first line of one of azure"),
+        (
+            '{"writer":"load"}\n{"request_id":"a","outcome":"completed"}\n',
+            "request a without an instant",
+        ),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":"x"}\n',
+            "line 2.*timetable's line",
+        ),
+        (
+            "when,in,out\n1,2,3\n",
+            "line 1: got 'when,in,out'; expected the first line of one of azure",
+        ),
         ("", "line 1: got ''"),
         ('{"a":1}\n', "expected the first line of one of"),
         ("{\n", "expected the first line of one of"),
@@ -208,5 +293,8 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         read_trace(sample, count=0)
     with pytest.raises(SpecError, match="No such file"):
         read_trace(tmp_path / "absent.csv")
-    with pytest.raises(SpecError, match="got the columns TIMESTAMP, ContextTokens, GeneratedTokens; expected Timestamp too"):
+    with pytest.raises(
+        SpecError,
+        match="got the columns TIMESTAMP, ContextTokens, GeneratedTokens; expected Timestamp too",
+    ):
         read_trace(sample, "burstgpt")

@@ -46,7 +46,9 @@ def test_a_thread_is_urgent_inside_and_as_it_was_outside(monkeypatch: pytest.Mon
 def test_its_children_are_not() -> None:
     program = "import os; print(os.sched_getscheduler(0))"
     with urgent():
-        said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+        said = subprocess.run(
+            [sys.executable, "-c", program], check=True, capture_output=True, text=True
+        ).stdout
     assert int(said) == os.SCHED_OTHER
 
 

@@ -1,4 +1,6 @@
-"""HTTP/1.1 on a raw socket: every form of answer that a server may give, pieces cut anywhere, connections kept or not."""
+"""HTTP/1.1 on a raw socket: every form of answer that a server may give, pieces cut anywhere,
+connections kept or not.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,10 @@ def talk(act: Act, times: int = 1, reserve: int = 1) -> tuple[list[Told], Raw]:
     async def main() -> tuple[list[Told], Raw]:
         async with (
             raw(act) as server,
-            Pool(Address(f"http://127.0.0.1:{server.port}/v1/x?y=1", {"authorization": "Bearer k"}), reserve) as pool,
+            Pool(
+                Address(f"http://127.0.0.1:{server.port}/v1/x?y=1", {"authorization": "Bearer k"}),
+                reserve,
+            ) as pool,
         ):
             return [await ask(pool) for _ in range(times)], server
 
@@ -128,7 +133,12 @@ def test_every_form_of_body_is_read_to_its_end(act: Act) -> None:
     head, _, body = server.got[0].partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     assert lines[0] == b"POST /v1/x?y=1 HTTP/1.1"
-    assert {b"host: 127.0.0.1:%d" % server.port, b"authorization: Bearer k", b"x-request-id: id-1", b"content-length: 2"} <= set(lines)
+    assert {
+        b"host: 127.0.0.1:%d" % server.port,
+        b"authorization: Bearer k",
+        b"x-request-id: id-1",
+        b"content-length: 2",
+    } <= set(lines)
     assert body == b"{}"
 
 
@@ -138,7 +148,9 @@ def test_cuts_anywhere_make_no_difference() -> None:
         assert (told.body, told.ending.result()) == (b"abcde", "end"), cut
 
 
-def test_a_connection_is_used_again_unless_the_server_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_used_again_unless_the_server_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
     _, kept = talk(writes(CHUNKED), times=5)
     assert len(set(kept.carried)) == 1
@@ -163,9 +175,14 @@ def test_what_is_no_answer_is_lost_and_says_why(act: Act, reason: str) -> None:
     assert reason in told.ending.result()
 
 
-def test_idle_connections_are_dropped_before_the_server_closes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_dropped_before_the_server_closes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> int:
-        async with raw(writes(SIZED)) as server, Pool(Address(f"http://127.0.0.1:{server.port}", {}), 1) as pool:
+        async with (
+            raw(writes(SIZED)) as server,
+            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 1) as pool,
+        ):
             await ask(pool)
             before = server.connections
             monkeypatch.setattr(loadgen.pool, "KEEPALIVE", -1.0)
@@ -176,11 +193,16 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(monkeypatch:
     assert asyncio.run(main()) >= 1
 
 
-def test_the_reserve_is_there_before_the_first_request_and_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_is_there_before_the_first_request_and_grows_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
 
     async def main() -> None:
-        async with raw(writes(SIZED)) as server, Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool:
+        async with (
+            raw(writes(SIZED)) as server,
+            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+        ):
             taken = [pool.take() for _ in range(4)]
             assert None not in taken
             assert pool.take() is None
@@ -210,7 +232,10 @@ def test_names_are_resolved_and_ports_default() -> None:
     assert b"host: [::1]:8080" in Address("http://[::1]:8080/v1", {}).message(b"", "a")
 
     async def main() -> bytes:
-        async with raw(writes(SIZED)) as server, Pool(Address(f"http://localhost:{server.port}", {}), 1) as pool:
+        async with (
+            raw(writes(SIZED)) as server,
+            Pool(Address(f"http://localhost:{server.port}", {}), 1) as pool,
+        ):
             return (await ask(pool)).body
 
     assert asyncio.run(main()) == b"abcde"
@@ -218,14 +243,21 @@ def test_names_are_resolved_and_ports_default() -> None:
 
 @pytest.mark.slow  # of real time
 def test_two_requests_sent_together_are_microseconds_apart() -> None:
-    """Least of fifty pairs: what stands between two requests of one sender, far below the gaps of 1,000 requests/s."""
+    """Least of fifty pairs: what stands between two requests of one sender, far below the gaps
+    of 1,000 requests/s.
+    """
 
     async def main() -> list[float]:
         now, apart = asyncio.get_running_loop().time, []
-        async with raw(writes(SIZED)) as server, Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool:
+        async with (
+            raw(writes(SIZED)) as server,
+            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+        ):
             for _ in range(50):
                 begins, told = [], [Told(), Told()]
-                for receiver, connection in zip(told, [await pool.connect(), await pool.connect()], strict=True):
+                for receiver, connection in zip(
+                    told, [await pool.connect(), await pool.connect()], strict=True
+                ):
                     begins.append(now())
                     connection.send(pool.address.message(b"{}", "a"), receiver)
                 await asyncio.gather(*(one.ending for one in told))

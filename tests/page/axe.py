@@ -19,13 +19,21 @@ def _source() -> str:
 
 
 async def violations(page: Page) -> list[str]:
-    """One line for each element that breaks a rule: the rule, the element, what axe says about it."""
+    """One line for each element that breaks a rule: the rule, the element, what axe says about
+    it.
+    """
     if not await page.ask("'axe' in window"):
         await page.ask(f"{_source()}; 1")
-    options = json.dumps({"runOnly": {"type": "tag", "values": _TAGS}, "resultTypes": ["violations"]})
+    options = json.dumps(
+        {"runOnly": {"type": "tag", "values": _TAGS}, "resultTypes": ["violations"]}
+    )
     found: dict[str, Any] = await page.ask(
-        f"axe.run(document, {options}).then(found => ({{broken: found.violations, kept: found.passes.length}}))"
+        f"axe.run(document, {options}).then(found => ({{broken: found.violations, kept: "
+        f"found.passes.length}}))"
     )
     assert found["kept"] > 20, "axe has applied its rules"
     nodes = [(rule["id"], node) for rule in found["broken"] for node in rule["nodes"]]
-    return [f"{rule}: {' '.join(map(str, node['target']))}: {node['failureSummary']}" for rule, node in nodes]
+    return [
+        f"{rule}: {' '.join(map(str, node['target']))}: {node['failureSummary']}"
+        for rule, node in nodes
+    ]

@@ -1,4 +1,6 @@
-"""One browser for all tests of the page, and two gateways: one to look at, and one whose setting may be changed."""
+"""One browser for all tests of the page, and two gateways: one to look at, and one whose setting
+may be changed.
+"""
 
 from __future__ import annotations
 
@@ -37,28 +39,38 @@ def a_site(runner: asyncio.Runner, browser: Browser, folder: Path) -> Iterator[S
 
 
 @pytest.fixture(scope="package")
-def looked_at(runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def looked_at(
+    runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     with a_site(runner, browser, tmp_path_factory.mktemp("looked_at")) as site:
         yield site
 
 
 @pytest.fixture(scope="package")
-def changed(runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def changed(
+    runner: asyncio.Runner, browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
     with a_site(runner, browser, tmp_path_factory.mktemp("changed")) as site:
         yield site
 
 
 @pytest.fixture
 def site(looked_at: Site) -> Iterator[Site]:
-    """A gateway that has served within the last minute. No test changes its setting: that would take the prediction from the others."""
+    """A gateway that has served within the last minute. No test changes its setting: that would
+    take the prediction from the others.
+    """
     looked_at.runner.run(served_lately(looked_at.gateway))
     before = looked_at.runner.run(in_force(looked_at.gateway))
     yield looked_at
-    assert looked_at.runner.run(in_force(looked_at.gateway)) == before, "a test that changes the setting takes `operated`"
+    assert looked_at.runner.run(in_force(looked_at.gateway)) == before, (
+        "a test that changes the setting takes `operated`"
+    )
 
 
 @pytest.fixture
 def operated(changed: Site) -> Site:
-    """A gateway without a request, whose setting a test may change: each begins with that of FLAGS."""
+    """A gateway without a request, whose setting a test may change: each begins with that of
+    FLAGS.
+    """
     changed.runner.run(put_in_force(changed.gateway))
     return changed

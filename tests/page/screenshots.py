@@ -1,4 +1,5 @@
-"""Pictures of the live page: `python -m tests.page.screenshots [FOLDER]`, which is `make screenshots`. Some six minutes.
+"""Pictures of the live page: `python -m tests.page.screenshots [FOLDER]`, which is `make
+screenshots`. Some six minutes.
 
 light, overview (its upper part), dark, phone, zoom (200 %)   a gateway under load, after a switch of the policy
 continuous, advice   its upper part under `continuous`, and what it forecasts and advises there
@@ -20,7 +21,13 @@ from tests.page.browser import Browser, Page, PageError, chromium
 from tests.page.site import loaded, serving
 
 FOLDER = Path("docs/page")
-WIDE, TALL, TALLER, PHONE, ZOOMED = (1280, 900), (1280, 1600), (1280, 2000), (360, 2200), (720, 1800)
+WIDE, TALL, TALLER, PHONE, ZOOMED = (
+    (1280, 900),
+    (1280, 1600),
+    (1280, 2000),
+    (360, 2200),
+    (720, 1800),
+)
 VIEWS = (
     ("light", "light", WIDE),
     ("overview", "light", TALL),
@@ -69,7 +76,9 @@ async def full(browser: Browser, url: str, folder: Path) -> None:
 
 
 async def advised(browser: Browser, url: str, folder: Path) -> None:
-    """The upper part of the page; then its forecasts, its assumptions and the advice, which was asked for."""
+    """The upper part of the page; then its forecasts, its assumptions and the advice, which was
+    asked for.
+    """
     async with browser.page(*TALL) as page:
         await page.open(f"{url}/?theme=light")
         await page.until("document.querySelector('table.whatif')", 90)
@@ -87,7 +96,9 @@ async def settled(page: Page) -> None:
     """Return once everything is drawn."""
     await page.until(f"{DRAWN} >= 5")
     await page.until("document.querySelector('#distribution .plot').dataset.drawn === 'true'", 60)
-    with contextlib.suppress(PageError):  # on a busy machine the engine stalls, and the page says so
+    with contextlib.suppress(
+        PageError
+    ):  # on a busy machine the engine stalls, and the page says so
         await page.until(AGREES, 40)
     await asyncio.sleep(1.5)
 
@@ -96,7 +107,9 @@ async def empty(browser: Browser, url: str, folder: Path) -> None:
     """Nothing has come yet."""
     async with browser.page(*WIDE) as page:
         await page.open(f"{url}/?theme=light")
-        await page.until("document.body.dataset.link === 'live' && document.querySelector('#action code')")
+        await page.until(
+            "document.body.dataset.link === 'live' && document.querySelector('#action code')"
+        )
         await asyncio.sleep(1.0)
         await page.picture(folder / "empty.png", whole=False)
 

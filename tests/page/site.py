@@ -1,4 +1,6 @@
-"""A gateway with something to see: an emulated engine slow enough to watch, under Poisson load, and a browser to see it with."""
+"""A gateway with something to see: an emulated engine slow enough to watch, under Poisson load,
+and a browser to see it with.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ from server.live.question import ENOUGH
 from server.page.minute import MINUTE
 from tests.page.browser import PATIENCE, Browser, Page
 
-LAW = "k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05"  # 8 requests of 10 to 60 tokens take about 0.24 s, so 34/s is the most
-LENGTHS, PROMPTS = parse_distribution("uniform:low=10,high=60"), parse_distribution("deterministic:value=16")
-READY = "document.body.dataset.ready === 'true' && document.body.dataset.link === 'live' && document.querySelector('#as-of').textContent"
+# 8 requests of 10 to 60 tokens take about 0.24 s, so 34/s is the most
+LAW = "k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05"
+LENGTHS, PROMPTS = (
+    parse_distribution("uniform:low=10,high=60"),
+    parse_distribution("deterministic:value=16"),
+)
+READY = (
+    "document.body.dataset.ready === 'true' && document.body.dataset.link === 'live' && "
+    "document.querySelector('#as-of').textContent"
+)
 DRAWN = "document.querySelectorAll('.plot[data-drawn=true]').length"
 CHARTS = 9  # over time
 TIMES = "[...document.querySelectorAll('.plot[data-start]')].filter(e => e.offsetParent)"
@@ -34,7 +43,16 @@ LONGEST = 240.0  # seconds of load, and for a gateway to have something to show
 _Fact = TypeVar("_Fact")
 _Shown = TypeVar("_Shown")
 FLAGS = (
-    *("tiny", "--engine", "emulated", "--allow-forced-lengths", "--policy", CAPPED, "--max-num-seqs", "16"),
+    *(
+        "tiny",
+        "--engine",
+        "emulated",
+        "--allow-forced-lengths",
+        "--policy",
+        CAPPED,
+        "--max-num-seqs",
+        "16",
+    ),
     *("--prediction-interval", "3", "--prediction-window", "120", "--what-if-interval", "15"),
 )
 
@@ -42,15 +60,21 @@ FLAGS = (
 @contextlib.asynccontextmanager
 async def serving(folder: Path, *more: str, port: int = 0) -> AsyncIterator[GatewayProcess]:
     """A gateway in a process of its own, ready."""
-    async with GatewayProcess([*FLAGS, "--latency", LAW, *more], port or free_port(0), folder / "gateway.log") as gateway:
+    async with GatewayProcess(
+        [*FLAGS, "--latency", LAW, *more], port or free_port(0), folder / "gateway.log"
+    ) as gateway:
         await gateway.ready()
         yield gateway
 
 
 @contextlib.asynccontextmanager
-async def loaded(gateway: GatewayProcess, rate: float, seconds: float, seed: int = 1) -> AsyncIterator[asyncio.Task[object]]:
+async def loaded(
+    gateway: GatewayProcess, rate: float, seconds: float, seed: int = 1
+) -> AsyncIterator[asyncio.Task[object]]:
     """Poisson arrivals meanwhile, at most for so long."""
-    timetable = draw_timetable(Poisson(rate), duration=seconds, seed=seed, prompt_tokens=PROMPTS, output_tokens=LENGTHS)
+    timetable = draw_timetable(
+        Poisson(rate), duration=seconds, seed=seed, prompt_tokens=PROMPTS, output_tokens=LENGTHS
+    )
     work = run_load(Target(base_url=gateway.url, model="tiny", max_tokens=64), timetable, seed=seed)
     sending: asyncio.Task[object] = asyncio.ensure_future(work)
     try:
@@ -61,9 +85,12 @@ async def loaded(gateway: GatewayProcess, rate: float, seconds: float, seed: int
 
 
 async def at_rest(
-    fact: Callable[[], Awaitable[_Fact]], look: Callable[[], Awaitable[_Shown]], judge: Callable[[_Fact, _Shown], None]
+    fact: Callable[[], Awaitable[_Fact]],
+    look: Callable[[], Awaitable[_Shown]],
+    judge: Callable[[_Fact, _Shown], None],
 ) -> None:
-    """Hold a fact of the gateway against what the page shows while the fact does not change, until they agree: the page follows it.
+    """Hold a fact of the gateway against what the page shows while the fact does not change, until
+    they agree: the page follows it.
 
     Raises what was wrong last.
     """
@@ -91,7 +118,9 @@ class Site:
     gateway: GatewayProcess
     runner: asyncio.Runner
 
-    def run(self, work: Callable[[Page], Awaitable[None]], *, width: int = 1280, path: str = "/") -> None:
+    def run(
+        self, work: Callable[[Page], Awaitable[None]], *, width: int = 1280, path: str = "/"
+    ) -> None:
         async def main() -> None:
             async with self.browser.page(width) as page:
                 await page.open(self.gateway.url + path)
@@ -102,7 +131,9 @@ class Site:
 
 
 async def served_lately(gateway: GatewayProcess) -> None:
-    """Under load until there is a prediction from the last minute, where there is none; then nothing moves any more."""
+    """Under load until there is a prediction from the last minute, where there is none; then
+    nothing moves any more.
+    """
 
     async def idle() -> bool:
         return not (await gateway.ask("GET", "/admin/state"))["unanswered"]
@@ -123,10 +154,17 @@ async def becomes(true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def shows_enough(gateway: GatewayProcess) -> bool:
-    """Whether every chart has a line, and the window will hold enough for looks for another minute."""
+    """Whether every chart has a line, and the window will hold enough for looks for another
+    minute.
+    """
     history = await history_of(gateway.url)
-    newest = {name: column[-1] for name, column in zip(history["columns"], history["fine"], strict=False)}
-    known = all(newest.get(name) is not None for name in ("observed_delay", "predicted_delay", "first_token_mean"))
+    newest = {
+        name: column[-1] for name, column in zip(history["columns"], history["fine"], strict=False)
+    }
+    known = all(
+        newest.get(name) is not None
+        for name in ("observed_delay", "predicted_delay", "first_token_mean")
+    )
     return known and newest["completed_rate"] * MINUTE > 1.5 * ENOUGH
 
 
@@ -156,11 +194,19 @@ async def history_of(url: str) -> dict[str, Any]:
 async def topics_of(url: str) -> dict[str, Any]:
     """The first events of a page that is opened now; that of the distribution is their last."""
     text = ""
-    async with httpx.AsyncClient(timeout=PATIENCE) as client, client.stream("GET", f"{url}/live/events") as answer:
+    async with (
+        httpx.AsyncClient(timeout=PATIENCE) as client,
+        client.stream("GET", f"{url}/live/events") as answer,
+    ):
         async for chunk in answer.aiter_text():
             text += chunk
-            events = [dict(line.split(": ", 1) for line in block.splitlines()) for block in text.split("\n\n")[:-1]]
-            topics = {event["event"]: json.loads(event["data"]) for event in events if "event" in event}
+            events = [
+                dict(line.split(": ", 1) for line in block.splitlines())
+                for block in text.split("\n\n")[:-1]
+            ]
+            topics = {
+                event["event"]: json.loads(event["data"]) for event in events if "event" in event
+            }
             if "distribution" in topics:
                 return topics
     raise AssertionError("the stream ended before it began")

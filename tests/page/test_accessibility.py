@@ -1,4 +1,6 @@
-"""The live page has no violation of axe-core's rules, in four views and five states, and none of them scrolls sideways."""
+"""The live page has no violation of axe-core's rules, in four views and five states, and none of
+them scrolls sideways.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ class View:
     scale: float = 1.0
 
 
-VIEWS = (View("light"), View("dark", theme="dark"), View("phone", 390, 844, scale=2.0), View("200 %", 720, 450, scale=2.0))
+VIEWS = (
+    View("light"),
+    View("dark", theme="dark"),
+    View("phone", 390, 844, scale=2.0),
+    View("200 %", 720, 450, scale=2.0),
+)
 
 
 @contextlib.asynccontextmanager
@@ -56,8 +63,14 @@ WIDE = """[...document.querySelectorAll('body *')].filter(e => e.getBoundingClie
 
 def test_a_violation_and_a_page_that_is_too_wide_are_found(site: Site) -> None:
     async def look(page: Page) -> None:
-        await page.ask("document.body.insertAdjacentHTML('beforeend', '<main><img src=live/x><p id=pale>pale</p></main>')")
-        await page.ask("Object.assign(document.querySelector('#pale').style, {color: '#999', width: '2000px'}); 1")
+        await page.ask(
+            "document.body.insertAdjacentHTML('beforeend', '<main><img src=live/x><p "
+            "id=pale>pale</p></main>')"
+        )
+        await page.ask(
+            "Object.assign(document.querySelector('#pale').style, {color: '#999', width: "
+            "'2000px'}); 1"
+        )
         found = await faults(page, VIEWS[0], "spoilt")
         assert any("image-alt" in each for each in found)
         assert any("color-contrast" in each and "#pale" in each for each in found)
@@ -69,10 +82,15 @@ def test_a_violation_and_a_page_that_is_too_wide_are_found(site: Site) -> None:
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_a_gateway_under_load(site: Site, view: View) -> None:
     async def main() -> None:
-        async with loaded(site.gateway, 20.0, LONGEST), opened(site.browser, site.gateway.url, view) as page:
+        async with (
+            loaded(site.gateway, 20.0, LONGEST),
+            opened(site.browser, site.gateway.url, view) as page,
+        ):
             await page.until(f"{DRAWN} >= 9 && document.querySelector('table.whatif')")
             assert await faults(page, view, "serving") == []
-            await page.ask("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+            await page.ask(
+                "document.querySelectorAll('details').forEach(each => { each.open = true; })"
+            )
             await page.until("document.querySelector('#queue tbody tr')")
             assert await faults(page, view, "tables open") == []
 
@@ -81,17 +99,30 @@ def test_a_gateway_under_load(site: Site, view: View) -> None:
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_an_operator_at_work(site: Site, view: View) -> None:
-    """Advice is answered; a forecast is in the form, a size is refused, and a mode of the autopilot waits for its button."""
+    """Advice is answered; a forecast is in the form, a size is refused, and a mode of the
+    autopilot waits for its button.
+    """
 
     async def main() -> None:
         async with opened(site.browser, site.gateway.url, view) as page:
-            await page.until("document.querySelector('#whatif button') && !document.querySelector('#apply').disabled")
+            await page.until(
+                "document.querySelector('#whatif button') && "
+                "!document.querySelector('#apply').disabled"
+            )
             await page.click("#ask-advice")
-            await page.until("document.querySelector('#advice .advice li') && !document.querySelector('#ask-advice').disabled")
+            await page.until(
+                "document.querySelector('#advice .advice li') && "
+                "!document.querySelector('#ask-advice').disabled"
+            )
             await page.click("#whatif button")
-            await page.until("document.querySelector('#outcome').textContent.endsWith('not in force yet.')")
+            await page.until(
+                "document.querySelector('#outcome').textContent.endsWith('not in force yet.')"
+            )
             await page.click("#autopilot input[value=act]")
-            await page.until("!document.querySelector('#steer').hidden && !document.querySelector('#reset').hidden")
+            await page.until(
+                "!document.querySelector('#steer').hidden && "
+                "!document.querySelector('#reset').hidden"
+            )
             assert await faults(page, view, "a setting that is not in force yet") == []
             await page.type("#limit", "0")
             await page.click("#apply")
@@ -105,7 +136,10 @@ def test_a_gateway_without_a_request_and_one_that_is_gone(site: Site, tmp_path: 
     async def main() -> list[str]:
         found = []
         async with serving(tmp_path) as gateway, contextlib.AsyncExitStack() as stack:
-            pages = [(view, await stack.enter_async_context(opened(site.browser, gateway.url, view))) for view in VIEWS]
+            pages = [
+                (view, await stack.enter_async_context(opened(site.browser, gateway.url, view)))
+                for view in VIEWS
+            ]
             for view, page in pages:
                 await page.until("document.querySelector('#action code')")
                 assert await page.text("#lost .nothing") == "No request was refused or failed"

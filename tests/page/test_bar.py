@@ -19,23 +19,35 @@ ON_TOP = """(e => {
 
 
 @pytest.mark.parametrize("width", [390, 720, 1280])
-def test_the_controls_are_one_press_away_from_every_part_of_the_page(site: Site, width: int) -> None:
+def test_the_controls_are_one_press_away_from_every_part_of_the_page(
+    site: Site, width: int
+) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#to-controls').disabled")
         for place in ("0", "document.body.scrollHeight / 2", "document.body.scrollHeight"):
             await page.ask(f"scrollTo(0, {place}); 1")
-            assert await page.ask(ON_TOP % "#bar-policy"), f"the policy is covered or out of sight, scrolled to {place}"
-            assert await page.ask(ON_TOP % "#bar-verdict"), f"the verdict is covered or out of sight, scrolled to {place}"
-            assert await page.ask(ON_TOP % "#to-controls"), f"the button is covered or out of sight, scrolled to {place}"
+            assert await page.ask(ON_TOP % "#bar-policy"), (
+                f"the policy is covered or out of sight, scrolled to {place}"
+            )
+            assert await page.ask(ON_TOP % "#bar-verdict"), (
+                f"the verdict is covered or out of sight, scrolled to {place}"
+            )
+            assert await page.ask(ON_TOP % "#to-controls"), (
+                f"the button is covered or out of sight, scrolled to {place}"
+            )
         assert await page.ask("scrollY") > 1000
         found = await site.gateway.ask("GET", "/admin/policy")
         limit = found["max_output_tokens"]
         assert f"{found['policy'].partition(':')[0]} " in await page.text("#bar-policy")
-        assert ("no token limit" if limit is None else f"token limit {limit}") in await page.text("#bar-policy")
+        assert ("no token limit" if limit is None else f"token limit {limit}") in await page.text(
+            "#bar-policy"
+        )
         await page.click("#to-controls")
         await page.until(f"{BOX % '#controls'}.top < innerHeight / 2")
         assert await page.ask("document.activeElement.id") == "policy-name"
-        await page.until(f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top")  # the bar covers nothing of it
+        await page.until(
+            f"{BOX % '.bar'}.bottom <= {BOX % '#controls'}.top"
+        )  # the bar covers nothing of it
         assert await page.ask(ON_TOP % "#to-controls")
 
     site.run(look, width=width)
@@ -45,7 +57,11 @@ def test_the_bar_shows_the_verdict_of_the_prediction(site: Site) -> None:
     words = {"agree": "Agree", "disagree": "Disagree", "not enough data": "Too early to judge"}
 
     async def verdict() -> str:
-        return str((await site.gateway.ask("GET", "/admin/prediction"))["prediction"]["comparison"]["verdict"])
+        return str(
+            (await site.gateway.ask("GET", "/admin/prediction"))["prediction"]["comparison"][
+                "verdict"
+            ]
+        )
 
     def agree(found: str, shown: str) -> None:
         assert shown == words[found]
@@ -64,8 +80,12 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("comparison", "stable", "says", "alarms"), VERDICTS, ids=[each[2] for each in VERDICTS])
-def test_the_bar_has_every_verdict(site: Site, comparison: dict[str, Any], says: str, *, stable: bool, alarms: bool) -> None:
+@pytest.mark.parametrize(
+    ("comparison", "stable", "says", "alarms"), VERDICTS, ids=[each[2] for each in VERDICTS]
+)
+def test_the_bar_has_every_verdict(
+    site: Site, comparison: dict[str, Any], says: str, *, stable: bool, alarms: bool
+) -> None:
     def judged(topics: Topics) -> None:
         topics["look"]["prediction"] |= {"stable": stable}
         topics["look"]["prediction"]["comparison"] |= comparison
@@ -73,6 +93,9 @@ def test_the_bar_has_every_verdict(site: Site, comparison: dict[str, Any], says:
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, judged) as page:
             assert await page.text("#bar-verdict") == says
-            assert await page.ask("document.querySelector('#bar-verdict').classList.contains('alarm')") is alarms
+            assert (
+                await page.ask("document.querySelector('#bar-verdict').classList.contains('alarm')")
+                is alarms
+            )
 
     site.runner.run(main())

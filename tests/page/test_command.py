@@ -12,7 +12,9 @@ from tests.printed_commands import ROOT, reader
 
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_the_command_on_the_empty_page_works(calibrated: bool, tmp_path: Path) -> None:
-    (parts,) = re.findall(r'\["kendall load", [^\]]*\]', (ROOT / "server/page/static/verdict.js").read_text())
+    (parts,) = re.findall(
+        r'\["kendall load", [^\]]*\]', (ROOT / "server/page/static/verdict.js").read_text()
+    )
     text = " ".join(re.findall(r"[\"`]([^\"`]*)[\"`]", parts))
     with reader(tmp_path) as someone:
         someone.run(f"kendall serve tiny --policy dynamic{' --calibrate' * calibrated}")

@@ -18,14 +18,24 @@ PANELS = """[...document.querySelectorAll('#delays h3')].filter(e => e.offsetPar
 }))"""
 
 
-@pytest.mark.parametrize(("quantity", "short"), [("queueing_delay", "delay"), ("sojourn_time", "sojourn")])
-def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(site: Site, quantity: str, short: str) -> None:
+@pytest.mark.parametrize(
+    ("quantity", "short"), [("queueing_delay", "delay"), ("sojourn_time", "sojourn")]
+)
+def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(
+    site: Site, quantity: str, short: str
+) -> None:
     def known(topics: Topics) -> None:
         topics["look"]["prediction"]["compared"] = quantity
-        topics["look"]["prediction"]["comparison"]["observed"]["value"] = 0.111  # its unit is that of the others
+        topics["look"]["prediction"]["comparison"]["observed"]["value"] = (
+            0.111  # its unit is that of the others
+        )
         row, columns = topics["now"]["row"], topics["hello"]["columns"]
         row[0] += 30  # after whatever the gateway's own history has
-        for place, name in enumerate(f"{side}_{short}{end}" for end in ("", "_p95", "_p99") for side in ("observed", "predicted")):
+        for place, name in enumerate(
+            f"{side}_{short}{end}"
+            for end in ("", "_p95", "_p99")
+            for side in ("observed", "predicted")
+        ):
             row[columns.index(name)] = 0.111 * (1 + place)
 
     async def main() -> list[dict[str, Any]]:
@@ -35,16 +45,24 @@ def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(sit
             return list(await page.ask(PANELS))
 
     found = site.runner.run(main())
-    assert [each["title"] for each in found] == ["Mean with its 95\u202f% interval", "95th percentile", "99th percentile"]
+    assert [each["title"] for each in found] == [
+        "Mean with its 95\u202f% interval",
+        "95th percentile",
+        "99th percentile",
+    ]
     values = [[value.replace("\u202f", " ") for value in each["values"]] for each in found]
     assert values == [["111 ms", "222 ms"], ["333 ms", "444 ms"], ["555 ms", "666 ms"]]
 
 
 @pytest.mark.parametrize(("width", "beside"), [(1280, True), (720, False), (390, False)])
-def test_the_quantiles_are_beside_the_mean_where_there_is_room_and_below_it_elsewhere(site: Site, width: int, *, beside: bool) -> None:
+def test_the_quantiles_are_beside_the_mean_where_there_is_room_and_below_it_elsewhere(
+    site: Site, width: int, *, beside: bool
+) -> None:
     async def look(page: Page) -> None:
         await page.until(f"{DRAWN} >= {CHARTS} - 1")
-        plots = "[...document.querySelectorAll('#delays .plot')].map(e => e.getBoundingClientRect())"
+        plots = (
+            "[...document.querySelectorAll('#delays .plot')].map(e => e.getBoundingClientRect())"
+        )
         mean, p95, p99 = await page.ask(f"{plots}.map(b => [b.left, b.right, b.top, b.bottom])")
         assert (p95[0] > mean[1]) is beside
         assert (p95[2] > mean[3]) is not beside
@@ -67,12 +85,19 @@ INSTANTS = """{
 }"""
 
 
-@pytest.mark.parametrize(("seconds", "least", "letters"), [(290, 4, len("17:59")), (60, 2, len("17:59:30"))])
-def test_a_narrow_chart_has_several_instants_on_its_axis(site: Site, seconds: int, least: int, letters: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "least", "letters"), [(290, 4, len("17:59")), (60, 2, len("17:59:30"))]
+)
+def test_a_narrow_chart_has_several_instants_on_its_axis(
+    site: Site, seconds: int, least: int, letters: int
+) -> None:
     async def look(page: Page) -> None:
         await page.until(f"{DRAWN} >= {CHARTS} - 1")
         await page.ask(INSTANTS)
-        await page.ask(f"(now => {{ location.hash = `zoom=${{now - {seconds}}}-${{now}}`; }})(Math.floor(Date.now() / 1e3)); 1")
+        await page.ask(
+            f"(now => {{ location.hash = `zoom=${{now - {seconds}}}-${{now}}`; "
+            f"}})(Math.floor(Date.now() / 1e3)); 1"
+        )
         await page.until(f"{SPANS}.every(each => each === location.hash.split('=')[1])")
         await page.ask("instants.clear(); dispatchEvent(new Event('themechange'))")
         await page.until(f"instants.size >= {least}")

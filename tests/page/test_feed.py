@@ -43,7 +43,11 @@ def test_the_document_is_asked_for_again_and_its_files_are_kept() -> None:
             assert script.headers["content-type"].startswith("text/javascript")
             assert "immutable" in script.headers["cache-control"]
             assert b"follow(" in script.body
-            for path in (f"/live/static/{version}/absent.js", "/live/static/old/app.js", f"/live/static/{version}/../state.py"):
+            for path in (
+                f"/live/static/{version}/absent.js",
+                "/live/static/old/app.js",
+                f"/live/static/{version}/../state.py",
+            ):
                 assert (await call(app, "GET", path)).status == 404
 
     run_virtual(main())
@@ -56,9 +60,13 @@ def test_every_file_that_the_document_names_is_there_and_no_other_host_is_named(
     assert len(named) > 15
     assert set(named) <= set(assets.files)
     modules = {name for name in assets.files if name.endswith(".js") and "/" not in name}
-    assert modules == {name for name in named if name.endswith(".js") and "/" not in name}, "each is loaded ahead"
+    assert modules == {name for name in named if name.endswith(".js") and "/" not in name}, (
+        "each is loaded ahead"
+    )
     ours = [
-        asset.plain.decode() for name, asset in assets.files.items() if name.endswith((".js", ".css")) and not name.startswith("vendor/")
+        asset.plain.decode()
+        for name, asset in assets.files.items()
+        if name.endswith((".js", ".css")) and not name.startswith("vendor/")
     ]
     assert not [text for text in [document, *ours] if "https:" in text or "//cdn" in text]
     assert "@VERSION@" not in document
@@ -72,7 +80,16 @@ def test_a_viewer_gets_everything_first_and_then_what_changed() -> None:
             await viewer.started.wait()
             await asyncio.sleep(3.5)
             found = events(viewer.body)
-            assert {"hello", "gateway", "now", "look", "what_if", "checks", "autopilot", "switches"} <= {name for name, _ in found}
+            assert {
+                "hello",
+                "gateway",
+                "now",
+                "look",
+                "what_if",
+                "checks",
+                "autopilot",
+                "switches",
+            } <= {name for name, _ in found}
             assert found[0][0] == "hello"
             names = [name for name, _ in found]
             assert names.count("now") == 4
@@ -90,7 +107,9 @@ def test_a_viewer_gets_everything_first_and_then_what_changed() -> None:
 
 
 def test_a_switch_says_whether_the_law_is_another_one() -> None:
-    """A calibration begins an epoch under the same setting; so do changes that are undone within a second."""
+    """A calibration begins an epoch under the same setting; so do changes that are undone within
+    a second.
+    """
 
     async def main() -> None:
         async with running() as (_, gateway):
@@ -161,7 +180,11 @@ def test_viewers_are_bounded_in_all_and_no_address_is_kept() -> None:
     async def main() -> None:
         async with running() as (_, gateway):
             feed = Feed(gateway)
-            taken = [f"2001:db8::{number:x}" for number in range(MOST_VIEWERS + 5) if feed.enter(f"2001:db8::{number:x}")]
+            taken = [
+                f"2001:db8::{number:x}"
+                for number in range(MOST_VIEWERS + 5)
+                if feed.enter(f"2001:db8::{number:x}")
+            ]
             assert len(taken) == MOST_VIEWERS
             for address in taken:
                 feed.leave(address)
@@ -181,7 +204,9 @@ def test_who_was_too_slow_gets_everything_again() -> None:
             gateway.begin_epoch()
             feed.tick()  # the news of this second pass the viewer by
             feed.tick()
-            assert {"hello", "gateway", "switches"} <= {name for name, _ in events(await anext(stream))}
+            assert {"hello", "gateway", "switches"} <= {
+                name for name, _ in events(await anext(stream))
+            }
             await stream.aclose()
 
     run_virtual(main())
@@ -192,13 +217,18 @@ def test_the_stream_ends_once_the_gateway_leaves_and_not_while_it_answers() -> N
         async with running("single") as (app, gateway):
             await asyncio.sleep(1.0)  # the first tick may still have seen it start
             viewer = Call(app, "GET", "/live/events")
-            requests = [Call(app, "POST", "/v1/completions", completion(max_tokens=1500)) for _ in range(3)]
+            requests = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=1500)) for _ in range(3)
+            ]
             await asyncio.sleep(1.5)
             assert gateway.batcher.unanswered > 0
             gateway.draining = True
             await asyncio.sleep(1.2)
             assert not viewer.task.done()
-            assert [data["state"] for name, data in events(viewer.body) if name == "gateway"] == ["serving", "draining"]
+            assert [data["state"] for name, data in events(viewer.body) if name == "gateway"] == [
+                "serving",
+                "draining",
+            ]
             await asyncio.gather(*(request.task for request in requests))
             await asyncio.sleep(1.1)
             assert viewer.task.done()
@@ -221,12 +251,17 @@ def test_a_gateway_that_is_not_ready_is_shown_too() -> None:
 def test_what_is_in_service_is_shown_up_to_a_bound() -> None:
     async def main() -> None:
         async with running("continuous", engine_args={"max_num_seqs": 100}) as (app, gateway):
-            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=400 + index)) for index in range(60)]
+            calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=400 + index))
+                for index in range(60)
+            ]
             await asyncio.sleep(0.2)
             (server,) = servers(gateway)
             assert server["size"] == gateway.batcher.in_service
             assert len(server["members"]) == min(MEMBERS, server["size"])
-            assert all(0 < tokens <= limit and not done for tokens, limit, done in server["members"])
+            assert all(
+                0 < tokens <= limit and not done for tokens, limit, done in server["members"]
+            )
             assert {limit for _, limit, _ in server["members"]} <= set(range(400, 460))
             numbers = dict(zip(COLUMNS, row(gateway, 1.0), strict=True))
             assert numbers["in_service"] == gateway.batcher.in_service
@@ -245,7 +280,9 @@ def test_a_switch_of_the_policy_leaves_no_mark_on_the_arrival_rate_and_the_utili
             for second in range(100):
                 if second == 80:
                     gateway.begin_epoch()
-                answer = asyncio.create_task(call(app, "POST", "/v1/completions", completion(max_tokens=500)))
+                answer = asyncio.create_task(
+                    call(app, "POST", "/v1/completions", completion(max_tokens=500))
+                )
                 await asyncio.sleep(0.01)
                 numbers = dict(zip(COLUMNS, row(gateway, float(second)), strict=True))
                 shown.append((numbers["arrival_rate"] or 0.0, numbers["utilisation"] or 0.0))
@@ -255,7 +292,9 @@ def test_a_switch_of_the_policy_leaves_no_mark_on_the_arrival_rate_and_the_utili
 
     shown = run_virtual(main())
     rates, busy = zip(*shown[70:], strict=True)
-    assert rates == pytest.approx([1.0] * len(rates), rel=0.03), "one a second, before the switch and after it"
+    assert rates == pytest.approx([1.0] * len(rates), rel=0.03), (
+        "one a second, before the switch and after it"
+    )
     assert max(busy) - min(busy) < 0.02
 
 
@@ -291,7 +330,9 @@ def test_history_is_json_by_column() -> None:
             found: dict[str, Any] = {"fine": []}
             async with asyncio.timeout(60):
                 while not found["fine"]:  # the first second
-                    answer = await call(app, "GET", "/live/history", headers={"accept-encoding": "gzip"})
+                    answer = await call(
+                        app, "GET", "/live/history", headers={"accept-encoding": "gzip"}
+                    )
                     assert answer.headers["content-encoding"] == "gzip"
                     found = json.loads(gzip.decompress(answer.body))
                     await asyncio.sleep(0.05)
@@ -306,7 +347,9 @@ def test_history_is_json_by_column() -> None:
     asyncio.run(main())  # it is made in a thread
 
 
-def test_a_state_that_cannot_be_put_together_is_said_once_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_that_cannot_be_put_together_is_said_once_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             viewer = Call(app, "GET", "/live/events")
@@ -321,7 +364,9 @@ def test_a_state_that_cannot_be_put_together_is_said_once_and_ends_nothing(caplo
             await viewer.task
 
     run_virtual(main())
-    assert len([record for record in caplog.records if "could not be computed" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "could not be computed" in record.message]) == 1
+    )
 
 
 def test_the_autopilot_is_refused_where_nothing_is_predicted() -> None:

@@ -1,4 +1,6 @@
-"""The live page in a real Chromium: nothing from outside, no complaint, true numbers, hands that work, a restart survived."""
+"""The live page in a real Chromium: nothing from outside, no complaint, true numbers, hands that
+work, a restart survived.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ MOST_BYTES = 200_000
 SECONDS_TO_DRAW = 2.0
 
 
-def test_it_loads_without_a_complaint_or_a_request_to_elsewhere_in_less_than_200_kB(site: Site) -> None:
+def test_it_loads_without_a_complaint_or_a_request_to_elsewhere_in_less_than_200_kB(
+    site: Site,
+) -> None:
     async def main() -> None:
         async with site.browser.page() as page:
             await page.open(site.gateway.url)
             await page.until(f"{DRAWN} >= {CHARTS}")
             assert page.received < MOST_BYTES, f"{page.received} bytes"
-            await page.until("document.querySelector('#distribution .plot').dataset.drawn === 'true'")
+            await page.until(
+                "document.querySelector('#distribution .plot').dataset.drawn === 'true'"
+            )
             assert page.complaints == []
             assert page.outside(site.gateway.url) == []
             assert len(page.urls) > 10, "it did ask for its own files"
@@ -43,7 +49,9 @@ def test_it_draws_within_2_s(site: Site) -> None:
             return loop.time() - start
 
     taken: list[float] = []
-    while len(taken) < 3 and not (taken and min(taken) < SECONDS_TO_DRAW):  # a busy machine may be slow once or twice
+    while len(taken) < 3 and not (
+        taken and min(taken) < SECONDS_TO_DRAW
+    ):  # a busy machine may be slow once or twice
         taken.append(site.runner.run(main()))
     assert min(taken) < SECONDS_TO_DRAW
 
@@ -69,29 +77,52 @@ def test_its_numbers_are_those_of_the_metrics(site: Site) -> None:
 def agree(found: list[str], shown: tuple[list[str], list[str]]) -> None:
     """The metrics, and the line of numbers and the pair."""
     text, (tiles, pair) = "\n".join(found), shown
-    load, queue, serving_now = metric(text, "kendall_load"), metric(text, "kendall_queue_length"), metric(text, "kendall_in_service")
+    load, queue, serving_now = (
+        metric(text, "kendall_load"),
+        metric(text, "kendall_queue_length"),
+        metric(text, "kendall_in_service"),
+    )
     assert tiles[1] == f"{100 * load:.0f}\u202f%"
     assert [tiles[3], tiles[5]] == [f"{queue:.0f}", f"{serving_now:.0f}"]
-    observed, predicted = (metric(text, f"kendall_{side}_queueing_delay_seconds", 'stat="mean"') for side in ("observed", "predicted"))
-    assert [milliseconds(each) for each in pair[:2]] == pytest.approx([1e3 * observed, 1e3 * predicted], rel=6e-3)
-    assert float(pair[2].replace("−", "-").replace(",", "").removesuffix("\u202f%")) == pytest.approx(
-        100 * metric(text, "kendall_prediction_error_ratio"), abs=0.06, rel=0.006
+    observed, predicted = (
+        metric(text, f"kendall_{side}_queueing_delay_seconds", 'stat="mean"')
+        for side in ("observed", "predicted")
     )
+    assert [milliseconds(each) for each in pair[:2]] == pytest.approx(
+        [1e3 * observed, 1e3 * predicted], rel=6e-3
+    )
+    assert float(
+        pair[2].replace("−", "-").replace(",", "").removesuffix("\u202f%")
+    ) == pytest.approx(100 * metric(text, "kendall_prediction_error_ratio"), abs=0.06, rel=0.006)
 
 
 async def judged(gateway: GatewayProcess) -> list[str]:
-    names = ("kendall_load", "kendall_pred", "kendall_obs", "kendall_queue_length", "kendall_in_service")
+    names = (
+        "kendall_load",
+        "kendall_pred",
+        "kendall_obs",
+        "kendall_queue_length",
+        "kendall_in_service",
+    )
     return [line for line in (await text_of(gateway)).splitlines() if line.startswith(names)]
 
 
 async def seen(page: Page) -> tuple[list[str], list[str]]:
-    tiles = await page.ask("[...document.querySelectorAll('#now dd > span:first-child')].map(e => e.textContent)")
-    pair = await page.ask("[...document.querySelectorAll('#pair dd')].map(e => e.firstChild.textContent)")
+    tiles = await page.ask(
+        "[...document.querySelectorAll('#now dd > span:first-child')].map(e => e.textContent)"
+    )
+    pair = await page.ask(
+        "[...document.querySelectorAll('#pair dd')].map(e => e.firstChild.textContent)"
+    )
     return tiles, pair
 
 
 def metric(text: str, name: str, label: str = "") -> float:
-    (line,) = (line for line in text.splitlines() if line.startswith((name + " ", name + "{")) and label in line)
+    (line,) = (
+        line
+        for line in text.splitlines()
+        if line.startswith((name + " ", name + "{")) and label in line
+    )
     return float(line.rpartition(" ")[2])
 
 
@@ -115,13 +146,24 @@ def test_it_can_be_used_by_keyboard_and_read_aloud(site: Site) -> None:
         roles = [node["role"]["value"] for node in nodes if not node["ignored"]]
         assert {"banner", "main", "contentinfo"} <= set(roles)
         named = ("button", "textbox", "spinbutton", "combobox", "radio", "link", "img", "image")
-        nameless = [n for n in nodes if not n["ignored"] and n["role"]["value"] in named and not n.get("name", {}).get("value")]
+        nameless = [
+            n
+            for n in nodes
+            if not n["ignored"]
+            and n["role"]["value"] in named
+            and not n.get("name", {}).get("value")
+        ]
         assert nameless == []
         assert await page.ask("document.querySelectorAll('h1').length") == 1
         reached = []
         for _ in range(5):
             await page.press("Tab")
-            reached.append(await page.ask("document.activeElement.id || document.activeElement.className || document.activeElement.name"))
+            reached.append(
+                await page.ask(
+                    "document.activeElement.id || document.activeElement.className || "
+                    "document.activeElement.name"
+                )
+            )
         assert reached[:3] == ["skip", "to-controls", "theme"]
         assert "range" in reached
         assert await page.ask("getComputedStyle(document.activeElement).outlineStyle") != "none"
@@ -141,7 +183,10 @@ def test_a_chart_is_also_a_table(site: Site) -> None:
 
 def test_dark_is_remembered(site: Site) -> None:
     async def look(page: Page) -> None:
-        await page.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        await page.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark"}],
+        )
         await page.until("document.documentElement.dataset.theme === 'dark'")
         await page.click("#theme")
         assert await page.ask("document.documentElement.dataset.theme") == "light"
@@ -194,7 +239,9 @@ def test_a_restart_is_survived_with_a_gap_and_a_mark(site: Site, tmp_path: Path)
                 await page.until("document.querySelectorAll('.plot[data-marks=\"1\"]').length >= 3")
                 await page.click("#queue summary")
                 rows = "[...document.querySelectorAll('#queue tbody td')].map(e => e.textContent)"
-                await page.until(f"{rows}.includes('–') && {rows}[0] === '0' && {rows}.at(-1) === '0'")
+                await page.until(
+                    f"{rows}.includes('–') && {rows}[0] === '0' && {rows}.at(-1) === '0'"
+                )
                 assert await page.text("h1") == "No requests yet"
 
     site.runner.run(main())

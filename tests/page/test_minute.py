@@ -1,4 +1,6 @@
-"""The last minute's rates and times to first token, on virtual time: what was refused, what failed, what was answered."""
+"""The last minute's rates and times to first token, on virtual time: what was refused, what
+failed, what was answered.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def test_quantiles_are_interpolated_within_their_bucket() -> None:
     assert quantile(0.5, bounds, counts) == pytest.approx(1.0)
     assert quantile(0.75, bounds, counts) == pytest.approx(3.0)
     assert quantile(1.0, bounds, counts) == pytest.approx(4.0)
-    assert quantile(0.99, bounds, (1.0, 0.0, 0.0, 9.0)) is None, "nobody knows how far beyond the last bound"
+    assert quantile(0.99, bounds, (1.0, 0.0, 0.0, 9.0)) is None, (
+        "nobody knows how far beyond the last bound"
+    )
 
 
 def test_requests_and_tokens_of_a_minute_and_no_longer() -> None:
@@ -37,7 +41,9 @@ def test_requests_and_tokens_of_a_minute_and_no_longer() -> None:
             assert (found["first_token_mean"] or 0) <= (found["first_token_p99"] or 0)
             await _read_for(minute, 62)
             found = dict(zip(MINUTE_COLUMNS, minute.read(), strict=True))
-            assert (found["completed_rate"], found["first_token_mean"]) == (0.0, None), "they are older than a minute"
+            assert (found["completed_rate"], found["first_token_mean"]) == (0.0, None), (
+                "they are older than a minute"
+            )
 
     async def _read_for(minute: LastMinute, seconds: int) -> float:
         start = asyncio.get_running_loop().time()
@@ -51,10 +57,15 @@ def test_requests_and_tokens_of_a_minute_and_no_longer() -> None:
 
 def test_what_was_not_answered_is_counted_by_its_reason() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_reqs=3)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=3)) as (
+            app,
+            gateway,
+        ):
             minute = LastMinute(gateway)
             minute.read()
-            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=400)) for _ in range(8)]
+            calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=400)) for _ in range(8)
+            ]
             await asyncio.sleep(0.1)
             calls[1].leave()
             await asyncio.sleep(0.1)
@@ -62,9 +73,17 @@ def test_what_was_not_answered_is_counted_by_its_reason() -> None:
             await asyncio.gather(*(each.task for each in calls), return_exceptions=True)
             await asyncio.sleep(9.8)
             found = dict(zip(MINUTE_COLUMNS, minute.read(), strict=True))
-            counts = {name: round((rate or 0) * 10) for name, rate in found.items() if name.endswith("_rate") and rate}
+            counts = {
+                name: round((rate or 0) * 10)
+                for name, rate in found.items()
+                if name.endswith("_rate") and rate
+            }
             assert counts.pop("token_rate") > 0
-            assert counts == {"refused_max_num_queued_reqs_rate": 5, "cancelled_rate": 1, "failed_engine_unavailable_rate": 2}
+            assert counts == {
+                "refused_max_num_queued_reqs_rate": 5,
+                "cancelled_rate": 1,
+                "failed_engine_unavailable_rate": 2,
+            }
 
     run_virtual(main())
 
@@ -81,6 +100,8 @@ def test_a_change_of_the_policy_leaves_the_minute_alone() -> None:
                 await asyncio.sleep(1.0 - gateway.now() % 1.0)
                 found = minute.read()
                 if found is not NOTHING:
-                    assert found[MINUTE_COLUMNS.index("completed_rate")] == pytest.approx(1.0, rel=0.05)
+                    assert found[MINUTE_COLUMNS.index("completed_rate")] == pytest.approx(
+                        1.0, rel=0.05
+                    )
 
     run_virtual(main())

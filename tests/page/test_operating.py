@@ -9,12 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.page.browser import Browser, Page
-from tests.page.site import CAPPED, CHARTS, DRAWN, READY, Site, in_force, served_lately, serving, text_of
+from tests.page.site import (
+    CAPPED,
+    CHARTS,
+    DRAWN,
+    READY,
+    Site,
+    in_force,
+    served_lately,
+    serving,
+    text_of,
+)
 
 MARKED = "document.querySelectorAll('.plot[data-marks=\"1\"]').length"
 
 
-def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(browser: Browser, runner: asyncio.Runner, tmp_path: Path) -> None:
+def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with serving(tmp_path) as gateway, browser.page() as page:
             await served_lately(gateway)
@@ -27,7 +39,10 @@ def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(browse
             await page.type("#size", "4")
             await page.type("#limit", "48")
             await page.click("#apply")
-            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic:max_batch_size=4')")
+            await page.until(
+                "document.querySelector('#outcome').textContent.startsWith('In force: "
+                "elastic:max_batch_size=4')"
+            )
             found = await in_force(gateway)
             assert found["policy"] == "elastic:max_batch_size=4"
             assert found["max_output_tokens"] == 48
@@ -37,7 +52,9 @@ def test_a_switch_from_the_page_takes_effect_and_is_marked_on_every_chart(browse
             await page.type("#size", "")
             await page.type("#limit", "")
             await page.click("#apply")
-            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: elastic,')")
+            await page.until(
+                "document.querySelector('#outcome').textContent.startsWith('In force: elastic,')"
+            )
             assert (await in_force(gateway))["max_output_tokens"] is None
             assert page.complaints == []
 
@@ -49,12 +66,18 @@ def test_the_patience_is_shown_and_the_same_setting_again_begins_no_epoch(operat
         await page.until("!document.querySelector('#apply').disabled")
         await page.type("#patience", "45")
         await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.includes('patience 45\u202fs. Epoch')")
-        await page.until("document.querySelector('#bar-policy').textContent.includes('patience 45')")
+        await page.until(
+            "document.querySelector('#outcome').textContent.includes('patience 45\u202fs. Epoch')"
+        )
+        await page.until(
+            "document.querySelector('#bar-policy').textContent.includes('patience 45')"
+        )
         assert "patience 45" in await page.text("#now")
         before = await operated.gateway.ask("GET", "/admin/policy")
         await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('Nothing to change')")
+        await page.until(
+            "document.querySelector('#outcome').textContent.startsWith('Nothing to change')"
+        )
         assert await operated.gateway.ask("GET", "/admin/policy") == before
         await page.type("#limit", "9")
         await page.click("#reset")
@@ -83,7 +106,9 @@ def test_what_the_gateway_refuses_is_said_and_changes_nothing(operated: Site) ->
         await page.type("#patience", "0")
         await page.click("#apply")
         await page.until("document.querySelector('#outcome').classList.contains('bad')")
-        assert "got a patience of 0; expected a number of seconds above 0" in await page.text("#outcome")
+        assert "got a patience of 0; expected a number of seconds above 0" in await page.text(
+            "#outcome"
+        )
         assert await operated.gateway.ask("GET", "/admin/policy") == before
 
     operated.run(look)
@@ -102,7 +127,13 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operate
             await page.click("#apply")
             await page.until("document.querySelector('#outcome').classList.contains('bad')")
             assert says in await page.text("#outcome")
-            assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "sizetrue"
+            assert (
+                await page.ask(
+                    "document.activeElement.id + "
+                    "document.activeElement.getAttribute('aria-invalid')"
+                )
+                == "sizetrue"
+            )
         await page.type("#size", "")
         await page.click("#apply")
         await page.until("document.querySelector('#outcome').textContent.includes('is missing')")
@@ -112,16 +143,29 @@ def test_a_batch_size_that_the_engine_cannot_hold_is_refused_by_the_page(operate
     operated.run(look)
 
 
-def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_block_the_form(operated: Site) -> None:
+def test_a_policy_in_force_that_asks_for_more_than_the_engine_holds_does_not_block_the_form(
+    operated: Site,
+) -> None:
     async def look(page: Page) -> None:
-        await operated.gateway.ask("PUT", "/admin/policy", {"policy": "continuous:max_batch_size=64"})
-        await page.until("document.querySelector('#size').value === '64' && !document.querySelector('#apply').disabled")
+        await operated.gateway.ask(
+            "PUT", "/admin/policy", {"policy": "continuous:max_batch_size=64"}
+        )
+        await page.until(
+            "document.querySelector('#size').value === '64' && "
+            "!document.querySelector('#apply').disabled"
+        )
         await page.type("#patience", "45")
         await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.startsWith('In force: continuous:max_batch_size=64')")
+        await page.until(
+            "document.querySelector('#outcome').textContent.startsWith('In force: "
+            "continuous:max_batch_size=64')"
+        )
         await page.type("#size", "65")
         await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent.includes('got a batch size of 65; this engine holds at most 16')")
+        await page.until(
+            "document.querySelector('#outcome').textContent.includes('got a batch size of 65; "
+            "this engine holds at most 16')"
+        )
 
     operated.run(look)
 
@@ -130,9 +174,14 @@ def test_the_autopilot_is_steered_from_the_page_by_the_same_button_as_a_policy(
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path) as gateway, browser.page() as page:  # without a request there is nothing to act on
+        async with (
+            serving(tmp_path) as gateway,
+            browser.page() as page,
+        ):  # without a request there is nothing to act on
             await page.open(gateway.url)
-            await page.until(f"{READY} && document.querySelector('#autopilot input:checked')?.value === 'off'")
+            await page.until(
+                f"{READY} && document.querySelector('#autopilot input:checked')?.value === 'off'"
+            )
             assert await page.text("#apply") == "Put in force"
             before = "off"
             for mode in ("advise", "act", "off"):
@@ -140,11 +189,20 @@ def test_the_autopilot_is_steered_from_the_page_by_the_same_button_as_a_policy(
                 await page.until("!document.querySelector('#steer').hidden")
                 assert await page.text("#steer") == "Put in force"
                 shown = await page.text("#as-of")
-                await page.until(f"document.querySelector('#as-of').textContent !== '{shown}'")  # the next event
-                assert await page.ask("document.querySelector('#autopilot input:checked').value") == mode, "the choice stays"
-                assert (await gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == before, "not before the button"
+                await page.until(
+                    f"document.querySelector('#as-of').textContent !== '{shown}'"
+                )  # the next event
+                assert (
+                    await page.ask("document.querySelector('#autopilot input:checked').value")
+                    == mode
+                ), "the choice stays"
+                assert (await gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == before, (
+                    "not before the button"
+                )
                 await page.click("#steer")
-                await page.until(f"document.querySelector('#outcome').textContent === 'Autopilot: {mode}.'")
+                await page.until(
+                    f"document.querySelector('#outcome').textContent === 'Autopilot: {mode}.'"
+                )
                 assert (await gateway.ask("GET", "/admin/state"))["autopilot"]["mode"] == mode
                 assert await page.ask("document.querySelector('#steer').hidden")
                 before = mode
@@ -156,7 +214,10 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, browser.page() as page:
+        async with (
+            serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway,
+            browser.page() as page,
+        ):
             await page.open(gateway.url)
             await page.until(f"{READY} && !document.querySelector('#apply').disabled")
             await page.type("#size", "4")
@@ -168,12 +229,21 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
             await page.click("#apply")
             await page.until("document.querySelector('#key').open")
             await offer(page, "an-admin-key-of-the-test")
-            await page.until("document.querySelector('#outcome').textContent.startsWith('In force: capped:max_batch_size=4')")
+            await page.until(
+                "document.querySelector('#outcome').textContent.startsWith('In force: "
+                "capped:max_batch_size=4')"
+            )
             assert "capped:max_batch_size=4" in await text_of(gateway)
             await page.type("#size", "5")
             await page.click("#apply")
             await page.until("document.querySelector('#outcome').textContent.includes('Epoch 2')")
-            assert await page.ask("Object.keys(localStorage).filter(k => k.includes('key')).length + document.cookie.length") == 0
+            assert (
+                await page.ask(
+                    "Object.keys(localStorage).filter(k => k.includes('key')).length + "
+                    "document.cookie.length"
+                )
+                == 0
+            )
             assert [url for url in page.urls if "an-admin-key" in url] == []
             await page.click("#forget")  # loads the page anew
             reloaded = "performance.getEntriesByType('navigation')[0].type === 'reload'"
@@ -187,13 +257,24 @@ def test_the_operators_calls_need_the_admin_key_which_the_page_asks_for_and_keep
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("an-admin-€key", "Got “€” (U+20AC) as character 10 of the key; expected printable ASCII characters without spaces."),
-        ("an-admin-\u200bkey-of-the-test", "Got U+200B as character 10 of the key; expected printable ASCII"),
+        (
+            "an-admin-€key",
+            (
+                "Got “€” (U+20AC) as character 10 of the key; expected printable ASCII characters "
+                "without spaces."
+            ),
+        ),
+        (
+            "an-admin-\u200bkey-of-the-test",
+            "Got U+200B as character 10 of the key; expected printable ASCII",
+        ),
         ("an admin key", "Got U+0020 as character 3 of the key; expected printable ASCII"),
         (" \u200b", "Got an empty key; expected printable ASCII characters."),
     ],
 )
-def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(operated: Site, key: str, says: str) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(
+    operated: Site, key: str, says: str
+) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#apply').disabled")
         asked = "import(document.querySelector('link[rel=modulepreload][href$=\"admin.js\"]').href).then(m => m.askForKey('Why'))"
@@ -202,7 +283,12 @@ def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(operated: Site,
         await offer(page, key)
         assert (await page.text("#key-why")).startswith(says)
         assert await page.ask("document.querySelector('#key').open"), "it asks again"
-        assert await page.ask("document.activeElement.id + document.activeElement.getAttribute('aria-invalid')") == "key-valuetrue"
+        assert (
+            await page.ask(
+                "document.activeElement.id + document.activeElement.getAttribute('aria-invalid')"
+            )
+            == "key-valuetrue"
+        )
         assert await page.ask("sessionStorage.length") == 0
         await offer(page, "\ufeff a-key\u200b\u00a0")  # what copying brings along is taken away
         await page.until("window.key_ === 'a-key'")
@@ -212,8 +298,13 @@ def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(operated: Site,
 
 def test_a_stored_key_that_no_header_can_carry_does_not_lock_the_page(operated: Site) -> None:
     async def look(page: Page) -> None:
-        await page.ask("sessionStorage.setItem('kendall-admin-key', 'an-\u200badmin-key'); location.reload(); 1")
-        await page.until(f"performance.getEntriesByType('navigation')[0].type === 'reload' && {READY}")
+        await page.ask(
+            "sessionStorage.setItem('kendall-admin-key', 'an-\u200badmin-key'); "
+            "location.reload(); 1"
+        )
+        await page.until(
+            f"performance.getEntriesByType('navigation')[0].type === 'reload' && {READY}"
+        )
 
     operated.run(look)
 
@@ -238,7 +329,9 @@ AWAY = """{
 }"""
 
 
-def without_its_gateway(site: Site, before: Callable[[Page], Awaitable[None]], after: Callable[[Page], Awaitable[None]]) -> None:
+def without_its_gateway(
+    site: Site, before: Callable[[Page], Awaitable[None]], after: Callable[[Page], Awaitable[None]]
+) -> None:
     """The page loses its connection: `before` it reconnects, and `after`."""
 
     async def look(page: Page) -> None:
@@ -258,7 +351,10 @@ def without_its_gateway(site: Site, before: Callable[[Page], Awaitable[None]], a
 def test_that_the_gateway_does_not_answer_is_said_until_it_answers_again(operated: Site) -> None:
     async def before(page: Page) -> None:
         await page.click("#apply")
-        await page.until("document.querySelector('#outcome').textContent === 'Not changed: the gateway does not answer'")
+        await page.until(
+            "document.querySelector('#outcome').textContent === 'Not changed: the gateway does "
+            "not answer'"
+        )
 
     async def after(page: Page) -> None:
         await page.until("document.querySelector('#outcome').textContent === ''")
@@ -281,7 +377,10 @@ def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_but
     browser: Browser, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway, browser.page() as page:
+        async with (
+            serving(tmp_path, "--admin-key", "an-admin-key-of-the-test") as gateway,
+            browser.page() as page,
+        ):
             await page.open(gateway.url)
             await page.until(f"{READY} && !document.querySelector('#apply').disabled")
             await page.type("#size", "4")
@@ -289,10 +388,13 @@ def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_but
             await page.click("#apply")
             await page.until("document.querySelector('#key').open")
             assert await page.ask("document.activeElement.id") == "key-value"
-            await page.until("document.querySelector('#apply').disabled")  # so that the browser cannot return the focus by itself
+            await page.until(
+                "document.querySelector('#apply').disabled"
+            )  # so that the browser cannot return the focus by itself
             await page.press("Escape")
             await page.until(
-                "!document.querySelector('#key').open && document.querySelector('#outcome').textContent.startsWith('Not changed')"
+                "!document.querySelector('#key').open && "
+                "document.querySelector('#outcome').textContent.startsWith('Not changed')"
             )
             assert await page.ask("document.activeElement.id") == "apply"
             assert CAPPED in await text_of(gateway)
@@ -300,7 +402,9 @@ def test_escape_closes_the_question_for_the_key_and_the_focus_returns_to_the_but
     runner.run(main())
 
 
-def test_forget_key_ends_the_stream_that_was_opened_with_it(browser: Browser, runner: asyncio.Runner, tmp_path: Path) -> None:
+def test_forget_key_ends_the_stream_that_was_opened_with_it(
+    browser: Browser, runner: asyncio.Runner, tmp_path: Path
+) -> None:
     """Where the page itself needs a key: without it there is no stream, and the page asks again."""
 
     async def main() -> None:
@@ -316,7 +420,9 @@ def test_forget_key_ends_the_stream_that_was_opened_with_it(browser: Browser, ru
             command = await page.ask("document.querySelector('#action code').textContent")
             assert command.endswith("--num-prompts 500 --api-key KEY")
             await page.click("#forget")
-            await page.until("document.querySelector('#key').open && document.body.dataset.link !== 'live'")
+            await page.until(
+                "document.querySelector('#key').open && document.body.dataset.link !== 'live'"
+            )
             assert await page.ask("sessionStorage.length") == 0
             assert await page.ask("document.querySelector('#forget').hidden")
             await page.press("Escape")

@@ -9,7 +9,10 @@ import pytest
 from tests.page.site import Site
 from tests.page.staged import Topics, slow_queue, staged
 
-DURATIONS = "[...document.querySelectorAll('main td, main dd, main h1, main .legend b')].map(e => e.innerText).join('\\n')"
+DURATIONS = (
+    "[...document.querySelectorAll('main td, main dd, main h1, main .legend b')].map(e => "
+    "e.innerText).join('\\n')"
+)
 
 
 def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> None:
@@ -34,15 +37,23 @@ def test_durations_that_are_set_beside_each_other_have_one_unit(site: Site) -> N
         (None, 20.0, "The interval of the mean is not known yet."),
     ],
 )
-def test_too_early_says_how_many_more_requests(site: Site, missing: int | None, rate: float, says: str) -> None:
+def test_too_early_says_how_many_more_requests(
+    site: Site, missing: int | None, rate: float, says: str
+) -> None:
     def early(topics: Topics) -> None:
-        topics["look"]["prediction"]["comparison"] |= {"verdict": "not enough data", "requests_missing": missing, "n": 250}
+        topics["look"]["prediction"]["comparison"] |= {
+            "verdict": "not enough data",
+            "requests_missing": missing,
+            "n": 250,
+        }
         topics["look"]["prediction"]["window"]["seconds"] = 50.0
         topics["now"]["row"][topics["hello"]["columns"].index("sequence_rate")] = rate
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, early) as page:
-            await page.until("document.querySelector('h1').textContent.startsWith('Too early to judge')")
+            await page.until(
+                "document.querySelector('h1').textContent.startsWith('Too early to judge')"
+            )
             assert says in await page.text("#why")
 
     site.runner.run(main())
@@ -56,7 +67,9 @@ def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) ->
     async def main() -> list[str]:
         shown = []
         for sequences in (2.0, 8.0):
-            async with staged(site.browser, site.gateway.url, lambda topics, rate=sequences: calls(topics, rate)) as page:
+            async with staged(
+                site.browser, site.gateway.url, lambda topics, rate=sequences: calls(topics, rate)
+            ) as page:
                 await page.until("document.querySelectorAll('#now dd').length === 6")
                 shown.append(await page.text("#now"))
         return shown
@@ -66,24 +79,35 @@ def test_calls_of_several_sequences_are_arrivals_of_one_call_each(site: Site) ->
     assert "calls over one minute, 4.00 sequences each" in grouped
 
 
-@pytest.mark.parametrize(("seconds", "advised"), [(50.0, False), (112.0, False), (116.0, True), (120.0, True)])
-def test_a_longer_window_is_advised_only_where_the_window_is_full(site: Site, seconds: float, *, advised: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "advised"), [(50.0, False), (112.0, False), (116.0, True), (120.0, True)]
+)
+def test_a_longer_window_is_advised_only_where_the_window_is_full(
+    site: Site, seconds: float, *, advised: bool
+) -> None:
     """A young window with one stall asks for far too many."""
 
     def early(topics: Topics) -> None:
         prediction = topics["look"]["prediction"]
-        prediction["comparison"] |= {"verdict": "not enough data", "requests_missing": 25_000, "n": 250}
+        prediction["comparison"] |= {
+            "verdict": "not enough data",
+            "requests_missing": 25_000,
+            "n": 250,
+        }
         prediction["window"]["seconds"] = seconds
         topics["now"]["row"][topics["hello"]["columns"].index("sequence_rate")] = 20.0
 
     async def main() -> str:
         async with staged(site.browser, site.gateway.url, early) as page:
-            await page.until("document.querySelector('h1').textContent.startsWith('Too early to judge')")
+            await page.until(
+                "document.querySelector('h1').textContent.startsWith('Too early to judge')"
+            )
             return await page.text("#why")
 
     said = site.runner.run(main())
     full = (
-        "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 at this rate. Start the gateway with a longer"
+        "about 25,000 more requests in one window; the window of 2\u202fmin holds about 2,400 "
+        "at this rate. Start the gateway with a longer"
     )
     assert (full in said) is advised
     assert ("--prediction-window" in said) is advised
@@ -105,7 +129,9 @@ def test_an_overload_says_by_how_much(site: Site, load: float | None, says: str)
 
     async def main() -> None:
         async with staged(site.browser, site.gateway.url, over) as page:
-            await page.until("document.querySelector('h1').textContent.startsWith('No steady state')")
+            await page.until(
+                "document.querySelector('h1').textContent.startsWith('No steady state')"
+            )
             assert (await page.text("#why")).startswith(says)
 
     site.runner.run(main())
@@ -121,7 +147,9 @@ def test_no_option_is_broken_at_a_hyphen(site: Site, width: int) -> None:
         async with staged(site.browser, site.gateway.url, off, width=width) as page:
             await page.until("document.querySelector('#why .flag')")
             assert await page.text("#why .flag") == "--prediction-interval"
-            assert await page.ask("document.querySelector('#why .flag').getClientRects().length") == 1
+            assert (
+                await page.ask("document.querySelector('#why .flag').getClientRects().length") == 1
+            )
 
     site.runner.run(main())
 
@@ -135,15 +163,23 @@ def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site
         async with staged(site.browser, site.gateway.url, empty, width=320) as page:
             await page.until("document.querySelector('#action code')")
             command = await page.ask("document.querySelector('#action code').textContent")
-            assert command == f"kendall load --base-url {site.gateway.url} --request-rate 5 --num-prompts 500"
-            assert await page.ask("[...document.querySelectorAll('#action .flag')].every(e => e.getClientRects().length === 1)")
+            assert (
+                command
+                == f"kendall load --base-url {site.gateway.url} --request-rate 5 --num-prompts 500"
+            )
+            assert await page.ask(
+                "[...document.querySelectorAll('#action .flag')].every(e => "
+                "e.getClientRects().length === 1)"
+            )
             assert await page.ask("document.documentElement.scrollWidth") <= 320
 
     site.runner.run(main())
 
 
 NONE_ENDED = "0 requests of this epoch have ended; 50 are needed"
-BEFORE_THE_FIRST = "nothing was predicted yet: that is done every 5 s, once 50 requests of this epoch have ended"
+BEFORE_THE_FIRST = (
+    "nothing was predicted yet: that is done every 5 s, once 50 requests of this epoch have ended"
+)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +190,9 @@ BEFORE_THE_FIRST = "nothing was predicted yet: that is done every 5 s, once 50 r
         (BEFORE_THE_FIRST, False, "No requests yet"),
     ],
 )
-def test_no_requests_is_said_of_the_epoch_after_a_switch(site: Site, *, reason: str, switched: bool, says: str) -> None:
+def test_no_requests_is_said_of_the_epoch_after_a_switch(
+    site: Site, *, reason: str, switched: bool, says: str
+) -> None:
     def empty(topics: Topics) -> None:
         topics["look"] = {"prediction": None, "reason": reason}
         topics["now"]["row"][topics["hello"]["columns"].index("arrival_rate")] = 0

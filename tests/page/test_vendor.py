@@ -31,7 +31,11 @@ def test_a_changed_a_missing_and_a_foreign_file_are_found(tmp_path: Path) -> Non
     (folder / "inter-latin.woff2").unlink()
     (folder / "extra.js").write_text("")
     found = list(vendor.differences(folder))
-    assert [line.partition(":")[0] for line in found] == ["uplot.min.css", "inter-latin.woff2", "extra.js"]
+    assert [line.partition(":")[0] for line in found] == [
+        "uplot.min.css",
+        "inter-latin.woff2",
+        "extra.js",
+    ]
 
 
 def test_the_library_says_the_version_of_the_manifest() -> None:

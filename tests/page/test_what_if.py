@@ -10,7 +10,8 @@ from tests.page.browser import Page
 from tests.page.site import Site, at_rest
 from tests.page.staged import Topics, slow_queue, staged
 
-# of every row of the what-if table: the cells that are shown, each with its edges, the right edge of its text and its first baseline
+# of every row of the what-if table: the cells that are shown, each with its edges, the right edge
+# of its text and its first baseline
 CELLS = """[...document.querySelectorAll('#whatif tr:not(.group)')].map(row => [...row.cells].filter(e => e.offsetParent).map(cell => {
   const { left, right } = cell.getBoundingClientRect();
   const text = document.createRange();
@@ -30,11 +31,27 @@ def test_the_rows_of_the_what_if_table_are_in_line(site: Site, width: int) -> No
     def forecasts(topics: Topics) -> None:
         slow_queue(topics)
         first = topics["what_if"][0]
-        unstable = {"stable": False, "load": 1.4, "queueing_delay": None, "sojourn_time": None, "time_to_first_token": None}
+        unstable = {
+            "stable": False,
+            "load": 1.4,
+            "queueing_delay": None,
+            "sojourn_time": None,
+            "time_to_first_token": None,
+        }
         topics["what_if"] += [
             first | unstable | {"policy": "single", "sojourn_interval": None},
-            first | {"policy": "fixed:batch_size=8,max_wait=2.5", "load": 0.05, "queueing_delay": {"mean": 44.975, "p99": 45.0}},
-            first | {"policy": "elastic:max_batch_size=2", "max_output_tokens": 48, "notes": ["the lengths are extrapolated"]},
+            first
+            | {
+                "policy": "fixed:batch_size=8,max_wait=2.5",
+                "load": 0.05,
+                "queueing_delay": {"mean": 44.975, "p99": 45.0},
+            },
+            first
+            | {
+                "policy": "elastic:max_batch_size=2",
+                "max_output_tokens": 48,
+                "notes": ["the lengths are extrapolated"],
+            },
         ]
 
     async def main() -> list[list[dict[str, Any]]]:
@@ -45,17 +62,29 @@ def test_the_rows_of_the_what_if_table_are_in_line(site: Site, width: int) -> No
     head, *rows = site.runner.run(main())
     assert len(rows) >= 5
     for row in rows:
-        assert [(cell["left"], cell["right"]) for cell in row] == [(cell["left"], cell["right"]) for cell in head], row[0]["text"]
-        told = [cell["baseline"] for cell in row if (cell["text"] and cell["number"]) or cell is row[0] or cell["text"] == "Use"]
+        assert [(cell["left"], cell["right"]) for cell in row] == [
+            (cell["left"], cell["right"]) for cell in head
+        ], row[0]["text"]
+        told = [
+            cell["baseline"]
+            for cell in row
+            if (cell["text"] and cell["number"]) or cell is row[0] or cell["text"] == "Use"
+        ]
         assert max(told) - min(told) < 1, row[0]["text"]
     for column in zip(*rows, strict=True):
         ends = [cell["end"] for cell in column if cell["number"]]
         assert not ends or max(ends) - min(ends) < 1, "numbers end at one edge"
 
 
-def test_the_what_if_table_has_delay_and_sojourn_of_every_forecast_of_the_gateway(site: Site) -> None:
+def test_the_what_if_table_has_delay_and_sojourn_of_every_forecast_of_the_gateway(
+    site: Site,
+) -> None:
     async def forecasts() -> dict[str, Any]:
-        return {name: value for name, value in (await site.gateway.ask("GET", "/admin/prediction")).items() if name.startswith("what_if")}
+        return {
+            name: value
+            for name, value in (await site.gateway.ask("GET", "/admin/prediction")).items()
+            if name.startswith("what_if")
+        }
 
     async def look(page: Page) -> None:
         await site.gateway.ask("GET", "/admin/prediction?what_if=true")
@@ -75,10 +104,18 @@ def _agree(found: dict[str, Any], table: list[list[str]]) -> None:
     for setting, row in shown.items():
         forecast = by_setting[setting]
         for name, place in (("queueing_delay", delay), ("sojourn_time", sojourn)):
-            assert _seconds(row[place]) == (pytest.approx(forecast[name]["mean"], rel=6e-3, abs=1e-6) if forecast["stable"] else None)
+            assert _seconds(row[place]) == (
+                pytest.approx(forecast[name]["mean"], rel=6e-3, abs=1e-6)
+                if forecast["stable"]
+                else None
+            )
     (in_force,) = (row for row in rows if "in force" in row[0])
-    assert _seconds(in_force[delay]) == pytest.approx(found["what_if_in_force"]["queueing_delay"]["mean"], rel=6e-3)
-    assert _seconds(in_force[sojourn]) == pytest.approx(found["what_if_in_force"]["sojourn_time"]["mean"], rel=6e-3)
+    assert _seconds(in_force[delay]) == pytest.approx(
+        found["what_if_in_force"]["queueing_delay"]["mean"], rel=6e-3
+    )
+    assert _seconds(in_force[sojourn]) == pytest.approx(
+        found["what_if_in_force"]["sojourn_time"]["mean"], rel=6e-3
+    )
 
 
 # the head and every row of the what-if table as texts; of a button what it is for
@@ -99,18 +136,31 @@ def _seconds(shown: str) -> float | None:
     return float(number.replace(",", "")) * {"ms": 1e-3, "s": 1.0}[unit]
 
 
-def test_policies_are_sorted_by_sojourn_time_and_settings_of_one_policy_by_delay(site: Site) -> None:
-    """Where the two orders differ: a family whose answers take longer to make may let them wait less."""
+def test_policies_are_sorted_by_sojourn_time_and_settings_of_one_policy_by_delay(
+    site: Site,
+) -> None:
+    """Where the two orders differ: a family whose answers take longer to make may let them wait
+    less.
+    """
 
     def forecasts(topics: Topics) -> None:
         slow_queue(topics)
         base = topics["what_if"][0]
-        topics["gateway"]["in_force"] |= {"policy": "elastic:max_batch_size=8", "max_output_tokens": None}
+        topics["gateway"]["in_force"] |= {
+            "policy": "elastic:max_batch_size=8",
+            "max_output_tokens": None,
+        }
         topics["what_if_in_force"] = None
 
-        def row(policy: str, limit: int | None, delay: float, sojourn: float, compared: str) -> dict[str, Any]:
+        def row(
+            policy: str, limit: int | None, delay: float, sojourn: float, compared: str
+        ) -> dict[str, Any]:
             own = {"policy": policy, "max_output_tokens": limit, "compared": compared}
-            return base | own | {"queueing_delay": {"mean": delay, "p99": 9.0}, "sojourn_time": {"mean": sojourn}}
+            return (
+                base
+                | own
+                | {"queueing_delay": {"mean": delay, "p99": 9.0}, "sojourn_time": {"mean": sojourn}}
+            )
 
         topics["what_if"] = [
             row("dynamic", None, 0.1, 0.9, "queueing_delay"),
@@ -127,12 +177,19 @@ def test_policies_are_sorted_by_sojourn_time_and_settings_of_one_policy_by_delay
             return [_use(row[-1]) for row in (await page.ask(TABLE))[1:] if row[-1]]
 
     elastic = "elastic:max_batch_size=8"
-    policies = [("continuous:max_batch_size=8", None), ("capped:max_batch_size=8", None), ("dynamic", None), ("single", None)]
+    policies = [
+        ("continuous:max_batch_size=8", None),
+        ("capped:max_batch_size=8", None),
+        ("dynamic", None),
+        ("single", None),
+    ]
     assert site.runner.run(main()) == [*policies, (elastic, 32), (elastic, 48)]
 
 
 @pytest.mark.parametrize("width", [360, 390, 720, 1280])
-def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(site: Site, width: int) -> None:
+def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(
+    site: Site, width: int
+) -> None:
     def patient(topics: Topics) -> None:
         slow_queue(topics)
         topics["gateway"]["in_force"] |= {"patience": 45.0}
@@ -144,7 +201,10 @@ def test_the_what_if_table_and_the_bar_fit_with_long_durations_and_a_patience(si
             await page.until("document.querySelector('table.whatif')")
             box = "document.querySelector('#whatif .scroll')"
             assert await page.ask(f"{box}.scrollWidth <= {box}.clientWidth")
-            assert await page.ask("document.querySelector('.bar').getBoundingClientRect().height") <= 125
+            assert (
+                await page.ask("document.querySelector('.bar').getBoundingClientRect().height")
+                <= 125
+            )
 
     site.runner.run(main())
 
@@ -157,7 +217,9 @@ def test_without_forecasts_the_page_says_how_often_they_come(site: Site) -> None
         async with staged(site.browser, site.gateway.url, none_yet) as page:
             await page.until("document.querySelector('#whatif p')")
             said = await page.text("#whatif")
-            assert said == "No forecasts yet: once there is a prediction, they are computed every 15\u202fs."
+            assert said == (
+                "No forecasts yet: once there is a prediction, they are computed every 15\u202fs."
+            )
 
     site.runner.run(main())
 
@@ -166,27 +228,50 @@ def test_a_forecast_that_is_the_setting_in_force_by_another_text_is_left_out(sit
     def forecasts(topics: Topics) -> None:
         slow_queue(topics)
         base = topics["what_if"][0]
-        topics["gateway"]["in_force"] |= {"policy": "elastic:max_batch_size=64", "max_output_tokens": None, "effective_max_batch_size": 16}
+        topics["gateway"]["in_force"] |= {
+            "policy": "elastic:max_batch_size=64",
+            "max_output_tokens": None,
+            "effective_max_batch_size": 16,
+        }
 
-        def row(policy: str, size: int | None, limit: int | None = None, cut: float | None = 0.0) -> dict[str, Any]:
-            return base | {"policy": policy, "effective_max_batch_size": size, "max_output_tokens": limit, "clipped_fraction": cut}
+        def row(
+            policy: str, size: int | None, limit: int | None = None, cut: float | None = 0.0
+        ) -> dict[str, Any]:
+            return base | {
+                "policy": policy,
+                "effective_max_batch_size": size,
+                "max_output_tokens": limit,
+                "clipped_fraction": cut,
+            }
 
         topics["what_if_in_force"] = row("elastic:max_batch_size=64", 16)
         topics["what_if"] = [
-            *(row("elastic:max_batch_size=64", 16, 64), row("elastic:max_batch_size=32", 16), row("elastic", 16)),  # the same
+            *(
+                row("elastic:max_batch_size=64", 16, 64),
+                row("elastic:max_batch_size=32", 16),
+                row("elastic", 16),
+            ),  # the same
             *(
                 row("elastic:max_batch_size=8", 8),
                 row("elastic:order=spf", 16),
                 row("continuous:max_batch_size=16", 16),
                 row("fixed", None),
             ),
-            *(row("elastic:max_batch_size=64", 16, 54, 0.0004), row("elastic:max_batch_size=64", 16, 32, None)),
+            *(
+                row("elastic:max_batch_size=64", 16, 54, 0.0004),
+                row("elastic:max_batch_size=64", 16, 32, None),
+            ),
         ]
 
     async def main() -> list[str]:
         async with staged(site.browser, site.gateway.url, forecasts) as page:
             await page.until("document.querySelector('table.whatif')")
-            return list(await page.ask("[...document.querySelectorAll('#whatif button')].map(e => e.getAttribute('aria-label'))"))
+            return list(
+                await page.ask(
+                    "[...document.querySelectorAll('#whatif button')].map(e => "
+                    "e.getAttribute('aria-label'))"
+                )
+            )
 
     assert sorted(site.runner.run(main())) == [
         "Use continuous:max_batch_size=16, no token limit",

@@ -1,4 +1,6 @@
-"""Queue states for the tests of policies: a short way to write one by hand, and a strategy for all of them."""
+"""Queue states for the tests of policies: a short way to write one by hand, and a strategy for
+all of them.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,26 @@ from policies import (
 )
 
 
-def waiting(*ids: str, arrived_at: float = 0.0, prompt: int = 10, limit: int = 20, so_far: int = 0) -> list[Waiting]:
+def waiting(
+    *ids: str, arrived_at: float = 0.0, prompt: int = 10, limit: int = 20, so_far: int = 0
+) -> list[Waiting]:
     """Requests in the queue, alike but for their ids; they arrive one second apart."""
     return [
-        Waiting(Request(id=id_, arrived_at=arrived_at + i, prompt_tokens=prompt, max_output_tokens=limit), so_far)
+        Waiting(
+            Request(
+                id=id_, arrived_at=arrived_at + i, prompt_tokens=prompt, max_output_tokens=limit
+            ),
+            so_far,
+        )
         for i, id_ in enumerate(ids)
     ]
 
 
 def running(*ids: str, prompt: int = 10, limit: int = 20) -> list[Running]:
     """Requests in service."""
-    return [Running(item.request, started_at=0.0) for item in waiting(*ids, prompt=prompt, limit=limit)]
+    return [
+        Running(item.request, started_at=0.0) for item in waiting(*ids, prompt=prompt, limit=limit)
+    ]
 
 
 sizes = st.integers(1, 12)
@@ -52,11 +63,16 @@ policies = st.one_of(*by_name.values())
 
 @st.composite
 def states(draw: st.DrawFn) -> QueueState:
-    """A queue, oldest first, before up to three servers, each empty or at work, under tight or loose bounds."""
+    """A queue, oldest first, before up to three servers, each empty or at work, under tight or
+    loose bounds.
+    """
     fresh = iter(range(10**6))
     request = st.builds(
         lambda arrived_at, prompt, limit: Request(
-            id=f"r{next(fresh)}", arrived_at=arrived_at, prompt_tokens=prompt, max_output_tokens=limit
+            id=f"r{next(fresh)}",
+            arrived_at=arrived_at,
+            prompt_tokens=prompt,
+            max_output_tokens=limit,
         ),
         seconds,
         st.integers(1, 500),

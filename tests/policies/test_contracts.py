@@ -9,7 +9,18 @@ import math
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from policies import POLICIES, Dispatch, Policy, QueueState, Request, Running, Server, Waiting, WaitUntil, policy_batch_size
+from policies import (
+    POLICIES,
+    Dispatch,
+    Policy,
+    QueueState,
+    Request,
+    Running,
+    Server,
+    Waiting,
+    WaitUntil,
+    policy_batch_size,
+)
 from tests.policies.states import by_name, policies, seconds, states, work_conserving
 
 
@@ -41,7 +52,9 @@ def test_a_batch_is_the_head_of_the_queue(policy: Policy, state: QueueState, now
 
 
 @given(policies, states(), seconds)
-def test_a_batch_keeps_within_the_policy_and_the_engine(policy: Policy, state: QueueState, now: float) -> None:
+def test_a_batch_keeps_within_the_policy_and_the_engine(
+    policy: Policy, state: QueueState, now: float
+) -> None:
     decision, server = dispatched(policy, state, now)
     together = len(decision.request_ids) + len(server.in_service)
     assert together <= server.max_batch_size
@@ -49,15 +62,22 @@ def test_a_batch_keeps_within_the_policy_and_the_engine(policy: Policy, state: Q
 
 
 @given(policies, states(), seconds)
-def test_a_batch_keeps_within_the_tokens_of_its_server(policy: Policy, state: QueueState, now: float) -> None:
+def test_a_batch_keeps_within_the_tokens_of_its_server(
+    policy: Policy, state: QueueState, now: float
+) -> None:
     """Only a request that is alone on its server may be above a bound."""
     decision, server = dispatched(policy, state, now)
     batch = state.waiting[: len(decision.request_ids)]
     if len(batch) > 1:
-        assert sum(item.request.prompt_tokens + item.output_tokens_so_far for item in batch) <= server.max_prompt_tokens
+        assert (
+            sum(item.request.prompt_tokens + item.output_tokens_so_far for item in batch)
+            <= server.max_prompt_tokens
+        )
     if len(batch) + len(server.in_service) > 1:
         held = sum(context_tokens(item.request) for item in server.in_service)
-        assert held + sum(context_tokens(item.request) for item in batch) <= server.max_context_tokens
+        assert (
+            held + sum(context_tokens(item.request) for item in batch) <= server.max_context_tokens
+        )
 
 
 @given(policies, states(), seconds)
@@ -68,7 +88,9 @@ def test_a_batch_starts_on_an_empty_server(policy: Policy, state: QueueState, no
 
 
 @given(policies, states(), seconds)
-def test_the_same_state_gives_the_same_decision_and_stays_as_it_was(policy: Policy, state: QueueState, now: float) -> None:
+def test_the_same_state_gives_the_same_decision_and_stays_as_it_was(
+    policy: Policy, state: QueueState, now: float
+) -> None:
     before = copy.deepcopy(state)
     first = policy.decide(state, now)
     assert state == before
@@ -78,15 +100,21 @@ def test_the_same_state_gives_the_same_decision_and_stays_as_it_was(policy: Poli
 
 @given(policies, states(), seconds)
 def test_a_wait_ends_in_the_future(policy: Policy, state: QueueState, now: float) -> None:
-    """A deadline that has come is acted upon, not answered: else the driver would turn in a circle."""
+    """A deadline that has come is acted upon, not answered: else the driver would turn in a
+    circle.
+    """
     decision = policy.decide(state, now)
     if isinstance(decision, WaitUntil):
         assert decision.deadline > now
 
 
 @given(policies, states(), seconds)
-def test_what_was_dispatched_brings_the_driver_to_rest(policy: Policy, state: QueueState, now: float) -> None:
-    """Asked again after each dispatch, a policy comes to a wait after at most one dispatch per waiting request."""
+def test_what_was_dispatched_brings_the_driver_to_rest(
+    policy: Policy, state: QueueState, now: float
+) -> None:
+    """Asked again after each dispatch, a policy comes to a wait after at most one dispatch per
+    waiting request.
+    """
     queue, servers = list(state.waiting), list(state.servers)
     for _ in range(len(queue) + 1):
         decision = policy.decide(QueueState(queue, servers, closing=state.closing), now)
@@ -96,7 +124,9 @@ def test_what_was_dispatched_brings_the_driver_to_rest(policy: Policy, state: Qu
         size = len(decision.request_ids)
         started = [Running(item.request, now) for item in queue[:size]]
         servers = [
-            dataclasses.replace(server, in_service=[*server.in_service, *started]) if server.id == decision.server_id else server
+            dataclasses.replace(server, in_service=[*server.in_service, *started])
+            if server.id == decision.server_id
+            else server
             for server in servers
         ]
         queue = queue[size:]
@@ -104,7 +134,9 @@ def test_what_was_dispatched_brings_the_driver_to_rest(policy: Policy, state: Qu
 
 
 @given(st.one_of(*work_conserving.values()), states(), seconds)
-def test_a_work_conserving_policy_leaves_no_server_empty(policy: Policy, state: QueueState, now: float) -> None:
+def test_a_work_conserving_policy_leaves_no_server_empty(
+    policy: Policy, state: QueueState, now: float
+) -> None:
     """While something waits. Only fixed makes requests wait for company."""
     assume(state.waiting and state.empty_server() is not None)
     assert isinstance(policy.decide(state, now), Dispatch)
@@ -117,7 +149,9 @@ def test_at_the_end_nobody_waits_for_company(policy: Policy, state: QueueState, 
 
 
 @given(policies, states(), seconds, st.data())
-def test_fcfs_looks_at_no_prediction_priority_or_patience(policy: Policy, state: QueueState, now: float, data: st.DataObject) -> None:
+def test_fcfs_looks_at_no_prediction_priority_or_patience(
+    policy: Policy, state: QueueState, now: float, data: st.DataObject
+) -> None:
     """A driver that fills these fields changes nothing under the orders there are."""
     changed = [
         Waiting(
@@ -136,13 +170,28 @@ def test_fcfs_looks_at_no_prediction_priority_or_patience(policy: Policy, state:
 
 
 def test_no_policy_can_tell_two_lengths_apart() -> None:
-    """What a policy sees has no field for the true output length; who adds a field here must say why it is not one."""
-    fields = {cls: {field.name for field in dataclasses.fields(cls)} for cls in (Request, Waiting, Running, Server, QueueState)}
+    """What a policy sees has no field for the true output length; who adds a field here must say
+    why it is not one.
+    """
+    fields = {
+        cls: {field.name for field in dataclasses.fields(cls)}
+        for cls in (Request, Waiting, Running, Server, QueueState)
+    }
     assert fields == {
-        Request: {"id", "arrived_at", "prompt_tokens", "max_output_tokens", "predicted_output_tokens", "priority", "deadline"},
+        Request: {
+            "id",
+            "arrived_at",
+            "prompt_tokens",
+            "max_output_tokens",
+            "predicted_output_tokens",
+            "priority",
+            "deadline",
+        },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far"},
         Server: {"id", "in_service", "max_batch_size", "max_prompt_tokens", "max_context_tokens"},
         QueueState: {"waiting", "servers", "estimates", "closing"},
     }
-    assert all("__slots__" in vars(cls) for cls in fields), "without slots anything can be hung onto them"
+    assert all("__slots__" in vars(cls) for cls in fields), (
+        "without slots anything can be hung onto them"
+    )

@@ -1,4 +1,6 @@
-"""What each policy decides, worked out by hand: driver and simulator share a policy, so no comparison of theirs sees a wrong one."""
+"""What each policy decides, worked out by hand: driver and simulator share a policy, so no
+comparison of theirs sees a wrong one.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,8 @@ def test_the_deadline_of_fixed_is_that_of_the_oldest_not_of_the_newest() -> None
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_how_a_batch_runs_and_ends(policy: Policy, padded: bool, release: str, joins_running: bool) -> None:
+def test_how_a_batch_runs_and_ends(
+    policy: Policy, padded: bool, release: str, joins_running: bool
+) -> None:
     assert (policy.padded, policy.release, policy.joins_running) == (padded, release, joins_running)
     assert not policy.wants_steps

@@ -101,7 +101,9 @@ def test_an_option_may_set_a_least_value() -> None:
 
 
 def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
-    """A policy's max_wait, objectives, the lateness budget and a header: each had a parser of its own."""
+    """A policy's max_wait, objectives, the lateness budget and a header: each had a parser of
+    its own.
+    """
     from loadgen.report.load_verdict import parse_budget
     from loadgen.sweep.slo import parse_slo as sweep_slo
     from policies.text import format_policy, parse_policy
@@ -109,14 +111,25 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     from server.admission.demand import demand_of
     from server.admission.limits import delay_target
 
-    for text, seconds in (("500us", 0.0005), ("1.5min", 90.0), ("250 ms", 0.25), ("2", 2.0), ("1h", 3600.0)):
+    for text, seconds in (
+        ("500us", 0.0005),
+        ("1.5min", 90.0),
+        ("250 ms", 0.25),
+        ("2", 2.0),
+        ("1h", 3600.0),
+    ):
         assert parse_slo(f"p99_queueing_delay={text}").seconds == seconds
         assert sweep_slo(f"p99_queueing_delay={text}").bound == seconds
         assert delay_target(f"p99_queueing_delay={text}").seconds == seconds
         assert parse_budget(f"mean={text}").mean == seconds
-        assert demand_of([(b"x-llm-d-inference-ttl", text.encode())], None, None).patience == seconds
+        assert (
+            demand_of([(b"x-llm-d-inference-ttl", text.encode())], None, None).patience == seconds
+        )
         assert parse_policy(f"fixed:batch_size=8,max_wait={text}").max_wait == seconds  # type: ignore[attr-defined]
-    assert format_policy(parse_policy("fixed:batch_size=8,max_wait=100ms")) == "fixed:batch_size=8,max_wait=0.1"
+    assert (
+        format_policy(parse_policy("fixed:batch_size=8,max_wait=100ms"))
+        == "fixed:batch_size=8,max_wait=0.1"
+    )
     for text in ("soon", "2 parsecs", "-1s"):
         for parse in (parse_slo, sweep_slo, delay_target):
             with pytest.raises(SpecError):
@@ -135,7 +148,12 @@ def test_flags_variables_and_files_take_it_and_show_config_prints_seconds(
         cli.main(["serve", "--config", str(file), "--prediction-interval", "2s", "--show-config"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    for line in ("patience = 90.0", "stuck-timeout = 30.0", "shutdown-timeout = 0.5", "prediction-interval = 2.0"):
+    for line in (
+        "patience = 90.0",
+        "stuck-timeout = 30.0",
+        "shutdown-timeout = 0.5",
+        "prediction-interval = 2.0",
+    ):
         assert f"\n{line}  # " in shown
 
 
@@ -145,6 +163,11 @@ def test_every_option_that_takes_seconds_takes_a_duration() -> None:
 
     for name in cli.COMMANDS:
         for parameter in cli._command(name).params:
-            if re.search(r"\b(seconds|[Tt]ime (that|between|during)|[Ll]ongest wait|[Dd]uration of)\b", parameter.help):
+            if re.search(
+                r"\b(seconds|[Tt]ime (that|between|during)|[Ll]ongest wait|[Dd]uration of)\b",
+                parameter.help,
+            ):
                 taken = parameter.type_descriptor.parameter_info.parser
-                assert isinstance(taken, Duration) or parameter.type_descriptor.annotation is not float, (name, parameter.name)
+                assert (
+                    isinstance(taken, Duration) or parameter.type_descriptor.annotation is not float
+                ), (name, parameter.name)

@@ -1,4 +1,6 @@
-"""The text of a policy: one canonical form, and errors that say what was got, what was expected and what to do."""
+"""The text of a policy: one canonical form, and errors that say what was got, what was expected
+and what to do.
+"""
 
 from __future__ import annotations
 
@@ -88,22 +90,66 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
         ("fxed:batch_size=8", "got policy 'fxed'", "did you mean 'fixed'?"),
         ("continous", "got policy 'continous'", "did you mean 'continuous'?"),
         ("Dynamic", "got policy 'Dynamic'", "did you mean 'dynamic'?"),
-        ("zzz", "got policy 'zzz'", "expected one of single, dynamic, fixed, capped, elastic, continuous"),
-        ("capped:batch_size=8", "got key 'batch_size' for policy capped", "did you mean 'max_batch_size'?"),
-        ("fixed:batch_size=8,maxwait=1", "got key 'maxwait' for policy fixed", "did you mean 'max_wait'?"),
+        (
+            "zzz",
+            "got policy 'zzz'",
+            "expected one of single, dynamic, fixed, capped, elastic, continuous",
+        ),
+        (
+            "capped:batch_size=8",
+            "got key 'batch_size' for policy capped",
+            "did you mean 'max_batch_size'?",
+        ),
+        (
+            "fixed:batch_size=8,maxwait=1",
+            "got key 'maxwait' for policy fixed",
+            "did you mean 'max_wait'?",
+        ),
         ("single:batch_size=8", "got key 'batch_size' for policy single", "expected order"),
         ("fixed", "got 'fixed'", "expected batch_size too, for example fixed:batch_size=8"),
-        ("fixed:max_wait=1", "got 'fixed:max_wait=1'", "expected batch_size too, for example fixed:batch_size=8"),
+        (
+            "fixed:max_wait=1",
+            "got 'fixed:max_wait=1'",
+            "expected batch_size too, for example fixed:batch_size=8",
+        ),
         ("capped:16", "got '16'", "expected key=value, for example capped:max_batch_size=16"),
-        ("capped", "got 'capped'", "expected max_batch_size too, for example capped:max_batch_size=8"),
+        (
+            "capped",
+            "got 'capped'",
+            "expected max_batch_size too, for example capped:max_batch_size=8",
+        ),
         ("capped:max_batch_size=eight", "got max_batch_size='eight'", "expected a number"),
         ("capped:max_batch_size=nan", "got max_batch_size='nan'", "expected a number"),
-        ("capped:max_batch_size=0", "got max_batch_size=0", "expected a whole number from 1 to 1,000,000"),
-        ("capped:max_batch_size=-1", "got max_batch_size=-1", "expected a whole number from 1 to 1,000,000"),
-        ("capped:max_batch_size=2.5", "got max_batch_size=2.5", "expected a whole number from 1 to 1,000,000"),
-        ("capped:max_batch_size=1e30", "got max_batch_size=1e30", "expected a whole number from 1 to 1,000,000"),
-        ("elastic:max_batch_size=9223372036854775808", "got max_batch_size=9223372036854775808", "from 1 to 1,000,000"),
-        ("capped:max_batch_size=inf", "got max_batch_size=inf", "expected a whole number from 1 to 1,000,000"),
+        (
+            "capped:max_batch_size=0",
+            "got max_batch_size=0",
+            "expected a whole number from 1 to 1,000,000",
+        ),
+        (
+            "capped:max_batch_size=-1",
+            "got max_batch_size=-1",
+            "expected a whole number from 1 to 1,000,000",
+        ),
+        (
+            "capped:max_batch_size=2.5",
+            "got max_batch_size=2.5",
+            "expected a whole number from 1 to 1,000,000",
+        ),
+        (
+            "capped:max_batch_size=1e30",
+            "got max_batch_size=1e30",
+            "expected a whole number from 1 to 1,000,000",
+        ),
+        (
+            "elastic:max_batch_size=9223372036854775808",
+            "got max_batch_size=9223372036854775808",
+            "from 1 to 1,000,000",
+        ),
+        (
+            "capped:max_batch_size=inf",
+            "got max_batch_size=inf",
+            "expected a whole number from 1 to 1,000,000",
+        ),
         ("fixed:batch_size=8,max_wait=0", "got max_wait=0", "expected seconds > 0"),
         ("fixed:batch_size=8,max_wait=-1", "got max_wait=-1", "expected seconds > 0"),
         ("single:order=fcsf", "got order='fcsf' for policy single", "did you mean 'fcfs'?"),
@@ -119,7 +165,10 @@ def test_a_wrong_text_is_told_what_to_do(text: str, got: str, expected: str) -> 
     assert "\n" not in message
 
 
-@given(st.text() | st.builds("{}:{}".format, st.sampled_from(list(POLICIES)), st.text("abd_=,.-8 ", max_size=20)))
+@given(
+    st.text()
+    | st.builds("{}:{}".format, st.sampled_from(list(POLICIES)), st.text("abd_=,.-8 ", max_size=20))
+)
 def test_any_text_is_a_policy_or_a_spec_error(text: str) -> None:
     """Never another exception, and what is accepted has a canonical text."""
     try:
@@ -136,7 +185,15 @@ def test_a_number_reads_back_exactly(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.1, "0.1"), (0.1 + 0.2, "0.30000000000000004"), (3.0, "3"), (-2.0, "-2"), (1e300, "1e+300"), (math.inf, "inf"), (5, "5")],
+    [
+        (0.1, "0.1"),
+        (0.1 + 0.2, "0.30000000000000004"),
+        (3.0, "3"),
+        (-2.0, "-2"),
+        (1e300, "1e+300"),
+        (math.inf, "inf"),
+        (5, "5"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert format_number(value) == text
@@ -161,26 +218,44 @@ def test_the_batch_that_a_policy_asks_for(policy: Policy, size: int | None) -> N
 
 
 def test_what_is_counted_is_singular_for_one() -> None:
-    assert [counted(n, "request") for n in (0, 1, 2, 1234)] == ["0 requests", "1 request", "2 requests", "1,234 requests"]
+    assert [counted(n, "request") for n in (0, 1, 2, 1234)] == [
+        "0 requests",
+        "1 request",
+        "2 requests",
+        "1,234 requests",
+    ]
     assert counted(2, "batch", "batches") == "2 batches"
 
 
 @pytest.mark.parametrize("given", [None, 8, Single()])
 def test_what_is_no_text_is_refused_with_what_was_got(given: Any) -> None:
-    with pytest.raises(SpecError, match=re.escape(f"got policy={given!r}; expected a text, for example 'capped:max_batch_size=8'")):
+    with pytest.raises(
+        SpecError,
+        match=re.escape(
+            f"got policy={given!r}; expected a text, for example 'capped:max_batch_size=8'"
+        ),
+    ):
         parse_policy(given)
 
 
-@pytest.mark.parametrize(("text", "message"), [("", "got an empty policy; expected one of single, "), (" ", "got an empty policy; ")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "got an empty policy; expected one of single, "), (" ", "got an empty policy; ")],
+)
 def test_an_empty_text_is_called_so(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=f"^{message}"):
         parse_policy(text)
 
 
-@pytest.mark.parametrize("text", ["capped:max_batch_size=", "capped:max_batch_size= ", "fixed:batch_size=8,max_wait="])
+@pytest.mark.parametrize(
+    "text", ["capped:max_batch_size=", "capped:max_batch_size= ", "fixed:batch_size=8,max_wait="]
+)
 def test_a_key_without_a_value_is_named(text: str) -> None:
     key = text.strip().rstrip("=").rpartition(":")[2].rpartition(",")[2]
-    with pytest.raises(SpecError, match=f"^got {key} without a value in '{text}'; expected {key}=VALUE, for example "):
+    with pytest.raises(
+        SpecError,
+        match=f"^got {key} without a value in '{text}'; expected {key}=VALUE, for example ",
+    ):
         parse_policy(text)
 
 
@@ -202,5 +277,7 @@ def test_a_key_without_a_value_is_named(text: str) -> None:
         (math.nan, 4, "-"),
     ],
 )
-def test_a_number_for_people_has_few_digits_and_no_exponent_where_it_is_large(value: float, digits: int, text: str) -> None:
+def test_a_number_for_people_has_few_digits_and_no_exponent_where_it_is_large(
+    value: float, digits: int, text: str
+) -> None:
     assert short_number(value, digits) == text

@@ -11,4 +11,6 @@ POLICY = "capped:max_batch_size=8"
 
 
 def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float:
-    return Model(policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16).largest_stable_rate
+    return Model(
+        policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16
+    ).largest_stable_rate

@@ -21,7 +21,10 @@ from queueing.model import Model
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256
 LAWFUL = parse_distribution("lognormal:mu=3,sigma=0.8", LONGEST)
-HOLDS = tuple(Assumption(name, True, 0.0, "") for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals"))
+HOLDS = tuple(
+    Assumption(name, True, 0.0, "")
+    for name in ("settled", "stable_queue", "constant_speed", "poisson_arrivals")
+)
 BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
 
 
@@ -29,7 +32,9 @@ def capacity(knobs: Knobs) -> float:
     from policies import parse_policy
 
     lawful = LAWFUL if knobs.max_output_tokens is None else LAWFUL.clip(knobs.max_output_tokens)
-    return Model(policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS).largest_stable_rate
+    return Model(
+        policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS
+    ).largest_stable_rate
 
 
 def sample(count: int = 2000, limit: int | None = None) -> Lengths:
@@ -75,7 +80,9 @@ def seen(
         estimates=estimates,
         shape=LAW,
         current=current,
-        limits=others.pop("limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)),  # type: ignore[arg-type]
+        limits=others.pop(
+            "limits", Limits(max_output_tokens=current.max_output_tokens, max_num_seqs=SEQS)
+        ),  # type: ignore[arg-type]
         observed=observed,
         observed_sojourn=observed,
         judged=judged,

@@ -1,7 +1,8 @@
-"""Runs whose assumptions are broken one at a time: a small simulator of one batch server, the arrivals given or made by clients.
+"""Runs whose assumptions are broken one at a time: a small simulator of one batch server, the
+arrivals given or made by clients.
 
-Its clean runs are the simulator's own (tests compare them); it exists because there arrivals cannot depend on departures, nor the
-law on the clock.
+Its clean runs are the simulator's own (tests compare them); it exists because there arrivals cannot
+depend on departures, nor the law on the clock.
 """
 
 from __future__ import annotations
@@ -25,16 +26,22 @@ LENGTHS = parse_distribution("uniform:low=1,high=32")
 
 @dataclass(frozen=True)
 class Engine:
-    """Takes min(waiting, most) when it is free; its durations are the law's times residual times `speed(now)`."""
+    """Takes min(waiting, most) when it is free; its durations are the law's times residual times
+    `speed(now)`.
+    """
 
     most: int = 64
     law: LatencyModel = LAW
     speed: Callable[[float], float] = lambda _: 1.0
     stall: Callable[[int], float] = lambda _: 0.0  # seconds added to a batch
 
-    def duration(self, at: float, batch: int, lengths: Sequence[int], rng: np.random.Generator) -> float:
+    def duration(
+        self, at: float, batch: int, lengths: Sequence[int], rng: np.random.Generator
+    ) -> float:
         """Of one padded batch, seconds."""
-        return self.law.padded(len(lengths), max(lengths)) * self.law.residual(rng) * self.speed(at) + self.stall(batch)
+        return self.law.padded(len(lengths), max(lengths)) * self.law.residual(rng) * self.speed(
+            at
+        ) + self.stall(batch)
 
 
 def serve(
@@ -46,7 +53,9 @@ def serve(
     again: Callable[[float, np.random.Generator], float | None] | None = None,
     most: int = 10**9,
 ) -> list[Record]:
-    """Every request's record, in order of its end; `again(end)`: the instant at which its client asks again (a closed loop)."""
+    """Every request's record, in order of its end; `again(end)`: the instant at which its client
+    asks again (a closed loop).
+    """
     rng = np.random.default_rng(seed)
     coming = [float(at) for at in arrivals]
     heapq.heapify(coming)
@@ -73,7 +82,9 @@ def serve(
     return records
 
 
-def record_of(number: int, batch: int, size: int, arrived: float, at: float, end: float, count: int) -> Record:
+def record_of(
+    number: int, batch: int, size: int, arrived: float, at: float, end: float, count: int
+) -> Record:
     return Record(
         request_id=str(number),
         outcome="completed",
@@ -104,10 +115,14 @@ def poisson(rate: float, count: int, seed: int) -> Vector:
 
 def gamma(rate: float, count: int, seed: int, burstiness: float) -> Vector:
     """Gamma gaps of that shape: below 1 burstier than Poisson."""
-    return np.cumsum(np.random.default_rng((seed, 2)).gamma(burstiness, 1 / burstiness / rate, count))
+    return np.cumsum(
+        np.random.default_rng((seed, 2)).gamma(burstiness, 1 / burstiness / rate, count)
+    )
 
 
-def modulated(rates: tuple[float, float], durations: tuple[float, float], count: int, seed: int) -> Vector:
+def modulated(
+    rates: tuple[float, float], durations: tuple[float, float], count: int, seed: int
+) -> Vector:
     """Poisson at one of two rates, each for an exponential time."""
     rng = np.random.default_rng((seed, 3))
     instants: list[float] = []

@@ -18,15 +18,21 @@ from tests.queueing.estimation_runs import LAW, LENGTHS
 SLOWER = LAW.at_speed(1.3)
 
 
-def simulated(policy: str, load: float, count: int, seed: int, law: LatencyModel = SLOWER) -> list[Record]:
+def simulated(
+    policy: str, load: float, count: int, seed: int, law: LatencyModel = SLOWER
+) -> list[Record]:
     """A run of the simulator that drives the policy objects."""
     model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=64)
-    jobs, residuals = draw_jobs(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
+    jobs, residuals = draw_jobs(
+        model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)
+    )
     return simulate_trace(model.policy, jobs, law, residuals, max_batch_size=64)
 
 
 def wandering(seed: int, sigma: float, tau: float, count: int = 1200) -> BatchTimes:
-    """Batches of about a second, their log speed an Ornstein-Uhlenbeck process, a gamma residual of cv 0.15 on top."""
+    """Batches of about a second, their log speed an Ornstein-Uhlenbeck process, a gamma residual
+    of cv 0.15 on top.
+    """
     rng = np.random.default_rng(seed)
     decay = math.exp(-1 / tau)
     level = np.empty(count)

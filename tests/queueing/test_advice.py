@@ -1,4 +1,6 @@
-"""What-ifs and advice: right at the window's estimates, silent where nothing is known, and never unstable."""
+"""What-ifs and advice: right at the window's estimates, silent where nothing is known, and never
+unstable.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ def clipped(records: list[Record], limit: int) -> list[Record]:
     import msgspec
 
     return [
-        msgspec.structs.replace(each, clipped=(each.output_tokens or 0) > limit, output_tokens=min(each.output_tokens or 0, limit))
+        msgspec.structs.replace(
+            each,
+            clipped=(each.output_tokens or 0) > limit,
+            output_tokens=min(each.output_tokens or 0, limit),
+        )
         for each in records
     ]
 
@@ -66,19 +72,31 @@ class Clipping(Engine):
 
     limit: int = 10**9
 
-    def duration(self, at: float, batch: int, lengths: Sequence[int], rng: np.random.Generator) -> float:
+    def duration(
+        self, at: float, batch: int, lengths: Sequence[int], rng: np.random.Generator
+    ) -> float:
         return super().duration(at, batch, [min(each, self.limit) for each in lengths], rng)
 
 
 @cache
-def window(load: float = 0.6, limit: int | None = None, seed: int = 1, policy: str = POLICY, long: bool = False) -> Estimates:
+def window(
+    load: float = 0.6,
+    limit: int | None = None,
+    seed: int = 1,
+    policy: str = POLICY,
+    long: bool = False,
+) -> Estimates:
     """The estimates of a run of `N` requests, `load` of the capacity under the limit."""
     tokens, engine = LONG if long else LENGTHS, Clipping(most=8)
     if limit is not None:
         object.__setattr__(engine, "limit", limit)
     rate = load * capacity(policy, tokens if limit is None else tokens.clip(limit))
     records = serve(poisson(rate, N, seed), engine, seed, lengths=tokens)
-    return estimate(seen(records if limit is None else clipped(records, limit), policy), parse_policy(policy), LAW)
+    return estimate(
+        seen(records if limit is None else clipped(records, limit), policy),
+        parse_policy(policy),
+        LAW,
+    )
 
 
 def delay(found: Forecast) -> float:
@@ -91,22 +109,33 @@ def delay(found: Forecast) -> float:
 
 
 def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
-    """Of the policy in force and of others; the interval covers the truth at the run's own rate and law, and moves with the rate's."""
+    """Of the policy in force and of others; the interval covers the truth at the run's own rate
+    and law, and moves with the rate's.
+    """
     found = window()
     rate = found.arrival_rate.value
     for policy in (POLICY, "fixed:batch_size=8"):
         what_if = forecast(found, LAW, Knobs(policy=policy), LIMITS)
-        expected = predict(parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16)
+        expected = predict(
+            parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16
+        )
         assert delay(what_if) == pytest.approx(expected.queueing_delay.mean, rel=1e-9)
         assert 0.01 < what_if.mean.relative < 0.1, policy
-    truth = predict(parse_policy(POLICY), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+    truth = predict(
+        parse_policy(POLICY), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16
+    ).queueing_delay.mean
     assert truth is not None
     sure = forecast(found, LAW, Knobs(policy=POLICY), LIMITS).mean
     assert sure.covers(truth)
     unsure = replace(found, arrival_rate=symmetric(rate, 0.15 * rate, 100.0))
     wide = forecast(unsure, LAW, Knobs(policy=POLICY), LIMITS).mean
-    there = [predict(parse_policy(POLICY), rate * end, found.output_tokens.law(), found.law(LAW)) for end in (0.85, 1.15)]
-    assert (wide.low, wide.high) == pytest.approx([each.queueing_delay.mean for each in there], rel=0.10)
+    there = [
+        predict(parse_policy(POLICY), rate * end, found.output_tokens.law(), found.law(LAW))
+        for end in (0.85, 1.15)
+    ]
+    assert (wide.low, wide.high) == pytest.approx(
+        [each.queueing_delay.mean for each in there], rel=0.10
+    )
 
 
 def test_an_unstable_what_if_has_its_load_and_a_reason() -> None:
@@ -118,11 +147,20 @@ def test_an_unstable_what_if_has_its_load_and_a_reason() -> None:
 
 
 def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
-    """A4, quick: run at the 90th percentile; the what-if for a clip at the median, against a run there: within 10 %."""
+    """A4, quick: run at the 90th percentile; the what-if for a clip at the median, against a run
+    there: within 10 %.
+    """
     limit, smaller = LONG.quantile(0.9), LONG.quantile(0.5)
     found = window(limit=limit, long=True)
     what_if = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=smaller), LIMITS)
-    there = simulate(parse_policy(POLICY), 0.6 * capacity(tokens=LONG.clip(limit)), LONG.clip(smaller), LAW, seed=5, num_requests=40_000)
+    there = simulate(
+        parse_policy(POLICY),
+        0.6 * capacity(tokens=LONG.clip(limit)),
+        LONG.clip(smaller),
+        LAW,
+        seed=5,
+        num_requests=40_000,
+    )
     assert there.queueing_delay.mean is not None
     assert delay(what_if) == pytest.approx(there.queueing_delay.mean, rel=0.10)
     assert what_if.mean.covers(there.queueing_delay.mean)
@@ -131,7 +169,9 @@ def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
 
 
 def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_marked() -> None:
-    """A4, quick, the other way: run at the median; at the 90th percentile only under a family, and the interval covers the truth."""
+    """A4, quick, the other way: run at the median; at the 90th percentile only under a family,
+    and the interval covers the truth.
+    """
     limit, larger = LONG.quantile(0.5), LONG.quantile(0.9)
     found = window(limit=limit, long=True, load=0.3)
     silent = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS)
@@ -140,9 +180,13 @@ def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_mar
     assert silent.clipped_fraction is None
     assert "name a family" in silent.notes[0]
     assert silent.to_dict()["load"] is None
-    told = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal")
+    told = forecast(
+        found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal"
+    )
     assert told.notes[0].startswith("extrapolated: ")
-    truth = predict(parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW).queueing_delay.mean
+    truth = predict(
+        parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW
+    ).queueing_delay.mean
     assert truth is not None
     assert told.mean.covers(truth)
     assert told.mean.relative < 0.5
@@ -171,7 +215,9 @@ def test_a_family_that_there_is_not_is_refused_and_one_that_cannot_fit_is_noted(
 def test_too_few_answers_are_said_to_be_too_few() -> None:
     assert known_lengths(lengths([3, 4] * 24 + [3])) is None
     assert known_lengths(lengths([3, 4] * 25)) is not None
-    few = estimate(seen(serve(poisson(20.0, 12, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    few = estimate(
+        seen(serve(poisson(20.0, 12, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
+    )
     found = forecast(few, LAW, Knobs(policy=POLICY), LIMITS)
     assert "expected at least 50" in found.notes[0]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["stable"] is False
@@ -182,7 +228,10 @@ def test_known_lengths_put_what_is_unknown_one_token_further() -> None:
     assert known is not None
     assert known.whole.pmf.tolist() == pytest.approx([0, 0, 0.5, 0, 0, 0, 0.5])
     assert known.law(5).pmf.tolist() == pytest.approx([0, 0, 0.5, 0, 0, 0.5])
-    assert (known.clipped_fraction(2), known.clipped_fraction(4)) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert (known.clipped_fraction(2), known.clipped_fraction(4)) == (
+        pytest.approx(0.5),
+        pytest.approx(0.5),
+    )
     assert known.clipped_fraction(5) is None  # between 0 and a half
     assert known.refusal(5) is None
     assert known.refusal(6) is not None
@@ -193,7 +242,11 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
     found = window(limit=LONG.quantile(0.9), long=True)
     current = Knobs(policy=POLICY, max_output_tokens=LONG.quantile(0.9))
     answers = what_ifs(found, LAW, current, LIMITS)
-    turned = [(each.knobs.policy != current.policy) + (each.knobs.max_output_tokens != current.max_output_tokens) for each in answers]
+    turned = [
+        (each.knobs.policy != current.policy)
+        + (each.knobs.max_output_tokens != current.max_output_tokens)
+        for each in answers
+    ]
     assert turned == [1] * len(answers)
     names = {each.knobs.policy.partition(":")[0] for each in answers}
     assert names == NAMES
@@ -206,33 +259,58 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
 
 
 def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> None:
-    assert "elastic:max_batch_size=6" in usual_policies(Knobs(policy="capped:max_batch_size=6"), LIMITS)
-    assert "continuous:max_batch_size=4" in usual_policies(Knobs(policy="dynamic"), Limits(max_num_seqs=4))
+    assert "elastic:max_batch_size=6" in usual_policies(
+        Knobs(policy="capped:max_batch_size=6"), LIMITS
+    )
+    assert "continuous:max_batch_size=4" in usual_policies(
+        Knobs(policy="dynamic"), Limits(max_num_seqs=4)
+    )
     assert "capped:max_batch_size=8" in usual_policies(Knobs(policy="single"), LIMITS)
     assert "elastic" in usual_policies(Knobs(policy="elastic"), LIMITS)
 
 
 @pytest.mark.slow
 def test_the_intervals_of_what_ifs_cover_the_truth() -> None:
-    """Of policies that did not run, from 60 runs at load 0.6: 95 % intervals, covering in 88 % or more."""
+    """Of policies that did not run, from 60 runs at load 0.6: 95 % intervals, covering in 88 %
+    or more.
+    """
     policies = ("elastic:max_batch_size=8", "fixed:batch_size=8")
-    truths = [predict(parse_policy(text), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean for text in policies]
+    truths = [
+        predict(
+            parse_policy(text), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16
+        ).queueing_delay.mean
+        for text in policies
+    ]
     current = Knobs(policy=POLICY)
-    found = [what_ifs(window(seed=seed), LAW, current, LIMITS, policies=policies, token_limits=(), sizes=()) for seed in range(60)]
+    found = [
+        what_ifs(
+            window(seed=seed), LAW, current, LIMITS, policies=policies, token_limits=(), sizes=()
+        )
+        for seed in range(60)
+    ]
     for place, truth in enumerate(truths):
         assert truth is not None
-        assert sum(answers[place].mean.covers(truth) for answers in found) >= 0.88 * 60, policies[place]
+        assert sum(answers[place].mean.covers(truth) for answers in found) >= 0.88 * 60, policies[
+            place
+        ]
         assert np.median([answers[place].mean.relative for answers in found]) < 0.1, policies[place]
 
 
 @pytest.mark.slow
 def test_the_intervals_beyond_the_clip_cover_the_truth() -> None:
-    """Clipped at the median, asked at the 90th percentile under the family of the lengths: 21 of 24."""
+    """Clipped at the median, asked at the 90th percentile under the family of the lengths: 21 of
+    24.
+    """
     limit, larger = LONG.quantile(0.5), LONG.quantile(0.9)
-    truth = predict(parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW).queueing_delay.mean
+    truth = predict(
+        parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW
+    ).queueing_delay.mean
     assert truth is not None
     knobs = Knobs(policy=POLICY, max_output_tokens=larger)
-    found = [forecast(window(0.3, limit, seed, long=True), LAW, knobs, LIMITS, family="lognormal") for seed in range(24)]
+    found = [
+        forecast(window(0.3, limit, seed, long=True), LAW, knobs, LIMITS, family="lognormal")
+        for seed in range(24)
+    ]
     assert sum(each.mean.covers(truth) for each in found) >= 21
     assert np.median([each.mean.relative for each in found]) < 0.1
 
@@ -240,36 +318,70 @@ def test_the_intervals_beyond_the_clip_cover_the_truth() -> None:
 # advice
 
 
-def asked(objective: Objective = DELAY, *, load: float = 0.6, current: Knobs | None = None, **options: Any) -> list[Advice]:
-    return advise(window(load), LAW, current or Knobs(policy=POLICY), options.pop("limits", LIMITS), objective, **options)
+def asked(
+    objective: Objective = DELAY, *, load: float = 0.6, current: Knobs | None = None, **options: Any
+) -> list[Advice]:
+    return advise(
+        window(load),
+        LAW,
+        current or Knobs(policy=POLICY),
+        options.pop("limits", LIMITS),
+        objective,
+        **options,
+    )
 
 
 def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
-    """Advice simulates where the optimisers are exact: its size is as good within 1 %; where there is a formula it is the same limit."""
+    """Advice simulates where the optimisers are exact: its size is as good within 1 %; where
+    there is a formula it is the same limit.
+    """
     found, bound = window(0.3), Limits(max_num_seqs=5)
-    (size,) = asked(current=Knobs(policy="capped:max_batch_size=2"), load=0.3, limits=bound, targets=["batch-size"])
+    (size,) = asked(
+        current=Knobs(policy="capped:max_batch_size=2"),
+        load=0.3,
+        limits=bound,
+        targets=["batch-size"],
+    )
     rate, tokens, law = found.arrival_rate.value, found.output_tokens.law(), found.law(LAW)
-    best = best_batch_size(Model(policy=parse_policy(POLICY), output_tokens=tokens, law=law, max_num_seqs=5), rate, DELAY, 5).best
+    best = best_batch_size(
+        Model(policy=parse_policy(POLICY), output_tokens=tokens, law=law, max_num_seqs=5),
+        rate,
+        DELAY,
+        5,
+    ).best
     assert size.best is not None
     assert delay(size.best) <= 1.01 * best["queueing_delay"]
     assert size.best.prediction is not None
     assert size.best.prediction.method == "exact"
-    (limit,) = asked(Objective(name="v1", theta=0.05), load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"])
+    (limit,) = asked(
+        Objective(name="v1", theta=0.05),
+        load=0.2,
+        current=Knobs(policy="single"),
+        targets=["max-output-tokens"],
+    )
     light = window(0.2)
-    model = Model(policy=parse_policy("single"), output_tokens=light.output_tokens.law(), law=light.law(LAW))
-    cut = best_token_limit(model, light.arrival_rate.value, Objective(name="v1", theta=0.05)).best["max_output_tokens"]
+    model = Model(
+        policy=parse_policy("single"), output_tokens=light.output_tokens.law(), law=light.law(LAW)
+    )
+    cut = best_token_limit(model, light.arrival_rate.value, Objective(name="v1", theta=0.05)).best[
+        "max_output_tokens"
+    ]
     assert limit.best is not None
     assert limit.best.knobs.max_output_tokens == cut
 
 
 def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -> None:
-    """From fixed batches of 8, which wait for company: the gain of the best policy at the true rate, lengths and law."""
+    """From fixed batches of 8, which wait for company: the gain of the best policy at the true
+    rate, lengths and law.
+    """
     current = Knobs(policy="fixed:batch_size=8")
     (found,) = asked(current=current, targets=["policy"])
     assert found.best is not None
     rate = 0.6 * capacity()
     before, after = (
-        predict(parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16).sojourn_time.mean
+        predict(
+            parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16
+        ).sojourn_time.mean
         for each in (found.current, found.best)
     )
     assert before
@@ -277,12 +389,16 @@ def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -
     assert found.gain.covers(1 - after / before)
     assert found.gain.low > 0.3
     assert found.compared == "sojourn_time"
-    assert found.says.startswith(f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean sojourn time ")
+    assert found.says.startswith(
+        f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean sojourn time "
+    )
     assert "; mean queueing delay " in found.says
 
 
 def test_a_gain_is_known_better_than_the_delays() -> None:
-    """Both stand at the same estimates: differencing independent intervals would give several times the width."""
+    """Both stand at the same estimates: differencing independent intervals would give several
+    times the width.
+    """
     (found,) = asked(current=Knobs(policy="capped:max_batch_size=6"), targets=["policy"])
     assert found.best is not None
     ratio = 1 - found.gain.value
@@ -302,7 +418,9 @@ def test_the_best_in_force_is_left_in_peace() -> None:
 
 def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
     """At light load a cap of 15 instead of 16 changes nothing that could be known."""
-    (found,) = asked(current=Knobs(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"])
+    (found,) = asked(
+        current=Knobs(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"]
+    )
     assert found.gain.low <= 0 or found.gain.value == 0
     assert "no change is worth making" in found.says or "is the best choice already" in found.says
 
@@ -310,31 +428,61 @@ def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
 @pytest.mark.parametrize(("value", "low"), [(0.001, 0.0006), (0.03, 0.004), (0.03, -0.01)])
 def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float) -> None:
     here, there = (
-        Forecast(knobs=Knobs(policy=f"capped:max_batch_size={size}"), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0)
+        Forecast(
+            knobs=Knobs(policy=f"capped:max_batch_size={size}"),
+            load=0.5,
+            prediction=STABLE,
+            mean=UNKNOWN,
+            clipped_fraction=0.0,
+        )
         for size in (8, 9)
     )
     gain = Estimate(value, low, 0.06, 900.0)
-    found = Advice(target="batch-size", objective="delay", current=here, best=there, gain=gain, curve=(), says="")
+    found = Advice(
+        target="batch-size",
+        objective="delay",
+        current=here,
+        best=there,
+        gain=gain,
+        curve=(),
+        says="",
+    )
     said = sentence(found, there, DELAY, Measure(DELAY), (0.0831, 0.083))
-    means = "mean queueing delay 83.1 ms with capped:max_batch_size=8, 83 ms with capped:max_batch_size=9"
+    means = (
+        "mean queueing delay 83.1 ms with capped:max_batch_size=8, 83 ms with "
+        "capped:max_batch_size=9"
+    )
     unsure = "" if value < HALF_A_PERCENT else "; the gain is uncertain and may be none"
     assert said == f"no change is worth making: {means}{unsure}"
     worth = replace(found, gain=Estimate(0.03, 0.02, 0.06, 900.0))
-    assert sentence(worth, there, DELAY, Measure(DELAY), (0.0831, 0.0806)).startswith("set capped:max_batch_size=9 instead of ")
+    assert sentence(worth, there, DELAY, Measure(DELAY), (0.0831, 0.0806)).startswith(
+        "set capped:max_batch_size=9 instead of "
+    )
     slo = Objective(name="slo", slo=parse_slo("p99_queueing_delay=2s"))
     met = sentence(found, there, slo, Measure(slo), (0.0831, 0.083))
-    assert met.startswith("capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing delay 83.1 ms with ")
+    assert met.startswith(
+        "capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing "
+        "delay 83.1 ms with "
+    )
 
 
 @pytest.mark.parametrize("target", ["batch-size", "max-output-tokens", "policy", "servers"])
 @pytest.mark.parametrize("name", ["delay", "throughput", "v1", "slo"])
-def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(target: str, name: str) -> None:
-    """Nor what it would cut, nor what else it would change: only the quantity that decided, of both settings."""
-    objective = Objective(name=name, slo=parse_slo("p99_queueing_delay=2s") if name == "slo" else None)
+def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(
+    target: str, name: str
+) -> None:
+    """Nor what it would cut, nor what else it would change: only the quantity that decided, of
+    both settings.
+    """
+    objective = Objective(
+        name=name, slo=parse_slo("p99_queueing_delay=2s") if name == "slo" else None
+    )
     stable = prediction_of()
     here, there = (
         Forecast(
-            knobs=Knobs(policy=f"capped:max_batch_size={size}", max_output_tokens=size, servers=size),
+            knobs=Knobs(
+                policy=f"capped:max_batch_size={size}", max_output_tokens=size, servers=size
+            ),
             load=0.5,
             prediction=stable,
             mean=UNKNOWN,
@@ -343,7 +491,16 @@ def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(t
         for size in (8, 9)
     )
     gain = Estimate(0.1, -0.05, 0.25, 900.0)
-    found = Advice(target=target, objective=name, current=here, best=there, gain=gain, curve=(), says="", compared="sojourn_time")
+    found = Advice(
+        target=target,
+        objective=name,
+        current=here,
+        best=there,
+        gain=gain,
+        curve=(),
+        says="",
+        compared="sojourn_time",
+    )
     measure = Measure(objective, "queueing_delay" if name == "slo" else "sojourn_time")
     said = sentence(found, there, objective, measure, (0.0831, 0.0748))
     assert "%" not in said or said.startswith("the token limit 9 is enough"), said
@@ -351,14 +508,21 @@ def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(t
     assert "no change is worth making: " in said or name == "slo"
 
 
-@pytest.mark.parametrize(("load", "policy", "slo"), [(0.3, "continuous:max_batch_size=16", None), (0.6, POLICY, "p99_queueing_delay=5s")])
-def test_every_sentence_of_advice_names_what_its_percentages_are_of(load: float, policy: str, slo: str | None) -> None:
+@pytest.mark.parametrize(
+    ("load", "policy", "slo"),
+    [(0.3, "continuous:max_batch_size=16", None), (0.6, POLICY, "p99_queueing_delay=5s")],
+)
+def test_every_sentence_of_advice_names_what_its_percentages_are_of(
+    load: float, policy: str, slo: str | None
+) -> None:
     objective = DELAY if slo is None else Objective(name="slo", slo=parse_slo(slo))
     for each in asked(objective, load=load, current=Knobs(policy=policy)):
         quantities = ("queueing delay", "sojourn time", "of the answers", "stalls hold")
         for part in each.says.split(";"):
             assert "%" not in part or any(name in part for name in quantities), each.says
-        assert "less" not in each.says or each.says.startswith(("set ", "one more server")), each.says
+        assert "less" not in each.says or each.says.startswith(("set ", "one more server")), (
+            each.says
+        )
 
 
 def test_an_unstable_setting_is_left_and_never_advised() -> None:
@@ -368,7 +532,14 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
     assert found.best.stable
     assert (found.gain.value, found.gain.high) == (1, 1)
     assert "the current single has no steady state" in found.says
-    every = advise(window(load=2.5), LAW, Knobs(policy=POLICY), Limits(max_num_seqs=8), DELAY, targets=["policy", "batch-size"])
+    every = advise(
+        window(load=2.5),
+        LAW,
+        Knobs(policy=POLICY),
+        Limits(max_num_seqs=8),
+        DELAY,
+        targets=["policy", "batch-size"],
+    )
     for each in every:
         assert each.best is None or each.best.load < 1
     for each in every:
@@ -379,7 +550,9 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
 
 def test_a_token_limit_for_the_delay_cuts_no_more_than_is_allowed() -> None:
     objective = Objective(name="delay", max_clipped_fraction=0.1)
-    (found,) = asked(objective, load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"])
+    (found,) = asked(
+        objective, load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"]
+    )
     assert found.best is not None
     assert found.best.clipped_fraction is not None
     assert 0.05 < found.best.clipped_fraction <= 0.1
@@ -389,12 +562,17 @@ def test_a_token_limit_for_the_delay_cuts_no_more_than_is_allowed() -> None:
 
 def test_a_limit_in_force_that_cuts_too_much_is_said_to() -> None:
     limit = LONG.quantile(0.5)
-    estimates, current = window(limit=limit, long=True, load=0.3), Knobs(policy=POLICY, max_output_tokens=limit)
+    estimates, current = (
+        window(limit=limit, long=True, load=0.3),
+        Knobs(policy=POLICY, max_output_tokens=limit),
+    )
     (blind,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"])
     assert blind.best is None
     assert "none keeps the constraint" in blind.says
     assert "name a family" in blind.says
-    (found,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"], family="lognormal")
+    (found,) = advise(
+        estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"], family="lognormal"
+    )
     assert found.best is not None
     assert found.best.knobs.max_output_tokens == pytest.approx(LONG.quantile(0.95), rel=0.15)
     assert "of the answers, more than 5.0%" in found.says
@@ -419,10 +597,19 @@ def test_without_an_slo_one_more_server_is_shown() -> None:
     assert found.gain.low > 0.3
 
 
-@pytest.mark.parametrize(("policy", "best"), [(POLICY, "capped:max_batch_size=12"), ("dynamic", "dynamic")])
-def test_the_engines_bound_is_the_size_in_force_of_a_policy_without_one_and_of_no_other(policy: str, best: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "best"), [(POLICY, "capped:max_batch_size=12"), ("dynamic", "dynamic")]
+)
+def test_the_engines_bound_is_the_size_in_force_of_a_policy_without_one_and_of_no_other(
+    policy: str, best: str
+) -> None:
     """At 90 % of what a cap of 8 serves, the bound of 12 is the best size."""
-    (found,) = asked(load=0.9, current=Knobs(policy=policy), limits=Limits(max_num_seqs=12), targets=["batch-size"])
+    (found,) = asked(
+        load=0.9,
+        current=Knobs(policy=policy),
+        limits=Limits(max_num_seqs=12),
+        targets=["batch-size"],
+    )
     assert found.best is not None
     assert found.best.knobs.policy == best
     assert ("is the best choice already" in found.says) == (best == policy)
@@ -437,8 +624,13 @@ def test_single_has_no_batch_size() -> None:
 def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None:
     found = window(0.8)
     rate, given = found.arrival_rate.value, (found.output_tokens.law(), found.law(LAW))
-    assert predict(parse_policy("continuous:max_batch_size=8"), rate, *given).queueing_delay.p99 is None
-    (advice,) = asked(parse_objective({"slo": "p99_queueing_delay=200ms"}), load=0.8, targets=["policy"])
+    assert (
+        predict(parse_policy("continuous:max_batch_size=8"), rate, *given).queueing_delay.p99
+        is None
+    )
+    (advice,) = asked(
+        parse_objective({"slo": "p99_queueing_delay=200ms"}), load=0.8, targets=["policy"]
+    )
     assert advice.best is not None
     assert advice.best.knobs.policy == "continuous:max_batch_size=8"
     assert {str(point["policy"]).partition(":")[0] for point in advice.curve} == NAMES
@@ -446,10 +638,14 @@ def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None
 
 def test_errors_that_both_settings_share_do_not_widen_a_gain() -> None:
     def moves(*smooth: float) -> Response:
-        return Response(smooth=np.array(smooth), loads=np.zeros(2), load=0.5, pole=False, needs_stability=True)
+        return Response(
+            smooth=np.array(smooth), loads=np.zeros(2), load=0.5, pole=False, needs_stability=True
+        )
 
     gain = moves(0.3, 0.1).gain(2.0, moves(0.3, 0.0), 4.0, 100.0)
-    assert (gain.low, gain.value, gain.high) == pytest.approx((1 - 0.5 * math.exp(0.1), 0.5, 1 - 0.5 * math.exp(-0.1)))
+    assert (gain.low, gain.value, gain.high) == pytest.approx(
+        (1 - 0.5 * math.exp(0.1), 0.5, 1 - 0.5 * math.exp(-0.1))
+    )
     same = moves(0.3, 0.0).gain(2.0, moves(0.3, 0.0), 4.0, 100.0)
     assert (same.low, same.high) == pytest.approx((0.5, 0.5))
 
@@ -477,12 +673,17 @@ def test_near_saturation_the_interval_is_open_above() -> None:
     (away,) = advise(heavy, LAW, Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"])
     assert away.best is not None
     assert away.best.load < 0.9
-    assert (away.gain.low > 0.5, away.gain.high) == (True, 1.0)  # only what is in force may be unstable
+    assert (away.gain.low > 0.5, away.gain.high) == (
+        True,
+        1.0,
+    )  # only what is in force may be unstable
 
 
 @pytest.mark.parametrize("name", ["delay", "throughput", "v1", "clipped", "slo"])
 def test_every_objective_speaks_json(name: str) -> None:
-    objective = parse_objective({"objective": name} | ({"slo": "mean_queueing_delay=30ms"} if name == "slo" else {}))
+    objective = parse_objective(
+        {"objective": name} | ({"slo": "mean_queueing_delay=30ms"} if name == "slo" else {})
+    )
     targets = ["policy"] if name == "slo" else ["policy", "max-output-tokens"]
     for each in asked(objective, load=0.2, current=Knobs(policy="single"), targets=targets):
         plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
@@ -503,8 +704,16 @@ def test_every_target_has_an_advice_and_its_numbers_are_there_and_in_order() -> 
             assert about["stable"]
             assert 0 < about["load"] < 1
             assert 0 <= about["clipped_fraction"] < 1
-            assert 0 < about["queueing_delay"]["mean"] < about["time_to_first_token"]["mean"] < about["sojourn_time"]["mean"]
-            for duration, interval in (("queueing_delay", "interval"), ("sojourn_time", "sojourn_interval")):
+            assert (
+                0
+                < about["queueing_delay"]["mean"]
+                < about["time_to_first_token"]["mean"]
+                < about["sojourn_time"]["mean"]
+            )
+            for duration, interval in (
+                ("queueing_delay", "interval"),
+                ("sojourn_time", "sojourn_interval"),
+            ):
                 assert about[interval]["value"] == pytest.approx(about[duration]["mean"])
                 assert about[interval]["low"] < about[interval]["value"] < about[interval]["high"]
                 levels = [level for name in LEVELS if (level := about[duration][name]) is not None]
@@ -513,16 +722,27 @@ def test_every_target_has_an_advice_and_its_numbers_are_there_and_in_order() -> 
 
 @pytest.mark.parametrize("off", [-0.1, 0.1])
 @pytest.mark.parametrize("policy", [POLICY, "elastic:max_batch_size=8"])
-def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(policy: str, off: float) -> None:
-    """The comparison can fail: of a policy that does not run too, above it and below it by the exact delays' ratio."""
+def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(
+    policy: str, off: float
+) -> None:
+    """The comparison can fail: of a policy that does not run too, above it and below it by the
+    exact delays' ratio.
+    """
     rate, found = 0.6 * capacity(), window()
-    true, wrong = (replace(found, arrival_rate=symmetric(at, 0.01 * at, 4000.0)) for at in (rate, rate * (1 + off)))
-    there = simulate(parse_policy(policy), rate, LENGTHS, LAW, seed=5, num_requests=60_000, max_num_seqs=16).queueing_delay.mean
+    true, wrong = (
+        replace(found, arrival_rate=symmetric(at, 0.01 * at, 4000.0))
+        for at in (rate, rate * (1 + off))
+    )
+    there = simulate(
+        parse_policy(policy), rate, LENGTHS, LAW, seed=5, num_requests=60_000, max_num_seqs=16
+    ).queueing_delay.mean
     assert there is not None
     right, astray = (forecast(each, LAW, Knobs(policy=policy), LIMITS) for each in (true, wrong))
     assert delay(right) == pytest.approx(there, rel=0.06)
     moved = [
-        predict(parse_policy(policy), at, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean or math.nan for at in (rate, rate * (1 + off))
+        predict(parse_policy(policy), at, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
+        or math.nan
+        for at in (rate, rate * (1 + off))
     ]
     assert delay(astray) / there - 1 == pytest.approx(moved[1] / moved[0] - 1, abs=0.06)
     assert (delay(astray) - there) * off > 0
@@ -531,17 +751,41 @@ def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(p
 
 @pytest.mark.parametrize(("size", "method"), [(64, "exact"), (65, "simulation")])
 def test_batches_of_up_to_64_are_forecast_exactly(size: int, method: str) -> None:
-    assert precise(Model(policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=LENGTHS, law=LAW), 100.0).method == method
+    assert (
+        precise(
+            Model(
+                policy=parse_policy(f"capped:max_batch_size={size}"), output_tokens=LENGTHS, law=LAW
+            ),
+            100.0,
+        ).method
+        == method
+    )
 
 
 @pytest.mark.parametrize(("share", "error"), [(0.0199, 0.8), (0.0201, 0.04)])
-def test_an_approximate_delay_is_less_sure_where_hardly_anyone_waits(share: float, error: float) -> None:
-    """Below 2 % of the sojourn; the sojourn has as much of that error as there is delay in it, and 1.5 % of its own."""
-    found = replace(STABLE, method="approximation", queueing_delay=Quantiles(mean=share), sojourn_time=Quantiles(mean=1.0))
+def test_an_approximate_delay_is_less_sure_where_hardly_anyone_waits(
+    share: float, error: float
+) -> None:
+    """Below 2 % of the sojourn; the sojourn has as much of that error as there is delay in it,
+    and 1.5 % of its own.
+    """
+    found = replace(
+        STABLE,
+        method="approximation",
+        queueing_delay=Quantiles(mean=share),
+        sojourn_time=Quantiles(mean=1.0),
+    )
     assert own_error(found) == error
     assert own_error(found, "sojourn_time") == pytest.approx(math.hypot(error * share, 0.015))
     assert own_error(replace(found, method="exact")) == 0.0
-    assert own_error(replace(found, method="simulation", queueing_delay=Quantiles(mean=2.0, standard_error=0.1))) == 0.05
+    assert (
+        own_error(
+            replace(
+                found, method="simulation", queueing_delay=Quantiles(mean=2.0, standard_error=0.1)
+            )
+        )
+        == 0.05
+    )
 
 
 def test_wrong_questions_are_refused() -> None:
@@ -562,9 +806,9 @@ def test_wrong_questions_are_refused() -> None:
 
 def test_an_objective_is_read_from_a_query() -> None:
     assert parse_objective({}) == DELAY
-    assert parse_objective({"objective": "v2", "theta": "0.9", "loss_cost": "3", "family": "lognormal"}) == Objective(
-        name="v2", theta=0.9, loss_cost=3.0
-    )
+    assert parse_objective(
+        {"objective": "v2", "theta": "0.9", "loss_cost": "3", "family": "lognormal"}
+    ) == Objective(name="v2", theta=0.9, loss_cost=3.0)
     assert parse_objective({"slo": "p99_queueing_delay=2s", "target": "servers"}).name == "slo"
     assert parse_objective({"max_clipped_fraction": "0.2"}).max_clipped_fraction == 0.2
 
@@ -577,7 +821,10 @@ def gateway_run(limit: int, rate: float, seed: int, count: int = 8000) -> list[R
     rng = np.random.default_rng(seed)
     arrivals, drawn = np.cumsum(rng.exponential(1 / rate, count)), LONG.sample(rng, count)
     jobs = [
-        (Request(id=str(i), arrived_at=float(at), prompt_tokens=32, max_output_tokens=limit), int(tokens))
+        (
+            Request(id=str(i), arrived_at=float(at), prompt_tokens=32, max_output_tokens=limit),
+            int(tokens),
+        )
         for i, (at, tokens) in enumerate(zip(arrivals, drawn, strict=True))
     ]
     return run_virtual(replay(parse_policy(POLICY), jobs, LAW, seed=seed))
@@ -585,25 +832,50 @@ def gateway_run(limit: int, rate: float, seed: int, count: int = 8000) -> list[R
 
 def observed(records: list[Record]) -> Estimate:
     """Mean delay with the interval of the run itself."""
-    found = mean_interval(np.array([each.queueing_delay or 0.0 for each in sorted(records, key=lambda each: each.arrived_at or 0.0)]))
+    found = mean_interval(
+        np.array(
+            [
+                each.queueing_delay or 0.0
+                for each in sorted(records, key=lambda each: each.arrived_at or 0.0)
+            ]
+        )
+    )
     return symmetric(found.mean, found.half_width, found.effective_n)
 
 
 @pytest.mark.slow
 def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
-    """A4 on the emulated engine: estimated at the 90th percentile, run at the median, and the other way under a family."""
+    """A4 on the emulated engine: estimated at the 90th percentile, run at the median, and the
+    other way under a family.
+    """
     large, small = LONG.quantile(0.9), LONG.quantile(0.5)
     rate = 0.6 * capacity(tokens=LONG.clip(large))
     runs = {limit: gateway_run(limit, rate, seed) for seed, limit in enumerate((large, small))}
     met = {limit: observed(records) for limit, records in runs.items()}
-    found = {limit: estimate(seen(records, POLICY), parse_policy(POLICY), LAW) for limit, records in runs.items()}
+    found = {
+        limit: estimate(seen(records, POLICY), parse_policy(POLICY), LAW)
+        for limit, records in runs.items()
+    }
     down = forecast(found[large], LAW, Knobs(policy=POLICY, max_output_tokens=small), LIMITS)
     assert delay(down) == pytest.approx(met[small].value, rel=0.10)
-    assert forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS).prediction is None
-    up = forecast(found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS, family="lognormal")
+    assert (
+        forecast(
+            found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS
+        ).prediction
+        is None
+    )
+    up = forecast(
+        found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS, family="lognormal"
+    )
     assert up.notes[0].startswith("extrapolated: ")
-    truth = predict(parse_policy(POLICY), rate, LONG.clip(large), LAW, max_num_seqs=16).queueing_delay.mean
+    truth = predict(
+        parse_policy(POLICY), rate, LONG.clip(large), LAW, max_num_seqs=16
+    ).queueing_delay.mean
     assert truth is not None
     assert up.mean.covers(truth)
-    apart = abs(up.mean.value - met[large].value)  # a run of 8,000 requests is itself known within 4 % only
-    assert apart <= math.hypot(up.mean.relative * up.mean.value, met[large].relative * met[large].value)
+    apart = abs(
+        up.mean.value - met[large].value
+    )  # a run of 8,000 requests is itself known within 4 % only
+    assert apart <= math.hypot(
+        up.mean.relative * up.mean.value, met[large].relative * met[large].value
+    )

@@ -1,4 +1,6 @@
-"""Advice under an SLO: what is advised keeps it by the value that the advice itself reports, and says what it cuts."""
+"""Advice under an SLO: what is advised keeps it by the value that the advice itself reports, and
+says what it cuts.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +43,27 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     objective = parse_objective({"slo": slo})
     assert advice.best is not None
     assert objective.slo is not None
-    found = reported_slo(Situation(estimates=estimates, shape=LAW, limits=OPERATED), advice.best.knobs, objective)
+    found = reported_slo(
+        Situation(estimates=estimates, shape=LAW, limits=OPERATED), advice.best.knobs, objective
+    )
     return found is None or found > objective.slo.seconds
 
 
 @pytest.mark.parametrize("error", [1.0, 0.93, 1.07])
 @pytest.mark.parametrize("metric", ["p99_sojourn_time", "p90_queueing_delay"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_advice_breaks_the_slo_by_its_own_numbers(metric: str, target: str, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_advice_breaks_the_slo_by_its_own_numbers(
+    metric: str, target: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the search, which simulates, is 7 % below or above what is reported."""
     monkeypatch.setattr(searches, "searched", lambda *given: off(answer.searched(*given), error))
     estimates, advised = operated(), 0
     for seconds in (0.12, 0.2, 0.3, 0.475, 0.55):
         slo = f"{metric}={seconds:g}"
         objective = parse_objective({"slo": slo, "max_clipped_fraction": "0.999"})
-        (found,) = advise(estimates, LAW, Knobs(policy=POLICY), OPERATED, objective, targets=[target])
+        (found,) = advise(
+            estimates, LAW, Knobs(policy=POLICY), OPERATED, objective, targets=[target]
+        )
         if found.best is not None:
             advised += 1
             assert not breaks(found, slo, estimates), found.says
@@ -74,23 +82,46 @@ def off(prediction: Prediction, factor: float) -> Prediction:
 
 def _times(found: Quantiles, factor: float) -> Quantiles:
     values = {each.name: getattr(found, each.name) for each in fields(found)}
-    return Quantiles(**{name: value * factor if isinstance(value, float) else value for name, value in values.items()})
+    return Quantiles(
+        **{
+            name: value * factor if isinstance(value, float) else value
+            for name, value in values.items()
+        }
+    )
 
 
 @pytest.mark.parametrize("error", [1.0, 0.93, 1.07])
-def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(error: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest answers and the fewest servers that keep the SLO: one token more, or one server less, breaks it."""
+def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
+    error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest answers and the fewest servers that keep the SLO: one token more, or one
+    server less, breaks it.
+    """
     monkeypatch.setattr(searches, "searched", lambda *given: off(answer.searched(*given), error))
     objective = parse_objective({"slo": "p99_sojourn_time=300ms", "max_clipped_fraction": "0.9"})
-    limit, servers = advise(operated(), LAW, Knobs(policy=POLICY), OPERATED, objective, targets=["max-output-tokens", "servers"])
+    limit, servers = advise(
+        operated(),
+        LAW,
+        Knobs(policy=POLICY),
+        OPERATED,
+        objective,
+        targets=["max-output-tokens", "servers"],
+    )
     assert limit.best is not None
     assert servers.best is not None
     situation = Situation(estimates=operated(), shape=LAW, limits=OPERATED)
     assert limit.best.knobs.max_output_tokens is not None
     longer = replace(limit.best.knobs, max_output_tokens=limit.best.knobs.max_output_tokens + 1)
     fewer = replace(servers.best.knobs, servers=servers.best.knobs.servers - 1)
-    assert [keeps_slo(situation, each, objective) for each in (limit.best.knobs, longer, servers.best.knobs, fewer)] == [True, False] * 2
-    assert any(point.get("max_output_tokens") == limit.best.knobs.max_output_tokens and point["score"] is not None for point in limit.curve)
+    assert [
+        keeps_slo(situation, each, objective)
+        for each in (limit.best.knobs, longer, servers.best.knobs, fewer)
+    ] == [True, False] * 2
+    assert any(
+        point.get("max_output_tokens") == limit.best.knobs.max_output_tokens
+        and point["score"] is not None
+        for point in limit.curve
+    )
     limits = [point["max_output_tokens"] for point in limit.curve]
     assert limits == sorted(set(limits))
 
@@ -103,11 +134,20 @@ def test_the_largest_that_keeps_is_found_from_anywhere(start: int, last: int) ->
 
 def test_a_token_limit_for_an_slo_cuts_no_more_than_is_allowed_and_says_how_many() -> None:
     asked = {"slo": "p99_sojourn_time=300ms"}
-    (refused,) = advise(operated(), LAW, Knobs(policy=POLICY), OPERATED, parse_objective(asked), targets=["max-output-tokens"])
+    (refused,) = advise(
+        operated(),
+        LAW,
+        Knobs(policy=POLICY),
+        OPERATED,
+        parse_objective(asked),
+        targets=["max-output-tokens"],
+    )
     assert refused.best is None
     assert "cuts 48 % of the answers, more than max_clipped_fraction=0.05" in refused.says
     allowed = parse_objective(asked | {"max_clipped_fraction": "0.5"})
-    (found,) = advise(operated(), LAW, Knobs(policy=POLICY), OPERATED, allowed, targets=["max-output-tokens"])
+    (found,) = advise(
+        operated(), LAW, Knobs(policy=POLICY), OPERATED, allowed, targets=["max-output-tokens"]
+    )
     assert found.best is not None
     assert found.best.clipped_fraction is not None
     assert 0.4 < found.best.clipped_fraction < 0.5
@@ -117,17 +157,31 @@ def test_a_token_limit_for_an_slo_cuts_no_more_than_is_allowed_and_says_how_many
 def test_the_constraint_that_no_choice_keeps_is_named_with_its_value() -> None:
     """`single` is unstable here; the short limits that are stable cut too many answers."""
     current = Knobs(policy="single")
-    (found,) = advise(operated(), LAW, current, OPERATED, parse_objective({"max_clipped_fraction": "0.02"}), targets=["max-output-tokens"])
+    (found,) = advise(
+        operated(),
+        LAW,
+        current,
+        OPERATED,
+        parse_objective({"max_clipped_fraction": "0.02"}),
+        targets=["max-output-tokens"],
+    )
     assert found.best is None
     assert "none keeps the constraint max_clipped_fraction=0.02 " in found.says
     (size,) = advise(
-        operated(), LAW, Knobs(policy=POLICY), OPERATED, parse_objective({"slo": "mean_sojourn_time=10ms"}), targets=["batch-size"]
+        operated(),
+        LAW,
+        Knobs(policy=POLICY),
+        OPERATED,
+        parse_objective({"slo": "mean_sojourn_time=10ms"}),
+        targets=["batch-size"],
     )
     assert "none keeps the constraint mean_sojourn_time=0.01 " in size.says
 
 
 def test_one_more_server_is_not_advised_for_a_gain_that_may_be_none() -> None:
-    (found,) = advise(operated(), LAW, Knobs(policy=POLICY), OPERATED, parse_objective({}), targets=["servers"])
+    (found,) = advise(
+        operated(), LAW, Knobs(policy=POLICY), OPERATED, parse_objective({}), targets=["servers"]
+    )
     assert found.best is not None
     given = (found.best, parse_objective({}), Measure(parse_objective({})), (0.0375, 0.0372))
     unsure = sentence(replace(found, gain=Estimate(0.01, -0.02, 0.24, 900.0)), *given)

@@ -1,4 +1,6 @@
-"""What-ifs and advice of a window with stalls: they include the queue behind a stall, or say what leaves it out."""
+"""What-ifs and advice of a window with stalls: they include the queue behind a stall, or say
+what leaves it out.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,31 @@ NOTHING_ELSE: dict[str, Any] = {"token_limits": [], "sizes": []}
 @cache
 def window(every: int) -> Estimates:
     """Each `every`-th batch takes half a second longer; none for 0."""
-    engine = Engine(most=8, stall=lambda batch: 0.5 if every and batch % every == every - 1 else 0.0)
+    engine = Engine(
+        most=8, stall=lambda batch: 0.5 if every and batch % every == every - 1 else 0.0
+    )
     records = serve(poisson(0.4 * capacity(), 4000, 1), engine, 1)
     return estimate(seen(records, POLICY), parse_policy(POLICY), LAW)
 
 
 @pytest.mark.parametrize("policy", [WHOLE, "capped:max_batch_size=4"])
-def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leaves_out(policy: str) -> None:
-    """Its stalls are known as slots saw them, and the law that what-ifs of batches read has none."""
+def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leaves_out(
+    policy: str,
+) -> None:
+    """Its stalls are known as slots saw them, and the law that what-ifs of batches read has
+    none.
+    """
     by_batches = window(80)
     estimates = replace(by_batches, policy=CONTINUOUS)
     assert (by_batches.law(LAW).stall_share > 0, estimates.law(LAW).stall_share) == (True, False)
-    expected = f"leaves out the queue behind a stall (stalls hold {estimates.stalls.time_share:.1%} of the busy time)"
+    expected = (
+        "leaves out the queue behind a stall (stalls hold "
+        f"{estimates.stalls.time_share:.1%} of the busy time)"
+    )
     for seen_by, notes in ((by_batches, []), (estimates, [expected])):
-        (found,) = what_ifs(seen_by, LAW, Knobs(policy=seen_by.policy), LIMITS, policies=[policy], **NOTHING_ELSE)
+        (found,) = what_ifs(
+            seen_by, LAW, Knobs(policy=seen_by.policy), LIMITS, policies=[policy], **NOTHING_ELSE
+        )
         assert json.loads(json.dumps(found.to_dict()))["notes"] == notes
 
 
@@ -52,7 +65,11 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
     estimates, knobs = window(80), Knobs(policy=CONTINUOUS)
     assert estimates.stalls.count > 5
     stalling = Situation(estimates=estimates, shape=LAW, limits=LIMITS)
-    calm = Situation(estimates=replace(estimates, stalls=Stalls(0, 0.0, 0.0, None)), shape=stalling.law, limits=LIMITS)
+    calm = Situation(
+        estimates=replace(estimates, stalls=Stalls(0, 0.0, 0.0, None)),
+        shape=stalling.law,
+        limits=LIMITS,
+    )
     model = stalling.model(knobs)
     busy = utilisation_of(model, stalling.rate)
     backlog = stall_backlog(estimates.stalls, model.load(stalling.rate), utilisation=busy)
@@ -60,36 +77,60 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
     means = [each.predicted(knobs).sojourn_time.mean or 0.0 for each in (stalling, calm)]
     assert backlog > 0.01
     assert means[0] - means[1] == pytest.approx(backlog, rel=0.05)
-    (found,) = what_ifs(estimates, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE)
+    (found,) = what_ifs(
+        estimates, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+    )
     (note,) = json.loads(json.dumps(found.to_dict()))["notes"]
     assert note == f"{NOTE} ({1000 * backlog:.3g} ms of the mean sojourn)"
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.0099, False), (0.0101, True)])
-def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(share: float, named: bool) -> None:
+def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(
+    share: float, named: bool
+) -> None:
     knobs, calm = Knobs(policy=CONTINUOUS), replace(window(0), policy=CONTINUOUS)
     situation = Situation(estimates=calm, shape=LAW, limits=LIMITS)
-    load, sojourn = situation.model(knobs).load(situation.rate), situation.predicted(knobs).sojourn_time.mean or 0.0
-    size = share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001  # of stalls that hold a thousandth of the time
+    load, sojourn = (
+        situation.model(knobs).load(situation.rate),
+        situation.predicted(knobs).sojourn_time.mean or 0.0,
+    )
+    size = (
+        share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
+    )  # of stalls that hold a thousandth of the time
     stalling = replace(calm, stalls=Stalls(1, 0.001, size, None, size))
     assert stall_backlog(stalling.stalls, load) == pytest.approx(share / (1 - share) * sojourn)
-    (found,) = what_ifs(stalling, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE)
+    (found,) = what_ifs(
+        stalling, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+    )
     assert any(note.startswith(NOTE) for note in found.notes) == named
 
 
 @pytest.mark.parametrize("current", [POLICY, CONTINUOUS])
 def test_advice_chooses_by_the_number_that_it_reports(current: str) -> None:
-    """The curve and the setting's own forecast, for continuous: by the same approximation and the same stalls."""
-    (advice,) = advise(replace(window(80), policy=current), LAW, Knobs(policy=current), LIMITS, Objective(name="delay"), targets=["policy"])
+    """The curve and the setting's own forecast, for continuous: by the same approximation and
+    the same stalls.
+    """
+    (advice,) = advise(
+        replace(window(80), policy=current),
+        LAW,
+        Knobs(policy=current),
+        LIMITS,
+        Objective(name="delay"),
+        targets=["policy"],
+    )
     (point,) = (each for each in advice.curve if each["policy"] == CONTINUOUS)
     situation = Situation(estimates=replace(window(80), policy=current), shape=LAW, limits=LIMITS)
     assert (
-        point["score"] == point["sojourn_time"] == pytest.approx(situation.predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9)
+        point["score"]
+        == point["sojourn_time"]
+        == pytest.approx(situation.predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9)
     )
 
 
 def test_without_stalls_nothing_is_said() -> None:
-    (found,) = what_ifs(window(0), LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE)
+    (found,) = what_ifs(
+        window(0), LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+    )
     assert found.notes == ()
 
 
@@ -97,16 +138,21 @@ def test_without_stalls_nothing_is_said() -> None:
 def test_few_stalls_widen_the_interval_of_a_continuous_engine_too(in_force: str) -> None:
     """What two stalls add to its sojourn is known within 1 / sqrt 2 only, whoever met them."""
     estimates = replace(window(80), policy=in_force)
-    few, many = (replace(estimates, stalls=replace(estimates.stalls, count=count)) for count in (2, 2000))
+    few, many = (
+        replace(estimates, stalls=replace(estimates.stalls, count=count)) for count in (2, 2000)
+    )
     found = [forecast(each, LAW, Knobs(policy=CONTINUOUS), LIMITS).sojourn for each in (few, many)]
     assert found[0].value == found[1].value
     assert found[0].relative > 1.5 * found[1].relative
 
 
 @pytest.mark.parametrize(
-    ("load", "patience", "added"), [(0.5, None, 0.01), (0.5, 1.0, 0.01), (0.999, 1.0, 1.0), (1.001, 1.0, 1.0), (1.001, None, 0.0)]
+    ("load", "patience", "added"),
+    [(0.5, None, 0.01), (0.5, 1.0, 0.01), (0.999, 1.0, 1.0), (1.001, 1.0, 1.0), (1.001, None, 0.0)],
 )
-def test_behind_a_stall_nobody_waits_longer_than_their_patience(load: float, patience: float | None, added: float) -> None:
+def test_behind_a_stall_nobody_waits_longer_than_their_patience(
+    load: float, patience: float | None, added: float
+) -> None:
     """On both sides of load 1 alike."""
     stalls = Stalls(count=3, time_share=0.04, longest=0.5, last_at=None, size=0.5)
     assert stall_backlog(stalls, load, patience) == pytest.approx(added)

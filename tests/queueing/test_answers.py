@@ -1,4 +1,6 @@
-"""What an answer holds: every quantity of the contract is given where its method can give it, finite, in order and of the right size."""
+"""What an answer holds: every quantity of the contract is given where its method can give it,
+finite, in order and of the right size.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from queueing.simulation.experiment import simulate
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.5e-3)
 LENGTHS = parse_distribution("uniform:low=1,high=32")
-BATCHES = ["single", "capped:max_batch_size=1", "capped:max_batch_size=4", "elastic:max_batch_size=4", "dynamic", "fixed:batch_size=4"]
+BATCHES = [
+    "single",
+    "capped:max_batch_size=1",
+    "capped:max_batch_size=4",
+    "elastic:max_batch_size=4",
+    "dynamic",
+    "fixed:batch_size=4",
+]
 CONTINUOUS = ["continuous:max_batch_size=1", "continuous:max_batch_size=4"]
 LOADS = [0.2, 0.6, 0.9]
 CASES = list(itertools.product(BATCHES + CONTINUOUS, LOADS))
@@ -28,7 +37,9 @@ def rate_of(policy: str, load: float) -> float:
 
 
 def assert_ordered(law: Quantiles, *, whole: bool = True) -> None:
-    """Its mean and all its levels, or those of them that are given; finite, not below 0, not falling."""
+    """Its mean and all its levels, or those of them that are given; finite, not below 0, not
+    falling.
+    """
     levels = [getattr(law, name) for name in LEVELS]
     given = [level for level in levels if level is not None]
     assert law.mean is not None
@@ -40,7 +51,11 @@ def assert_ordered(law: Quantiles, *, whole: bool = True) -> None:
 
 def assert_sound(answer: Prediction, load: float) -> None:
     """What holds of every steady state."""
-    delay, sojourn, first = answer.queueing_delay.mean, answer.sojourn_time.mean, answer.time_to_first_token.mean
+    delay, sojourn, first = (
+        answer.queueing_delay.mean,
+        answer.sojourn_time.mean,
+        answer.time_to_first_token.mean,
+    )
     assert delay is not None
     assert sojourn is not None
     assert first is not None
@@ -72,7 +87,10 @@ def test_a_prediction_is_whole(policy: str, load: float) -> None:
     assert step is None or LAW.step(1) * (1 - 1e-9) <= step <= LAW.step(16) + LAW.admission(16)
 
 
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "fixed:batch_size=4", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy",
+    ["single", "capped:max_batch_size=4", "fixed:batch_size=4", "continuous:max_batch_size=4"],
+)
 @pytest.mark.parametrize("method", ["auto", "simulation"])
 def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, method: str) -> None:
     """A caller may ask each for any level; without one it is None."""
@@ -80,15 +98,27 @@ def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, metho
     rate = 0.5 * queue.largest_stable_rate
     for answer in (predict_model(queue, rate, method), unstable(queue, 1.2, method)):
         assert type(answer.time_to_first_token) is type(answer.inter_token_latency) is Quantiles
-        assert (answer.time_to_first_token.p99 is None) == (answer.method != "simulation" or not answer.stable)
+        assert (answer.time_to_first_token.p99 is None) == (
+            answer.method != "simulation" or not answer.stable
+        )
         assert answer.inter_token_latency.p99 is None
         assert list(answer.as_dict()["inter_token_latency"]) == ["mean", *LEVELS]
 
 
 @pytest.mark.parametrize(("policy", "load"), [(policy, 0.6) for policy in BATCHES + CONTINUOUS])
-def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(policy: str, load: float) -> None:
+def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(
+    policy: str, load: float
+) -> None:
     rate = rate_of(policy, load)
-    found = simulate(parse_policy(policy), rate, LENGTHS, LAW, num_requests=20_000, replications=4, max_num_seqs=16)
+    found = simulate(
+        parse_policy(policy),
+        rate,
+        LENGTHS,
+        LAW,
+        num_requests=20_000,
+        replications=4,
+        max_num_seqs=16,
+    )
     exact = predict(parse_policy(policy), rate, LENGTHS, LAW, max_num_seqs=16)
     assert found.method == "simulation"
     assert_sound(found, load)
@@ -99,13 +129,20 @@ def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(policy: str,
         if policy in BATCHES:
             assert abs(law.mean - known.mean) < 4.5 * law.standard_error
             for level in LEVELS:
-                assert getattr(law, level) == pytest.approx(getattr(known, level), rel=0.15, abs=2e-3), (name, level)
+                assert getattr(law, level) == pytest.approx(
+                    getattr(known, level), rel=0.15, abs=2e-3
+                ), (name, level)
 
 
 @pytest.mark.parametrize("policy", BATCHES + CONTINUOUS)
 def test_a_higher_load_makes_everything_longer(policy: str) -> None:
-    """Every mean and every level grows with the rate, but for the time that fixed batches take to form."""
-    low, high = (predict(parse_policy(policy), rate_of(policy, load), LENGTHS, LAW, max_num_seqs=16) for load in (0.6, 0.9))
+    """Every mean and every level grows with the rate, but for the time that fixed batches take
+    to form.
+    """
+    low, high = (
+        predict(parse_policy(policy), rate_of(policy, load), LENGTHS, LAW, max_num_seqs=16)
+        for load in (0.6, 0.9)
+    )
     for name in ("queueing_delay", "sojourn_time"):
         for level in ("mean", *LEVELS):
             one, other = getattr(getattr(low, name), level), getattr(getattr(high, name), level)

@@ -1,4 +1,6 @@
-"""Every stream of arrivals is answered: ties, two instants, one arrival, a day of gaps, instants of any size; no warning, no error."""
+"""Every stream of arrivals is answered: ties, two instants, one arrival, a day of gaps, instants
+of any size; no warning, no error.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ GAPS = st.one_of(
     st.floats(0.0, 86_400.0),
     st.floats(5e-324, 1e-6),
 )
-BLOCKS = st.lists(st.tuples(GAPS, st.integers(1, 120)), max_size=8)  # a gap, and how often it comes again
+BLOCKS = st.lists(
+    st.tuples(GAPS, st.integers(1, 120)), max_size=8
+)  # a gap, and how often it comes again
 ORIGINS = st.one_of(st.just(0.0), st.floats(-1e12, 1e12))
 
 
@@ -29,19 +33,38 @@ def streams(draw: st.DrawFn) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Runs of equal gaps, and of exponential ones among them."""
     blocks = draw(BLOCKS)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    gaps = [np.full(count, gap) * (rng.exponential(size=count) if rng.integers(2) else 1.0) for gap, count in blocks]
+    gaps = [
+        np.full(count, gap) * (rng.exponential(size=count) if rng.integers(2) else 1.0)
+        for gap, count in blocks
+    ]
     return draw(ORIGINS) + np.cumsum(np.concatenate([*gaps, [0.0]]))
 
 
-@given(streams(), st.sampled_from([None, 0.0, 1e-6, 5.0, 1e9, math.inf]), st.sampled_from(["poisson", "gamma"]), st.booleans())
+@given(
+    streams(),
+    st.sampled_from([None, 0.0, 1e-6, 5.0, 1e9, math.inf]),
+    st.sampled_from(["poisson", "gamma"]),
+    st.booleans(),
+)
 @settings(deadline=None)
 def test_the_audit_answers_for_every_stream(instants, asked_rate, process, has_timetable):
-    found = audit_arrivals(instants, asked_rate=asked_rate, process=process, intended=instants - 0.001 if has_timetable else None)
+    found = audit_arrivals(
+        instants,
+        asked_rate=asked_rate,
+        process=process,
+        intended=instants - 0.001 if has_timetable else None,
+    )
     assert found.n == instants.size
     assert found.verdict
-    assert all(0 <= test.p_value <= 1 and math.isfinite(test.statistic) and test.says for test in found.tests)
+    assert all(
+        0 <= test.p_value <= 1 and math.isfinite(test.statistic) and test.says
+        for test in found.tests
+    )
     if found.span:
-        assert all(math.isfinite(value) for value in (found.rate, found.rate_low, found.rate_high, found.gap_variation))
+        assert all(
+            math.isfinite(value)
+            for value in (found.rate, found.rate_low, found.rate_high, found.gap_variation)
+        )
         assert found.rate_low <= found.rate <= found.rate_high
 
 

@@ -1,4 +1,6 @@
-"""The audit of arrivals: a true Poisson stream passes as often as stated, and each known disease is named."""
+"""The audit of arrivals: a true Poisson stream passes as often as stated, and each known disease
+is named.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def rescaled(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
 
 
 def pinned(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
-    """A Poisson count per second, its gaps stretched so that the last arrival falls on the whole second."""
+    """A Poisson count per second, its gaps stretched so that the last arrival falls on the whole
+    second.
+    """
     instants: list[float] = []
     second = 0
     while len(instants) < n:
@@ -56,7 +60,9 @@ def pinned_to_tenths(rng: np.random.Generator, rate: float, n: int) -> FloatArra
 
 
 def re_anchored(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
-    """Now and then the sender stands still, and the whole rest of the schedule moves back with it."""
+    """Now and then the sender stands still, and the whole rest of the schedule moves back with
+    it.
+    """
     lost = np.zeros(n)
     lost[rng.choice(n, 5, replace=False)] = rng.uniform(0.8, 1.6, 5)
     return np.cumsum(rng.exponential(1 / rate, n)) + np.cumsum(lost)
@@ -89,12 +95,27 @@ def in_pairs(rng: np.random.Generator, rate: float, n: int) -> FloatArray:
 
 DISEASES = [
     (lock_step, 30.0, 1500, "the same gaps occur again: 150 distinct of 1499"),
-    (seen_late, 30.0, 1500, "of gaps are like the one before them, as of senders that share one seed"),
+    (
+        seen_late,
+        30.0,
+        1500,
+        "of gaps are like the one before them, as of senders that share one seed",
+    ),
     (pinned, 1.0, 1000, "pinned to whole seconds"),
     (pinned, 2.0, 1000, "pinned to whole seconds"),
     (pinned, 5.0, 1000, "pinned to whole seconds"),
-    (pinned_to_tenths, 20.0, 1000, "of arrivals are within 1 ms of one phase: pinned to tenths of a second"),
-    (pinned_to_tenths, 50.0, 1000, "of arrivals are within 1 ms of one phase: pinned to tenths of a second"),
+    (
+        pinned_to_tenths,
+        20.0,
+        1000,
+        "of arrivals are within 1 ms of one phase: pinned to tenths of a second",
+    ),
+    (
+        pinned_to_tenths,
+        50.0,
+        1000,
+        "of arrivals are within 1 ms of one phase: pinned to tenths of a second",
+    ),
     (re_anchored, 30.0, 1000, "schedule was lost and never made up"),
     (drifting, 200.0, 1500, "something adds to every gap, as sleeps one after the other do"),
     (bursty, 10.0, 1000, "arrivals come in bursts"),
@@ -105,10 +126,17 @@ DISEASES = [
 ]
 
 
-@pytest.mark.parametrize(("disease", "rate", "n", "words"), DISEASES, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("disease", "rate", "n", "words"), DISEASES, ids=lambda value: getattr(value, "__name__", None)
+)
 def test_each_disease_is_named_in_the_verdict(disease, rate, n, words):
-    verdicts = [audit_arrivals(disease(np.random.default_rng(seed), rate, n), asked_rate=rate).verdict for seed in range(20)]
-    named = [verdict for verdict in verdicts if verdict.startswith("not poisson: ") and words in verdict]
+    verdicts = [
+        audit_arrivals(disease(np.random.default_rng(seed), rate, n), asked_rate=rate).verdict
+        for seed in range(20)
+    ]
+    named = [
+        verdict for verdict in verdicts if verdict.startswith("not poisson: ") and words in verdict
+    ]
     assert len(named) >= 19, [verdict for verdict in verdicts if verdict not in named]
 
 
@@ -118,7 +146,8 @@ NAMES = ("constant rate", "gap law", "longest gap", "rate")
 @pytest.mark.parametrize(
     ("p_values", "rejected"),
     [
-        # of four tests the smallest is held against 1/4 of 1 %, the next against 1/3, then 1/2, then all of it
+        # of four tests the smallest is held against 1/4 of 1 %, the next against 1/3, then 1/2,
+        # then all of it
         ((0.0024, 0.5, 0.5, 0.5), 1),
         ((0.0026, 0.5, 0.5, 0.5), 0),
         ((0.0024, 0.0033, 0.5, 0.5), 2),
@@ -142,15 +171,22 @@ def test_several_tests_are_held_against_holms_levels_in_any_order(
 
 @pytest.mark.slow
 def test_a_true_poisson_stream_fails_in_at_most_the_stated_share():
-    failed = sum(not audit_arrivals(poisson(np.random.default_rng(seed), 30, 500), asked_rate=30).good for seed in range(1000))
-    assert failed <= 19, failed  # significance 0.01: 20 or more of 1000 would have probability 0.003
+    failed = sum(
+        not audit_arrivals(poisson(np.random.default_rng(seed), 30, 500), asked_rate=30).good
+        for seed in range(1000)
+    )
+    assert failed <= 19, (
+        failed
+    )  # significance 0.01: 20 or more of 1000 would have probability 0.003
 
 
 def test_each_p_value_is_uniform_over_poisson_streams():
     """Holm's rule needs every test's own share of false alarms to be right."""
     found: dict[str, list[float]] = {}
     for seed in range(1000):
-        for test in audit_arrivals(poisson(np.random.default_rng(10_000 + seed), 3, 300), asked_rate=3).tests:
+        for test in audit_arrivals(
+            poisson(np.random.default_rng(10_000 + seed), 3, 300), asked_rate=3
+        ).tests:
             found.setdefault(test.name, []).append(test.p_value)
     assert len(found) == 14
     for name, values in found.items():
@@ -162,16 +198,22 @@ def test_each_p_value_is_uniform_over_poisson_streams():
 
 
 def test_a_schedule_rescaled_to_end_on_time_is_not_told_by_one_run_but_by_several():
-    """Given its number and span it is a Poisson stream: only the span, too near to n / rate, tells."""
+    """Given its number and span it is a Poisson stream: only the span, too near to n / rate,
+    tells.
+    """
     single, runs = [], []
     for seed in range(40):
         instants = rescaled(np.random.default_rng(seed), 30, 1000)
         single.append(audit_arrivals(instants, asked_rate=30).verdict)
         runs.append((999, float(instants[-1] - instants[0])))
     assert single.count("poisson") >= 38
-    together = [arrival_tests.too_exact(runs[index : index + 5], 30).p_value for index in range(0, 40, 5)]
+    together = [
+        arrival_tests.too_exact(runs[index : index + 5], 30).p_value for index in range(0, 40, 5)
+    ]
     assert max(together) < 0.001
-    honest = [(999, float(np.ptp(poisson(np.random.default_rng(seed), 30, 1000)))) for seed in range(5)]
+    honest = [
+        (999, float(np.ptp(poisson(np.random.default_rng(seed), 30, 1000)))) for seed in range(5)
+    ]
     assert arrival_tests.too_exact(honest, 30).p_value > 0.01
 
 
@@ -185,7 +227,9 @@ def test_kolmogorov_p_values_are_the_exact_ones(n):
 
 
 def test_the_fitted_mean_makes_the_distance_smaller_and_the_p_value_knows_it():
-    """Stephens (1974), table for the exponential law with unknown mean: 0.990 at 10 %, 1.094 at 5 %, 1.308 at 1 %."""
+    """Stephens (1974), table for the exponential law with unknown mean: 0.990 at 10 %, 1.094 at
+    5 %, 1.308 at 1 %.
+    """
     m = 400
     for x, level in ((0.990, 0.10), (1.094, 0.05), (1.308, 0.01)):
         distance = x / (math.sqrt(m) + 0.26 + 0.5 / math.sqrt(m)) + 0.2 / m
@@ -196,7 +240,9 @@ def test_the_fitted_mean_makes_the_distance_smaller_and_the_p_value_knows_it():
 
 
 def _gaps_at_distance(m: int, distance: float) -> FloatArray:
-    """Gaps whose largest distance from their own exponential law is given: a share set to 0 and the rest left alone."""
+    """Gaps whose largest distance from their own exponential law is given: a share set to 0 and
+    the rest left alone.
+    """
     ideal = -np.log1p(-(np.arange(m) + 0.5) / m)
 
     def largest(share: float) -> tuple[float, FloatArray]:
@@ -214,30 +260,51 @@ def test_rank_correlation_is_spearmans_and_heavy_tails_do_it_no_harm():
     values = np.random.default_rng(3).pareto(0.7, 4000)
     found = arrival_tests.rank_correlations(values, 3)
     for lag in (1, 2, 3):
-        assert found[lag - 1] == pytest.approx(stats.spearmanr(values[:-lag], values[lag:])[0], abs=2e-3)
+        assert found[lag - 1] == pytest.approx(
+            stats.spearmanr(values[:-lag], values[lag:])[0], abs=2e-3
+        )
     assert arrival_tests.correlation(values, 10).p_value > 0.01
     assert arrival_tests.correlation(np.repeat(values, 2)).p_value < 1e-9
     assert arrival_tests.rank_correlations(np.ones(100), 2).tolist() == [0, 0]
 
 
 def test_equal_gaps_are_a_binomial_share_of_those_nearly_equal():
-    """1,000 gaps and steps of 0.1 % of their mean: the p-value is right in its tail, and the ratio is 1 on average."""
-    found = [arrival_tests.repeated_gaps(np.random.default_rng(seed).exponential(1.0, 1000), 0.001) for seed in range(2000)]
+    """1,000 gaps and steps of 0.1 % of their mean: the p-value is right in its tail, and the
+    ratio is 1 on average.
+    """
+    found = [
+        arrival_tests.repeated_gaps(np.random.default_rng(seed).exponential(1.0, 1000), 0.001)
+        for seed in range(2000)
+    ]
     assert np.mean([finding.statistic for finding in found]) == pytest.approx(1, abs=0.01)
     for level in (0.1, 0.01):
-        assert np.mean([finding.p_value <= level for finding in found]) == pytest.approx(level, abs=4 * math.sqrt(level / 2000))
+        assert np.mean([finding.p_value <= level for finding in found]) == pytest.approx(
+            level, abs=4 * math.sqrt(level / 2000)
+        )
 
 
 def test_gaps_that_cluster_are_no_repeated_gaps():
-    """As of requests sent one after the other: 10 microseconds apart, give or take 2, a hundred times as dense as elsewhere."""
-    found = [arrival_tests.repeated_gaps(1e-5 + 2e-6 * np.random.default_rng(seed).random(2000), 1e-9) for seed in range(200)]
+    """As of requests sent one after the other: 10 microseconds apart, give or take 2, a hundred
+    times as dense as elsewhere.
+    """
+    found = [
+        arrival_tests.repeated_gaps(1e-5 + 2e-6 * np.random.default_rng(seed).random(2000), 1e-9)
+        for seed in range(200)
+    ]
     assert np.mean([finding.statistic for finding in found]) == pytest.approx(1, abs=0.01)
     assert np.mean([finding.p_value <= 0.01 for finding in found]) <= 0.04
-    assert arrival_tests.repeated_gaps(np.repeat(1e-5 + 2e-6 * np.random.default_rng(0).random(1000), 2), 1e-9).p_value < 1e-9
+    assert (
+        arrival_tests.repeated_gaps(
+            np.repeat(1e-5 + 2e-6 * np.random.default_rng(0).random(1000), 2), 1e-9
+        ).p_value
+        < 1e-9
+    )
 
 
 def test_durbins_transform_makes_an_exponential_sample_uniform():
-    """Ordered gaps 1, 2, 4: differences 1, 1, 2, each times the gaps that reach it: 3, 2, 2; shares 3/7 and 5/7."""
+    """Ordered gaps 1, 2, 4: differences 1, 1, 2, each times the gaps that reach it: 3, 2, 2;
+    shares 3/7 and 5/7.
+    """
     assert arrival_tests.gap_spacings(np.array([4.0, 1.0, 2.0])).statistic == pytest.approx(3 / 7)
 
 
@@ -255,8 +322,13 @@ def test_the_rate_interval_is_exact():
 def test_another_rate_than_asked_is_said_whichever_is_higher(asked: float) -> None:
     audit = audit_arrivals(poisson(np.random.default_rng(0), 20, 1000), asked_rate=asked)
     assert f"of {asked:g} per second asked" in audit.verdict
-    assert {test.name for test in audit.tests if not test.holds} == {"rate", "gap law at the asked rate"}
-    assert next(test.statistic for test in audit.tests if test.name == "rate") == pytest.approx(audit.rate / asked)
+    assert {test.name for test in audit.tests if not test.holds} == {
+        "rate",
+        "gap law at the asked rate",
+    }
+    assert next(test.statistic for test in audit.tests if test.name == "rate") == pytest.approx(
+        audit.rate / asked
+    )
     assert (audit.rate > asked) == (asked < 20)
     assert audit_arrivals(poisson(np.random.default_rng(0), 20, 1000)).verdict == "poisson"
 
@@ -286,7 +358,10 @@ def test_a_stall_that_is_made_up_is_a_pause_not_a_lost_schedule():
 @pytest.mark.parametrize("instants", [[], [3.0], list(range(49))])
 def test_too_few_arrivals_are_not_judged(instants):
     audit = audit_arrivals(np.array(instants, dtype=np.float64))
-    assert audit.verdict == f"too few to say: {counted(len(instants), 'arrival')}; expected at least 50"
+    assert (
+        audit.verdict
+        == f"too few to say: {counted(len(instants), 'arrival')}; expected at least 50"
+    )
     assert (audit.poisson, audit.tests, audit.good) == (None, (), True)
 
 
@@ -306,7 +381,12 @@ def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
     assert late.lateness is not None
     assert late.lateness.mean == pytest.approx(0.003, rel=0.1)
     assert late.lateness.p99 == pytest.approx(0.003 * math.log(100), rel=0.2)
-    assert audit_arrivals(intended + 0.003, intended=intended, budget=Budget(p99=0.004, mean=0.004)).valid is True
+    assert (
+        audit_arrivals(
+            intended + 0.003, intended=intended, budget=Budget(p99=0.004, mean=0.004)
+        ).valid
+        is True
+    )
     with pytest.raises(ValueError, match="expected one for each"):
         audit_arrivals(intended, intended=intended[1:])
 
@@ -325,12 +405,16 @@ def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
         (-0.00301, Budget(mean=0.003, p99=0.01), False),
     ],
 )
-def test_a_sender_may_be_as_late_as_its_budget_says(late: float, budget: Budget | None, within: bool) -> None:
+def test_a_sender_may_be_as_late_as_its_budget_says(
+    late: float, budget: Budget | None, within: bool
+) -> None:
     """Everything equally late, or early; by default a millisecond in the mean."""
     intended = poisson(np.random.default_rng(2), 50, 1000)
     audit = audit_arrivals(intended + late, intended=intended, asked_rate=50, budget=budget)
     assert audit.lateness is not None
-    assert (audit.lateness.mean, audit.lateness.p99, audit.lateness.max) == pytest.approx((late, late, late))
+    assert (audit.lateness.mean, audit.lateness.p99, audit.lateness.max) == pytest.approx(
+        (late, late, late)
+    )
     assert (audit.valid, audit.good) == (within, within)
 
 
@@ -349,16 +433,23 @@ def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
     broken = audit_arrivals(intended + 0.1, intended=intended, process="gamma")
     early = audit_arrivals(intended - 0.1, intended=intended, process="gamma")
     alone = audit_arrivals(intended, process="gamma")
-    assert kept.verdict == "timetable kept (mean 0.4 ms, p99 0.4 ms late); not tested: the distribution of the gaps (asked: gamma)"
+    assert kept.verdict == (
+        "timetable kept (mean 0.4 ms, p99 0.4 ms late); not tested: the distribution of the "
+        "gaps (asked: gamma)"
+    )
     assert broken.verdict.startswith("timetable not kept (mean 100 ms")
     assert early.verdict.startswith("timetable not kept (mean -100 ms")
-    assert alone.verdict == "not judged: asked to be gamma, and there is no timetable to compare with"
+    assert (
+        alone.verdict == "not judged: asked to be gamma, and there is no timetable to compare with"
+    )
     assert [audit.poisson for audit in (kept, broken, early, alone)] == [None] * 4
     assert [audit.good for audit in (kept, broken, early, alone)] == [True, False, False, True]
 
 
 def test_a_coarse_clock_is_not_mistaken_for_repeated_gaps():
-    """Instants written in milliseconds make equal gaps; the tests that need finer ones are left out."""
+    """Instants written in milliseconds make equal gaps; the tests that need finer ones are left
+    out.
+    """
     instants = np.round(poisson(np.random.default_rng(0), 50, 2000), 3)
     assert resolution(instants) == 1e-3
     audit = audit_arrivals(instants, asked_rate=50)
@@ -372,7 +463,9 @@ def whole(step: float) -> Stamps:
 
 
 def ticks_of_100_mhz(instants: FloatArray) -> FloatArray:
-    """A counter that ticks every 9.9987 ns, told in whole nanoseconds: no two differ by 1 to 8 of them."""
+    """A counter that ticks every 9.9987 ns, told in whole nanoseconds: no two differ by 1 to 8
+    of them.
+    """
     return np.round(np.floor(instants / 9.9987e-9) * 9.9987e-9, 9)
 
 
@@ -393,11 +486,15 @@ STAMPS = [
 
 @pytest.mark.parametrize(("stamps", "step"), STAMPS)
 def test_the_clocks_step_is_found_in_the_instants(stamps: Stamps, step: float) -> None:
-    assert resolution(stamps(poisson(np.random.default_rng(0), 6000, 4096))) == pytest.approx(step, rel=0.1)
+    assert resolution(stamps(poisson(np.random.default_rng(0), 6000, 4096))) == pytest.approx(
+        step, rel=0.1
+    )
 
 
 def written_one_by_one(instants: FloatArray, rng: np.random.Generator, least: float) -> FloatArray:
-    """None leaves before the write of the one before it is over, which takes `least` seconds, now and then five times as long."""
+    """None leaves before the write of the one before it is over, which takes `least` seconds,
+    now and then five times as long.
+    """
     takes = least * (1 + rng.exponential(0.7, instants.size).clip(max=4))
     over = np.concatenate([[0.0], np.cumsum(takes)[:-1]])
     return np.maximum.accumulate(instants - over) + over
@@ -406,12 +503,20 @@ def written_one_by_one(instants: FloatArray, rng: np.random.Generator, least: fl
 @pytest.mark.parametrize("write", [0.0, 5e-6])
 @pytest.mark.parametrize(("stamps", "_step"), STAMPS)
 @pytest.mark.parametrize("rate", [1000, 6000, 20_000])
-def test_poisson_streams_pass_at_the_resolution_of_their_stamps(rate: float, stamps: Stamps, _step: float, write: float) -> None:
-    """Ten streams of 10,000 each; a hundredth of true ones fails, so one of ten may, and none is said to be of one seed."""
+def test_poisson_streams_pass_at_the_resolution_of_their_stamps(
+    rate: float, stamps: Stamps, _step: float, write: float
+) -> None:
+    """Ten streams of 10,000 each; a hundredth of true ones fails, so one of ten may, and none is
+    said to be of one seed.
+    """
     found = []
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        found.append(audit_arrivals(stamps(written_one_by_one(poisson(rng, rate, 10_000), rng, write)), asked_rate=rate).verdict)
+        found.append(
+            audit_arrivals(
+                stamps(written_one_by_one(poisson(rng, rate, 10_000), rng, write)), asked_rate=rate
+            ).verdict
+        )
     assert found.count("poisson") >= 9, found
     assert not any("seed" in verdict or "sleeps" in verdict for verdict in found), found
 
@@ -419,7 +524,9 @@ def test_poisson_streams_pass_at_the_resolution_of_their_stamps(rate: float, sta
 @pytest.mark.parametrize("write", [0.0, 5e-6])
 @pytest.mark.parametrize(("stamps", "_step"), STAMPS)
 @pytest.mark.parametrize("rate", [1000, 6000, 20_000])
-def test_senders_of_one_seed_are_found_at_the_resolution_of_their_stamps(rate: float, stamps: Stamps, _step: float, write: float) -> None:
+def test_senders_of_one_seed_are_found_at_the_resolution_of_their_stamps(
+    rate: float, stamps: Stamps, _step: float, write: float
+) -> None:
     for seed in range(5):
         rng = np.random.default_rng(seed)
         sent = written_one_by_one(lock_step(rng, rate, 10_000), rng, write)
@@ -429,9 +536,16 @@ def test_senders_of_one_seed_are_found_at_the_resolution_of_their_stamps(rate: f
 
 
 def test_a_clock_of_whole_nanoseconds_makes_no_repeated_gaps():
-    """By chance 100 pairs of 10,000 gaps at 4,000/s are equal then; counting neighbours in too would make that 300."""
-    audits = [audit_arrivals(np.round(poisson(np.random.default_rng(seed), 4000, 10_000), 9)) for seed in range(5)]
-    ratios = [test.statistic for audit in audits for test in audit.tests if test.name == "repeated gaps"]
+    """By chance 100 pairs of 10,000 gaps at 4,000/s are equal then; counting neighbours in too
+    would make that 300.
+    """
+    audits = [
+        audit_arrivals(np.round(poisson(np.random.default_rng(seed), 4000, 10_000), 9))
+        for seed in range(5)
+    ]
+    ratios = [
+        test.statistic for audit in audits for test in audit.tests if test.name == "repeated gaps"
+    ]
     assert np.mean(ratios) == pytest.approx(1, abs=0.2)
     assert [audit.verdict for audit in audits] == ["poisson"] * 5
 
@@ -440,34 +554,62 @@ def test_order_and_origin_do_not_matter():
     instants = poisson(np.random.default_rng(5), 20, 600)
     shuffled = np.random.default_rng(6).permutation(instants) + 5000.0
     first, second = audit_arrivals(instants, asked_rate=20), audit_arrivals(shuffled, asked_rate=20)
-    assert [test.p_value for test in first.tests] == pytest.approx([test.p_value for test in second.tests], rel=1e-4, abs=1e-9)
+    assert [test.p_value for test in first.tests] == pytest.approx(
+        [test.p_value for test in second.tests], rel=1e-4, abs=1e-9
+    )
 
 
 def test_gaps_that_are_not_exponential_are_told_by_the_statistic_that_failed() -> None:
     gaps = np.random.default_rng(1).exponential(size=500)
     (said,) = disease(np.cumsum(gaps), gaps, {"gap spacings": 0.123}, None, 1e-6)
-    assert said == "gaps are not exponential: the ordered gaps' differences are at most 0.123 away from exponential ones"
+    assert said == (
+        "gaps are not exponential: the ordered gaps' differences are at most 0.123 away from "
+        "exponential ones"
+    )
 
 
 GAPS = np.random.default_rng(1).exponential(size=1000)
 
 
-def told(gaps: FloatArray, *failed: str, ordered: FloatArray | None = None, step: float = 1e-9, statistic: float = 0.5) -> str:
+def told(
+    gaps: FloatArray,
+    *failed: str,
+    ordered: FloatArray | None = None,
+    step: float = 1e-9,
+    statistic: float = 0.5,
+) -> str:
     """What is said of these gaps where these tests failed."""
-    return "; ".join(disease(np.cumsum(gaps) if ordered is None else ordered, gaps, dict.fromkeys(failed, statistic), None, step))
+    return "; ".join(
+        disease(
+            np.cumsum(gaps) if ordered is None else ordered,
+            gaps,
+            dict.fromkeys(failed, statistic),
+            None,
+            step,
+        )
+    )
 
 
-@pytest.mark.parametrize(("simultaneous", "step", "said"), [(10, 1e-9, False), (11, 1e-9, True), (19, 0.0095, False), (20, 0.0095, True)])
-def test_more_than_one_in_a_hundred_at_one_instant_are_groups(simultaneous: int, step: float, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("simultaneous", "step", "said"),
+    [(10, 1e-9, False), (11, 1e-9, True), (19, 0.0095, False), (20, 0.0095, True)],
+)
+def test_more_than_one_in_a_hundred_at_one_instant_are_groups(
+    simultaneous: int, step: float, said: bool
+) -> None:
     """And what chance makes of a clock of that step, in mean gaps."""
     gaps = np.append(np.zeros(simultaneous), GAPS[simultaneous:])
     step *= float(gaps.mean())
-    assert ("come at the very instant of the one before" in told(gaps, "gap law", step=step)) == said
+    assert (
+        "come at the very instant of the one before" in told(gaps, "gap law", step=step)
+    ) == said
 
 
 @pytest.mark.parametrize(("half", "said"), [(0.199, True), (0.201, False)])
 def test_gaps_within_a_fifth_of_their_mean_are_nearly_constant(half: float, said: bool) -> None:
-    assert ("gaps are nearly constant" in told(np.tile([1 + half, 1 - half], 500), "gap law")) == said
+    assert (
+        "gaps are nearly constant" in told(np.tile([1 + half, 1 - half], 500), "gap law")
+    ) == said
 
 
 @pytest.mark.parametrize(
@@ -482,23 +624,37 @@ def test_gaps_within_a_fifth_of_their_mean_are_nearly_constant(half: float, said
         (151, {"dispersion, 5 per window": 1.51}, True),
     ],
 )
-def test_arrivals_are_pinned_to_a_phase_where_enough_of_them_are(at_one_phase: int, failed: dict[str, float], said: bool) -> None:
-    """The others are spread evenly over nine tenths of a second, so that no 20 ms of it hold 5 in a hundred."""
+def test_arrivals_are_pinned_to_a_phase_where_enough_of_them_are(
+    at_one_phase: int, failed: dict[str, float], said: bool
+) -> None:
+    """The others are spread evenly over nine tenths of a second, so that no 20 ms of it hold 5
+    in a hundred.
+    """
     others = 0.05 + 0.9 * np.arange(1000 - at_one_phase) / (1000 - at_one_phase)
     ordered = np.arange(1000.0) + np.append(np.zeros(at_one_phase), others)
     found = "; ".join(disease(ordered, GAPS, {"phase in 1 s": 0.3} | failed, None, 1e-9))
-    assert (f"{at_one_phase / 10:.0f}% of arrivals are within 10 ms of one phase: pinned to whole seconds" in found) == said
+    assert (
+        (
+            f"{at_one_phase / 10:.0f}% of arrivals are within 10 ms of one phase: pinned to whole "
+            "seconds"
+        )
+        in found
+    ) == said
 
 
 @pytest.mark.parametrize(("twice", "said"), [(100, False), (101, True)])
 def test_gaps_of_one_seed_are_a_quarter_of_them_equal_to_another(twice: int, said: bool) -> None:
     once = 1 + 0.01 * np.arange(400 - twice)
     gaps = np.concatenate([once, once[:twice]])
-    assert ("the same gaps occur again" in told(gaps, "repeated gaps", step=1e-6, statistic=9.0)) == said
+    assert (
+        "the same gaps occur again" in told(gaps, "repeated gaps", step=1e-6, statistic=9.0)
+    ) == said
 
 
 @pytest.mark.parametrize(("alike", "said"), [(300, False), (301, True)])
-def test_gaps_like_the_one_before_are_of_one_seed_from_three_in_ten_on(alike: int, said: bool) -> None:
+def test_gaps_like_the_one_before_are_of_one_seed_from_three_in_ten_on(
+    alike: int, said: bool
+) -> None:
     gaps = np.append(np.ones(alike + 1), np.resize([3.0, 1.0], 1000 - alike))
     assert ("of gaps are like the one before them" in told(gaps, "correlation, lag 1")) == said
 
@@ -514,28 +670,48 @@ def test_gaps_like_the_one_before_are_of_one_seed_from_three_in_ten_on(alike: in
         (5.01e-5, 1e-3, 10_000, True),
     ],
 )
-def test_something_adds_to_every_gap_where_the_least_is_far_from_nothing(least: float, mean: float, count: int, said: bool) -> None:
+def test_something_adds_to_every_gap_where_the_least_is_far_from_nothing(
+    least: float, mean: float, count: int, said: bool
+) -> None:
     gaps = np.linspace(least, 2 * mean - least, count)
     assert ("something adds to every gap" in told(gaps, "gap law")) == said
 
 
 @pytest.mark.parametrize(
-    ("n", "windows"), [(99, {"5"}), (100, {"5"}), (199, {"5"}), (200, {"5", "20"}), (499, {"5", "20"}), (500, {"5", "20", "50"})]
+    ("n", "windows"),
+    [
+        (99, {"5"}),
+        (100, {"5"}),
+        (199, {"5"}),
+        (200, {"5", "20"}),
+        (499, {"5", "20"}),
+        (500, {"5", "20", "50"}),
+    ],
 )
 def test_counts_are_judged_in_ten_windows_at_least(n: int, windows: set[str]) -> None:
     names = {test.name for test in audit_arrivals(poisson(np.random.default_rng(3), 10, n)).tests}
     assert {name.split()[1] for name in names if name.startswith("dispersion")} == windows
 
 
-@pytest.mark.parametrize(("span", "n", "judged"), [(10.0, 30, True), (9.99, 30, False), (100.0, 22, True), (100.0, 21, False)])
+@pytest.mark.parametrize(
+    ("span", "n", "judged"),
+    [(10.0, 30, True), (9.99, 30, False), (100.0, 22, True), (100.0, 21, False)],
+)
 def test_a_phase_takes_ten_periods_and_twenty_arrivals(span: float, n: int, judged: bool) -> None:
     assert (arrival_tests.phase(np.linspace(0, span, n), 1.0) is not None) == judged
 
 
 @pytest.mark.parametrize(("rate", "fine"), [(0.85, True), (1.25, False)])
-def test_gaps_are_judged_one_by_one_where_the_clock_is_500_times_as_fine(rate: float, fine: bool) -> None:
+def test_gaps_are_judged_one_by_one_where_the_clock_is_500_times_as_fine(
+    rate: float, fine: bool
+) -> None:
     """A clock of 1/512 s: a five-hundredth of 0.98 s."""
-    names = {test.name for test in audit_arrivals(whole(2**-9)(poisson(np.random.default_rng(3), rate, 1000))).tests}
+    names = {
+        test.name
+        for test in audit_arrivals(
+            whole(2**-9)(poisson(np.random.default_rng(3), rate, 1000))
+        ).tests
+    }
     assert ({"gap law", "gap spacings", "repeated gaps"} <= names) == fine
     assert ({"gap law", "gap spacings", "repeated gaps"} & names == set()) == (not fine)
 

@@ -1,4 +1,6 @@
-"""Each statistic of an audit of arrivals and its p-value against an independent computation, and each border of a finding."""
+"""Each statistic of an audit of arrivals and its p-value against an independent computation, and
+each border of a finding.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import Budget, _gaps, _tick, above_dead_time, audit_arrivals, resolution
+from queueing.measurement.arrival_audit import (
+    Budget,
+    _gaps,
+    _tick,
+    above_dead_time,
+    audit_arrivals,
+    resolution,
+)
 from queueing.measurement.arrival_words import _distinct, _phase, _repeated, disease, in_words
 
 FloatArray = NDArray[np.float64]
@@ -24,7 +33,9 @@ def arrivals(n: int, rate: float = 10.0, seed: int = 1) -> FloatArray:
 
 
 @pytest.mark.parametrize("n", [30, 400])
-def test_a_constant_rate_is_kolmogorovs_test_of_those_between_the_first_and_the_last(n: int) -> None:
+def test_a_constant_rate_is_kolmogorovs_test_of_those_between_the_first_and_the_last(
+    n: int,
+) -> None:
     instants = arrivals(n) ** 1.02
     inner = (instants[1:-1] - instants[0]) / (instants[-1] - instants[0])
     found, exact = arrival_tests.constant_rate(instants), stats.kstest(inner, "uniform")
@@ -44,12 +55,16 @@ def test_the_spacings_of_gaps_are_held_against_the_uniform_law() -> None:
 
 
 @pytest.mark.parametrize("lags", [1, 3])
-def test_correlations_are_standardised_by_their_mean_and_error_under_exchangeable_gaps(lags: int) -> None:
+def test_correlations_are_standardised_by_their_mean_and_error_under_exchangeable_gaps(
+    lags: int,
+) -> None:
     values = np.random.default_rng(3).exponential(1.0, 300)
     values[1:] += 0.5 * values[:-1]
     ranks = stats.rankdata(values)
     centred = ranks - ranks.mean()
-    expected = np.array([(centred[:-k] * centred[k:]).sum() / (centred**2).sum() for k in range(1, lags + 1)])
+    expected = np.array(
+        [(centred[:-k] * centred[k:]).sum() / (centred**2).sum() for k in range(1, lags + 1)]
+    )
     z = (expected + 1 / 300) * math.sqrt(300)
     found = arrival_tests.correlation(values, lags)
     assert found.statistic == pytest.approx(expected[np.argmax(np.abs(z))])
@@ -65,9 +80,15 @@ def test_equal_values_share_a_rank() -> None:
 
 
 @pytest.mark.parametrize(("counts", "tail"), [([1, 9] * 10, "upper"), ([5] * 20, "lower")])
-def test_the_dispersion_of_counts_in_equal_windows_has_both_tails_of_a_chi_square(counts: list[int], tail: str) -> None:
-    """Twenty windows of a second, five arrivals each on average; the first and the last arrival are not counted."""
-    inner = np.concatenate([window + (np.arange(count) + 0.5) / count for window, count in enumerate(counts)])
+def test_the_dispersion_of_counts_in_equal_windows_has_both_tails_of_a_chi_square(
+    counts: list[int], tail: str
+) -> None:
+    """Twenty windows of a second, five arrivals each on average; the first and the last arrival
+    are not counted.
+    """
+    inner = np.concatenate(
+        [window + (np.arange(count) + 0.5) / count for window, count in enumerate(counts)]
+    )
     found = arrival_tests.dispersion(np.concatenate([[0.0], inner, [20.0]]), 5)
     square = sum((count - 5) ** 2 for count in counts) / 5
     lower, upper = stats.chi2.cdf(square, 19), stats.chi2.sf(square, 19)
@@ -78,7 +99,9 @@ def test_the_dispersion_of_counts_in_equal_windows_has_both_tails_of_a_chi_squar
 def test_windows_of_counts_are_two_at_least_and_hold_the_last_arrival() -> None:
     found = arrival_tests.dispersion(np.array([0.0, 1.0, 9.0, 10.0]), 50)
     assert found.statistic == pytest.approx(0.0)
-    assert arrival_tests.dispersion(np.array([0.0, 1.0, 2.0, 10.0, 10.0]), 50).statistic == pytest.approx((0.5**2 + 0.5**2) / 1.5)
+    assert arrival_tests.dispersion(
+        np.array([0.0, 1.0, 2.0, 10.0, 10.0]), 50
+    ).statistic == pytest.approx((0.5**2 + 0.5**2) / 1.5)
 
 
 def test_the_longest_gap_is_held_against_fishers_bound() -> None:
@@ -103,8 +126,13 @@ def test_the_phase_is_rayleighs_test_over_whole_periods() -> None:
     assert found.p_value == pytest.approx(exact)
 
 
-@pytest.mark.parametrize(("span", "count", "told"), [(10.01, 50, True), (9.99, 50, False), (30.0, 21, True), (30.0, 20, False)])
-def test_a_phase_needs_ten_whole_periods_and_twenty_arrivals(span: float, count: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("span", "count", "told"),
+    [(10.01, 50, True), (9.99, 50, False), (30.0, 21, True), (30.0, 20, False)],
+)
+def test_a_phase_needs_ten_whole_periods_and_twenty_arrivals(
+    span: float, count: int, told: bool
+) -> None:
     """Beside the first and the last one."""
     instants = np.concatenate([np.linspace(0.0, 9.5, count), [span + 1e-9]])
     assert (arrival_tests.phase(instants, 1.0) is not None) == told
@@ -134,19 +162,30 @@ def test_repeated_gaps_are_a_binomial_number_of_those_nearly_alike() -> None:
 @pytest.mark.parametrize("asked", [8.0, 10.0, 12.0])
 def test_a_rate_has_both_tails_of_a_gamma_time(asked: float) -> None:
     found = arrival_tests.rate(100, 10.0, asked)
-    later, sooner = stats.gamma.cdf(10.0, 100, scale=1 / asked), stats.gamma.sf(10.0, 100, scale=1 / asked)
+    later, sooner = (
+        stats.gamma.cdf(10.0, 100, scale=1 / asked),
+        stats.gamma.sf(10.0, 100, scale=1 / asked),
+    )
     assert found.statistic == pytest.approx(10.0 / asked)
     assert found.p_value == pytest.approx(min(1.0, 2 * min(later, sooner)))
     low, high = arrival_tests.rate_interval(100, 10.0, 0.9)
-    assert (low, high) == pytest.approx((stats.chi2.ppf(0.05, 200) / 20, stats.chi2.ppf(0.95, 200) / 20))
+    assert (low, high) == pytest.approx(
+        (stats.chi2.ppf(0.05, 200) / 20, stats.chi2.ppf(0.95, 200) / 20)
+    )
 
 
 @pytest.mark.parametrize("runs", [[(50, 5.1)], [(50, 5.01), (80, 7.9)], [(5, 3.0)]])
-def test_spans_that_are_too_exact_are_combined_as_fisher_does(runs: list[tuple[int, float]]) -> None:
+def test_spans_that_are_too_exact_are_combined_as_fisher_does(
+    runs: list[tuple[int, float]],
+) -> None:
     logs = []
     for gaps, span in runs:
         off = abs(10 * span - gaps)
-        logs.append(math.log(stats.gamma.cdf(gaps + off, gaps) - stats.gamma.cdf(max(0.0, gaps - off), gaps)))
+        logs.append(
+            math.log(
+                stats.gamma.cdf(gaps + off, gaps) - stats.gamma.cdf(max(0.0, gaps - off), gaps)
+            )
+        )
     found = arrival_tests.too_exact(runs, 10.0)
     assert found.statistic == pytest.approx(-2 * sum(logs))
     assert found.p_value == pytest.approx(stats.chi2.sf(-2 * sum(logs), 2 * len(runs)))
@@ -180,31 +219,55 @@ def test_which_tests_are_made_of_how_many_arrivals() -> None:
         "gap spacings",
         "repeated gaps",
     ]
-    assert [name for name in names(199) if name.startswith("dispersion")] == ["dispersion, 5 per window"]
-    assert [name for name in names(200) if name.startswith("dispersion")] == ["dispersion, 5 per window", "dispersion, 20 per window"]
+    assert [name for name in names(199) if name.startswith("dispersion")] == [
+        "dispersion, 5 per window"
+    ]
+    assert [name for name in names(200) if name.startswith("dispersion")] == [
+        "dispersion, 5 per window",
+        "dispersion, 20 per window",
+    ]
     assert "dispersion, 50 per window" not in names(499)
     assert names(500)[1:4] == [f"dispersion, {count} per window" for count in (5, 20, 50)]
-    assert [name for name in names(500) if name.startswith("phase")] == ["phase in 1 s", "phase in 0.1 s"]
+    assert [name for name in names(500) if name.startswith("phase")] == [
+        "phase in 1 s",
+        "phase in 0.1 s",
+    ]
     assert "correlation, lags 1-10" in names(500)
     assert names(60, 10.0)[-3:] == ["gap law at the asked rate", "rate", "span too exact"]
     assert audit_arrivals(arrivals(500)).dispersion == next(
-        test.statistic for test in audit_arrivals(arrivals(500)).tests if test.name == "dispersion, 50 per window"
+        test.statistic
+        for test in audit_arrivals(arrivals(500)).tests
+        if test.name == "dispersion, 50 per window"
     )
 
 
 @pytest.mark.parametrize("asked", [0.0, -1.0, math.inf, math.nan])
 def test_a_rate_that_is_none_is_not_tested(asked: float) -> None:
-    assert not any("rate" in test.name and test.name != "constant rate" for test in audit_arrivals(arrivals(60), asked_rate=asked).tests)
+    assert not any(
+        "rate" in test.name and test.name != "constant rate"
+        for test in audit_arrivals(arrivals(60), asked_rate=asked).tests
+    )
 
 
 def test_the_numbers_of_an_audit_by_hand() -> None:
     instants = arrivals(80)
     shuffled = np.random.default_rng(1).permutation(instants)
     found, gaps = audit_arrivals(shuffled), np.diff(instants)
-    assert (found.n, found.span, found.rate) == (80, pytest.approx(gaps.sum()), pytest.approx(79 / gaps.sum()))
-    assert (found.rate_low, found.rate_high) == pytest.approx(arrival_tests.rate_interval(79, gaps.sum()))
+    assert (found.n, found.span, found.rate) == (
+        80,
+        pytest.approx(gaps.sum()),
+        pytest.approx(79 / gaps.sum()),
+    )
+    assert (found.rate_low, found.rate_high) == pytest.approx(
+        arrival_tests.rate_interval(79, gaps.sum())
+    )
     assert found.gap_variation == pytest.approx(gaps.std() / gaps.mean())
-    assert (found.process, found.significance, found.lateness, found.valid) == ("poisson", 0.01, None, None)
+    assert (found.process, found.significance, found.lateness, found.valid) == (
+        "poisson",
+        0.01,
+        None,
+        None,
+    )
     with pytest.raises(ValueError, match="got 2 instants that are not finite"):
         audit_arrivals(np.array([1.0, math.inf, math.nan]))
 
@@ -214,7 +277,9 @@ def test_how_late_a_run_may_be_unless_it_is_said() -> None:
     late = np.linspace(0.0, 0.002, 101)
     found = audit_arrivals(arrivals(101) + late, intended=arrivals(101)).lateness
     assert found is not None
-    assert (found.mean, found.p50, found.p99, found.max) == pytest.approx((0.001, 0.001, 0.00198, 0.002))
+    assert (found.mean, found.p50, found.p99, found.max) == pytest.approx(
+        (0.001, 0.001, 0.00198, 0.002)
+    )
 
 
 def test_instants_nearer_than_a_clock_can_tell_are_one() -> None:
@@ -239,7 +304,9 @@ def test_a_gap_below_a_nanosecond_is_none() -> None:
     assert _gaps(np.array([0.0, 0.999e-9])).tolist() == [0.0]
 
 
-@pytest.mark.parametrize(("tick", "told"), [(2, False), (4, True), (10, True), (40, True), (64, True), (65, False)])
+@pytest.mark.parametrize(
+    ("tick", "told"), [(2, False), (4, True), (10, True), (40, True), (64, True), (65, False)]
+)
 def test_a_tick_is_four_to_sixty_four_steps(tick: int, told: bool) -> None:
     """Gaps of whole ticks; within a step."""
     gaps = tick * np.random.default_rng(2).geometric(0.01, 3000).astype(float)
@@ -260,8 +327,12 @@ def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance
     gaps = 1e-5 + rng.exponential(1e-3, 2000)
     least = gaps.min()
     above = above_dead_time(gaps)
-    assert sorted(above) == pytest.approx(sorted(gap - 8 * least for gap in gaps if gap > 8 * least))
-    assert above_dead_time(rng.exponential(1e-3, 2000)).size == 2000, "the least of so many is shorter by chance"
+    assert sorted(above) == pytest.approx(
+        sorted(gap - 8 * least for gap in gaps if gap > 8 * least)
+    )
+    assert above_dead_time(rng.exponential(1e-3, 2000)).size == 2000, (
+        "the least of so many is shorter by chance"
+    )
     slept = 6e-5 + rng.exponential(1e-3, 2000)
     assert above_dead_time(slept) is slept, "more than a sleep adds"
     few = np.concatenate([1e-5 + rng.exponential(5e-6, 1951), 1e-5 + rng.exponential(1e-2, 49)])
@@ -274,14 +345,26 @@ def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance
 WORDS = {
     "phase in 1 s": (0.1234, "arrivals lean 0.123 towards one phase (0: none, 1: all at it)"),
     "constant rate": (0.1234, "the share of arrivals is at most 0.123 away from the share of time"),
-    "gap law": (0.1234, "the gaps' law is at most 0.123 away from the exponential law of their own mean"),
-    "gap law at the asked rate": (0.1234, "the gaps' law is at most 0.123 away from the exponential law of the asked rate"),
+    "gap law": (
+        0.1234,
+        "the gaps' law is at most 0.123 away from the exponential law of their own mean",
+    ),
+    "gap law at the asked rate": (
+        0.1234,
+        "the gaps' law is at most 0.123 away from the exponential law of the asked rate",
+    ),
     "repeated gaps": (3.456, "3.46 times as many equal gaps as chance gives"),
-    "correlation, lags 1-3": (-0.1234, "ranks of successive gaps correlate by -0.123 (standard error 0.100)"),
+    "correlation, lags 1-3": (
+        -0.1234,
+        "ranks of successive gaps correlate by -0.123 (standard error 0.100)",
+    ),
     "dispersion, 5 per window": (1.234, "variance of counts is 1.23 times their mean (Poisson: 1)"),
     "longest gap": (9.87, "the longest gap is 9.9 mean gaps (expected about 5.2)"),
     "rate": (1.2345, "delivered over asked rate is 1.234"),
-    "span too exact": (7.77, "the run is as long as n / rate more closely than chance (statistic 7.8)"),
+    "span too exact": (
+        7.77,
+        "the run is as long as n / rate more closely than chance (statistic 7.8)",
+    ),
 }
 
 
@@ -294,13 +377,17 @@ def test_a_statistic_in_words(name: str) -> None:
 EXPONENTIAL = np.random.default_rng(4).exponential(1.0, 400)
 
 
-def said(gaps: FloatArray, failed: dict[str, float], asked: float | None = None, step: float = 1e-9) -> tuple[str, ...]:
+def said(
+    gaps: FloatArray, failed: dict[str, float], asked: float | None = None, step: float = 1e-9
+) -> tuple[str, ...]:
     return disease(np.concatenate([[0.0], np.cumsum(gaps)]), gaps, failed, asked, step)
 
 
 def test_what_failed_without_a_known_sign_is_told_by_its_statistic() -> None:
     assert said(EXPONENTIAL, {}) == ()
-    assert said(EXPONENTIAL, {"phase in 1 s": 0.2}) == ("arrivals lean 0.200 towards one phase (0: none, 1: all at it)",)
+    assert said(EXPONENTIAL, {"phase in 1 s": 0.2}) == (
+        "arrivals lean 0.200 towards one phase (0: none, 1: all at it)",
+    )
 
 
 @pytest.mark.parametrize(("simultaneous", "told"), [(4, False), (5, True)])
@@ -317,7 +404,12 @@ def test_more_than_a_hundredth_at_one_instant_are_told(simultaneous: int, told: 
 def test_gaps_are_nearly_constant_below_a_fifth(spread: float, told: bool) -> None:
     gaps = 1.0 + spread * np.where(np.arange(400) % 2, 1.0, -1.0)
     found = said(gaps, {"gap law": 0.3, "correlation, lag 1": -0.9})
-    assert found[0].startswith(f"gaps are nearly constant (standard deviation {spread:.2g} of their mean)") == told
+    assert (
+        found[0].startswith(
+            f"gaps are nearly constant (standard deviation {spread:.2g} of their mean)"
+        )
+        == told
+    )
 
 
 @pytest.mark.parametrize(("alike", "told"), [(0.29, False), (0.31, True)])
@@ -326,7 +418,12 @@ def test_gaps_like_the_one_before_are_told_from_three_tenths_on(alike: float, to
     number = round(alike * 2000)
     gaps[: number + 1] = 3.0
     found = said(gaps, {"correlation, lag 1": 0.5})
-    assert found[0].startswith(f"{alike:.0%} of gaps are like the one before them, as of senders that share one seed") == told
+    assert (
+        found[0].startswith(
+            f"{alike:.0%} of gaps are like the one before them, as of senders that share one seed"
+        )
+        == told
+    )
 
 
 def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> None:
@@ -335,29 +432,41 @@ def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> 
         apart = 20e-6 * np.arange(1, 1001 - doubled)
         gaps = np.concatenate([apart, apart[:doubled]])
         assert _repeated(gaps, 1e-6) == (doubled > 0.25 * gaps.size) == repeated
-    near = np.concatenate([20e-6 * np.arange(1, 501), 20e-6 * np.arange(1, 501) + 5e-6])  # alike, not equal
+    near = np.concatenate(
+        [20e-6 * np.arange(1, 501), 20e-6 * np.arange(1, 501) + 5e-6]
+    )  # alike, not equal
     assert not _repeated(near, 1e-6)
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.1) == 3
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.01) == 4
 
 
 def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
-    """A tenth within 10 ms of 0.3, and a tenth around the whole second: two hundredths of the period are one phase."""
+    """A tenth within 10 ms of 0.3, and a tenth around the whole second: two hundredths of the
+    period are one phase.
+    """
     spread = (np.arange(800) + 0.5) / 800
     around = np.concatenate([np.full(100, 0.3), np.full(50, 0.995), np.full(50, 0.004)])
     seconds = np.sort(np.arange(1000) * 1.0 + np.concatenate([spread, around]))
     share, words = _phase(seconds, {"phase in 1 s": 0.1})
     assert share == pytest.approx(0.1 + 0.8 * 0.02, abs=0.002)
-    assert words == f"{share:.0%} of arrivals are within 10 ms of one phase: pinned to whole seconds"
+    assert (
+        words == f"{share:.0%} of arrivals are within 10 ms of one phase: pinned to whole seconds"
+    )
     assert _phase(seconds, {"gap law": 0.1}) == (0.0, "")
     tenths = _phase(seconds / 10, {"phase in 0.1 s": 0.1})
     assert tenths[0] == pytest.approx(share, abs=1e-6)
     assert tenths[1].endswith("are within 1 ms of one phase: pinned to tenths of a second")
 
 
-@pytest.mark.parametrize(("value", "words"), [(1.6, "arrivals come in bursts: "), (0.6, "arrivals are too regular: ")])
+@pytest.mark.parametrize(
+    ("value", "words"), [(1.6, "arrivals come in bursts: "), (0.6, "arrivals are too regular: ")]
+)
 def test_the_most_telling_dispersion_is_told(value: float, words: str) -> None:
-    failed = {"dispersion, 5 per window": 1.1, "dispersion, 20 per window": value, "constant rate": 0.1}
+    failed = {
+        "dispersion, 5 per window": 1.1,
+        "dispersion, 20 per window": value,
+        "constant rate": 0.1,
+    }
     found = said(EXPONENTIAL, failed)
     assert found == (f"{words}variance over mean of counts is {value:.2f} (20 per window)",)
 
@@ -366,7 +475,9 @@ def test_a_rate_that_is_not_constant_is_told_by_its_halves() -> None:
     gaps = np.concatenate([EXPONENTIAL, 3 * EXPONENTIAL])
     ordered = np.concatenate([[0.0], np.cumsum(gaps)])
     first = np.mean(ordered <= ordered[-1] / 2)
-    assert said(gaps, {"constant rate": 0.3}) == (f"the rate is not constant: {first:.0%} of arrivals lie in the first half of the time",)
+    assert said(gaps, {"constant rate": 0.3}) == (
+        f"the rate is not constant: {first:.0%} of arrivals lie in the first half of the time",
+    )
 
 
 def test_a_rate_beside_the_asked_one_and_a_span_that_is_too_exact_are_told() -> None:
@@ -381,20 +492,33 @@ def test_a_rate_beside_the_asked_one_and_a_span_that_is_too_exact_are_told() -> 
 def test_correlated_gaps_are_told_by_the_strongest() -> None:
     rng = np.random.default_rng(5)
     gaps = rng.exponential(1.0, 400)
-    found = said(gaps, {"correlation, lag 1": 0.2, "correlation, lags 1-10": -0.34, "gap law": 0.12})
+    found = said(
+        gaps, {"correlation, lag 1": 0.2, "correlation, lags 1-10": -0.34, "gap law": 0.12}
+    )
     assert found == (
         "gaps are correlated (rank correlation -0.34)",
-        "gaps are not exponential: the gaps' law is at most 0.120 away from the exponential law of their own mean",
+        (
+            "gaps are not exponential: the gaps' law is at most 0.120 away from the exponential "
+            "law of their own mean"
+        ),
     )
 
 
 @pytest.mark.parametrize(("least", "told"), [(0.13, True), (0.12, False)])
-def test_something_adds_to_every_gap_where_the_least_is_fifty_times_what_chance_makes_it(least: float, told: bool) -> None:
+def test_something_adds_to_every_gap_where_the_least_is_fifty_times_what_chance_makes_it(
+    least: float, told: bool
+) -> None:
     """Four hundred gaps: an eighth of the mean."""
     gaps = EXPONENTIAL / EXPONENTIAL.mean() + 1.0
     gaps[0] = least * gaps.mean()
     found = said(gaps, {"gap law": 0.3})
-    assert any(each.startswith("no gap is shorter than ") and "something adds to every gap" in each for each in found) == told
+    assert (
+        any(
+            each.startswith("no gap is shorter than ") and "something adds to every gap" in each
+            for each in found
+        )
+        == told
+    )
 
 
 def test_a_pause_is_told_by_its_length_and_a_schedule_that_was_lost_by_the_rate() -> None:
@@ -408,7 +532,11 @@ def test_a_pause_is_told_by_its_length_and_a_schedule_that_was_lost_by_the_rate(
     assert lost[0].startswith("pauses of up to 2 s (200 mean gaps), delivered ")
     assert lost[0].endswith(" of 100 per second asked: schedule was lost and never made up")
     unasked = said(gaps, {"longest gap": 170.0})
-    assert unasked[0].startswith(f"pauses of up to 2 s ({2 / (np.median(gaps) / math.log(2)):.0f} mean gaps)")
+    assert unasked[0].startswith(
+        f"pauses of up to 2 s ({2 / (np.median(gaps) / math.log(2)):.0f} mean gaps)"
+    )
     uneven = np.concatenate([rng.gamma(0.3, 0.03, 999), [2.0]])
-    assert not any("pauses" in each for each in said(uneven, {"longest gap": 170.0}, asked=1 / uneven.mean()))
+    assert not any(
+        "pauses" in each for each in said(uneven, {"longest gap": 170.0}, asked=1 / uneven.mean())
+    )
     assert not any("pauses" in each for each in said(gaps, {"rate": 0.8}, asked=rate))

@@ -1,4 +1,6 @@
-"""The parts of a look at a window, each by hand: load, relaxation, band of the wander, silence, transient and stalls."""
+"""The parts of a look at a window, each by hand: load, relaxation, band of the wander, silence,
+transient and stalls.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,14 @@ def estimates(**about: object) -> Estimates:
 
 
 def model(policy: str, *, servers: int = 1, patience: float | None = None) -> Model:
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16, servers=servers, patience=patience)
+    return Model(
+        policy=parse_policy(policy),
+        output_tokens=LENGTHS,
+        law=LAW,
+        max_num_seqs=16,
+        servers=servers,
+        patience=patience,
+    )
 
 
 def predicted(**about: object) -> Prediction:
@@ -71,7 +80,9 @@ def test_the_load_has_the_doubts_of_rate_and_speed() -> None:
     queue, off = model("single"), math.hypot(0.01, 0.005)
     value = RATE / queue.largest_stable_rate
     found = _load(queue, estimates())
-    assert (found.value, found.low, found.high) == pytest.approx((value, value * (1 - off), value * (1 + off)))
+    assert (found.value, found.low, found.high) == pytest.approx(
+        (value, value * (1 - off), value * (1 + off))
+    )
     assert found.effective_n == 1000.0
     alone = _load(queue, estimates(speed=UNKNOWN))
     assert alone.high == pytest.approx(value * 1.01)
@@ -90,19 +101,25 @@ def test_a_queue_of_single_requests_relaxes_as_one_by_one(servers: int, load: fl
 def test_a_queue_of_batches_relaxes_in_batches_of_its_mean_size() -> None:
     queue = model("capped:max_batch_size=8", servers=2)
     assert _relaxation(queue, 0.6, predicted()) == pytest.approx(queue.batch_time.mean(3) / 2 / 0.4)
-    assert _relaxation(queue, 0.6, predicted(batch_size=Mean(0.2))) == pytest.approx(queue.batch_time.mean(1) / 2 / 0.4)
+    assert _relaxation(queue, 0.6, predicted(batch_size=Mean(0.2))) == pytest.approx(
+        queue.batch_time.mean(1) / 2 / 0.4
+    )
     assert _relaxation(queue, 0.6, None) == math.inf
 
 
 def test_continuous_batching_relaxes_in_the_sojourn_over_those_in_service() -> None:
     queue = model("continuous:max_batch_size=8")
-    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(4.0))) == pytest.approx(1.2 / 4 / 0.04)
+    assert _relaxation(queue, 0.64, predicted(batch_size=Mean(4.0))) == pytest.approx(
+        1.2 / 4 / 0.04
+    )
     assert _relaxation(queue, 0.64, predicted(batch_size=Mean(0.5))) == pytest.approx(1.2 / 0.04)
     assert _relaxation(queue, 0.64, predicted(sojourn_time=Quantiles())) == 0.0
 
 
 def test_the_band_of_the_wander_follows_the_curve_through_the_predicted_mean() -> None:
-    """W ~ f^2 has the mean W e^(s^2) and the second moment W^2 e^(6 s^2), s^2 = sigma^2 tau / (tau + relaxation), window 50 s."""
+    """W ~ f^2 has the mean W e^(s^2) and the second moment W^2 e^(6 s^2), s^2 = sigma^2 tau /
+    (tau + relaxation), window 50 s.
+    """
     slow = Wander(symmetric(0.1, 0.02, 50.0), 30.0, 0.1, significant=True)
     for speed in (1.0, 1.5):
         queue = replace(model("single"), law=LAW.at_speed(speed))
@@ -110,17 +127,25 @@ def test_the_band_of_the_wander_follows_the_curve_through_the_predicted_mean() -
         variance = 0.01 * 30 / 40
         assert found.mean == pytest.approx(0.4 * math.exp(variance), rel=1e-6)
         spread = 0.4 * math.sqrt((math.exp(6 * variance) - math.exp(2 * variance)) * 1.0)
-        assert found.high - found.mean == pytest.approx(1.959964 * spread, rel=1e-4), "60 s of correlation in a window of 50"
-    late = _band(SpeedCurve(2.0, 0.0, 0.0), model("single"), estimates(wander=slow, start=-550.0), 10.0, 0.4)
+        assert found.high - found.mean == pytest.approx(1.959964 * spread, rel=1e-4), (
+            "60 s of correlation in a window of 50"
+        )
+    late = _band(
+        SpeedCurve(2.0, 0.0, 0.0), model("single"), estimates(wander=slow, start=-550.0), 10.0, 0.4
+    )
     assert late.high - late.mean == pytest.approx(1.959964 * spread * math.sqrt(60 / 600), rel=1e-4)
 
 
 def test_with_patience_a_band_knows_no_capacity() -> None:
     slow = Wander(symmetric(0.3, 0.02, 50.0), 1e9, 0.1, significant=True)
-    near = estimates(wander=slow, arrival_rate=symmetric(0.9 * model("single").largest_stable_rate, 0.1, 100.0))
+    near = estimates(
+        wander=slow, arrival_rate=symmetric(0.9 * model("single").largest_stable_rate, 0.1, 100.0)
+    )
     pole = SpeedCurve(0.0, 0.0, 1.0)
     assert math.isinf(_band(pole, model("single"), near, 0.0, 0.4).high)
-    assert _band(pole, model("single", patience=1.0), near, 0.0, 0.4) == WanderBand(*(pytest.approx(0.4),) * 3)
+    assert _band(pole, model("single", patience=1.0), near, 0.0, 0.4) == WanderBand(
+        *(pytest.approx(0.4),) * 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,11 +158,15 @@ def test_with_patience_a_band_knows_no_capacity() -> None:
         (WanderBand(2.8, 2.6, 3.0), 2.0, 0.4),
     ],
 )
-def test_the_effect_of_the_wander_is_its_shift_or_half_its_width(band: WanderBand | None, mean: float | None, effect: float | None) -> None:
+def test_the_effect_of_the_wander_is_its_shift_or_half_its_width(
+    band: WanderBand | None, mean: float | None, effect: float | None
+) -> None:
     assert _effect(band, mean) == (None if effect is None else pytest.approx(effect))
 
 
-def test_what_is_compared_is_the_sojourn_of_continuous_batching_and_the_delay_of_the_dispatched_elsewhere() -> None:
+def test_what_is_compared_is_the_sojourn_of_continuous_batching_and_the_delay_of_the_dispatched_elsewhere() -> (
+    None
+):
     assert _mean(predicted(), parse_policy("continuous")) == 1.2
     assert _mean(predicted(), parse_policy("single")) == 0.4
     assert _mean(None, parse_policy("single")) is None
@@ -146,7 +175,15 @@ def test_what_is_compared_is_the_sojourn_of_continuous_batching_and_the_delay_of
 def arriving(gaps: list[float], silence: float) -> Snapshot:
     instants = np.concatenate([[0.0], np.cumsum(gaps)])
     now = float(instants[-1]) + silence
-    return Snapshot(policy="single", epoch=0, epoch_at=0.0, start=0.0, now=now, arrivals=instants, rows=np.empty((0, 11)))
+    return Snapshot(
+        policy="single",
+        epoch=0,
+        epoch_at=0.0,
+        start=0.0,
+        now=now,
+        arrivals=instants,
+        rows=np.empty((0, 11)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +199,9 @@ def arriving(gaps: list[float], silence: float) -> Snapshot:
         ([1.0] * 8, 1000.0, False),
     ],
 )
-def test_requests_have_stopped_after_twenty_mean_gaps_or_three_of_the_longest(gaps: list[float], silence: float, stopped: bool) -> None:
+def test_requests_have_stopped_after_twenty_mean_gaps_or_three_of_the_longest(
+    gaps: list[float], silence: float, stopped: bool
+) -> None:
     window = arriving(gaps, silence)
     assert while_requests_came(window).now == (window.arrivals[-1] if stopped else window.now)
 
@@ -171,7 +210,9 @@ OPEN, CLOSED = Assumption("open_loop", True, 0.0, ""), Assumption("open_loop", F
 
 
 def test_a_transient_is_judged_of_an_open_loop_with_what_waited_before() -> None:
-    """100 s from the beginning of the epoch; 6 s of relaxation are 18 s, and 100 that waited take 5 s."""
+    """100 s from the beginning of the epoch; 6 s of relaxation are 18 s, and 100 that waited
+    take 5 s.
+    """
     window = dataclasses.replace(arriving([1.0], 0.0), now=100.0)
     found = _settled(window, (OPEN,), 6.0, 100, 20.0)
     assert (found.holds, found.measure) == (False, pytest.approx(0.23))
@@ -190,9 +231,13 @@ def test_stalls_cost_their_backlog_or_what_the_anchor_says() -> None:
     assert _stalled(Anchor.of(predicted(), queue, RATE, 0, 0.0), 0.8, batches, 0.0) is None
     assert _stalled(None, 0.8, batches, 0.0) is None
     assert _stalled(anchor, None, batches, 0.0) is None
-    nobody = Anchor.of(predicted(served_queueing_delay=Quantiles(0.0)), queue, RATE, 0, 0.0, smooth=smooth)
+    nobody = Anchor.of(
+        predicted(served_queueing_delay=Quantiles(0.0)), queue, RATE, 0, 0.0, smooth=smooth
+    )
     assert _stalled(nobody, 0.8, batches, 0.0) is None
-    nothing = Anchor.of(predicted(), queue, RATE, 0, 0.0, smooth=predicted(served_queueing_delay=Quantiles()))
+    nothing = Anchor.of(
+        predicted(), queue, RATE, 0, 0.0, smooth=predicted(served_queueing_delay=Quantiles())
+    )
     assert _stalled(nothing, 0.8, batches, 0.0) is None
 
 
@@ -223,10 +268,13 @@ def test_a_speed_measured_elsewhere_lacks_the_part_of_those_who_came_into_a_stal
 
 
 def test_a_continuous_engine_serves_while_anyone_is_there() -> None:
-    """One slot: its load. Steps that cost the same whatever they hold, and more slots than anybody needs: M/G/infinity."""
+    """One slot: its load. Steps that cost the same whatever they hold, and more slots than
+    anybody needs: M/G/infinity.
+    """
     step = LatencyModel(k4=0.001)
     one, many = (
-        Model(policy=parse_policy(text), output_tokens=LENGTHS, law=step) for text in ("continuous:max_batch_size=1", "continuous")
+        Model(policy=parse_policy(text), output_tokens=LENGTHS, law=step)
+        for text in ("continuous:max_batch_size=1", "continuous")
     )
     assert utilisation_of(one, 0.5 * one.largest_stable_rate) == pytest.approx(0.5, rel=1e-3)
     assert utilisation_of(one, 1.1 * one.largest_stable_rate) == 1.0
@@ -255,14 +303,20 @@ def test_a_model_has_the_prompts_where_the_law_charges_for_them() -> None:
     assert found.sequences is not None
     assert (found.max_num_seqs, found.patience, found.servers) == (4, 3.0, 2)
     assert _model(*given, LAW, limits, asked).prompt_tokens is None
-    assert _model(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens is None
+    assert (
+        _model(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens
+        is None
+    )
     assert _model(*given, charged, Limits(), estimates()).sequences is None
 
 
 def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> None:
     """The same run in other seconds."""
     slow = LAW.at_speed(100.0)
-    rate = 0.5 * Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=slow).largest_stable_rate
+    rate = (
+        0.5
+        * Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=slow).largest_stable_rate
+    )
     assert rate < 1
     records = serve(poisson(rate, 600, 1), Engine(most=1, law=slow), 1)
     found = assess(window_of_run(records, "single"), slow, Limits())

@@ -1,4 +1,6 @@
-"""Each threshold of an assumption and of a self-check: what lies just inside holds, what lies just outside does not."""
+"""Each threshold of an assumption and of a self-check: what lies just inside holds, what lies
+just outside does not.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,19 @@ import pytest
 from queueing.estimation.assess import while_requests_came
 from queueing.estimation.assumptions import client_assumptions, engine_assumptions
 from queueing.estimation.assumptions.checks import conservation, little_law, utilisation_law
-from queueing.estimation.assumptions.client_assumptions import arrival_assumptions, no_retries, open_loop
-from queueing.estimation.assumptions.engine_assumptions import StalledDelay, _no_stalls, constant_speed, law_shape, settled, stable_queue
+from queueing.estimation.assumptions.client_assumptions import (
+    arrival_assumptions,
+    no_retries,
+    open_loop,
+)
+from queueing.estimation.assumptions.engine_assumptions import (
+    StalledDelay,
+    _no_stalls,
+    constant_speed,
+    law_shape,
+    settled,
+    stable_queue,
+)
 from queueing.estimation.change import Change, burstiness
 from queueing.estimation.identifiability import _trades, _vague, beyond
 from queueing.estimation.interval import Estimate
@@ -28,7 +41,15 @@ from tests.queueing.estimation_runs import poisson
 from tests.queueing.speed_runs import wandering
 
 QUIET = np.random.default_rng(0).exponential(size=1000)
-WINDOW = Snapshot(policy="single", epoch=0, epoch_at=0.0, start=0.0, now=1000.0, arrivals=np.arange(1000.0), rows=np.empty((0, 11)))
+WINDOW = Snapshot(
+    policy="single",
+    epoch=0,
+    epoch_at=0.0,
+    start=0.0,
+    now=1000.0,
+    arrivals=np.arange(1000.0),
+    rows=np.empty((0, 11)),
+)
 
 
 @pytest.mark.parametrize(("retries", "holds"), [(0, True), (19, True), (20, False), (500, False)])
@@ -52,7 +73,9 @@ def test_retries_are_tolerated_below_two_in_a_hundred(retries: int, holds: bool)
         (0.5, StalledDelay(mean=0.0, smooth=0.0), True),
     ],
 )
-def test_stalls_are_tolerated_by_their_share_or_by_what_they_cost(share: float, delay: StalledDelay | None, holds: bool) -> None:
+def test_stalls_are_tolerated_by_their_share_or_by_what_they_cost(
+    share: float, delay: StalledDelay | None, holds: bool
+) -> None:
     stalls = Stalls(3, share, 2.0, None)
     found = _no_stalls(100, stalls, delay)
     assert found.holds == holds
@@ -62,8 +85,12 @@ def test_stalls_are_tolerated_by_their_share_or_by_what_they_cost(share: float, 
     assert _no_stalls(100, Stalls(0, 0.0, 0.0, None), delay).holds
 
 
-@pytest.mark.parametrize(("effect", "holds"), [(0.0, True), (0.0999, True), (0.1001, False), (None, False)])
-def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less_than_a_tenth(effect: float | None, holds: bool) -> None:
+@pytest.mark.parametrize(
+    ("effect", "holds"), [(0.0, True), (0.0999, True), (0.1001, False), (None, False)]
+)
+def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less_than_a_tenth(
+    effect: float | None, holds: bool
+) -> None:
     """By 8 %: without a computed effect three times that counts."""
     found = constant_speed(wandering(1, 0.08, 40.0), effect)
     assert found.holds == holds
@@ -83,11 +110,18 @@ def test_a_speed_that_wanders_is_tolerated_as_long_as_it_moves_the_delay_by_less
         (0.96, 0.9, np.arange(99.0), True),
         (0.96, 0.9, np.arange(100.0), False),
         (0.96, 0.9, np.arange(1000.0)[::-1], True),
-        (0.96, 0.9, np.linspace(1, 4.9, 1000), True),  # 3.925 in the later half, 1.975 in the earlier
+        (
+            0.96,
+            0.9,
+            np.linspace(1, 4.9, 1000),
+            True,
+        ),  # 3.925 in the later half, 1.975 in the earlier
         (0.96, 0.9, np.linspace(1, 5.1, 1000), False),
     ],
 )
-def test_a_queue_is_unstable_by_its_load_or_by_its_growth(value: float, low: float, delays: np.ndarray, holds: bool) -> None:
+def test_a_queue_is_unstable_by_its_load_or_by_its_growth(
+    value: float, low: float, delays: np.ndarray, holds: bool
+) -> None:
     load = Estimate(value, low, 2 * value - low, 100.0)
     found = stable_queue(load, delays)
     assert (found.holds, found.measure) == (holds, value)
@@ -110,7 +144,9 @@ def test_a_queue_is_unstable_by_its_load_or_by_its_growth(value: float, low: flo
         (8.4, {"since_epoch": 5.0}, False),
     ],
 )
-def test_a_window_is_settled_as_long_as_a_fifth_of_it_or_less_remembers(relaxation: float, about: dict[str, float], holds: bool) -> None:
+def test_a_window_is_settled_as_long_as_a_fifth_of_it_or_less_remembers(
+    relaxation: float, about: dict[str, float], holds: bool
+) -> None:
     given = {"since_epoch": 0.0} | about
     found = settled(100.0, relaxation=relaxation, **given)  # type: ignore[arg-type]
     assert found.holds == holds
@@ -120,13 +156,22 @@ def test_a_window_is_settled_as_long_as_a_fifth_of_it_or_less_remembers(relaxati
     assert settled(100.0, relaxation=math.inf, **given).holds is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("seconds", "holds"), [(0.0, True), (0.99, True), (-0.99, True), (1.01, False), (-1.01, False)])
-def test_littles_law_and_the_utilisation_may_be_off_by_the_slack_of_each_event(seconds: float, holds: bool) -> None:
-    """Five requests, two seconds each, in a window of 20 s: ten events, each of which may be seen half a millisecond too late."""
+@pytest.mark.parametrize(
+    ("seconds", "holds"), [(0.0, True), (0.99, True), (-0.99, True), (1.01, False), (-1.01, False)]
+)
+def test_littles_law_and_the_utilisation_may_be_off_by_the_slack_of_each_event(
+    seconds: float, holds: bool
+) -> None:
+    """Five requests, two seconds each, in a window of 20 s: ten events, each of which may be
+    seen half a millisecond too late.
+    """
     arrived = np.arange(0.0, 20.0, 4.0)
     left, off = arrived + 2.0, seconds * 10 * 0.0005 / 20
     check = little_law(0.5 + off, arrived, left, 0.0, 20.0)
-    assert (check.expected, check.tolerance) == (pytest.approx(0.5), pytest.approx(10 * 0.0005 / 20))
+    assert (check.expected, check.tolerance) == (
+        pytest.approx(0.5),
+        pytest.approx(10 * 0.0005 / 20),
+    )
     assert check.holds == holds
     used = utilisation_law(0.5 + off, (arrived, left, np.zeros(5)), 0.0, 20.0)
     assert (used.expected, used.tolerance) == (pytest.approx(0.5), pytest.approx(10 * 0.0005 / 20))
@@ -135,11 +180,20 @@ def test_littles_law_and_the_utilisation_may_be_off_by_the_slack_of_each_event(s
 
 
 def test_intervals_that_cross_the_edges_of_the_window_are_cut_there() -> None:
-    """From 3 to 9 s: one second of the first request, all of the second, one of the third, which is still there; two at once count once."""
-    arrived, left = np.array([0.0, 5.0, 8.0, 8.5, 20.0]), np.array([4.0, 7.0, math.inf, math.inf, 30.0])
+    """From 3 to 9 s: one second of the first request, all of the second, one of the third, which
+    is still there; two at once count once.
+    """
+    arrived, left = (
+        np.array([0.0, 5.0, 8.0, 8.5, 20.0]),
+        np.array([4.0, 7.0, math.inf, math.inf, 30.0]),
+    )
     assert little_law(0.0, arrived, left, 3.0, 9.0).expected == pytest.approx((1 + 2 + 1 + 0.5) / 6)
-    assert utilisation_law(0.0, (arrived, left, np.zeros(5)), 3.0, 9.0).expected == pytest.approx((1 + 2 + 1) / 6)
-    assert utilisation_law(0.0, (arrived, left, np.array([0, 0, 0, 1, 1])), 3.0, 9.0, servers=2).expected == pytest.approx(4.5 / 12)
+    assert utilisation_law(0.0, (arrived, left, np.zeros(5)), 3.0, 9.0).expected == pytest.approx(
+        (1 + 2 + 1) / 6
+    )
+    assert utilisation_law(
+        0.0, (arrived, left, np.array([0, 0, 0, 1, 1])), 3.0, 9.0, servers=2
+    ).expected == pytest.approx(4.5 / 12)
 
 
 def test_one_request_too_many_or_too_few_is_seen() -> None:
@@ -168,7 +222,11 @@ def test_a_loop_is_closed_by_what_arrivals_meet_and_by_how_many_there_ever_are(
     """None and two in the system in turn, and `most` of them for no time at all."""
     at = np.insert(np.arange(401.0), 200, 200.0)
     number = np.insert(np.append(np.tile([0.0, 2.0], 200), 0.0), 200, most)
-    monkeypatch.setattr(client_assumptions, "_number_in_system", lambda _: (np.full(400, 1 + score / 400), at, number))
+    monkeypatch.setattr(
+        client_assumptions,
+        "_number_in_system",
+        lambda _: (np.full(400, 1 + score / 400), at, number),
+    )
     found = open_loop(replace(WINDOW, arrivals=np.arange(400.0)))
     assert (found.holds, found.measure) == (holds, pytest.approx(score / 20))
     assert holds or found.says.startswith(f"about {1 + 400 / -score:.0f} clients")
@@ -200,7 +258,11 @@ def test_arrivals_are_judged_from_a_hundred_on(count: int, judged: bool) -> None
     ],
 )
 def test_few_changes_between_poisson_pieces_are_changes_of_the_rate(
-    changed_at: list[float], pieces: list[int], passes: bool, holds: tuple[bool | None, bool], monkeypatch: pytest.MonkeyPatch
+    changed_at: list[float],
+    pieces: list[int],
+    passes: bool,
+    holds: tuple[bool | None, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """300 arrivals at equal distances, which are not Poisson."""
     asked: list[int] = []
@@ -209,7 +271,9 @@ def test_few_changes_between_poisson_pieces_are_changes_of_the_rate(
         asked.append(piece.size)
         return passes
 
-    monkeypatch.setattr(client_assumptions, "changes", lambda _: [Change(at, at + 1, 2.0) for at in changed_at])
+    monkeypatch.setattr(
+        client_assumptions, "changes", lambda _: [Change(at, at + 1, 2.0) for at in changed_at]
+    )
     monkeypatch.setattr(client_assumptions, "_passes", judged)
     rate, process = arrival_assumptions(np.arange(300.0))
     assert (rate.holds, process.holds) == holds
@@ -218,7 +282,9 @@ def test_few_changes_between_poisson_pieces_are_changes_of_the_rate(
 
 @pytest.mark.parametrize(("ratio", "above"), [(0.4226, False), (0.4229, True)])
 def test_gaps_are_bursty_from_three_standard_errors_on(ratio: float, above: bool) -> None:
-    """100 pairs: a third and three times sqrt(4 / 45 / 100); of a mean m the squared coefficient is 2 m / (1 - m)."""
+    """100 pairs: a third and three times sqrt(4 / 45 / 100); of a mean m the squared coefficient
+    is 2 m / (1 - m).
+    """
     gaps = np.tile([1 + math.sqrt(ratio), 1 - math.sqrt(ratio)], 100)
     assert burstiness(gaps) == pytest.approx(2 * ratio / (1 - ratio) if above else 1.0)
 
@@ -227,7 +293,9 @@ FIVE = np.arange(5.0)  # in turn: the mean of the five before is always the same
 
 
 def shaped(count: int, moved: float, by: str = "batch size") -> BatchTimes:
-    """Batches without scatter, whose times move by that factor's logarithm from the smallest to the largest, or from short to long."""
+    """Batches without scatter, whose times move by that factor's logarithm from the smallest to
+    the largest, or from short to long.
+    """
     turn, ones = np.resize(FIVE, count), np.ones(count)
     ratio = np.exp(moved * turn / 4)
     size, decoding = (2**turn, 0.5 * ones) if by == "batch size" else (ones, 0.1 + 0.2 * turn)
@@ -236,33 +304,54 @@ def shaped(count: int, moved: float, by: str = "batch size") -> BatchTimes:
 
 @pytest.mark.parametrize(
     ("moved", "count", "holds"),
-    [(0.0799, 500, True), (0.0801, 500, False), (-0.0799, 500, True), (-0.0801, 500, False), (0.2, 100, False), (0.2, 99, None)],
+    [
+        (0.0799, 500, True),
+        (0.0801, 500, False),
+        (-0.0799, 500, True),
+        (-0.0801, 500, False),
+        (0.2, 100, False),
+        (0.2, 99, None),
+    ],
 )
 @pytest.mark.parametrize("by", ["batch size", "length"])
-def test_a_law_may_miss_less_than_8_percent_between_small_and_large(moved: float, count: int, holds: bool | None, by: str) -> None:
+def test_a_law_may_miss_less_than_8_percent_between_small_and_large(
+    moved: float, count: int, holds: bool | None, by: str
+) -> None:
     found = law_shape(shaped(count, moved, by))
     assert found.holds is holds
     if holds is False:
         assert found.measure == pytest.approx(abs(moved))
         assert f"on the {by}: {abs(moved):.0%}" in found.says
     judged = law_shape(shaped(count, moved, by), constant=False).holds
-    assert judged is (False if holds is False and by == "length" else None), "sizes are not judged where the speed changes"
+    assert judged is (False if holds is False and by == "length" else None), (
+        "sizes are not judged where the speed changes"
+    )
 
 
 @pytest.mark.parametrize(("errors", "holds"), [(4.51, False), (4.49, True)])
-def test_a_law_misses_only_beyond_four_and_a_half_standard_errors(errors: float, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_law_misses_only_beyond_four_and_a_half_standard_errors(
+    errors: float, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = shaped(500, 0.2)
     column = np.log(times.size)[6:]
-    scatter = 0.2 / math.log(16) / errors * float(np.sum((column - column.mean()) ** 2)) / column.size
+    scatter = (
+        0.2 / math.log(16) / errors * float(np.sum((column - column.mean()) ** 2)) / column.size
+    )
     told = Interval(0.0, 2.093 * scatter, column.size, 20.0, 0.0)
     monkeypatch.setattr(engine_assumptions, "batch_means_interval", lambda _: told)
     assert law_shape(times).holds == holds
 
 
 def stepped(step: float, uneven: float = 0.0) -> BatchTimes:
-    """480 batches in 24 blocks of 20, a log speed of `step` more in the later half and every other block `uneven` off."""
+    """480 batches in 24 blocks of 20, a log speed of `step` more in the later half and every
+    other block `uneven` off.
+    """
     block = np.arange(480) // 20
-    log = np.where(block >= 12, step, 0.0) + np.where(block % 2, uneven, -uneven) + np.where(np.arange(480) % 2, 0.01, -0.01)
+    log = (
+        np.where(block >= 12, step, 0.0)
+        + np.where(block % 2, uneven, -uneven)
+        + np.where(np.arange(480) % 2, 0.01, -0.01)
+    )
     ones = np.ones(480)
     return BatchTimes(np.arange(480.0), np.exp(log), ones, ones, ones, 0.5 * ones)
 
@@ -280,11 +369,16 @@ def stepped(step: float, uneven: float = 0.0) -> BatchTimes:
         (0.4, 0.101, False),
     ],
 )
-def test_a_step_of_the_speed_is_a_tenth_and_explains_four_fifths(step: float, uneven: float, found: bool) -> None:
+def test_a_step_of_the_speed_is_a_tenth_and_explains_four_fifths(
+    step: float, uneven: float, found: bool
+) -> None:
     change = speed_change(stepped(step, uneven))
     assert (change is not None) == found
     if change is not None:
-        assert (change.at, change.ratio) == (pytest.approx(239.5, abs=0.5), pytest.approx(math.exp(step)))
+        assert (change.at, change.ratio) == (
+            pytest.approx(239.5, abs=0.5),
+            pytest.approx(math.exp(step)),
+        )
         assert ("slower" if step > 0 else "faster") in constant_speed(stepped(step, uneven)).says
 
 
@@ -299,9 +393,18 @@ def test_a_step_of_the_speed_is_a_tenth_and_explains_four_fifths(step: float, un
         (1.09, 0.1, False),
     ],
 )
-def test_a_batch_stalled_where_it_took_three_times_its_time_and_an_average_batch_more(measured: float, fitted: float, stalls: bool) -> None:
+def test_a_batch_stalled_where_it_took_three_times_its_time_and_an_average_batch_more(
+    measured: float, fitted: float, stalls: bool
+) -> None:
     ones = np.ones(100)
-    times = BatchTimes(np.arange(100.0), np.append(ones[1:], measured), np.append(ones[1:], fitted), ones, ones, ones)
+    times = BatchTimes(
+        np.arange(100.0),
+        np.append(ones[1:], measured),
+        np.append(ones[1:], fitted),
+        ones,
+        ones,
+        ones,
+    )
     assert stalled(times).tolist() == [False] * 99 + [stalls]
 
 
@@ -319,19 +422,29 @@ def test_a_batch_stalled_where_it_took_three_times_its_time_and_an_average_batch
         (np.arange(10.0), 1000.0, True),
     ],
 )
-def test_requests_have_stopped_after_a_silence_that_these_arrivals_do_not_make(arrivals: np.ndarray, silence: float, ended: bool) -> None:
+def test_requests_have_stopped_after_a_silence_that_these_arrivals_do_not_make(
+    arrivals: np.ndarray, silence: float, ended: bool
+) -> None:
     last = float(arrivals[-1])
-    assert while_requests_came(replace(WINDOW, arrivals=arrivals, now=last + silence)).now == (last if ended else last + silence)
+    assert while_requests_came(replace(WINDOW, arrivals=arrivals, now=last + silence)).now == (
+        last if ended else last + silence
+    )
 
 
 @pytest.mark.parametrize(("share", "significant"), [(6.49, False), (6.51, True)])
-def test_a_wander_is_significant_from_a_likelihood_on_and_its_interval_ends_where_it_drops(share: float, significant: bool) -> None:
+def test_a_wander_is_significant_from_a_likelihood_on_and_its_interval_ends_where_it_drops(
+    share: float, significant: bool
+) -> None:
     likelihood = np.full((2, SIGMAS.size), -30.0)
     likelihood[:, 0] = -share
     likelihood[1, 9:12] = -1.91, 0.0, -1.93
     found = most_likely(likelihood, np.array([1.0, 2.0]), span=100.0, fast_cv=0.1)
     assert (found.significant, found.tau) == (significant, 2.0)
-    assert (found.sigma.low, found.sigma.value, found.sigma.high) == (SIGMAS[8], SIGMAS[10], SIGMAS[11])
+    assert (found.sigma.low, found.sigma.value, found.sigma.high) == (
+        SIGMAS[8],
+        SIGMAS[10],
+        SIGMAS[11],
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,21 +462,30 @@ def test_a_wander_is_significant_from_a_likelihood_on_and_its_interval_ends_wher
         (100, 22, True),
     ],
 )
-def test_lengths_differ_beyond_chance_and_five_in_a_hundred(count: int, above: int, differs: bool) -> None:
+def test_lengths_differ_beyond_chance_and_five_in_a_hundred(
+    count: int, above: int, differs: bool
+) -> None:
     """Half of the one sample and `above` of the other go beyond one token."""
     half, other = (lengths([2] * number + [1] * (count - number)) for number in (count // 2, above))
     assert differ(half, other) == differ(other, half) == differs
 
 
 def test_what_a_calibration_cannot_tell_is_doubted_beyond_its_bounds() -> None:
-    """One batch in a hundred beyond the calibrated ones, a condition number of 100, half of a coefficient."""
+    """One batch in a hundred beyond the calibrated ones, a condition number of 100, half of a
+    coefficient.
+    """
     for more, doubts in ((10, 0), (11, 1)):
         sizes = np.append(np.ones(1000 - more), np.full(more, 9.0))
         assert len(beyond(sizes, np.ones(1000), 8, 64)) == doubts
         assert len(beyond(np.ones(1000), sizes, 64, 8)) == doubts
     weakest = np.array([0.7, 0.7, 0.1, 0.1])
     assert _trades(100.0, weakest) == []
-    assert _trades(100.1, weakest) == ["k1 and k2 trade against each other (condition number 100): measure more distinct sizes and lengths"]
+    assert _trades(100.1, weakest) == [
+        (
+            "k1 and k2 trade against each other (condition number 100): measure more distinct "
+            "sizes and lengths"
+        )
+    ]
     for half, doubts in ((0.499, 0), (0.501, 1)):
         assert len(_vague(np.ones((3, 4)), {"k2": (1 - half, 1 + half)})) == doubts
         assert len(_vague(np.ones((3, 4)), {"k2": (-1 - half, -1 + half)})) == doubts

@@ -25,9 +25,20 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths import lengths
-from tests.queueing.autopilot_looks import BOUNDS, LAW, LAWFUL, LONGEST, SEQS, capacity, sample, seen
+from tests.queueing.autopilot_looks import (
+    BOUNDS,
+    LAW,
+    LAWFUL,
+    LONGEST,
+    SEQS,
+    capacity,
+    sample,
+    seen,
+)
 
-BEST = Knobs(policy="elastic", max_output_tokens=96)  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
+BEST = Knobs(
+    policy="elastic", max_output_tokens=96
+)  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
 
 
 def pilot(bounds: Bounds = BOUNDS, **options: object) -> Autopilot:
@@ -44,19 +55,32 @@ def around(value: float, relative: float = 0.1) -> Estimate:
 def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
     assert preferred(3, 20) == (3, 4, 6, 8, 12, 16)
     assert batch_sizes(10) == (1, 2, 3, 4, 6, 8, 10)
-    bounds = Bounds(policies=("elastic",), largest_batch_size=4, smallest_token_limit=16, largest_token_limit=64)
+    bounds = Bounds(
+        policies=("elastic",), largest_batch_size=4, smallest_token_limit=16, largest_token_limit=64
+    )
     assert bounds.token_limits(2048) == (16, 24, 32, 48, 64)
     assert bounds.bound(8) == 4
     sizes = [each.policy for each in bounds.other_sizes(Knobs(policy="elastic"), 8)]
-    assert sizes == [f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)]  # the bare name would be the engine's 8
+    assert sizes == [
+        f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)
+    ]  # the bare name would be the engine's 8
     wider = Bounds(policies=("elastic",))
-    assert [each.policy for each in wider.other_sizes(Knobs(policy="elastic:max_batch_size=6"), 8)][-1] == "elastic"
+    assert [each.policy for each in wider.other_sizes(Knobs(policy="elastic:max_batch_size=6"), 8)][
+        -1
+    ] == "elastic"
 
 
 @pytest.mark.parametrize("others", [Bounds.other_sizes, Bounds.other_policies])
-def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(others: Callable[[Bounds, Knobs, int], list[Knobs]]) -> None:
+def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(
+    others: Callable[[Bounds, Knobs, int], list[Knobs]],
+) -> None:
     """Without `max_wait` the last requests before a pause would wait for ever."""
-    found = [each.policy for each in others(Bounds(policies=("fixed",)), Knobs(policy="fixed:batch_size=4,max_wait=0.5"), 8)]
+    found = [
+        each.policy
+        for each in others(
+            Bounds(policies=("fixed",)), Knobs(policy="fixed:batch_size=4,max_wait=0.5"), 8
+        )
+    ]
     assert found
     assert all(text.endswith(",max_wait=0.5") for text in found), found
     assert "fixed:batch_size=8,max_wait=0.5" in found
@@ -92,7 +116,9 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 def test_a_limit_surely_cuts_no_more_than_allowed() -> None:
-    """P(N > 64) = 7.4 %, P(N > 96) = 2.4 %: with 2,000 answers 96 is known to be inside 5 %, with 40 it is not."""
+    """P(N > 64) = 7.4 %, P(N > 96) = 2.4 %: with 2,000 answers 96 is known to be inside 5 %,
+    with 40 it is not.
+    """
     assert 0.05 < LAWFUL.survival[64] < 0.09
     assert LAWFUL.survival[96] < 0.03
     assert lowest_limit(sample(), BOUNDS, LONGEST) == 96
@@ -123,12 +149,15 @@ def test_a_limit_that_cuts_too_much_is_raised() -> None:
         ({"largest_token_limit": 64}, None, 64),
         # below the smallest, though it cuts few enough
         ({"smallest_token_limit": 32, "max_clipped_fraction": 0.9}, 16, 32),
-        # inside, with more than the allowed cut: the lowest that cuts few enough, else the next one above
+        # inside, with more than the allowed cut: the lowest that cuts few enough, else the next one
+        # above
         ({}, 48, 96),
         ({"largest_token_limit": 64}, 48, 64),
     ],
 )
-def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(bounds: dict[str, float], limit: int, target: int) -> None:
+def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(
+    bounds: dict[str, float], limit: int, target: int
+) -> None:
     """P(N > 16) = 61 %, P(N > 64) = 7 %, P(N > 96) = 2.4 %, against 5 % unless told otherwise."""
     current = Knobs(policy="elastic", max_output_tokens=limit)
     found = repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds))
@@ -143,18 +172,28 @@ def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(boun
         ({"largest_token_limit": 64, "max_clipped_fraction": 0.2}, 64),
         ({"smallest_token_limit": 8, "max_clipped_fraction": 0.99}, 8),
         ({}, None),
-        ({"largest_token_limit": 64}, 64),  # it cuts too much, but the operator allows no larger one
-        ({"smallest_token_limit": 300, "largest_token_limit": 400}, None),  # beyond what the engine can answer: none to set
+        (
+            {"largest_token_limit": 64},
+            64,
+        ),  # it cuts too much, but the operator allows no larger one
+        (
+            {"smallest_token_limit": 300, "largest_token_limit": 400},
+            None,
+        ),  # beyond what the engine can answer: none to set
     ],
 )
-def test_a_limit_inside_the_bounds_or_without_an_allowed_other_stays(bounds: dict[str, float], limit: int | None) -> None:
+def test_a_limit_inside_the_bounds_or_without_an_allowed_other_stays(
+    bounds: dict[str, float], limit: int | None
+) -> None:
     current = Knobs(policy="elastic", max_output_tokens=limit)
     assert repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds)) is None
 
 
 def test_a_limit_is_lifted_where_every_one_cuts_too_much_or_lies_beyond_the_engine() -> None:
     halves = lengths([250] * 100 + [10] * 100)
-    cut = repairs(seen(0.0, Knobs(policy="elastic", max_output_tokens=200), 10.0, known=halves), BOUNDS)
+    cut = repairs(
+        seen(0.0, Knobs(policy="elastic", max_output_tokens=200), 10.0, known=halves), BOUNDS
+    )
     assert cut is not None
     assert cut[0].max_output_tokens is None
     assert "cuts 50.0% of the answers" in cut[1]
@@ -177,7 +216,9 @@ def test_a_limit_that_is_required_is_set() -> None:
 
 def test_an_unstable_queue_is_left_at_once_by_the_lowest_load() -> None:
     start = Knobs(policy="dynamic")
-    found = pilot().decide(seen(10.0, start, 0.9 * capacity(BEST), relative=0.1, judged=0, count=30, known=sample(60)))
+    found = pilot().decide(
+        seen(10.0, start, 0.9 * capacity(BEST), relative=0.1, judged=0, count=30, known=sample(60))
+    )
     assert found is not None
     assert (found.kind, found.knob) == ("change", "policy")
     assert found.after.policy == "elastic"
@@ -196,15 +237,21 @@ def test_an_unstable_queue_is_changed_again_after_five_seconds(later: float, act
 
 
 def test_it_goes_to_the_best_setting_one_knob_at_a_time_and_stays_there() -> None:
-    """From a stable start: every step changes one knob and gains; at the end no neighbour is 5 % better by the same model."""
+    """From a stable start: every step changes one knob and gains; at the end no neighbour is 5 %
+    better by the same model.
+    """
     autopilot, current, now = pilot(), Knobs(policy="capped:max_batch_size=6"), 0.0
     rate = 0.85 * capacity(current)
     steps: list[Decision] = []
     for epoch in range(12):
-        found = autopilot.decide(seen(now := now + 400, current, rate, epoch=epoch, observed=around(0.1)))
+        found = autopilot.decide(
+            seen(now := now + 400, current, rate, epoch=epoch, observed=around(0.1))
+        )
         if found is not None and found.kind == "change":
             assert knob_between(found.before, found.after) == found.knob
-            assert (found.before.policy == found.after.policy) or (found.before.max_output_tokens == found.after.max_output_tokens)
+            assert (found.before.policy == found.after.policy) or (
+                found.before.max_output_tokens == found.after.max_output_tokens
+            )
             assert found.predicted_gain.low > 0
             assert found.predicted_gain.value > autopilot.rules.threshold
             assert found.load_after < 1
@@ -216,10 +263,15 @@ def test_it_goes_to_the_best_setting_one_knob_at_a_time_and_stays_there() -> Non
 
 
 def test_nothing_is_turned_for_a_gain_that_is_not_sure() -> None:
-    """Smaller full batches form sooner, but at the upper end of a vague rate they would wait longer: the same gain is held back."""
+    """Smaller full batches form sooner, but at the upper end of a vague rate they would wait
+    longer: the same gain is held back.
+    """
     current = Knobs(policy="fixed:batch_size=4")
     rate, bounds = 0.5 * capacity(current), Bounds(policies=("fixed",), max_clipped_fraction=0.0)
-    sharp, vague = (pilot(bounds).decide(seen(0.0, current, rate, relative=relative)) for relative in (0.01, 0.35))
+    sharp, vague = (
+        pilot(bounds).decide(seen(0.0, current, rate, relative=relative))
+        for relative in (0.01, 0.35)
+    )
     assert sharp is not None
     assert vague is not None
     assert sharp.after == vague.after == Knobs(policy="fixed:batch_size=3")
@@ -243,16 +295,34 @@ def test_small_gains_are_not_worth_a_new_epoch() -> None:
     assert floored.decide(seen(0.0, current, rate)) is None
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 def test_no_change_makes_a_stable_queue_unstable(seed: int) -> None:
-    """Random settings, loads and intervals: stable with the margin at the upper ends, or nearer to stability than before."""
+    """Random settings, loads and intervals: stable with the margin at the upper ends, or nearer
+    to stability than before.
+    """
     rng = np.random.default_rng(seed)
     changes = 0
     for _ in range(5):
-        autopilot = pilot(Bounds(policies=("single", "capped", "elastic", "continuous"), smallest_token_limit=8))
+        autopilot = pilot(
+            Bounds(policies=("single", "capped", "elastic", "continuous"), smallest_token_limit=8)
+        )
         size = int(rng.integers(1, SEQS + 1))
-        text = str(rng.choice([f"capped:max_batch_size={size}", f"elastic:max_batch_size={size}", "single", "dynamic"]))
-        current = Knobs(policy=text, max_output_tokens=None if rng.random() < 0.5 else int(rng.integers(96, 200)))
+        text = str(
+            rng.choice(
+                [
+                    f"capped:max_batch_size={size}",
+                    f"elastic:max_batch_size={size}",
+                    "single",
+                    "dynamic",
+                ]
+            )
+        )
+        current = Knobs(
+            policy=text,
+            max_output_tokens=None if rng.random() < 0.5 else int(rng.integers(96, 200)),
+        )
         rate, relative = rng.uniform(0.2, 0.97) * capacity(current), rng.uniform(0.005, 0.3)
         known = sample(int(rng.integers(60, 3000)))
         found = autopilot.decide(seen(0.0, current, rate, relative=relative, known=known))
@@ -265,7 +335,9 @@ def test_no_change_makes_a_stable_queue_unstable(seed: int) -> None:
 
 
 def test_a_setting_near_saturation_is_held_back_where_the_rate_is_vague() -> None:
-    """Single requests at a light load: smaller batches wait less only if they stay stable at the upper end of the rate."""
+    """Single requests at a light load: smaller batches wait less only if they stay stable at the
+    upper end of the rate.
+    """
     bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
     current = Knobs(policy="fixed:batch_size=8")
     near = Knobs(policy="capped:max_batch_size=1")
@@ -277,10 +349,16 @@ def test_a_setting_near_saturation_is_held_back_where_the_rate_is_vague() -> Non
 
 
 def test_with_failing_assumptions_only_the_load_may_fall() -> None:
-    """The engine changed its speed: a token limit, which lowers the load, is set; smaller batches, which raise it, are not."""
-    slow = Assumption("constant_speed", False, 2.0, "the engine became slower by a factor of 2.00 at 50 s")
+    """The engine changed its speed: a token limit, which lowers the load, is set; smaller
+    batches, which raise it, are not.
+    """
+    slow = Assumption(
+        "constant_speed", False, 2.0, "the engine became slower by a factor of 2.00 at 50 s"
+    )
     bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
-    filling = Knobs(policy="fixed:batch_size=8")  # waits for company: smaller batches wait less, at a higher load
+    filling = Knobs(
+        policy="fixed:batch_size=8"
+    )  # waits for company: smaller batches wait less, at a higher load
     rate = 0.3 * capacity(Knobs(policy="capped:max_batch_size=2"))
     free = pilot(bounds).decide(seen(0.0, filling, rate))
     assert free is not None
@@ -310,7 +388,9 @@ def test_without_a_rate_or_lengths_nothing_is_said() -> None:
 
 
 def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
-    """All long answers are still in service: what they will be is not known, and elastic is better either way."""
+    """All long answers are still in service: what they will be is not known, and elastic is
+    better either way.
+    """
     counts = LAWFUL.sample(np.random.default_rng(2), 400)
     censored = counts >= 40
     known = lengths(np.minimum(counts, 40), censored)
@@ -319,14 +399,20 @@ def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
     assert found is not None
     assert found.after.policy == "elastic"
     assert found.after.max_output_tokens is None
-    assert all(each.max_output_tokens is None for each in candidates(seen(0.0, current, 1.0, known=known), BOUNDS))
+    assert all(
+        each.max_output_tokens is None
+        for each in candidates(seen(0.0, current, 1.0, known=known), BOUNDS)
+    )
 
 
 # when
 
 
 def test_after_a_change_nothing_for_so_many_seconds_and_requests() -> None:
-    autopilot, current = pilot(Bounds(policies=("elastic",), smallest_token_limit=8)), Knobs(policy="dynamic")
+    autopilot, current = (
+        pilot(Bounds(policies=("elastic",), smallest_token_limit=8)),
+        Knobs(policy="dynamic"),
+    )
     rate = 0.5 * capacity(current)
     first = autopilot.decide(seen(0.0, current, rate))
     assert first is not None
@@ -345,7 +431,9 @@ def test_while_stable_it_searches_once_a_minute() -> None:
     assert autopilot.decide(seen(0.0, BEST, rate)) is None
     assert autopilot.state.think_at == 60.0
     unsettled = Knobs(policy="dynamic")
-    assert autopilot.decide(seen(59.9, unsettled, 0.5 * capacity(unsettled))) is None  # not before the minute is over
+    assert (
+        autopilot.decide(seen(59.9, unsettled, 0.5 * capacity(unsettled))) is None
+    )  # not before the minute is over
     assert autopilot.decide(seen(60.0, unsettled, 0.5 * capacity(unsettled))) is not None
 
 
@@ -373,7 +461,12 @@ def test_advice_alone_turns_nothing_and_says_so_once() -> None:
 
 
 def test_off_says_nothing() -> None:
-    assert Autopilot(bounds=BOUNDS).decide(seen(0.0, Knobs(policy="dynamic"), 0.5 * capacity(Knobs(policy="dynamic")))) is None
+    assert (
+        Autopilot(bounds=BOUNDS).decide(
+            seen(0.0, Knobs(policy="dynamic"), 0.5 * capacity(Knobs(policy="dynamic")))
+        )
+        is None
+    )
 
 
 def test_with_patience_no_queue_is_unstable() -> None:
@@ -409,7 +502,9 @@ def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> Non
     assert autopilot.state.trial is None
 
 
-def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> None:
+def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> (
+    None
+):
     autopilot, start = pilot(), Knobs(policy="elastic")
     changed(autopilot, RATE, around(0.05))
     found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
@@ -418,7 +513,10 @@ def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_
     assert found.acts
     assert found.measured_gain.high < 0
     assert autopilot.state.cool_until == 300.0 + 4 * 60.0
-    again = [autopilot.decide(seen(now, start, RATE, epoch=2, observed=around(0.05))) for now in (400.0, 700.0, 800.0)]
+    again = [
+        autopilot.decide(seen(now, start, RATE, epoch=2, observed=around(0.05)))
+        for now in (400.0, 700.0, 800.0)
+    ]
     assert all(each is None or each.after != BEST or not each.acts for each in again)
     assert any(each is not None and "did worse than predicted" in each.reason for each in again)
 
@@ -434,7 +532,10 @@ def test_a_setting_that_failed_is_tried_again_after_a_growing_time() -> None:
     assert again is not None
     assert (again.kind, again.after) == ("change", BEST)
     assert autopilot.decide(seen(1250.0, BEST, RATE, epoch=3, observed=around(0.5))) is not None
-    assert (autopilot.state.failures[0].times, autopilot.state.failures[0].until) == (2, 1250.0 + 1200.0)
+    assert (autopilot.state.failures[0].times, autopilot.state.failures[0].until) == (
+        2,
+        1250.0 + 1200.0,
+    )
 
 
 def test_a_failure_is_forgiven_when_the_load_has_changed_much() -> None:
@@ -454,12 +555,16 @@ def test_a_failure_is_forgiven_when_the_load_has_changed_much() -> None:
         ("worse than predicted, no worse than before", {"before": around(1.0)}),
     ],
 )
-def test_a_change_is_kept_where_nothing_is_proved_against_it(case: str, others: dict[str, object]) -> None:
+def test_a_change_is_kept_where_nothing_is_proved_against_it(
+    case: str, others: dict[str, object]
+) -> None:
     autopilot = pilot()
     base = 0.5 * RATE
     changed(autopilot, base, others.get("before", around(0.05)))  # type: ignore[arg-type]
     rate = base * float(others.get("rate", 1.0))  # type: ignore[arg-type]
-    found = autopilot.decide(seen(300.0, BEST, rate, epoch=1, observed=others.get("observed", around(0.5))))  # type: ignore[arg-type]
+    found = autopilot.decide(
+        seen(300.0, BEST, rate, epoch=1, observed=others.get("observed", around(0.5)))
+    )  # type: ignore[arg-type]
     assert found is not None, case
     assert found.kind == "kept", case
 
@@ -467,9 +572,18 @@ def test_a_change_is_kept_where_nothing_is_proved_against_it(case: str, others: 
 def test_a_queue_that_has_not_settled_is_waited_for_and_then_kept() -> None:
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
-    draining = Assumption("settled", False, 0.5, "the queue needs 300 s to forget how this epoch began")
-    assert autopilot.decide(seen(100.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,))) is None
-    found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,)))
+    draining = Assumption(
+        "settled", False, 0.5, "the queue needs 300 s to forget how this epoch began"
+    )
+    assert (
+        autopilot.decide(
+            seen(100.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,))
+        )
+        is None
+    )
+    found = autopilot.decide(
+        seen(300.0, BEST, RATE, epoch=1, observed=around(0.5), failing=(draining,))
+    )
     assert found is not None
     assert found.kind == "kept"
     assert "could not be measured" in found.reason
@@ -505,7 +619,9 @@ def test_there_is_no_way_back_into_an_unstable_queue() -> None:
     assert "no way back" in found.reason
 
 
-def test_a_change_that_does_worse_is_left_in_force_and_said_where_the_autopilot_only_advises_by_now() -> None:
+def test_a_change_that_does_worse_is_left_in_force_and_said_where_the_autopilot_only_advises_by_now() -> (
+    None
+):
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
     autopilot.mode = "advise"
@@ -520,7 +636,10 @@ def test_a_change_that_does_worse_is_left_in_force_and_said_where_the_autopilot_
 def test_a_knob_that_somebody_else_turned_ends_the_trial() -> None:
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
-    assert autopilot.decide(seen(10.0, Knobs(policy="capped:max_batch_size=8"), 0.3 * RATE, epoch=1)) is None
+    assert (
+        autopilot.decide(seen(10.0, Knobs(policy="capped:max_batch_size=8"), 0.3 * RATE, epoch=1))
+        is None
+    )
     assert autopilot.state.trial is None
 
 
@@ -528,7 +647,10 @@ def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(500):
-        before, after = (symmetric(value + half / 1.96 * rng.normal(), half, 50.0) for value, half in ((1.0, 0.1), (0.6, 0.08)))
+        before, after = (
+            symmetric(value + half / 1.96 * rng.normal(), half, 50.0)
+            for value, half in ((1.0, 0.1), (0.6, 0.08))
+        )
         covered += measured_gain(before, after).covers(0.4)
     assert 0.92 <= covered / 500 <= 0.98
 
@@ -539,7 +661,9 @@ def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
 FREE, CLIPPED = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=64)
 
 
-def gained(rate: float, before: Knobs, after: Knobs, relative: float = 0.02) -> tuple[Weighed, Weighed, Estimate]:
+def gained(
+    rate: float, before: Knobs, after: Knobs, relative: float = 0.02
+) -> tuple[Weighed, Weighed, Estimate]:
     found = seen(0.0, before, rate)
     situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits, predict=quick)
     one, other = (weigh(situation, each, "queueing_delay") for each in (before, after))
@@ -551,7 +675,9 @@ def test_between_two_settings_without_a_steady_state_the_loads_are_compared() ->
     assert (before.delays, after.delays) == (None, None)
     assert before.load > after.load > 1
     assert gain.value == gain.low == gain.high == pytest.approx(1 - after.load / before.load)
-    assert gained(2 * capacity(CLIPPED), CLIPPED, FREE)[2].value == pytest.approx(1 - before.load / after.load)
+    assert gained(2 * capacity(CLIPPED), CLIPPED, FREE)[2].value == pytest.approx(
+        1 - before.load / after.load
+    )
 
 
 def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be_told() -> None:
@@ -565,7 +691,9 @@ def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be
     assert gained(rate, CLIPPED, FREE, 0.1)[2] == UNKNOWN
 
 
-def test_the_gain_between_two_steady_states_is_that_of_their_means_and_its_interval_grows_with_the_doubt_about_the_rate() -> None:
+def test_the_gain_between_two_steady_states_is_that_of_their_means_and_its_interval_grows_with_the_doubt_about_the_rate() -> (
+    None
+):
     rate = 0.8 * capacity(FREE)
     before, after, sharp = gained(rate, FREE, CLIPPED, 0.01)
     vague = gained(rate, FREE, CLIPPED, 0.15)[2]
@@ -579,7 +707,14 @@ def test_the_gain_between_two_steady_states_is_that_of_their_means_and_its_inter
 # what is said of a decision
 
 
-SAID = Decision(at=0.0, kind="change", knob="token limit", before=Knobs(policy="elastic"), after=BEST, reason="it pays")
+SAID = Decision(
+    at=0.0,
+    kind="change",
+    knob="token limit",
+    before=Knobs(policy="elastic"),
+    after=BEST,
+    reason="it pays",
+)
 PREDICTED = {
     "predicted_before": symmetric(2.0, 0.5, 100.0),
     "predicted_after": symmetric(0.12, 0.02, 100.0),
@@ -599,12 +734,14 @@ OBSERVED = {
         (
             PREDICTED,
             "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
-            "predicted queueing delay 2 s (1.5 s to 2.5 s) -> 120 ms (100 ms to 140 ms), 94 % less (90 to 96)",
+            "predicted queueing delay 2 s (1.5 s to 2.5 s) -> 120 ms (100 ms to 140 ms), 94 % "
+            "less (90 to 96)",
         ),
         (
             OBSERVED | {"kind": "rollback", "compared": "sojourn_time"},
             "rollback: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
-            "observed sojourn time 200 ms (180 ms to 220 ms) -> 300 ms (270 ms to 330 ms), -50 % less (-70 to -30)",
+            "observed sojourn time 200 ms (180 ms to 220 ms) -> 300 ms (270 ms to 330 ms), -50 % "
+            "less (-70 to -30)",
         ),
         (
             PREDICTED | {"predicted_before": UNKNOWN},
@@ -612,19 +749,29 @@ OBSERVED = {
             "predicted queueing delay without bound -> 120 ms (100 ms to 140 ms)",
         ),
         (
-            PREDICTED | {"predicted_before": Estimate(2.0, 1.5, math.inf, 9.0), "predicted_gain": Estimate(0.94, 0.9, math.inf, 9.0)},
+            PREDICTED
+            | {
+                "predicted_before": Estimate(2.0, 1.5, math.inf, 9.0),
+                "predicted_gain": Estimate(0.94, 0.9, math.inf, 9.0),
+            },
             "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
-            "predicted queueing delay 2 s (1.5 s to unbounded) -> 120 ms (100 ms to 140 ms), 94 % less (90 to unbounded)",
+            "predicted queueing delay 2 s (1.5 s to unbounded) -> 120 ms (100 ms to 140 ms), 94 % "
+            "less (90 to unbounded)",
         ),
         (
             OBSERVED | {"observed_after": UNKNOWN, "measured_gain": UNKNOWN},
             "change: token limit, elastic, no token limit -> elastic, token limit 96; it pays; "
             "observed queueing delay 200 ms (180 ms to 220 ms) -> not measured",
         ),
-        ({"kind": "held back", "after": Knobs(policy="elastic")}, "held back: elastic, no token limit; it pays"),
+        (
+            {"kind": "held back", "after": Knobs(policy="elastic")},
+            "held back: elastic, no token limit; it pays",
+        ),
     ],
 )
-def test_a_decision_says_what_is_known_and_nothing_of_what_is_not(about: dict[str, object], line: str) -> None:
+def test_a_decision_says_what_is_known_and_nothing_of_what_is_not(
+    about: dict[str, object], line: str
+) -> None:
     decision = dataclasses.replace(SAID, **about)  # type: ignore[arg-type]
     assert decision.says == decision.to_dict()["says"] == line
     assert decision.acts == (decision.kind in ("change", "rollback"))
@@ -634,7 +781,9 @@ def test_a_decision_says_what_is_known_and_nothing_of_what_is_not(about: dict[st
 
 
 def test_an_earlier_epochs_rate_stands_in_until_this_one_has_its_own() -> None:
-    """Five seconds after a switch: 20 arrivals say nothing; with the rate of before the queue is seen to be unstable still."""
+    """Five seconds after a switch: 20 arrivals say nothing; with the rate of before the queue is
+    seen to be unstable still.
+    """
     autopilot, start = pilot(), Knobs(policy="dynamic")
     rate = 1.3 * capacity(Knobs(policy="elastic"))
     first = autopilot.decide(seen(60.0, start, rate))
@@ -651,7 +800,11 @@ def test_a_rate_that_contradicts_the_earlier_one_is_believed() -> None:
     autopilot, start = pilot(), Knobs(policy="dynamic")
     first = autopilot.decide(seen(60.0, start, 1.3 * capacity(Knobs(policy="elastic"))))
     assert first is not None
-    found = autopilot.decide(seen(66.0, first.after, 0.2 * capacity(first.after), relative=0.3, epoch=1, judged=0, count=5))
+    found = autopilot.decide(
+        seen(
+            66.0, first.after, 0.2 * capacity(first.after), relative=0.3, epoch=1, judged=0, count=5
+        )
+    )
     assert found is None or "grows without bound" not in found.reason
 
 

@@ -16,7 +16,13 @@ from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.choosing import Chooser, _worth
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.judging import forbidden, judge, measured_gain, overwhelmed, remember
+from queueing.control.autopilot.judging import (
+    forbidden,
+    judge,
+    measured_gain,
+    overwhelmed,
+    remember,
+)
 from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
 from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.rules import Rules
@@ -52,10 +58,19 @@ def trial(*, unstable: bool = False, **about: object) -> Trial:
 
 def later(now: float = 100.0, **about: object) -> Look:
     """`now` seconds after the change."""
-    return seen(1000.0 + now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about)  # type: ignore[arg-type]
+    return seen(
+        1000.0 + now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about
+    )  # type: ignore[arg-type]
 
 
-def kind_of(look: Look, *, rate: Estimate = RATE, predicted: Estimate = UNKNOWN, unstable: bool = False, **about: object) -> str | None:
+def kind_of(
+    look: Look,
+    *,
+    rate: Estimate = RATE,
+    predicted: Estimate = UNKNOWN,
+    unstable: bool = False,
+    **about: object,
+) -> str | None:
     found = judge(look, trial(unstable=unstable, **about), rate, predicted, Rules())
     return None if found is None else found.kind
 
@@ -86,13 +101,43 @@ def test_a_queue_has_grown_beyond_three_times_its_prediction_and_fifty(
     ("observed", "predicted", "before", "kind"),
     [
         # 0.3 +- 0.03 against half widths of 0.04: 0.05 apart is beyond both
-        (symmetric(0.3, 0.03, 100.0), symmetric(0.2499, 0.04, 100.0), symmetric(0.2, 0.04, 100.0), "rollback"),
-        (symmetric(0.3, 0.03, 100.0), symmetric(0.2501, 0.04, 100.0), symmetric(0.2, 0.04, 100.0), "kept"),
-        (symmetric(0.3, 0.03, 100.0), symmetric(0.2, 0.04, 100.0), symmetric(0.2499, 0.04, 100.0), "rollback"),
-        (symmetric(0.3, 0.03, 100.0), symmetric(0.2, 0.04, 100.0), symmetric(0.2501, 0.04, 100.0), "kept"),
+        (
+            symmetric(0.3, 0.03, 100.0),
+            symmetric(0.2499, 0.04, 100.0),
+            symmetric(0.2, 0.04, 100.0),
+            "rollback",
+        ),
+        (
+            symmetric(0.3, 0.03, 100.0),
+            symmetric(0.2501, 0.04, 100.0),
+            symmetric(0.2, 0.04, 100.0),
+            "kept",
+        ),
+        (
+            symmetric(0.3, 0.03, 100.0),
+            symmetric(0.2, 0.04, 100.0),
+            symmetric(0.2499, 0.04, 100.0),
+            "rollback",
+        ),
+        (
+            symmetric(0.3, 0.03, 100.0),
+            symmetric(0.2, 0.04, 100.0),
+            symmetric(0.2501, 0.04, 100.0),
+            "kept",
+        ),
         # better than either
-        (symmetric(0.1, 0.01, 100.0), symmetric(0.2, 0.01, 100.0), symmetric(0.05, 0.01, 100.0), "kept"),
-        (symmetric(0.1, 0.01, 100.0), symmetric(0.05, 0.01, 100.0), symmetric(0.2, 0.01, 100.0), "kept"),
+        (
+            symmetric(0.1, 0.01, 100.0),
+            symmetric(0.2, 0.01, 100.0),
+            symmetric(0.05, 0.01, 100.0),
+            "kept",
+        ),
+        (
+            symmetric(0.1, 0.01, 100.0),
+            symmetric(0.05, 0.01, 100.0),
+            symmetric(0.2, 0.01, 100.0),
+            "kept",
+        ),
         # against what is not known
         (symmetric(0.3, 0.03, 100.0), UNKNOWN, symmetric(0.1, 0.01, 100.0), "kept"),
         (symmetric(0.3, 0.03, 100.0), symmetric(0.1, 0.01, 100.0), UNKNOWN, "kept"),
@@ -142,7 +187,9 @@ def test_a_change_is_judged_after_a_minute_by_200_requests_of_a_settled_queue_or
         (symmetric(7.3, 0.5, 500.0), "kept"),
     ],
 )
-def test_a_change_is_not_compared_where_the_rate_has_moved_by_three_tenths(rate: Estimate, kind: str) -> None:
+def test_a_change_is_not_compared_where_the_rate_has_moved_by_three_tenths(
+    rate: Estimate, kind: str
+) -> None:
     assert kind_of(later(), rate=rate, predicted=symmetric(0.1, 0.01, 100.0)) == kind
     grown = later(20.0, waiting=1000, judged=20)
     assert kind_of(grown, rate=rate) == ("rollback" if kind == "rollback" else None)
@@ -157,13 +204,24 @@ def test_what_had_no_steady_state_before_is_kept() -> None:
 
 
 def test_the_measured_gain_has_the_sign_of_the_change_and_the_doubts_of_both_means() -> None:
-    one, half, double = (symmetric(value, 0.1 * value, n) for value, n in ((1.0, 50.0), (0.5, 80.0), (2.0, 80.0)))
+    one, half, double = (
+        symmetric(value, 0.1 * value, n) for value, n in ((1.0, 50.0), (0.5, 80.0), (2.0, 80.0))
+    )
     factor = math.exp(math.hypot(0.1, 0.1))
     better, worse = measured_gain(one, half), measured_gain(one, double)
-    assert (better.value, better.low, better.high) == pytest.approx((0.5, 1 - 0.5 * factor, 1 - 0.5 / factor))
-    assert (worse.value, worse.low, worse.high) == pytest.approx((-1.0, 1 - 2 * factor, 1 - 2 / factor))
+    assert (better.value, better.low, better.high) == pytest.approx(
+        (0.5, 1 - 0.5 * factor, 1 - 0.5 / factor)
+    )
+    assert (worse.value, worse.low, worse.high) == pytest.approx(
+        (-1.0, 1 - 2 * factor, 1 - 2 / factor)
+    )
     assert better.effective_n == 50.0
-    for before, after in ((one, UNKNOWN), (UNKNOWN, one), (symmetric(0.0, 0.1, 9.0), one), (one, symmetric(0.0, 0.1, 9.0))):
+    for before, after in (
+        (one, UNKNOWN),
+        (UNKNOWN, one),
+        (symmetric(0.0, 0.1, 9.0), one),
+        (one, symmetric(0.0, 0.1, 9.0)),
+    ):
         assert not measured_gain(before, after).known
 
 
@@ -181,7 +239,10 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     (second,) = state.failures
     assert (second.until, second.times, second.rate) == (3200.0, 2, 12.0)
     remember(state, trial(after=START), 12.0, 2000.0, rules)
-    assert [(each.knobs, each.until, each.times) for each in state.failures] == [(AFTER, 3200.0, 2), (START, 2600.0, 1)]
+    assert [(each.knobs, each.until, each.times) for each in state.failures] == [
+        (AFTER, 3200.0, 2),
+        (START, 2600.0, 1),
+    ]
 
 
 def weighed(mean: float | None, load: float = 0.5) -> Weighed:
@@ -204,14 +265,17 @@ def weighed(mean: float | None, load: float = 0.5) -> Weighed:
         (weighed(1.0), weighed(None, 1.2), False),
     ],
 )
-def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(before: Weighed, after: Weighed, worth: bool) -> None:
+def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
+    before: Weighed, after: Weighed, worth: bool
+) -> None:
     assert _worth(before, after, Rules()) == worth
 
 
 @pytest.mark.parametrize(
     ("own", "age", "value"),
     [
-        # the earlier rate of 10 +- 0.1, sharper than this epoch's, stands in as long as it is fresh and does not contradict it
+        # the earlier rate of 10 +- 0.1, sharper than this epoch's, stands in as long as it is fresh
+        # and does not contradict it
         (symmetric(10.5, 1.0, 20.0), 60.0, 10.0),
         (symmetric(10.5, 1.0, 20.0), 299.0, 10.5),  # widened by 5 % a minute it is no sharper
         (symmetric(10.5, 4.0, 20.0), 299.0, 10.0),
@@ -223,7 +287,9 @@ def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(bef
         (symmetric(0.0, 1.0, 20.0), 60.0, 10.0),
     ],
 )
-def test_of_two_rates_the_sharper_counts_unless_they_part(own: Estimate, age: float, value: float) -> None:
+def test_of_two_rates_the_sharper_counts_unless_they_part(
+    own: Estimate, age: float, value: float
+) -> None:
     earlier = Carried(symmetric(10.0, 0.1, 700.0), 1000.0, 0)
     found = _sharper(own, earlier, 1000.0 + age, Rules())
     assert found.value == value
@@ -234,9 +300,14 @@ def test_of_two_rates_the_sharper_counts_unless_they_part(own: Estimate, age: fl
 
 
 def knowing(*loads: Mapping[Knobs, float]) -> Knowledge:
-    """Of situations with these loads; rate and speed are known to 5 and 2 %, so a load may be 7.1 % higher and 6.9 % lower."""
+    """Of situations with these loads; rate and speed are known to 5 and 2 %, so a load may be
+    7.1 % higher and 6.9 % lower.
+    """
     situations: list[Any] = [
-        SimpleNamespace(rate=1.0, model=lambda knobs, each=each: SimpleNamespace(load=lambda _: each[knobs])) for each in loads
+        SimpleNamespace(
+            rate=1.0, model=lambda knobs, each=each: SimpleNamespace(load=lambda _: each[knobs])
+        )
+        for each in loads
     ]
     return Knowledge(tuple(situations), symmetric(10.0, 0.5, 500.0), symmetric(1.0, 0.02, 500.0))
 
@@ -257,28 +328,40 @@ def choosing(*loads: Mapping[Knobs, float]) -> Chooser:
         (1.2, 1.1, True),
     ],
 )
-def test_a_setting_is_safe_with_a_margin_at_the_upper_ends_or_nearer_to_stability(now: float, then: float, safe: bool) -> None:
+def test_a_setting_is_safe_with_a_margin_at_the_upper_ends_or_nearer_to_stability(
+    now: float, then: float, safe: bool
+) -> None:
     assert choosing({START: now, AFTER: then}).safe(AFTER) == safe
-    assert choosing({START: now, AFTER: then}, {START: 0.5, AFTER: 0.1}).safe(AFTER) == safe, "the cautious situation decides"
+    assert choosing({START: now, AFTER: then}, {START: 0.5, AFTER: 0.1}).safe(AFTER) == safe, (
+        "the cautious situation decides"
+    )
 
 
 @pytest.mark.parametrize(("then", "lower"), [(0.949, True), (0.951, False)])
-def test_the_safe_direction_is_a_load_lower_by_a_twentieth_whatever_the_situation(then: float, lower: bool) -> None:
+def test_the_safe_direction_is_a_load_lower_by_a_twentieth_whatever_the_situation(
+    then: float, lower: bool
+) -> None:
     by = Rules().safer
     assert choosing({START: 1.0, AFTER: then}).lowers(AFTER, by) == lower
     assert choosing({START: 0.5, AFTER: 0.1}, {START: 1.0, AFTER: then}).lowers(AFTER, by) == lower
 
 
 @pytest.mark.parametrize(("load", "unstable"), [(1.074, False), (1.0742, True)])
-def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(load: float, unstable: bool) -> None:
+def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
+    load: float, unstable: bool
+) -> None:
     autopilot, look = Autopilot(mode="act"), seen(0.0, START, 10.0)
     assert autopilot._unstable(look, knowing({START: load})) == unstable
-    assert autopilot._unstable(look, knowing({START: 2.0}, {START: load})) == unstable, "in every situation"
+    assert autopilot._unstable(look, knowing({START: 2.0}, {START: load})) == unstable, (
+        "in every situation"
+    )
     patient = dataclasses.replace(look, limits=Limits(patience=1.0))
     assert not autopilot._unstable(patient, knowing({START: 2.0}))
     grows = Assumption("stable_queue", False, 0.99, "it grows")
     for judged in (199, 200):
-        assert autopilot._unstable(seen(0.0, START, 10.0, judged=judged, failing=(grows,)), knowing({START: 0.9})) == (judged == 200)
+        assert autopilot._unstable(
+            seen(0.0, START, 10.0, judged=judged, failing=(grows,)), knowing({START: 0.9})
+        ) == (judged == 200)
 
 
 @pytest.mark.parametrize(
@@ -289,10 +372,20 @@ def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
         (30.0, 9, "9 answers ended, 10 are needed"),
     ],
 )
-def test_nothing_is_known_before_thirty_arrivals_and_ten_answers(arrivals: float, ended: int, missing: str | None) -> None:
-    """Sixty answers, of which some have ended after five tokens and the others go on; the speed was seen nowhere."""
+def test_nothing_is_known_before_thirty_arrivals_and_ten_answers(
+    arrivals: float, ended: int, missing: str | None
+) -> None:
+    """Sixty answers, of which some have ended after five tokens and the others go on; the speed
+    was seen nowhere.
+    """
     going = 60 - ended
-    look = seen(0.0, START, 10.0, known=lengths([5] * ended + [6] * going, [False] * ended + [True] * going), speed=UNKNOWN)
+    look = seen(
+        0.0,
+        START,
+        10.0,
+        known=lengths([5] * ended + [6] * going, [False] * ended + [True] * going),
+        speed=UNKNOWN,
+    )
     estimates = dataclasses.replace(look.estimates, arrival_rate=symmetric(10.0, 1.0, arrivals))
     found = learn(dataclasses.replace(look, estimates=estimates), State(), Rules())
     if missing is not None:

@@ -1,4 +1,6 @@
-"""The parts of the controller at their borders: what is known at a look, what a setting gains, which settings may be chosen, and when."""
+"""The parts of the controller at their borders: what is known at a look, what a setting gains,
+which settings may be chosen, and when.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,37 @@ from queueing.control.advice.answer import quick
 from queueing.control.advice.forecast import Knobs
 from queueing.control.advice.situation import Situation
 from queueing.control.autopilot.bounds import Bounds, knob_between, preferred, sized
-from queueing.control.autopilot.candidates import candidates, clipped_fraction, lower_fraction, upper_fraction
-from queueing.control.autopilot.choosing import Chooser, _against, _ranked, between, rescue, to_bounds
+from queueing.control.autopilot.candidates import (
+    candidates,
+    clipped_fraction,
+    lower_fraction,
+    upper_fraction,
+)
+from queueing.control.autopilot.choosing import (
+    Chooser,
+    _against,
+    _ranked,
+    between,
+    rescue,
+    to_bounds,
+)
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.knowledge import Knowledge, learn
 from queueing.control.autopilot.look import LONGEST, Look, look
 from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
-from queueing.control.autopilot.weighing import NIL, REQUESTS, Weighed, _less, _log_ratio, _noise, gain_of, predicted_of, weigh
+from queueing.control.autopilot.weighing import (
+    NIL,
+    REQUESTS,
+    Weighed,
+    _less,
+    _log_ratio,
+    _noise,
+    gain_of,
+    predicted_of,
+    weigh,
+)
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import judged, observed_mean
@@ -37,7 +61,11 @@ from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
 
-ELASTIC, FOUR, SINGLE = Knobs(policy="elastic"), Knobs(policy="capped:max_batch_size=4"), Knobs(policy="single")
+ELASTIC, FOUR, SINGLE = (
+    Knobs(policy="elastic"),
+    Knobs(policy="capped:max_batch_size=4"),
+    Knobs(policy="single"),
+)
 RULES = Rules()
 
 
@@ -70,19 +98,39 @@ def test_what_the_controller_goes_by_unless_it_is_told() -> None:
 def test_a_look_is_judged_on_two_hundred_requests_and_holds_what_was_observed() -> None:
     assert [seen(0.0, ELASTIC, 1.0, judged=count).enough for count in (199, 200)] == [False, True]
     assert not replace(seen(0.0, ELASTIC, 1.0), assumptions=()).enough
-    wrong = [Assumption(name, False, 0.0, name) for name in ("settled", "constant_rate", "no_stalls")]
-    shown = replace(seen(0.0, ELASTIC, 1.0), assumptions=(*wrong, Assumption("open_loop", None, 0.0, "")))
+    wrong = [
+        Assumption(name, False, 0.0, name) for name in ("settled", "constant_rate", "no_stalls")
+    ]
+    shown = replace(
+        seen(0.0, ELASTIC, 1.0), assumptions=(*wrong, Assumption("open_loop", None, 0.0, ""))
+    )
     assert [each.name for each in shown.failing()] == ["no_stalls"]
-    assert [shown.holds(name) for name in ("settled", "open_loop", "law_shape")] == [False, None, None]
+    assert [shown.holds(name) for name in ("settled", "open_loop", "law_shape")] == [
+        False,
+        None,
+        None,
+    ]
     assert seen(0.0, ELASTIC, 1.0).holds("stable_queue")
-    apart = replace(shown, observed=symmetric(1.0, 0.1, 9.0), observed_sojourn=symmetric(2.0, 0.1, 9.0))
-    assert [apart.observed_of(name).value for name in ("queueing_delay", "sojourn_time", "time_to_first_token")] == [1.0, 2.0, 1.0]  # type: ignore[arg-type]
+    apart = replace(
+        shown, observed=symmetric(1.0, 0.1, 9.0), observed_sojourn=symmetric(2.0, 0.1, 9.0)
+    )
+    assert [
+        apart.observed_of(name).value
+        for name in ("queueing_delay", "sojourn_time", "time_to_first_token")
+    ] == [1.0, 2.0, 1.0]  # type: ignore[arg-type]
 
 
 def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
-    window = replace(window_of_run(serve(poisson(50.0, 600, 1), Engine(most=8), 1), "elastic"), waiting=7)
+    window = replace(
+        window_of_run(serve(poisson(50.0, 600, 1), Engine(most=8), 1), "elastic"), waiting=7
+    )
     found = look(window, LAW, ELASTIC, Limits(), None, longest=99)
-    assert (found.assumptions, found.waiting, found.longest, found.judged) == ((), 7, 99, judged(window).size)
+    assert (found.assumptions, found.waiting, found.longest, found.judged) == (
+        (),
+        7,
+        99,
+        judged(window).size,
+    )
     delays = batch_means_interval(judged(window))
     assert (found.observed.value, found.observed.high) == pytest.approx((delays.mean, delays.high))
     assert found.observed.value == pytest.approx(observed_mean(window).value)
@@ -100,12 +148,17 @@ def known(shown: Look, state: State | None = None) -> Knowledge:
 
 
 @pytest.mark.parametrize(
-    ("count", "ended", "missing"), [(30.0, 60, None), (29.9, 60, "30 arrivals known, 30"), (30.0, 9, "9 answers ended, 10")]
+    ("count", "ended", "missing"),
+    [(30.0, 60, None), (29.9, 60, "30 arrivals known, 30"), (30.0, 9, "9 answers ended, 10")],
 )
-def test_thirty_arrivals_and_ten_answers_are_needed(count: float, ended: int, missing: str | None) -> None:
+def test_thirty_arrivals_and_ten_answers_are_needed(
+    count: float, ended: int, missing: str | None
+) -> None:
     counts = lengths([5] * 60 + [4] * 40, [False] * ended + [True] * (60 - ended) + [True] * 40)
     shown = seen(0.0, Knobs(policy="elastic", max_output_tokens=5), 10.0, known=counts)
-    shown = replace(shown, estimates=replace(shown.estimates, arrival_rate=symmetric(10.0, 0.1, count)))
+    shown = replace(
+        shown, estimates=replace(shown.estimates, arrival_rate=symmetric(10.0, 0.1, count))
+    )
     found = learn(shown, State(), RULES)
     assert (found if isinstance(found, str) else "").startswith(missing or "")
     assert isinstance(found, Knowledge) == (missing is None)
@@ -120,7 +173,11 @@ def test_a_speed_that_was_not_seen_is_the_calibrated_one_within_a_tenth() -> Non
 
 
 def test_the_ends_of_a_load_are_those_of_rate_and_speed_together() -> None:
-    found = replace(known(seen(0.0, ELASTIC, 10.0)), rate=Estimate(10.0, 8.0, 13.0, 9.0), speed=Estimate(2.0, 1.5, 2.2, 9.0))
+    found = replace(
+        known(seen(0.0, ELASTIC, 10.0)),
+        rate=Estimate(10.0, 8.0, 13.0, 9.0),
+        speed=Estimate(2.0, 1.5, 2.2, 9.0),
+    )
     assert (found.highest, found.lowest) == pytest.approx((1.3 * 1.1, 0.8 * 0.75))
     assert found.relative == pytest.approx(math.hypot(0.25, 0.175))
     assert replace(found, rate=Estimate(10.0, -2.0, 22.0, 9.0)).lowest == 0.0
@@ -137,15 +194,23 @@ def test_the_rate_of_the_epoch_before_is_remembered_when_another_begins() -> Non
     assert (state.speed_before.estimate.value, state.rate.epoch) == (1.0, 1)
 
 
-@pytest.mark.parametrize(("limit", "ends"), [(None, [256, 40]), (40, [256]), (39, [256]), (41, [256, 40])])
-def test_lengths_of_which_something_is_open_end_at_both_extremes(limit: int | None, ends: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("limit", "ends"), [(None, [256, 40]), (40, [256]), (39, [256]), (41, [256, 40])]
+)
+def test_lengths_of_which_something_is_open_end_at_both_extremes(
+    limit: int | None, ends: list[int]
+) -> None:
     """Sixty of a hundred were cut at 40 tokens, ten at 30; the engine can answer 256."""
     counts = lengths([5] * 30 + [30] * 10 + [40] * 60, [False] * 30 + [True] * 70)
     found = known(seen(0.0, Knobs(policy="elastic", max_output_tokens=limit), 10.0, known=counts))
     samples = [each.estimates.output_tokens for each in found.situations]
     assert [each.known_to for each in samples] == ends
-    assert [int(np.count_nonzero(each.censored)) for each in samples] == [10] * len(ends), "what was cut before stays so"
-    assert [int(np.count_nonzero(each.counts == end)) for each, end in zip(samples, ends, strict=True)] == [60] * len(ends)
+    assert [int(np.count_nonzero(each.censored)) for each in samples] == [10] * len(ends), (
+        "what was cut before stays so"
+    )
+    assert [
+        int(np.count_nonzero(each.counts == end)) for each, end in zip(samples, ends, strict=True)
+    ] == [60] * len(ends)
 
 
 # bounds and candidates
@@ -153,26 +218,53 @@ def test_lengths_of_which_something_is_open_end_at_both_extremes(limit: int | No
 
 def test_bounds_at_their_borders() -> None:
     bounds = Bounds(policies=("elastic",), smallest_token_limit=16, largest_token_limit=64)
-    assert [bounds.allows_limit(limit) for limit in (15, 16, 64, 65, None)] == [False, True, True, False, False]
+    assert [bounds.allows_limit(limit) for limit in (15, 16, 64, 65, None)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert Bounds().allows_limit(10**6)
     assert Bounds().allows_limit(None)
     assert Bounds().token_limits(33) == (16, 24, 32)
     assert Bounds().token_limits(32) == (16, 24), "an answer of the longest length is never cut"
     assert bounds.token_limits(49) == (16, 24, 32, 48)
-    assert (Bounds().bound(None), Bounds(largest_batch_size=7).bound(None), Bounds(largest_batch_size=7).bound(5)) == (64, 7, 5)
-    assert Bounds(max_clipped_fraction=0.0, smallest_token_limit=1, largest_token_limit=1, largest_batch_size=1).token_limits(9) == (1,)
-    assert [preferred(1, high) for high in (0, 1, 2, 3, 4)] == [(), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    assert (
+        Bounds().bound(None),
+        Bounds(largest_batch_size=7).bound(None),
+        Bounds(largest_batch_size=7).bound(5),
+    ) == (64, 7, 5)
+    assert Bounds(
+        max_clipped_fraction=0.0,
+        smallest_token_limit=1,
+        largest_token_limit=1,
+        largest_batch_size=1,
+    ).token_limits(9) == (1,)
+    assert [preferred(1, high) for high in (0, 1, 2, 3, 4)] == [
+        (),
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+    ]
 
 
 def test_families_have_their_size_or_the_engines() -> None:
-    assert [sized("elastic", size, 8) for size in (7, 8, 9)] == ["elastic:max_batch_size=7", "elastic", "elastic"]
+    assert [sized("elastic", size, 8) for size in (7, 8, 9)] == [
+        "elastic:max_batch_size=7",
+        "elastic",
+        "elastic",
+    ]
     assert (sized("elastic", 9, None), sized("capped", 8, 8), sized("dynamic", 8, 8)) == (
         "elastic:max_batch_size=9",
         "capped:max_batch_size=8",
         "dynamic",
     )
     both = Bounds(policies=("capped", "elastic", "fixed:batch_size=2"))
-    assert [each.policy for each in both.other_policies(Knobs(policy="capped:max_batch_size=3"), 8)] == [
+    assert [
+        each.policy for each in both.other_policies(Knobs(policy="capped:max_batch_size=3"), 8)
+    ] == [
         "capped:max_batch_size=8",
         "elastic:max_batch_size=3",
         "elastic",
@@ -215,14 +307,18 @@ def test_a_share_that_is_cut_has_wilsons_interval(z: float) -> None:
 def test_in_an_unstable_queue_a_limit_is_taken_more_readily() -> None:
     """Of 150 answers 4 % go beyond 16 tokens: the upper end is 5.9 or 7.6 %, against 6.5 %."""
     counts = lengths([10] * 144 + [100] * 6)
-    bounds = replace(BOUNDS, policies=("elastic",), max_clipped_fraction=0.065, smallest_token_limit=16)
+    bounds = replace(
+        BOUNDS, policies=("elastic",), max_clipped_fraction=0.065, smallest_token_limit=16
+    )
     assert upper_fraction(counts, 16, 1.0) < 0.065 < upper_fraction(counts, 16)
     shown = seen(0.0, ELASTIC, 1.0, known=counts)
     for urgent in (True, False):
         limits = {each.max_output_tokens for each in candidates(shown, bounds, urgent=urgent)}
         assert (16 in limits) == urgent
     limited = seen(0.0, replace(ELASTIC, max_output_tokens=16), 1.0, known=counts)
-    assert {each.max_output_tokens for each in candidates(limited, bounds, urgent=True)} == {16}, "no lower one"
+    assert {each.max_output_tokens for each in candidates(limited, bounds, urgent=True)} == {16}, (
+        "no lower one"
+    )
 
 
 # what a setting gains
@@ -230,7 +326,12 @@ def test_in_an_unstable_queue_a_limit_is_taken_more_readily() -> None:
 
 def situation(rate: float = 20.0, **about: Any) -> Situation:
     shown = seen(0.0, ELASTIC, rate)
-    return Situation(**({"estimates": shown.estimates, "shape": LAW, "limits": shown.limits, "predict": quick} | about))
+    return Situation(
+        **(
+            {"estimates": shown.estimates, "shape": LAW, "limits": shown.limits, "predict": quick}
+            | about
+        )
+    )
 
 
 def test_a_setting_is_weighed_by_its_simulated_delays_or_sojourns() -> None:
@@ -238,10 +339,15 @@ def test_a_setting_is_weighed_by_its_simulated_delays_or_sojourns() -> None:
     for quantity, field in (("queueing_delay", "queueing_delay"), ("sojourn_time", "sojourn_time")):
         found = weigh(of, FOUR, quantity, work=1.1)  # type: ignore[arg-type]
         model = of.model(FOUR)
-        run = simulate_run(model, 1.1 * of.rate, REQUESTS, np.random.SeedSequence(0)).after(REQUESTS // 10)
+        run = simulate_run(model, 1.1 * of.rate, REQUESTS, np.random.SeedSequence(0)).after(
+            REQUESTS // 10
+        )
         assert found.delays is not None
         assert found.delays.tolist() == getattr(run, field).tolist()
-        assert (found.load, found.mean) == (model.load(1.1 * of.rate), pytest.approx(getattr(run, field).mean()))
+        assert (found.load, found.mean) == (
+            model.load(1.1 * of.rate),
+            pytest.approx(getattr(run, field).mean()),
+        )
     assert weigh(of, FOUR, "queueing_delay", work=100.0).delays is None
     assert weigh(of, FOUR, "queueing_delay", work=100.0).mean == math.inf
 
@@ -260,7 +366,9 @@ def test_the_lost_are_weighed_by_their_patience_and_slots_by_their_stalls() -> N
     busy = utilisation_of(model, of.rate)
     backlog = stall_backlog(stalling.estimates.stalls, model.load(of.rate), utilisation=busy)
     assert with_stalls - calm == pytest.approx(backlog, rel=1e-6)
-    assert weigh(stalling, slots, "queueing_delay").mean == pytest.approx(weigh(of, slots, "queueing_delay").mean)
+    assert weigh(stalling, slots, "queueing_delay").mean == pytest.approx(
+        weigh(of, slots, "queueing_delay").mean
+    )
 
 
 def weighed(*delays: float, load: float = 0.5) -> Weighed:
@@ -274,7 +382,12 @@ def test_the_ratio_of_two_settings_is_of_their_means_or_of_their_loads() -> None
     assert _log_ratio(weighed(1.0), weighed()) == math.inf
     assert _log_ratio(weighed(0.0), weighed(0.0)) == 0.0
     assert _log_ratio(weighed(0.0), weighed(NIL)) == pytest.approx(math.log(2))
-    assert [_less(value) for value in (0.0, math.log(0.25), 699.0, 701.0)] == [0.0, 0.75, 1 - math.exp(699.0), -math.inf]
+    assert [_less(value) for value in (0.0, math.log(0.25), 699.0, 701.0)] == [
+        0.0,
+        0.75,
+        1 - math.exp(699.0),
+        -math.inf,
+    ]
 
 
 def test_the_noise_of_a_ratio_is_that_of_the_differences_on_common_random_numbers() -> None:
@@ -285,35 +398,53 @@ def test_the_noise_of_a_ratio_is_that_of_the_differences_on_common_random_number
     expected = batch_means_interval((other - ratio * one) / one.mean()).half_width / ratio
     assert _noise(weighed(*one), weighed(*other)) == pytest.approx(expected)
     assert _noise(weighed(*one), weighed(*(3 * one))) == pytest.approx(0.0, abs=1e-9)
-    for pair in ((weighed(), weighed(1.0)), (weighed(1.0), weighed()), (weighed(1.0, 2.0), weighed(0.0, 0.0))):
+    for pair in (
+        (weighed(), weighed(1.0)),
+        (weighed(1.0), weighed()),
+        (weighed(1.0, 2.0), weighed(0.0, 0.0)),
+    ):
         assert _noise(*pair) == 0.0
 
 
 def test_the_interval_of_a_gain_goes_as_far_as_work_lengths_and_noise_together() -> None:
-    """ln r at both ends of the work, the scatter of ln r over the parts of the lengths to either side of their median, and the noise."""
+    """ln r at both ends of the work, the scatter of ln r over the parts of the lengths to either
+    side of their median, and the noise.
+    """
     of, relative = situation(0.5 * capacity(FOUR)), 0.05
     one, other = (weigh(of, knobs, "queueing_delay") for knobs in (ELASTIC, FOUR))
     base = math.log(other.mean / one.mean)
     ends = [
-        math.log(weigh(of, FOUR, "queueing_delay", work=work).mean / weigh(of, ELASTIC, "queueing_delay", work=work).mean)
+        math.log(
+            weigh(of, FOUR, "queueing_delay", work=work).mean
+            / weigh(of, ELASTIC, "queueing_delay", work=work).mean
+        )
         for work in (1 - relative, 1 + relative)
     ]
     assert of.lengths is not None
     parts = np.array(
         [
-            math.log(weigh(of, FOUR, "queueing_delay", whole=part).mean / weigh(of, ELASTIC, "queueing_delay", whole=part).mean)
+            math.log(
+                weigh(of, FOUR, "queueing_delay", whole=part).mean
+                / weigh(of, ELASTIC, "queueing_delay", whole=part).mean
+            )
             for part in of.lengths.parts
         ]
     )
     assert len(parts) == 5
     scale, noise = of.lengths.to_error * stats.t.ppf(0.975, 4), _noise(one, other)
     off = parts - np.median(parts)
-    more, less = (scale * math.sqrt(2 * np.mean(np.maximum(sign * off, 0) ** 2)) for sign in (1, -1))
+    more, less = (
+        scale * math.sqrt(2 * np.mean(np.maximum(sign * off, 0) ** 2)) for sign in (1, -1)
+    )
     up, down = max(0.0, *(end - base for end in ends)), max(0.0, *(base - end for end in ends))
     found = gain_of(of, one, other, relative)
     assert found.value == pytest.approx(1 - math.exp(base), rel=1e-6)
-    assert found.low == pytest.approx(1 - math.exp(base + math.hypot(up, math.hypot(more, noise))), rel=1e-5)
-    assert found.high == pytest.approx(1 - math.exp(base - math.hypot(down, math.hypot(less, noise))), rel=1e-5)
+    assert found.low == pytest.approx(
+        1 - math.exp(base + math.hypot(up, math.hypot(more, noise))), rel=1e-5
+    )
+    assert found.high == pytest.approx(
+        1 - math.exp(base - math.hypot(down, math.hypot(less, noise))), rel=1e-5
+    )
     assert found.effective_n == of.effective_n == 500.0
 
 
@@ -327,7 +458,14 @@ def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> N
 # which setting
 
 
-def chooser(rate: float, current: Knobs = ELASTIC, *, state: State | None = None, bounds: Bounds = BOUNDS, **about: Any) -> Chooser:
+def chooser(
+    rate: float,
+    current: Knobs = ELASTIC,
+    *,
+    state: State | None = None,
+    bounds: Bounds = BOUNDS,
+    **about: Any,
+) -> Chooser:
     shown = seen(100.0, current, rate, **about)
     held = state or State()
     return Chooser(shown, known(shown, held), bounds, held, RULES)
@@ -339,7 +477,9 @@ def at_load(load: float, knobs: Knobs = FOUR, **about: Any) -> Chooser:
 
 
 @pytest.mark.parametrize(("load", "safe"), [(0.965, True), (0.9665, False)])
-def test_a_setting_is_safe_two_hundredths_below_capacity_at_the_upper_ends(load: float, safe: bool) -> None:
+def test_a_setting_is_safe_two_hundredths_below_capacity_at_the_upper_ends(
+    load: float, safe: bool
+) -> None:
     """Rate and speed within 1 % and 0.5 %: a factor of 1.01505."""
     of = at_load(load)
     assert of.loads(FOUR)[0] == pytest.approx(load)
@@ -347,9 +487,15 @@ def test_a_setting_is_safe_two_hundredths_below_capacity_at_the_upper_ends(load:
     assert of.safe(FOUR) == safe
     assert (_against(of, FOUR) is None) == safe
     if not safe:
-        assert _against(of, FOUR) == f"at load {load:.2f} (up to {load * 1.01505:.2f}) the queue might become unstable"
+        assert (
+            _against(of, FOUR)
+            == f"at load {load:.2f} (up to {load * 1.01505:.2f}) the queue might become unstable"
+        )
     found = to_bounds(of, FOUR, "why")
-    assert (found.against is None, found.decision.reason) == (safe, "why; this is the nearest setting inside the bounds")
+    assert (found.against is None, found.decision.reason) == (
+        safe,
+        "why; this is the nearest setting inside the bounds",
+    )
 
 
 def test_an_unstable_setting_is_left_for_one_that_is_less_so() -> None:
@@ -372,7 +518,9 @@ def test_the_load_falls_by_a_fraction_or_it_does_not() -> None:
 def test_a_failure_is_said_with_its_number() -> None:
     for times, words in ((1, "1 time "), (2, "2 times ")):
         state = State(failures=(Failure(knobs=FOUR, until=200.0, times=times, rate=20.0),))
-        assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(f"it did worse than predicted {words}at this load")
+        assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(
+            f"it did worse than predicted {words}at this load"
+        )
         assert chooser(20.0, state=state).failed(ELASTIC) is None
 
 
@@ -380,8 +528,13 @@ def test_doubts_open_the_safe_direction_only() -> None:
     assert chooser(20.0).doubts() is None
     assert chooser(20.0, judged=199).doubts() == "there are not enough data for more"
     cut = lengths([5] * 30 + [40] * 70, [False] * 30 + [True] * 70)
-    assert chooser(20.0, known=cut).doubts() == "there are not enough data for more", "two situations"
-    wrong = (Assumption("no_stalls", False, 0.1, "it stalls"), Assumption("constant_speed", False, 2.0, "it is slow"))
+    assert chooser(20.0, known=cut).doubts() == "there are not enough data for more", (
+        "two situations"
+    )
+    wrong = (
+        Assumption("no_stalls", False, 0.1, "it stalls"),
+        Assumption("constant_speed", False, 2.0, "it is slow"),
+    )
     assert chooser(20.0, failing=wrong).doubts() == "it stalls; it is slow"
 
 
@@ -389,13 +542,21 @@ def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
     observed = symmetric(0.2, 0.02, 100.0)
     of = at_load(0.6, observed=observed)
     found = of.decision(FOUR, "because", symmetric(0.1, 0.05, 9.0))
-    assert (found.at, found.kind, found.knob, found.reason) == (100.0, "change", "policy", "because")
+    assert (found.at, found.kind, found.knob, found.reason) == (
+        100.0,
+        "change",
+        "policy",
+        "because",
+    )
     assert (found.before, found.after) == (ELASTIC, FOUR)
     assert (found.load_before, found.load_after) == (of.loads(ELASTIC)[0], pytest.approx(0.6))
     assert (found.compared, found.observed_before) == ("sojourn_time", observed)
     assert found.predicted_after == of.known.situations[0].forecast(FOUR).sojourn
     assert found.predicted_before == of.known.situations[0].forecast(ELASTIC).sojourn
-    assert at_load(0.6, observed=observed, judged=50).decision(FOUR, "", UNKNOWN).observed_before == UNKNOWN
+    assert (
+        at_load(0.6, observed=observed, judged=50).decision(FOUR, "", UNKNOWN).observed_before
+        == UNKNOWN
+    )
     assert between(ELASTIC, replace(ELASTIC, max_output_tokens=9)) == "queueing_delay"
 
 
@@ -413,7 +574,11 @@ def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_t
 
 
 def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not_fail() -> None:
-    of = at_load(1.2, Knobs(policy="capped:max_batch_size=8"), current=Knobs(policy="capped:max_batch_size=8"))
+    of = at_load(
+        1.2,
+        Knobs(policy="capped:max_batch_size=8"),
+        current=Knobs(policy="capped:max_batch_size=8"),
+    )
     found = rescue(of)
     assert found is not None
     assert found.against is None
@@ -422,9 +587,13 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
     assert found.decision.after == best
     load = of.loads(of.current)[0]
     ends = f"{load * of.known.lowest:.2f} to {load * of.known.highest:.2f}"
-    assert found.decision.reason.startswith(f"the load is {load:.2f} ({ends}): the queue grows without bound; ")
+    assert found.decision.reason.startswith(
+        f"the load is {load:.2f} ({ends}): the queue grows without bound; "
+    )
     assert found.decision.reason.endswith(f"this has the lowest load, {pool[best]:.2f}")
-    assert found.decision.predicted_gain.value == (1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load))
+    assert found.decision.predicted_gain.value == (
+        1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load)
+    )
     failed = State(failures=(Failure(knobs=best, until=1e9, times=1, rate=of.known.rate.value),))
     second = rescue(replace(of, state=failed))
     assert second is not None
@@ -439,7 +608,10 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
 
 
 def test_an_unstable_queue_is_rescued_every_five_seconds() -> None:
-    start, rate = Knobs(policy="dynamic"), 3.0 * capacity(Knobs(policy="elastic", max_output_tokens=96))
+    start, rate = (
+        Knobs(policy="dynamic"),
+        3.0 * capacity(Knobs(policy="elastic", max_output_tokens=96)),
+    )
     for gap, again in ((4.9, False), (5.0, True)):
         pilot = Autopilot(bounds=BOUNDS, mode="act")
         first = pilot.decide(seen(10.0, start, rate))
@@ -456,19 +628,31 @@ def test_what_was_held_back_is_said_again_after_five_minutes(now: float, said: b
     assert (pilot.decide(seen(now, current, rate)) is not None) == said
 
 
-@pytest.mark.parametrize(("now", "count", "acts"), [(59.9, 1000, False), (60.0, 199, False), (60.0, 200, True)])
-def test_after_a_change_a_minute_and_two_hundred_requests(now: float, count: int, acts: bool) -> None:
+@pytest.mark.parametrize(
+    ("now", "count", "acts"), [(59.9, 1000, False), (60.0, 199, False), (60.0, 200, True)]
+)
+def test_after_a_change_a_minute_and_two_hundred_requests(
+    now: float, count: int, acts: bool
+) -> None:
     current = Knobs(policy="dynamic")
     state = State(changed_at=0.0, cool_until=60.0)
     pilot = Autopilot(bounds=BOUNDS, mode="act", state=state)
-    assert (pilot.decide(seen(now, current, 0.5 * capacity(current), count=count)) is not None) == acts
+    assert (
+        pilot.decide(seen(now, current, 0.5 * capacity(current), count=count)) is not None
+    ) == acts
 
 
 def test_a_queue_is_unstable_by_its_growth_too() -> None:
     growing = Assumption("stable_queue", False, 1.0, "it grows")
     current = Knobs(policy="dynamic")
-    for about, rescued in (({"failing": (growing,)}, True), ({"failing": (growing,), "judged": 100}, False), ({}, False)):
-        found = Autopilot(bounds=BOUNDS, mode="act").decide(seen(0.0, current, 0.7 * capacity(current), **about))  # type: ignore[arg-type]
+    for about, rescued in (
+        ({"failing": (growing,)}, True),
+        ({"failing": (growing,), "judged": 100}, False),
+        ({}, False),
+    ):
+        found = Autopilot(bounds=BOUNDS, mode="act").decide(
+            seen(0.0, current, 0.7 * capacity(current), **about)
+        )  # type: ignore[arg-type]
         assert (found is not None and "grows without bound" in found.reason) == rescued
 
 
@@ -476,7 +660,11 @@ def test_a_rollback_rests_four_times_as_long() -> None:
     """And the change that follows a rest begins another search a minute later."""
     autopilot = Autopilot(bounds=BOUNDS, mode="act")
     autopilot._changed(seen(100.0, ELASTIC, 1.0), 240.0)
-    assert (autopilot.state.changed_at, autopilot.state.cool_until, autopilot.state.think_at) == (100.0, 340.0, 160.0)
+    assert (autopilot.state.changed_at, autopilot.state.cool_until, autopilot.state.think_at) == (
+        100.0,
+        340.0,
+        160.0,
+    )
     autopilot._changed(seen(100.0, ELASTIC, 1.0), 5.0)
     assert autopilot.state.think_at == 105.0
 
@@ -485,7 +673,9 @@ def test_a_rollback_rests_four_times_as_long() -> None:
 
 
 def test_a_state_on_another_clock_is_the_same_later() -> None:
-    decision = Decision(at=7.0, kind="change", knob="policy", before=ELASTIC, after=FOUR, reason="r")
+    decision = Decision(
+        at=7.0, kind="change", knob="policy", before=ELASTIC, after=FOUR, reason="r"
+    )
     estimate = symmetric(10.0, 1.0, 50.0)
     state = State(
         changed_at=1.0,
@@ -501,11 +691,24 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
     )
     assert State.from_dict(state.to_dict()) == state
     later = state.shifted(100.0)
-    assert (later.changed_at, later.cool_until, later.think_at, later.said, later.said_at) == (101.0, 102.0, 103.0, FOUR, 109.0)
+    assert (later.changed_at, later.cool_until, later.think_at, later.said, later.said_at) == (
+        101.0,
+        102.0,
+        103.0,
+        FOUR,
+        109.0,
+    )
     assert later.trial is not None
     assert (later.trial.decision, later.trial.waiting) == (replace(decision, at=107.0), 4)
     assert later.failures == (Failure(knobs=FOUR, until=105.0, times=2, rate=9.0),)
-    assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), "of no epoch of now"
+    assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), (
+        "of no epoch of now"
+    )
     assert not later.rate_before.estimate.known
     empty = State.from_dict(State().to_dict())
-    assert (empty.changed_at, empty.trial, empty.failures, empty.said) == (-math.inf, None, (), None)
+    assert (empty.changed_at, empty.trial, empty.failures, empty.said) == (
+        -math.inf,
+        None,
+        (),
+        None,
+    )

@@ -8,15 +8,32 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.speed.batch_times import BatchTimes, _grouped, _together, _until_step, batch_times, slot_times
+from queueing.estimation.speed.batch_times import (
+    BatchTimes,
+    _grouped,
+    _together,
+    _until_step,
+    batch_times,
+    slot_times,
+)
 from queueing.estimation.window.snapshot import CENSORED, ENDED, FIELDS, WITHOUT_LENGTH, Snapshot
 from queueing.latency.law import LatencyModel
 
-LAW = LatencyModel(k1=0.01, k2=0.1, k3=0.002, k4=0.02, kp=0.001, speed=1.7)  # whose own speed is of no matter
+LAW = LatencyModel(
+    k1=0.01, k2=0.1, k3=0.002, k4=0.02, kp=0.001, speed=1.7
+)  # whose own speed is of no matter
 
 
 def row(
-    batch: int, at: float, free: float, tokens: int, *, size: int = 1, prompt: int = 0, ending: float = ENDED, server: int = 0
+    batch: int,
+    at: float,
+    free: float,
+    tokens: int,
+    *,
+    size: int = 1,
+    prompt: int = 0,
+    ending: float = ENDED,
+    server: int = 0,
 ) -> list[float]:
     return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0]
 
@@ -24,14 +41,19 @@ def row(
 def window(*rows: list[float]) -> Snapshot:
     assert all(len(each) == len(FIELDS) for each in rows)
     table = np.array(rows).reshape(-1, len(FIELDS))
-    return Snapshot(policy="p", epoch=0, epoch_at=0.0, start=0.0, now=1e9, arrivals=np.empty(0), rows=table)
+    return Snapshot(
+        policy="p", epoch=0, epoch_at=0.0, start=0.0, now=1e9, arrivals=np.empty(0), rows=table
+    )
 
 
 PAIR = (row(7, 1.0, 1.4, 3, size=2, prompt=10), row(7, 1.0, 1.5, 5, size=2, prompt=20))
 SETUP = 0.01 * 2 + 0.1 + 0.001 * 30
 
 
-@pytest.mark.parametrize(("policy", "decoding"), [("capped:max_batch_size=8", (0.002 * 2 + 0.02) * 5), ("elastic", 0.002 * 8 + 0.02 * 5)])
+@pytest.mark.parametrize(
+    ("policy", "decoding"),
+    [("capped:max_batch_size=8", (0.002 * 2 + 0.02) * 5), ("elastic", 0.002 * 8 + 0.02 * 5)],
+)
 def test_a_batch_takes_what_the_law_says_of_its_members(policy: str, decoding: float) -> None:
     found = batch_times(parse_policy(policy), window(*PAIR), LAW)
     assert found.count == 1
@@ -42,7 +64,11 @@ def test_a_batch_takes_what_the_law_says_of_its_members(policy: str, decoding: f
 
 
 def test_batches_stand_in_the_order_of_their_dispatch() -> None:
-    found = batch_times(parse_policy("dynamic"), window(row(9, 1.0, 2.0, 3), row(2, 8.0, 9.5, 4), row(5, 4.0, 4.5, 5)), LAW)
+    found = batch_times(
+        parse_policy("dynamic"),
+        window(row(9, 1.0, 2.0, 3), row(2, 8.0, 9.5, 4), row(5, 4.0, 4.5, 5)),
+        LAW,
+    )
     assert found.at.tolist() == [1.0, 4.0, 8.0]
     assert found.measured.tolist() == [1.0, 0.5, 1.5]
     assert found.longest.tolist() == [3.0, 5.0, 4.0]
@@ -65,11 +91,16 @@ def test_batches_stand_in_the_order_of_their_dispatch() -> None:
         ((row(0, 1.0, 2.0, 3, size=2), row(0, 1.0, 2.0, 0, size=2)), 0),
         ((row(0, 1.0, 2.0, 3, size=2), row(0, 1.0, 2.0, 3, size=2, ending=WITHOUT_LENGTH)), 0),
         ((row(0, 1.0, 2.0, 3, size=2), row(0, 1.0, math.nan, 3, size=2)), 0),
-        ((row(0, 1.0, 2.0, 3, size=2), [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0]), 0),  # one was cancelled, with tokens
+        (
+            (row(0, 1.0, 2.0, 3, size=2), [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0]),
+            0,
+        ),  # one was cancelled, with tokens
         ((), 0),
     ],
 )
-def test_only_batches_that_were_served_whole_count(members: tuple[list[float], ...], counts: int) -> None:
+def test_only_batches_that_were_served_whole_count(
+    members: tuple[list[float], ...], counts: int
+) -> None:
     assert batch_times(parse_policy("dynamic"), window(*members), LAW).count == counts
 
 
@@ -78,23 +109,33 @@ ALONE, TWO = 0.002 + 0.02, 0.002 * 2 + 0.02  # seconds of a step
 
 
 @pytest.mark.parametrize("pace", [1.0, 2.0, 0.5])
-def test_requests_alone_on_a_continuous_engine_take_turnaround_admission_and_their_steps(pace: float) -> None:
+def test_requests_alone_on_a_continuous_engine_take_turnaround_admission_and_their_steps(
+    pace: float,
+) -> None:
     rows, expected = [], []
     for number, (tokens, prompt) in enumerate([(30, 0), (10, 40), (5, 7), (30, 0), (1, 100)]):
         expected.append(0.05 + 0.01 + 0.001 * prompt + tokens * ALONE)
-        rows.append(row(number, 10.0 * number, 10.0 * number + pace * expected[-1], tokens, prompt=prompt))
+        rows.append(
+            row(number, 10.0 * number, 10.0 * number + pace * expected[-1], tokens, prompt=prompt)
+        )
     (found,) = slot_times(window(*rows), SLOTS)
     assert found.at.tolist() == [10.0, 20.0, 30.0, 40.0], "the first may have met others"
     assert found.fitted == pytest.approx(expected[1:])
     assert found.ratio == pytest.approx([pace] * 4)
-    assert found.decoding == pytest.approx([tokens * ALONE / whole for tokens, whole in zip((10, 5, 30, 1), expected[1:], strict=True)])
+    assert found.decoding == pytest.approx(
+        [tokens * ALONE / whole for tokens, whole in zip((10, 5, 30, 1), expected[1:], strict=True)]
+    )
 
 
 def test_two_that_share_a_continuous_engine_make_each_others_steps_longer() -> None:
-    """B comes while A has some 60 of its 100 tokens, waits for half a step, stops A by its admission, and leaves first."""
+    """B comes while A has some 60 of its 100 tokens, waits for half a step, stops A by its
+    admission, and leaves first.
+    """
     early = row(0, -100.0, -99.9, 1)
     came, left, end = 1.4, 2.6, 3.0
-    (found,) = slot_times(window(early, row(1, 0.0, end, 100), row(2, came, left, 20, size=2, prompt=30)), SLOTS)
+    (found,) = slot_times(
+        window(early, row(1, 0.0, end, 100), row(2, came, left, 20, size=2, prompt=30)), SLOTS
+    )
     assert found.at.tolist() == [0.0, came]
     stop = 0.01 + 0.001 * 30
     assert found.fitted[1] == pytest.approx(0.05 + ALONE / 2 + 20 * TWO + stop, rel=1e-6)
@@ -103,7 +144,9 @@ def test_two_that_share_a_continuous_engine_make_each_others_steps_longer() -> N
 
 
 def _with_pace(pace: float, came: float, left: float, end: float, stop: float) -> list[float]:
-    """Of A and B: A's step is the harmonic mean over its stay, B enters after its turnaround and half a step."""
+    """Of A and B: A's step is the harmonic mean over its stay, B enters after its turnaround and
+    half a step.
+    """
     first, second = 0.05 * pace, came + pace * (0.05 + ALONE / 2)
     alone, together = (second - first) + (end - left), left - second
     share = (alone / ALONE + together / TWO) / (end - first)
@@ -111,7 +154,9 @@ def _with_pace(pace: float, came: float, left: float, end: float, stop: float) -
 
 
 def test_servers_of_a_continuous_engine_do_not_share_their_slots() -> None:
-    rows = [row(number, 10.0 * number, 10.0 * number + 1, 30, server=number % 2) for number in range(6)]
+    rows = [
+        row(number, 10.0 * number, 10.0 * number + 1, 30, server=number % 2) for number in range(6)
+    ]
     both = slot_times(window(*rows), SLOTS)
     assert [each.at.tolist() for each in both] == [[20.0, 40.0], [30.0, 50.0]]
 
@@ -125,11 +170,17 @@ def test_slots_of_answers_without_a_length_do_not_count(wrong: dict[str, float])
 
 
 def test_who_comes_behind_an_end_waits_for_the_next_step_after_his_turnaround() -> None:
-    """Steps of 22 ms from the last end on: 10 ms and a turnaround of 50 ms later six are left to the third of them."""
+    """Steps of 22 ms from the last end on: 10 ms and a turnaround of 50 ms later six are left to
+    the third of them.
+    """
     start, ends, step = np.array([5.010, 5.030, 4.0]), np.array([5.0, 2.0]), np.full(3, 0.022)
     assert _until_step(start, ends, step, 0.05, 1.0) == pytest.approx([0.006, 0.011, 0.011])
-    assert _until_step(start[:1], ends, step[:1], 0.05, 2.0) == pytest.approx([3 * 0.022 - 0.055])  # at half the pace 5 ms of a step
-    assert _until_step(np.array([5.0]), ends, step[:1], 0.044, 1.0) == pytest.approx([0.0], abs=1e-12)
+    assert _until_step(start[:1], ends, step[:1], 0.05, 2.0) == pytest.approx(
+        [3 * 0.022 - 0.055]
+    )  # at half the pace 5 ms of a step
+    assert _until_step(np.array([5.0]), ends, step[:1], 0.044, 1.0) == pytest.approx(
+        [0.0], abs=1e-12
+    )
 
 
 def test_sequences_of_one_instant_came_together() -> None:
@@ -139,7 +190,9 @@ def test_sequences_of_one_instant_came_together() -> None:
 def test_consecutive_slots_are_added_up_in_groups_of_four_times_the_company() -> None:
     at = np.arange(20.0)[::-1]
     number = np.arange(20.0)[::-1]  # 0 came first
-    each = BatchTimes(at, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 20)
+    each = BatchTimes(
+        at, number, 2 * number, np.where(number % 2, 2.0, 1.0), number + 1, number / 20
+    )
     found = _grouped(each)
     assert found.at.tolist() == [0.0, 8.0]
     assert found.measured.tolist() == [sum(range(8)), sum(range(8, 16))]

@@ -1,4 +1,6 @@
-"""Calls of several sequences: the exact chain, the compiled simulation, the simulation of the policy and the gateway say the same."""
+"""Calls of several sequences: the exact chain, the compiled simulation, the simulation of the
+policy and the gateway say the same.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,32 @@ POLICIES = (
     "fixed:batch_size=4,max_wait=0.02",
     "continuous:max_batch_size=4",
 )
-CHAINED = ("single", "dynamic", "capped:max_batch_size=3", "capped:max_batch_size=8", "elastic:max_batch_size=8")
-CALLS = ("deterministic:value=2", "deterministic:value=4", "uniform:low=1,high=8", "geometric:mean=3")
+CHAINED = (
+    "single",
+    "dynamic",
+    "capped:max_batch_size=3",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+)
+CALLS = (
+    "deterministic:value=2",
+    "deterministic:value=4",
+    "uniform:low=1,high=8",
+    "geometric:mean=3",
+)
 LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015"
 LENGTHS = "uniform:low=1,high=31"
 
 
 def model_of(policy: str, sequences: str | None, cv: float = 0.15, **limits: object) -> Model:
-    return Model.read(policy, LENGTHS, f"{LAW},cv={cv}", sequences=sequences, max_num_seqs=limits.pop("max_num_seqs", None), **limits)
+    return Model.read(
+        policy,
+        LENGTHS,
+        f"{LAW},cv={cv}",
+        sequences=sequences,
+        max_num_seqs=limits.pop("max_num_seqs", None),
+        **limits,
+    )
 
 
 @pytest.mark.parametrize("sequences", CALLS)
@@ -67,33 +87,53 @@ def test_several_servers_and_patience_too(policy):
     assert fast.lost.any()
     assert np.array_equal(fast.lost, slow.lost)
     for name in COLUMNS:
-        assert np.array_equal(getattr(fast, name)[~fast.lost], getattr(slow, name)[~slow.lost], equal_nan=True), name
+        assert np.array_equal(
+            getattr(fast, name)[~fast.lost], getattr(slow, name)[~slow.lost], equal_nan=True
+        ), name
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
     model = model_of(policy, "uniform:low=1,high=8", max_num_seqs=16)
     jobs, _ = draw_jobs(model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(4))
-    live = run_virtual(replay(parse_policy(policy), [(job.request, job.output_tokens) for job in jobs], model.law, seed=3, max_num_seqs=16))
+    live = run_virtual(
+        replay(
+            parse_policy(policy),
+            [(job.request, job.output_tokens) for job in jobs],
+            model.law,
+            seed=3,
+            max_num_seqs=16,
+        )
+    )
     residuals = [np.random.default_rng(np.random.SeedSequence(3).spawn(2)[1])]
-    simulated = {r.request_id: r for r in simulate_trace(parse_policy(policy), jobs, model.law, residuals, max_batch_size=16)}
+    simulated = {
+        r.request_id: r
+        for r in simulate_trace(parse_policy(policy), jobs, model.law, residuals, max_batch_size=16)
+    }
     assert len(live) == len(simulated) == len(jobs)
     for record in live:
         other = simulated[record.request_id]
-        assert (record.batch_id, record.batch_size) == (other.batch_id, other.batch_size), (record, other)
+        assert (record.batch_id, record.batch_size) == (other.batch_id, other.batch_size), (
+            record,
+            other,
+        )
         assert record.dispatched_at == pytest.approx(other.dispatched_at, abs=1e-9)
         assert record.released_at == pytest.approx(other.released_at, abs=1e-9)
 
 
 def test_calls_have_the_asked_sizes_and_all_requests():
-    sizes = draw_calls(parse_distribution("uniform:low=1,high=8"), 10_001, np.random.SeedSequence(1))
+    sizes = draw_calls(
+        parse_distribution("uniform:low=1,high=8"), 10_001, np.random.SeedSequence(1)
+    )
     assert sizes.sum() == 10_001
     assert sizes.min() >= 1
     assert sizes.mean() == pytest.approx(4.5, rel=0.05)
 
 
 def test_one_sequence_in_a_call_changes_nothing():
-    one, none = (model_of("capped:max_batch_size=8", text) for text in ("deterministic:value=1", None))
+    one, none = (
+        model_of("capped:max_batch_size=8", text) for text in ("deterministic:value=1", None)
+    )
     assert one.sequences is None
     assert one.name == none.name
     assert predict_model(one, 50.0) == predict_model(none, 50.0)
@@ -108,7 +148,10 @@ def test_calls_of_one_are_the_chain_of_single_arrivals(bound, cv, load):
     rate = load * time.largest_stable_rate(bound)
     if bound is None:
         rate *= 0.5
-    plain, calls = solve_batch_chain(time, rate, bound), solve_call_chain(time, Calls(rate, np.array([0.0, 1.0])), bound)
+    plain, calls = (
+        solve_batch_chain(time, rate, bound),
+        solve_call_chain(time, Calls(rate, np.array([0.0, 1.0])), bound),
+    )
     for name in ("queueing_delay", "sojourn_time", "batch_size", "utilisation"):
         assert getattr(calls, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
     assert calls.full == pytest.approx(plain.full, rel=1e-8, abs=1e-12)
@@ -121,7 +164,9 @@ def test_single_requests_are_the_closed_form(size):
     rate = 0.7 * model.largest_stable_rate
     first, second = model.batch_time.mean(1), model.batch_time.second_moment(1)
     closed = (rate * size * second + (size - 1) * first) / (2 * (1 - rate * size * first))
-    assert predict_model(model, rate, "exact").queueing_delay.mean == pytest.approx(closed, rel=1e-12)
+    assert predict_model(model, rate, "exact").queueing_delay.mean == pytest.approx(
+        closed, rel=1e-12
+    )
 
 
 def test_calls_that_fill_whole_batches_are_single_arrivals_of_longer_service():
@@ -136,7 +181,8 @@ def test_calls_that_fill_whole_batches_are_single_arrivals_of_longer_service():
 
 
 @pytest.mark.parametrize(
-    ("policy", "sequences"), [("capped:max_batch_size=3", "uniform:low=1,high=8"), ("dynamic", "deterministic:value=4")]
+    ("policy", "sequences"),
+    [("capped:max_batch_size=3", "uniform:low=1,high=8"), ("dynamic", "deterministic:value=4")],
 )
 def test_the_chain_is_what_simulation_finds(policy, sequences):
     assert_chain_and_simulation_agree(policy, sequences, 0.5, 0.15, 200_000)
@@ -152,7 +198,9 @@ def test_the_chain_is_what_simulation_finds_everywhere(policy, sequences, cv, lo
     assert_chain_and_simulation_agree(policy, sequences, load, cv, 1_000_000)
 
 
-def assert_chain_and_simulation_agree(policy: str, sequences: str, load: float, cv: float, count: int) -> None:
+def assert_chain_and_simulation_agree(
+    policy: str, sequences: str, load: float, cv: float, count: int
+) -> None:
     model = model_of(policy, sequences, cv)
     assert methods(model)[0] == "exact"
     rate = load * model.largest_stable_rate
@@ -187,32 +235,71 @@ def test_quantiles_are_simulated_and_means_exact():
 
 
 def test_the_command_takes_a_law_of_sequences():
-    common = ["--policy", "capped:max_batch_size=8", "--output-tokens", LENGTHS, "--latency", LAW, "--arrival-rate", "20", "--json"]
+    common = [
+        "--policy",
+        "capped:max_batch_size=8",
+        "--output-tokens",
+        LENGTHS,
+        "--latency",
+        LAW,
+        "--arrival-rate",
+        "20",
+        "--json",
+    ]
     answers = {}
     for command in ("predict", "simulate"):
         result = CliRunner().invoke(app, [command, *common, "--sequences", "deterministic:value=4"])
         assert result.exit_code == 0, result.output
         answers[command] = json.loads(result.output)
     assert answers["predict"]["model"] == "M^X/G^[1,8]/1"
-    assert answers["simulate"]["batch_size"]["mean"] == pytest.approx(answers["predict"]["batch_size"]["mean"], rel=0.05)
+    assert answers["simulate"]["batch_size"]["mean"] == pytest.approx(
+        answers["predict"]["batch_size"]["mean"], rel=0.05
+    )
 
 
 def test_quantiles_are_simulated_with_no_more_than_the_simulator_can_in_seconds():
     """A law that the compiled simulator does not cover: 300,000 sequences would take a minute."""
-    model = Model.read("single", "uniform:low=4,high=24", "k1=-5e-5,k2=0.026,k3=1e-5,k4=5e-5", sequences="deterministic:value=8")
+    model = Model.read(
+        "single",
+        "uniform:low=4,high=24",
+        "k1=-5e-5,k2=0.026,k3=1e-5,k4=5e-5",
+        sequences="deterministic:value=8",
+    )
     assert not is_compiled(model)
     found = predict_model(model, 0.3 * model.largest_stable_rate)
     assert found.method == "exact"
-    assert 20_000 < int(re.search(r"from a simulation of ([\d,]+) sequences", found.fallback)[1].replace(",", "")) < 60_000
+    assert (
+        20_000
+        < int(
+            re.search(r"from a simulation of ([\d,]+) sequences", found.fallback)[1].replace(
+                ",", ""
+            )
+        )
+        < 60_000
+    )
     assert 0 < found.queueing_delay.p90 < found.queueing_delay.p99
 
 
 def test_the_first_line_says_that_the_quantiles_are_simulated_and_why():
-    common = ["--policy", "capped:max_batch_size=8", "--output-tokens", LENGTHS, "--latency", LAW, "--arrival-rate", "20"]
-    result = CliRunner().invoke(app, ["predict", *common, "--sequences", "deterministic:value=4"], env={"COLUMNS": "500"})
+    common = [
+        "--policy",
+        "capped:max_batch_size=8",
+        "--output-tokens",
+        LENGTHS,
+        "--latency",
+        LAW,
+        "--arrival-rate",
+        "20",
+    ]
+    result = CliRunner().invoke(
+        app, ["predict", *common, "--sequences", "deterministic:value=4"], env={"COLUMNS": "500"}
+    )
     assert result.exit_code == 0, result.output
     first, *others = result.output.splitlines()
-    assert "(exact means, but quantiles from a simulation of 300,000 sequences: no formula covers" in first
+    assert (
+        "(exact means, but quantiles from a simulation of 300,000 sequences: no formula covers"
+        in first
+    )
     assert not any("simulation" in line for line in others)
 
 
@@ -228,6 +315,8 @@ def test_a_run_of_calls_is_as_long_as_its_own_queue_needs(policy):
 
 
 def test_the_load_counts_sequences():
-    one, four = (model_of("capped:max_batch_size=8", text) for text in (None, "deterministic:value=4"))
+    one, four = (
+        model_of("capped:max_batch_size=8", text) for text in (None, "deterministic:value=4")
+    )
     assert four.largest_stable_rate == pytest.approx(one.largest_stable_rate / 4)
     assert four.name == "M^X/G^[1,8]/1"

@@ -1,4 +1,6 @@
-"""The parts of a choice at their borders: ties, searches, thinned curves, limits, sentences and the words of an optimisation."""
+"""The parts of a choice at their borders: ties, searches, thinned curves, limits, sentences and
+the words of an optimisation.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, scored, with_size
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns, point_of, refined
+from queueing.optimization.search import (
+    Optimum,
+    choose,
+    near_scores,
+    near_sojourns,
+    point_of,
+    refined,
+)
 from queueing.optimization.servers import fewest_servers
 from queueing.optimization.token_limit import REFINED, best_token_limit
 from queueing.optimization.words import judged_by_slo, legend, result_line
@@ -41,8 +50,16 @@ P99 = parse_slo("p99_queueing_delay=2s")
 SLO = Objective(name="slo", slo=P99)
 
 
-def point(choice: int, score: float | None, sojourn: float | None = 1.0, **about: Any) -> dict[str, Any]:
-    return {"batch_size": choice, "score": score, "sojourn_time": sojourn, "load": 0.5, "stable": score is not None} | about
+def point(
+    choice: int, score: float | None, sojourn: float | None = 1.0, **about: Any
+) -> dict[str, Any]:
+    return {
+        "batch_size": choice,
+        "score": score,
+        "sojourn_time": sojourn,
+        "load": 0.5,
+        "stable": score is not None,
+    } | about
 
 
 # ties
@@ -57,17 +74,23 @@ def test_scores_within_a_thousandth_are_one(other: float, near: bool) -> None:
 @pytest.mark.parametrize(("other", "near"), [(0.9e-6, True), (1.1e-6, False)])
 def test_delays_within_a_millionth_of_the_sojourn_are_one(other: float, near: bool) -> None:
     assert len(near_scores([point(1, 0.0), point(2, other)])) == 1 + near
-    assert len(near_scores([point(1, 0.0, 9.0), point(2, other, 1.0)])) == 1 + near, "of the shortest sojourn"
+    assert len(near_scores([point(1, 0.0, 9.0), point(2, other, 1.0)])) == 1 + near, (
+        "of the shortest sojourn"
+    )
     assert len(near_scores([point(1, 0.0, None), point(2, other, None)])) == 1
 
 
 @pytest.mark.parametrize(("other", "first"), [(0.9991, 1), (0.9989, 2)])
-def test_of_near_scores_the_shortest_sojourn_decides_and_then_the_first(other: float, first: int) -> None:
+def test_of_near_scores_the_shortest_sojourn_decides_and_then_the_first(
+    other: float, first: int
+) -> None:
     curve = [point(1, 2.0, 1.0), point(2, 2.001, other), point(3, 9.0, 0.1)]
     assert near_sojourns(curve[:2])[0]["batch_size"] == first
     assert choose("batch-size", DELAY, curve, by_sojourn=True).best["batch_size"] == first
     assert choose("batch-size", DELAY, curve).best["batch_size"] == 1
-    assert choose("batch-size", DELAY, [point(4, 1.0), point(2, 1.0)]).best["batch_size"] == 4, "the first of equal ones"
+    assert choose("batch-size", DELAY, [point(4, 1.0), point(2, 1.0)]).best["batch_size"] == 4, (
+        "the first of equal ones"
+    )
 
 
 def test_no_choice_says_how_many_were_tried_and_the_least_load() -> None:
@@ -113,7 +136,10 @@ def test_an_unstable_choice_has_its_load_and_no_more() -> None:
         raise UnstableQueueError(1.5)
 
     found, prediction = point_of({"servers": 1}, queue, 2 * queue.largest_stable_rate, unstable)
-    assert (found, prediction) == ({"servers": 1, "load": pytest.approx(2.0), "stable": False, "score": None}, None)
+    assert (found, prediction) == (
+        {"servers": 1, "load": pytest.approx(2.0), "stable": False, "score": None},
+        None,
+    )
     assert point_of({}, queue, 0.5 * queue.largest_stable_rate)[0]["stable"]
 
 
@@ -122,13 +148,23 @@ def test_throughput_scores_by_the_stable_rate_where_the_choice_is_stable() -> No
     rate = queue.largest_stable_rate
     for at, stable in ((None, True), (0.999 * rate, True), (rate, False)):
         found = scored({}, queue, at, THROUGHPUT)
-        assert (found["stable"], found["score"], found["largest_stable_rate"]) == (stable, -rate if stable else None, rate)
+        assert (found["stable"], found["score"], found["largest_stable_rate"]) == (
+            stable,
+            -rate if stable else None,
+            rate,
+        )
     assert scored({}, dataclasses.replace(queue, patience=1.0), 2 * rate, THROUGHPUT)["stable"]
 
 
 @pytest.mark.parametrize(("largest", "count"), [(32, 32), (33, None)])
-def test_up_to_32_batch_sizes_are_all_tried_and_under_an_slo_any_number(largest: int, count: int | None) -> None:
-    queue = Model(policy=parse_policy("capped:max_batch_size=4"), output_tokens=parse_distribution("deterministic:value=8"), law=LAW)
+def test_up_to_32_batch_sizes_are_all_tried_and_under_an_slo_any_number(
+    largest: int, count: int | None
+) -> None:
+    queue = Model(
+        policy=parse_policy("capped:max_batch_size=4"),
+        output_tokens=parse_distribution("deterministic:value=8"),
+        law=LAW,
+    )
     found = best_batch_size(queue, None, THROUGHPUT, largest)
     assert len(found.curve) == count or (count is None and len(found.curve) < largest)
     assert found.note == f"the throughput still rises at {largest}: no finite optimum up to there"
@@ -136,16 +172,27 @@ def test_up_to_32_batch_sizes_are_all_tried_and_under_an_slo_any_number(largest:
 
 
 def test_a_throughput_with_an_optimum_has_no_note() -> None:
-    """Each member makes all steps longer, and a set-up is shared: the best is not the largest of 20."""
+    """Each member makes all steps longer, and a set-up is shared: the best is not the largest of
+    20.
+    """
     law = LatencyModel(k1=0.1, k2=0.05, k3=1e-3, k4=1e-3)
-    found = best_batch_size(Model(policy=parse_policy("capped:max_batch_size=4"), output_tokens=LAWFUL, law=law), None, THROUGHPUT, 20)
+    found = best_batch_size(
+        Model(policy=parse_policy("capped:max_batch_size=4"), output_tokens=LAWFUL, law=law),
+        None,
+        THROUGHPUT,
+        20,
+    )
     rates = {each["batch_size"]: each["largest_stable_rate"] for each in found.curve}
     assert found.best["batch_size"] == max(rates, key=lambda size: rates[size])
     assert (found.note is None) == (found.best["batch_size"] < 20)
 
 
 @pytest.mark.parametrize(
-    ("text", "sized"), [("fixed:batch_size=2,max_wait=3", "batch_size"), ("capped:max_batch_size=2", "max_batch_size")]
+    ("text", "sized"),
+    [
+        ("fixed:batch_size=2,max_wait=3", "batch_size"),
+        ("capped:max_batch_size=2", "max_batch_size"),
+    ],
 )
 def test_a_batch_size_is_turned_under_its_own_name(text: str, sized: str) -> None:
     assert getattr(with_size(parse_policy(text), 7), sized) == 7
@@ -155,9 +202,16 @@ def test_a_batch_size_is_turned_under_its_own_name(text: str, sized: str) -> Non
 
 def test_every_limit_of_a_stalling_machine_scores_as_prediction_does() -> None:
     """At another speed, with prompts, a residual and stalls."""
-    law = LatencyModel(k1=1e-3, k2=2e-3, k3=1e-4, k4=1e-3, kp=1e-5, cv=0.2, speed=1.5, stall_share=0.05, stall=0.2)
+    law = LatencyModel(
+        k1=1e-3, k2=2e-3, k3=1e-4, k4=1e-3, kp=1e-5, cv=0.2, speed=1.5, stall_share=0.05, stall=0.2
+    )
     short = parse_distribution("uniform:low=1,high=32")
-    queue = Model(policy=parse_policy("single"), output_tokens=short, law=law, prompt_tokens=parse_distribution("uniform:low=5,high=40"))
+    queue = Model(
+        policy=parse_policy("single"),
+        output_tokens=short,
+        law=law,
+        prompt_tokens=parse_distribution("uniform:low=5,high=40"),
+    )
     for name in ("delay", "throughput"):
         found = best_token_limit(queue, 15.0, Objective(name=name))
         for each in found.curve[4::9]:
@@ -167,7 +221,9 @@ def test_every_limit_of_a_stalling_machine_scores_as_prediction_does() -> None:
             assert each["queueing_delay"] == pytest.approx(exact.queueing_delay.mean, rel=1e-9)
             assert each["sojourn_time"] == pytest.approx(exact.sojourn_time.mean, rel=1e-9)
             assert each["load"] == pytest.approx(exact.load)
-            assert each["score"] == pytest.approx(each["queueing_delay"] if name == "delay" else -there.largest_stable_rate)
+            assert each["score"] == pytest.approx(
+                each["queueing_delay"] if name == "delay" else -there.largest_stable_rate
+            )
             assert each["clipped_fraction"] == pytest.approx(short.survival[limit])
         assert [each["max_output_tokens"] for each in found.curve] == list(range(1, 33))
         assert found.compared == ("queueing_delay" if name == "delay" else None)
@@ -194,9 +250,14 @@ def test_where_nobody_waits_no_delay_is_weighed(name: str, score: float) -> None
         return replace(told(model, arrival_rate), queueing_delay=none, served_queueing_delay=none)
 
     queue = Model(
-        policy=parse_policy("capped:max_batch_size=2"), output_tokens=parse_distribution("uniform:low=1,high=8"), law=LAW, patience=1.0
+        policy=parse_policy("capped:max_batch_size=2"),
+        output_tokens=parse_distribution("uniform:low=1,high=8"),
+        law=LAW,
+        patience=1.0,
     )
-    found = best_token_limit(queue, 1.0, Objective(name=name, theta=0.25, loss_cost=3.0), predict=at_once)
+    found = best_token_limit(
+        queue, 1.0, Objective(name=name, theta=0.25, loss_cost=3.0), predict=at_once
+    )
     (whole,) = (each for each in found.curve if each["max_output_tokens"] == 8)
     assert whole["score"] == pytest.approx(score)
 
@@ -206,12 +267,16 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
     short = parse_distribution("uniform:low=1,high=32")
     slo = parse_slo("mean_queueing_delay=10ms") if name == "slo" else None
     objective = Objective(name=name, theta=0.25, loss_cost=3.0, max_clipped_fraction=0.25, slo=slo)
-    queue = Model(policy=parse_policy("capped:max_batch_size=2"), output_tokens=short, law=LAW, patience=1.0)
+    queue = Model(
+        policy=parse_policy("capped:max_batch_size=2"), output_tokens=short, law=LAW, patience=1.0
+    )
     found = best_token_limit(queue, 1.0, objective, predict=told)
     for each in found.curve:
         limit = each["max_output_tokens"]
         delay = short.clip(limit).mean / 1000
-        kept = sum(short.pmf[length] * min(1.0, limit / length) for length in range(1, short.longest + 1))
+        kept = sum(
+            short.pmf[length] * min(1.0, limit / length) for length in range(1, short.longest + 1)
+        )
         expected = {
             "delay": delay,
             "clipped": delay if short.survival[limit] <= 0.25 else None,
@@ -221,7 +286,9 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
             "slo": -float(limit) if delay <= 0.01 else None,
         }[name]
         assert each["score"] == (None if expected is None else pytest.approx(expected))
-        assert (each["utility"], each["clipped_fraction"]) == pytest.approx((kept, short.survival[limit]))
+        assert (each["utility"], each["clipped_fraction"]) == pytest.approx(
+            (kept, short.survival[limit])
+        )
     scores = [each["score"] for each in found.curve if each["score"] is not None]
     assert found.best["score"] == min(scores)
     assert found.note == (None if len(found.curve) == 32 else REFINED)
@@ -232,10 +299,16 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
 
 def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
     """M/G/1: the mean delay r m2 / (2 (1 - r m)) is 50 ms at a known rate."""
-    queue = Model(policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=LatencyModel(k4=0.1))
+    queue = Model(
+        policy=parse_policy("single"),
+        output_tokens=parse_distribution("deterministic:value=1"),
+        law=LatencyModel(k4=0.1),
+    )
     exact = 0.05 / (0.05 * 0.1 + 0.01 / 2)
     for precision in (1e-3, 1e-6):
-        found = largest_rate(queue, Objective(name="slo", slo=parse_slo("mean_queueing_delay=50ms")), precision)
+        found = largest_rate(
+            queue, Objective(name="slo", slo=parse_slo("mean_queueing_delay=50ms")), precision
+        )
         assert exact * (1 - precision) <= found.best["arrival_rate"] <= exact
         assert found.best["score"] == pytest.approx(-found.best["load"])
     easy = largest_rate(queue, Objective(name="slo", slo=parse_slo("mean_queueing_delay=1h")))
@@ -246,7 +319,10 @@ def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
     impatient = replace(queue, patience=0.05)
     with pytest.raises(SpecError, match="no request waits longer"):
         largest_rate(impatient, Objective(name="slo", slo=parse_slo("mean_queueing_delay=50ms")))
-    assert "load 16" in (largest_rate(impatient, Objective(name="slo", slo=parse_slo("mean_sojourn_time=1h"))).note or "")
+    assert "load 16" in (
+        largest_rate(impatient, Objective(name="slo", slo=parse_slo("mean_sojourn_time=1h"))).note
+        or ""
+    )
 
 
 def test_the_fewest_servers_are_above_the_load_in_whole_servers() -> None:
@@ -254,9 +330,18 @@ def test_the_fewest_servers_are_above_the_load_in_whole_servers() -> None:
 
     def predict(model: Model, rate: float) -> Prediction:
         asked.append(model.servers)
-        return dataclasses.replace(predict_model(replace(model, servers=1), 0.5 * model.largest_stable_rate / model.servers), load=0.0)
+        return dataclasses.replace(
+            predict_model(
+                replace(model, servers=1), 0.5 * model.largest_stable_rate / model.servers
+            ),
+            load=0.0,
+        )
 
-    queue = Model(policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=LatencyModel(k4=0.1))
+    queue = Model(
+        policy=parse_policy("single"),
+        output_tokens=parse_distribution("deterministic:value=1"),
+        law=LatencyModel(k4=0.1),
+    )
     easy = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1h"))
     for rate, first in ((9.0, 1), (10.0, 2), (25.0, 3), (29.9, 3)):
         asked.clear()
@@ -272,18 +357,26 @@ def test_a_curve_shows_some_forty_points_and_the_best(size: int, every: int) -> 
     curve = [point(number, float(number)) for number in range(size)]
     found = _thinned(Optimum("batch-size", "delay", curve[7], curve))
     assert SHOWN == 40
-    assert [each["batch_size"] for each in found] == [number for number in range(size) if number % every == 0 or number == 7]
+    assert [each["batch_size"] for each in found] == [
+        number for number in range(size) if number % every == 0 or number == 7
+    ]
 
 
 def test_a_limit_that_would_cut_nothing_is_none() -> None:
     free, limited = Knobs(policy="single"), Knobs(policy="single", max_output_tokens=50)
-    assert [_limited(free, limit, 100).max_output_tokens for limit in (99, 100, 101)] == [99, None, None]
+    assert [_limited(free, limit, 100).max_output_tokens for limit in (99, 100, 101)] == [
+        99,
+        None,
+        None,
+    ]
     assert [_limited(limited, limit, 100).max_output_tokens for limit in (99, 100)] == [99, 100]
 
 
 def situation(**about: Any) -> Situation:
     look = seen(0.0, Knobs(policy="dynamic"), 10.0)
-    return Situation(**({"estimates": look.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)} | about))
+    return Situation(
+        **({"estimates": look.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)} | about)
+    )
 
 
 def test_what_the_choices_of_a_target_are_compared_by() -> None:
@@ -295,18 +388,35 @@ def test_what_the_choices_of_a_target_are_compared_by() -> None:
     assert measure_of(situation(), one, v1, "max-output-tokens") == Measure(v1, "queueing_delay")
     assert measure_of(situation(), one, SLO, "servers") == Measure(SLO, "queueing_delay")
     sojourn = Objective(name="slo", slo=parse_slo("mean_sojourn_time=2s"))
-    assert measure_of(situation(), one, sojourn, "max-output-tokens") == Measure(sojourn, "sojourn_time")
-    assert [_at_a_limit(each) for each in (DELAY, THROUGHPUT, SLO, v1, Objective(name="clipped"))] == [DELAY, THROUGHPUT, SLO, DELAY, DELAY]
+    assert measure_of(situation(), one, sojourn, "max-output-tokens") == Measure(
+        sojourn, "sojourn_time"
+    )
+    assert [
+        _at_a_limit(each) for each in (DELAY, THROUGHPUT, SLO, v1, Objective(name="clipped"))
+    ] == [DELAY, THROUGHPUT, SLO, DELAY, DELAY]
 
 
 @pytest.mark.parametrize(
     ("policy", "most", "size"),
-    [("dynamic", None, 8), ("dynamic", 4, 4), ("single", 16, 8), ("capped:max_batch_size=6", 16, 6), ("capped:max_batch_size=6", 5, 5)],
+    [
+        ("dynamic", None, 8),
+        ("dynamic", 4, 4),
+        ("single", 16, 8),
+        ("capped:max_batch_size=6", 16, 6),
+        ("capped:max_batch_size=6", 5, 5),
+    ],
 )
 def test_the_usual_policies_have_one_size(policy: str, most: int | None, size: int) -> None:
     found = usual_policies(Knobs(policy=policy), Limits(max_num_seqs=most))
-    expected = {"single", "dynamic", f"fixed:batch_size={size}", *(f"{name}:max_batch_size={size}" for name in ("elastic", "continuous"))}
-    assert set(found) == expected | {policy if policy.startswith("capped") else f"capped:max_batch_size={size}"}
+    expected = {
+        "single",
+        "dynamic",
+        f"fixed:batch_size={size}",
+        *(f"{name}:max_batch_size={size}" for name in ("elastic", "continuous")),
+    }
+    assert set(found) == expected | {
+        policy if policy.startswith("capped") else f"capped:max_batch_size={size}"
+    }
 
 
 def test_the_usual_limits_are_quantiles_as_far_as_they_are_known() -> None:
@@ -330,7 +440,9 @@ def test_the_usual_limits_are_quantiles_as_far_as_they_are_known() -> None:
         ("single", 16, None, []),
     ],
 )
-def test_other_batch_sizes_are_half_twice_and_four_times(policy: str, most: int | None, sizes: Any, found: list[int]) -> None:
+def test_other_batch_sizes_are_half_twice_and_four_times(
+    policy: str, most: int | None, sizes: Any, found: list[int]
+) -> None:
     asked = _sized(Knobs(policy=policy), Limits(max_num_seqs=most), sizes)
     assert asked == [f"capped:max_batch_size={size}" for size in found]
     assert (sized_policy(parse_policy(policy)) is None) == (policy == "single")
@@ -339,7 +451,13 @@ def test_other_batch_sizes_are_half_twice_and_four_times(policy: str, most: int 
 # sentences
 
 
-def forecast(policy: str = "capped:max_batch_size=8", *, stable: bool = True, cut: float | None = 0.02, **about: Any) -> Forecast:
+def forecast(
+    policy: str = "capped:max_batch_size=8",
+    *,
+    stable: bool = True,
+    cut: float | None = 0.02,
+    **about: Any,
+) -> Forecast:
     answer = prediction_of(queueing_delay=Quantiles(0.0125, p99=1.0))
     return Forecast(
         knobs=Knobs(policy=policy, **about),
@@ -361,7 +479,15 @@ def said(
     values: tuple[float | None, float | None] = (2.0, 1.2),
     **about: Any,
 ) -> str:
-    found = Advice(target=target, objective=objective.name, current=now, best=best, gain=Estimate(*gain, 9.0), curve=(), says="")
+    found = Advice(
+        target=target,
+        objective=objective.name,
+        current=now,
+        best=best,
+        gain=Estimate(*gain, 9.0),
+        curve=(),
+        says="",
+    )
     return sentence(found, best, objective, measure or Measure(objective), values, **about)
 
 
@@ -372,33 +498,42 @@ SIX = forecast("capped:max_batch_size=6")
     ("words", "given"),
     [
         (
-            "set capped:max_batch_size=6 instead of capped:max_batch_size=8: mean queueing delay 2 s -> 1.2 s, "
-            "40 % less (95 %: 30 to 50 % less)",
+            "set capped:max_batch_size=6 instead of capped:max_batch_size=8: mean queueing delay "
+            "2 s -> 1.2 s, 40 % less (95 %: 30 to 50 % less)",
             ("batch-size", forecast(), SIX),
         ),
-        ("capped:max_batch_size=8 is the best choice already: mean queueing delay 2 s", ("batch-size", forecast(), forecast())),
         (
-            "set capped:max_batch_size=6: mean queueing delay without bound -> 1.2 s; what is in force cannot be forecast",
+            "capped:max_batch_size=8 is the best choice already: mean queueing delay 2 s",
+            ("batch-size", forecast(), forecast()),
+        ),
+        (
+            "set capped:max_batch_size=6: mean queueing delay without bound -> 1.2 s; what is in "
+            "force cannot be forecast",
             ("batch-size", replace(forecast(), prediction=None, load=0.9), SIX),
         ),
         (
-            "set capped:max_batch_size=6: the current capped:max_batch_size=8 has no steady state (load 1.25); "
-            "mean queueing delay without bound -> 1.2 s",
+            "set capped:max_batch_size=6: the current capped:max_batch_size=8 has no steady state "
+            "(load 1.25); mean queueing delay without bound -> 1.2 s",
             ("batch-size", forecast(stable=False), SIX),
         ),
         (
-            "one more server (2): mean queueing delay 2 s -> 1.2 s, 40 % less (95 %: 30 to 50 % less); "
-            "without an SLO more is always faster",
+            "one more server (2): mean queueing delay 2 s -> 1.2 s, 40 % less (95 %: 30 to 50 % "
+            "less); without an SLO more is always faster",
             ("servers", forecast(), forecast(servers=2)),
         ),
         (
-            "set the token limit 96 instead of no token limit: mean queueing delay 2 s -> 1.2 s, 40 % less (95 %: 30 to 50 % less); "
-            "cuts 3 % of the answers, now 0 %",
+            "set the token limit 96 instead of no token limit: mean queueing delay 2 s -> 1.2 s, "
+            "40 % less (95 %: 30 to 50 % less); cuts 3 % of the answers, now 0 %",
             ("max-output-tokens", forecast(cut=0.0), forecast(cut=0.03, max_output_tokens=96)),
         ),
         (
-            "the token limit 96 is the best choice already: mean queueing delay 2 s; cuts 3 % of the answers",
-            ("max-output-tokens", forecast(cut=0.03, max_output_tokens=96), forecast(cut=0.03, max_output_tokens=96)),
+            "the token limit 96 is the best choice already: mean queueing delay 2 s; cuts 3 % of "
+            "the answers",
+            (
+                "max-output-tokens",
+                forecast(cut=0.03, max_output_tokens=96),
+                forecast(cut=0.03, max_output_tokens=96),
+            ),
         ),
     ],
 )
@@ -409,16 +544,26 @@ def test_each_kind_of_advice_has_its_sentence(words: str, given: tuple[Any, ...]
 
 def test_an_slo_changes_the_sentence() -> None:
     fewer = said("servers", forecast(servers=3), forecast(servers=2), objective=SLO)
-    assert fewer == "2 servers is enough in place of 3 servers: p99 of the queueing delay 2 s -> 1.2 s, within 2 s"
-    broken, why = Objective(name="slo", slo=parse_slo("p99_queueing_delay=900ms")), "breaks the SLO p99_queueing_delay=0.9 (predicted 1 s)"
+    assert fewer == (
+        "2 servers is enough in place of 3 servers: p99 of the queueing delay 2 s -> 1.2 s, "
+        "within 2 s"
+    )
+    broken, why = (
+        Objective(name="slo", slo=parse_slo("p99_queueing_delay=900ms")),
+        "breaks the SLO p99_queueing_delay=0.9 (predicted 1 s)",
+    )
     text = said("batch-size", forecast(), SIX, objective=broken)
-    assert text.startswith(f"set capped:max_batch_size=6: the current capped:max_batch_size=8 {why}; p99 of the queueing delay 2 s")
+    assert text.startswith(
+        f"set capped:max_batch_size=6: the current capped:max_batch_size=8 {why}; p99 of the "
+        "queueing delay 2 s"
+    )
     held = said("batch-size", forecast(), forecast(), objective=broken)
     assert held.startswith(f"capped:max_batch_size=8 is the best choice already, though it {why}: ")
     small = said("batch-size", forecast(), SIX, objective=SLO, gain=(0.1, -0.1, 0.2))
     assert small == (
-        "capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing delay 2 s with capped:max_batch_size=8, "
-        "1.2 s with capped:max_batch_size=6; the gain is uncertain and may be none"
+        "capped:max_batch_size=8 meets the SLO; no change is worth making: p99 of the queueing "
+        "delay 2 s with capped:max_batch_size=8, 1.2 s with capped:max_batch_size=6; the gain is "
+        "uncertain and may be none"
     )
 
 
@@ -427,14 +572,28 @@ def test_delays_stand_beside_sojourns_and_notes_behind_all() -> None:
     text = said("policy", forecast(), best, measure=Measure(DELAY, "sojourn_time"))
     assert text.endswith("; mean queueing delay 12.5 ms -> 12.5 ms; extrapolated: x; y")
     assert "mean sojourn time 2 s -> 1.2 s" in text
-    plain = said("policy", forecast(), best, measure=Measure(Objective(name="v1"), "sojourn_time"), values=(0.5, 0.25))
+    plain = said(
+        "policy",
+        forecast(),
+        best,
+        measure=Measure(Objective(name="v1"), "sojourn_time"),
+        values=(0.5, 0.25),
+    )
     assert "shortfall of V1 0.5 -> 0.25" in plain
     assert "12.5 ms" not in plain
-    assert [setting(forecast(servers=count), "servers") for count in (1, 2)] == ["1 server", "2 servers"]
+    assert [setting(forecast(servers=count), "servers") for count in (1, 2)] == [
+        "1 server",
+        "2 servers",
+    ]
 
 
-@pytest.mark.parametrize(("gain", "worth"), [((0.005, 0.005, 0.2), True), ((0.2, 0.0049, 0.3), False), ((0.0049, 0.2, 0.3), False)])
-def test_half_a_per_cent_at_the_lower_end_is_worth_a_change(gain: tuple[float, float, float], worth: bool) -> None:
+@pytest.mark.parametrize(
+    ("gain", "worth"),
+    [((0.005, 0.005, 0.2), True), ((0.2, 0.0049, 0.3), False), ((0.0049, 0.2, 0.3), False)],
+)
+def test_half_a_per_cent_at_the_lower_end_is_worth_a_change(
+    gain: tuple[float, float, float], worth: bool
+) -> None:
     assert ("no change is worth making" in said("batch-size", forecast(), SIX, gain=gain)) != worth
     text = said("servers", forecast(), forecast(servers=2), gain=gain)
     assert text.startswith("one more server" if worth else "no change is worth making")
@@ -443,34 +602,70 @@ def test_half_a_per_cent_at_the_lower_end_is_worth_a_change(gain: tuple[float, f
 # words of an optimisation
 
 
-def optimum(target: str, objective: str, *curve: dict[str, Any], best: int = 0, compared: Any = "queueing_delay") -> Optimum:
+def optimum(
+    target: str,
+    objective: str,
+    *curve: dict[str, Any],
+    best: int = 0,
+    compared: Any = "queueing_delay",
+) -> Optimum:
     return Optimum(target, objective, curve[best], list(curve), compared=compared)
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
-        (optimum("batch-size", "delay", point(4, 1.0), point(5, 2.0)), "best: batch size 4, the shortest mean queueing delay"),
+        (
+            optimum("batch-size", "delay", point(4, 1.0), point(5, 2.0)),
+            "best: batch size 4, the shortest mean queueing delay",
+        ),
         (
             optimum("batch-size", "delay", point(4, 1.0), point(5, 1.0005)),
-            "best: batch size 4, the smallest of 2 choices with the shortest mean queueing delay, within 0.1 %",
+            (
+                "best: batch size 4, the smallest of 2 choices with the shortest mean queueing "
+                "delay, within 0.1 %"
+            ),
         ),
         (
             optimum("batch-size", "delay", point(4, 1.0, 2.0), point(5, 1.0005, 1.0), best=1),
-            "best: batch size 5, the one with the shortest sojourn time of 2 choices with the shortest mean queueing delay, within 0.1 %",
+            (
+                "best: batch size 5, the one with the shortest sojourn time of 2 choices with the "
+                "shortest mean queueing delay, within 0.1 %"
+            ),
         ),
         (
-            optimum("policy", "delay", point(0, 1.0, policy="a"), point(0, 1.0, policy="b"), compared="sojourn_time"),
+            optimum(
+                "policy",
+                "delay",
+                point(0, 1.0, policy="a"),
+                point(0, 1.0, policy="b"),
+                compared="sojourn_time",
+            ),
             "best: a, the first of 2 choices with the shortest mean sojourn time, within 0.1 %",
         ),
         (
-            optimum("batch-size", "throughput", point(4, -1.0), point(5, -1.0), point(6, 2.0), compared=None),
+            optimum(
+                "batch-size",
+                "throughput",
+                point(4, -1.0),
+                point(5, -1.0),
+                point(6, 2.0),
+                compared=None,
+            ),
             "best: batch size 4, the smallest of 2 with the highest stable rate",
         ),
-        (optimum("servers", "slo", point(0, 3.0, servers=3)), "best: 3 servers, the fewest that keep the SLO"),
-        (optimum("servers", "slo", point(0, 1.0, servers=1)), "best: 1 server, the fewest that keep the SLO"),
         (
-            optimum("max-output-tokens", "v1", point(0, 1.0, max_output_tokens=1200), compared=None),
+            optimum("servers", "slo", point(0, 3.0, servers=3)),
+            "best: 3 servers, the fewest that keep the SLO",
+        ),
+        (
+            optimum("servers", "slo", point(0, 1.0, servers=1)),
+            "best: 1 server, the fewest that keep the SLO",
+        ),
+        (
+            optimum(
+                "max-output-tokens", "v1", point(0, 1.0, max_output_tokens=1200), compared=None
+            ),
             "best: a limit of 1,200 output tokens, the largest V1",
         ),
         (
@@ -481,7 +676,10 @@ def optimum(target: str, objective: str, *curve: dict[str, Any], best: int = 0, 
             optimum("arrival-rate", "slo", point(0, -1.0, arrival_rate=12.3456789), compared=None),
             "best: 12.346 requests per second, the largest that keeps the SLO",
         ),
-        (optimum("batch-size", "slo", point(4, 1.0)), "best: batch size 4, the shortest mean queueing delay that keeps the SLO"),
+        (
+            optimum("batch-size", "slo", point(4, 1.0)),
+            "best: batch size 4, the shortest mean queueing delay that keeps the SLO",
+        ),
     ],
 )
 def test_a_result_is_a_sentence(found: Optimum, line: str) -> None:
@@ -495,7 +693,10 @@ SCORE = "> marks the best choice; score: the mean queueing delay in seconds (les
     ("found", "text"),
     [
         (optimum("batch-size", "delay", point(4, 1.0)), SCORE),
-        (optimum("batch-size", "delay", point(4, 1.0), point(5, None, stable=False)), f"{SCORE}; - as a score: unstable"),
+        (
+            optimum("batch-size", "delay", point(4, 1.0), point(5, None, stable=False)),
+            f"{SCORE}; - as a score: unstable",
+        ),
         (
             optimum("batch-size", "delay", point(4, 1.0), point(5, None, stable=True)),
             f"{SCORE}; - as a score: unstable, or outside the constraint",
@@ -503,8 +704,8 @@ SCORE = "> marks the best choice; score: the mean queueing delay in seconds (les
         (optimum("servers", "slo", point(0, 1.0, servers=1)), "> marks the best choice"),
         (
             optimum("batch-size", "delay", point(4, 1.0, loss_fraction=0.1)),
-            f"{SCORE}; a lost request counts as its patience in the queueing delay and in the score; "
-            "sojourn time and first token: of the requests that are served",
+            f"{SCORE}; a lost request counts as its patience in the queueing delay and in the "
+            "score; sojourn time and first token: of the requests that are served",
         ),
         (
             optimum("servers", "slo", point(0, 1.0, servers=1, loss_fraction=0.1)),
@@ -513,8 +714,9 @@ SCORE = "> marks the best choice; score: the mean queueing delay in seconds (les
         ),
         (
             optimum("max-output-tokens", "v2", point(0, 1.0, loss_fraction=0.1), compared=None),
-            "> marks the best choice; score: -V2 (less is better); a lost request counts as its patience in the queueing delay; "
-            "sojourn time and first token: of the requests that are served",
+            "> marks the best choice; score: -V2 (less is better); a lost request counts as its "
+            "patience in the queueing delay; sojourn time and first token: of the requests that "
+            "are served",
         ),
     ],
 )
@@ -524,5 +726,11 @@ def test_the_legend_says_what_each_mark_means(found: Optimum, text: str) -> None
 
 def test_what_an_slo_judges_is_limits_servers_and_rates() -> None:
     targets = ("max-output-tokens", "servers", "arrival-rate", "batch-size", "policy")
-    assert [judged_by_slo(optimum(target, "slo", point(1, 1.0))) for target in targets] == [True, True, True, False, False]
+    assert [judged_by_slo(optimum(target, "slo", point(1, 1.0))) for target in targets] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not judged_by_slo(optimum("servers", "delay", point(1, 1.0)))

@@ -1,4 +1,6 @@
-"""Settings of different families are compared by what means the same for all of them; no delay is shorter than the gateway's own."""
+"""Settings of different families are compared by what means the same for all of them; no delay
+is shorter than the gateway's own.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,51 @@ from queueing.prediction import predict_model
 from queueing.result import Quantiles
 from queueing.simulation.experiment import simulate
 from tests.queueing.estimation_runs import record_of
-from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, look, model_of, window
+from tests.queueing.families import (
+    DELAY,
+    LAWS,
+    LIMITS,
+    POLICY,
+    TURNAROUND,
+    USUAL,
+    look,
+    model_of,
+    window,
+)
 from tests.queueing.made import prediction_of
 
 
-def asked(objective: Objective = DELAY, *, law: str = "page", load: float = 0.6, current: str = POLICY, target: str = "policy") -> Advice:
-    (found,) = advise(window(law, load), LAWS[law][0], Knobs(policy=current), LIMITS, objective, targets=[target])
+def asked(
+    objective: Objective = DELAY,
+    *,
+    law: str = "page",
+    load: float = 0.6,
+    current: str = POLICY,
+    target: str = "policy",
+) -> Advice:
+    (found,) = advise(
+        window(law, load), LAWS[law][0], Knobs(policy=current), LIMITS, objective, targets=[target]
+    )
     return found
 
 
 @cache
 def simulated(law: str, load: float, policy: str) -> tuple[float, float]:
-    """Mean sojourn time at the true rate, lengths and law, and its standard error; infinite without a steady state."""
+    """Mean sojourn time at the true rate, lengths and law, and its standard error; infinite
+    without a steady state.
+    """
     model, rate = model_of(law, policy), load * model_of(law).largest_stable_rate
     if model.load(rate) >= 1:
         return math.inf, 0.0
-    found = simulate(model.policy, rate, model.output_tokens, model.law, seed=7, num_requests=200_000, max_num_seqs=16).sojourn_time
+    found = simulate(
+        model.policy,
+        rate,
+        model.output_tokens,
+        model.law,
+        seed=7,
+        num_requests=200_000,
+        max_num_seqs=16,
+    ).sojourn_time
     assert found.mean is not None
     return found.mean, found.standard_error or 0.0
 
@@ -72,14 +103,25 @@ def simulated(law: str, load: float, policy: str) -> tuple[float, float]:
         ((POLICY, "continuous"), "mean_time_to_first_token=1s", "time_to_first_token"),
     ],
 )
-def test_delays_are_compared_within_one_family_of_batches_only(policies: tuple[str, ...], slo: str | None, quantity: str) -> None:
-    assert compared_by(map(parse_policy, policies), None if slo is None else parse_slo(slo)) == quantity
+def test_delays_are_compared_within_one_family_of_batches_only(
+    policies: tuple[str, ...], slo: str | None, quantity: str
+) -> None:
+    assert (
+        compared_by(map(parse_policy, policies), None if slo is None else parse_slo(slo))
+        == quantity
+    )
 
 
 def test_a_lost_request_counts_as_one_that_waited_for_its_patience() -> None:
-    """Losing more is no way to a shorter sojourn: of 100, 20 waited for 1 s in vain and 80 took 0.1 s + 0.3 s."""
+    """Losing more is no way to a shorter sojourn: of 100, 20 waited for 1 s in vain and 80 took
+    0.1 s + 0.3 s.
+    """
     found = prediction_of(
-        load=1.2, queueing_delay=Quantiles(0.28), served_queueing_delay=Quantiles(0.1), sojourn_time=Quantiles(0.4), loss_fraction=0.2
+        load=1.2,
+        queueing_delay=Quantiles(0.28),
+        served_queueing_delay=Quantiles(0.1),
+        sojourn_time=Quantiles(0.4),
+        loss_fraction=0.2,
     )
     assert mean_of(found, "sojourn_time") == pytest.approx(0.2 * 1.0 + 0.8 * 0.4)
     assert mean_of(found, "queueing_delay") == 0.28
@@ -92,7 +134,10 @@ def check_ranking(law: str, load: float) -> None:
     found = asked(law=law, load=load)
     assert found.best is not None
     truth = {policy: simulated(law, load, policy) for policy in USUAL}
-    scores = {point["policy"]: math.inf if point["score"] is None else point["score"] for point in found.curve}
+    scores = {
+        point["policy"]: math.inf if point["score"] is None else point["score"]
+        for point in found.curve
+    }
     assert set(scores) == set(USUAL)
     for one, other in itertools.permutations(USUAL, 2):
         (short, error), (long, more) = truth[one], truth[other]
@@ -113,7 +158,9 @@ def test_advice_ranks_policies_as_simulation_does() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("load", [0.2, 0.4, 0.6, 0.8])
-def test_advice_ranks_policies_as_simulation_does_under_other_laws_and_loads(law: str, load: float) -> None:
+def test_advice_ranks_policies_as_simulation_does_under_other_laws_and_loads(
+    law: str, load: float
+) -> None:
     check_ranking(law, load)
 
 
@@ -122,18 +169,37 @@ def test_the_interval_of_a_gain_across_families_covers_the_true_gain() -> None:
     """From capped batches to continuous, 40 windows: 88 % or more."""
     truth = 1 - simulated("page", 0.6, USUAL[-1])[0] / simulated("page", 0.6, POLICY)[0]
     shape = LAWS["page"][0]
-    found = [advise(window("page", 0.6, seed), shape, Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"])[0] for seed in range(40)]
+    found = [
+        advise(
+            window("page", 0.6, seed),
+            shape,
+            Knobs(policy=POLICY),
+            LIMITS,
+            DELAY,
+            targets=["policy"],
+        )[0]
+        for seed in range(40)
+    ]
     assert {each.best.knobs.policy for each in found if each.best is not None} == {USUAL[-1]}
     assert sum(each.gain.covers(truth) for each in found) >= 0.88 * 40
     assert np.median([each.gain.high - each.gain.low for each in found]) < 0.1
 
 
 def test_optimize_ranks_policies_by_their_sojourn() -> None:
-    """Steps that slow down with each slot: continuous has the shortest delay by far and not the shortest sojourn."""
+    """Steps that slow down with each slot: continuous has the shortest delay by far and not the
+    shortest sojourn.
+    """
     lengths = parse_distribution("deterministic:value=20")
-    model = Model(policy=parse_policy("single"), output_tokens=lengths, law=LatencyModel(k1=0.02, k2=1e-3, k3=1e-4, k4=1e-3))
+    model = Model(
+        policy=parse_policy("single"),
+        output_tokens=lengths,
+        law=LatencyModel(k1=0.02, k2=1e-3, k3=1e-4, k4=1e-3),
+    )
     found = best_policy(model, ["single", "continuous:max_batch_size=16"], 4.0, DELAY)
-    delays, sojourns = ({point["policy"]: point[name] for point in found.curve} for name in ("queueing_delay", "sojourn_time"))
+    delays, sojourns = (
+        {point["policy"]: point[name] for point in found.curve}
+        for name in ("queueing_delay", "sojourn_time")
+    )
     assert found.compared == "sojourn_time"
     assert min(delays, key=lambda policy: delays[policy]) == "continuous:max_batch_size=16"
     assert found.best["policy"] == min(sojourns, key=lambda policy: sojourns[policy])
@@ -141,7 +207,10 @@ def test_optimize_ranks_policies_by_their_sojourn() -> None:
 
 
 def test_the_size_of_continuous_is_chosen_by_the_sojourn() -> None:
-    model, rate = model_of("steps", "continuous"), 0.7 * model_of("steps", "continuous").largest_stable_rate
+    model, rate = (
+        model_of("steps", "continuous"),
+        0.7 * model_of("steps", "continuous").largest_stable_rate,
+    )
     found = best_batch_size(model, rate, DELAY, 16)
     assert found.compared == "sojourn_time"
     least = min(point["sojourn_time"] for point in found.curve if point["stable"])
@@ -200,7 +269,9 @@ def test_a_gain_over_a_queue_that_may_be_stable_is_bounded_below() -> None:
     load = forecast(found, LAWS["page"][0], Knobs(policy=POLICY), LIMITS).load
     rate = found.arrival_rate.value * 1.01 / load
     vague = dataclasses.replace(found, arrival_rate=symmetric(rate, 0.15 * rate, 100.0))
-    (advice,) = advise(vague, LAWS["page"][0], Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"])
+    (advice,) = advise(
+        vague, LAWS["page"][0], Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"]
+    )
     assert not advice.current.stable
     assert advice.gain.value == advice.gain.high == 1
     assert 0 < advice.gain.low < 0.95
@@ -211,7 +282,9 @@ def test_few_stalls_widen_the_interval() -> None:
     """What two stalls add to the delay is known within 1 / sqrt 2 only."""
     stalled = dataclasses.replace(window(), stalls=Stalls(2, 0.02, 0.4, 50.0, 0.4))
     often = dataclasses.replace(stalled, stalls=dataclasses.replace(stalled.stalls, count=2000))
-    few, many = (forecast(each, LAWS["page"][0], Knobs(policy=POLICY), LIMITS) for each in (stalled, often))
+    few, many = (
+        forecast(each, LAWS["page"][0], Knobs(policy=POLICY), LIMITS) for each in (stalled, often)
+    )
     assert few.mean.value == many.mean.value
     assert few.mean.relative > 2 * many.mean.relative
     assert few.sojourn.relative > many.sojourn.relative
@@ -233,7 +306,9 @@ def test_no_forecast_is_quicker_than_the_gateway() -> None:
         assert value is None or value >= TURNAROUND
     assert (found.mean.low, found.mean.value) == (TURNAROUND, TURNAROUND)
     assert math.isfinite(found.mean.high)
-    assert found.prediction.sojourn_time.mean == pytest.approx((theory.prediction.sojourn_time.mean or 0.0) + TURNAROUND, rel=1e-9)
+    assert found.prediction.sojourn_time.mean == pytest.approx(
+        (theory.prediction.sojourn_time.mean or 0.0) + TURNAROUND, rel=1e-9
+    )
     for each in what_ifs(estimates, shape, Knobs(policy=POLICY), LIMITS, beside=True):
         if each.stable:
             assert each.prediction is not None
@@ -247,10 +322,14 @@ def test_a_turnaround_lengthens_short_delays_only() -> None:
     assert long.queueing_delay.mean == found.queueing_delay.mean
     assert long.sojourn_time == found.sojourn_time
     assert (short.queueing_delay.mean, short.queueing_delay.p50) == (10.0, 10.0)
-    assert short.sojourn_time.mean == pytest.approx(found.sojourn_time.mean + 10.0 - found.queueing_delay.mean)
+    assert short.sojourn_time.mean == pytest.approx(
+        found.sojourn_time.mean + 10.0 - found.queueing_delay.mean
+    )
     first = found.time_to_first_token.mean
     assert first is not None
-    assert short.time_to_first_token == Quantiles(pytest.approx(first + 10.0 - found.queueing_delay.mean))  # type: ignore[arg-type,operator]
+    assert short.time_to_first_token == Quantiles(
+        pytest.approx(first + 10.0 - found.queueing_delay.mean)
+    )  # type: ignore[arg-type,operator]
     assert found.with_turnaround(0.0) is found
 
 
@@ -258,7 +337,9 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
     feed, mirror = Feed(), Mirror()
     feed.begin_epoch(0, 0.0)
     for number, delay in enumerate((0.5, 0.0007, 0.3)):
-        feed.on_record(record_of(number, number, 1, 1.0 + number, 1.0 + number + delay, 2.5 + number, 4))
+        feed.on_record(
+            record_of(number, number, 1, 1.0 + number, 1.0 + number + delay, 2.5 + number, 4)
+        )
     mirror.add(feed.take())
     feed.begin_epoch(1, 10.0)
     feed.on_record(record_of(9, 9, 1, 11.0, 12.0, 13.0, 4))
@@ -267,7 +348,10 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
     assert snapshot.shortest_delay == pytest.approx(0.0007)
     found = estimate(snapshot, parse_policy(POLICY), LAWS["page"][0])
     assert found.gateway_turnaround == pytest.approx(0.0007)
-    assert Estimates.from_dict(json.loads(json.dumps(found.to_dict()))).gateway_turnaround == found.gateway_turnaround
+    assert (
+        Estimates.from_dict(json.loads(json.dumps(found.to_dict()))).gateway_turnaround
+        == found.gateway_turnaround
+    )
     older = {name: value for name, value in found.to_dict().items() if name != "gateway_turnaround"}
     assert Estimates.from_dict(older).gateway_turnaround == 0.0
 
@@ -276,7 +360,9 @@ def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
 
 
 def test_the_autopilot_compares_families_by_sojourn_and_says_so() -> None:
-    autopilot = Autopilot(bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act")
+    autopilot = Autopilot(
+        bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
+    )
     found = autopilot.decide(look(POLICY))
     assert found is not None
     assert (found.kind, parse_policy(found.after.policy).name) == ("change", "continuous")

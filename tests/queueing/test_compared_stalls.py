@@ -1,7 +1,9 @@
-"""Ranking and reporting on a machine that stalls, continuous batching among the candidates: in the order of the machine itself.
+"""Ranking and reporting on a machine that stalls, continuous batching among the candidates: in the
+order of the machine itself.
 
-The truth is not the law's: one machine that stands still at Poisson instants of the wall clock under every policy, simulated to some 3 %.
-Estimates are those of a window of that machine, under whole batches or under continuous batching.
+The truth is not the law's: one machine that stands still at Poisson instants of the wall clock
+under every policy, simulated to some 3 %. Estimates are those of a window of that machine, under
+whole batches or under continuous batching.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from tests.server.stalled_runs import stalled_run
 LAW, LOAD = "tiny", 0.5
 SHARE, STALL = 0.05, 0.5  # of the time; seconds each
 CONTINUOUS = USUAL[-1]
-NOISE, APART = 0.1, 0.1  # of 30,000 and 100,000 simulated requests with stalls; of two means: nearer ones may change places
+NOISE, APART = (
+    0.1,
+    0.1,
+    # of 30,000 and 100,000 simulated requests with stalls; of two means: nearer ones may change
+    # places
+)
 IN_FORCE = (POLICY, CONTINUOUS)
 
 
@@ -53,7 +60,11 @@ def truth(policy: str) -> float:
     model = model_of(LAW, policy)
     if model.load(rate()) / (1 - SHARE) >= 1:
         return math.inf
-    return float(stalled_run(model, rate(), 600_000, 11, share=SHARE, stall=STALL).after(10_000).sojourn_time.mean())
+    return float(
+        stalled_run(model, rate(), 600_000, 11, share=SHARE, stall=STALL)
+        .after(10_000)
+        .sojourn_time.mean()
+    )
 
 
 def situation(in_force: str) -> Situation:
@@ -76,14 +87,33 @@ def in_order(means: dict[str, float]) -> None:
 
 def reported(in_force: str) -> dict[str, float]:
     """Mean sojourns as what-ifs and advice print them."""
-    found = what_ifs(window(in_force), LAWS[LAW][0], Knobs(policy=in_force), LIMITS, policies=USUAL, token_limits=[], sizes=[], beside=True)
-    return {each.knobs.policy: math.inf if each.prediction is None else each.prediction.sojourn_time.mean or 0.0 for each in found}
+    found = what_ifs(
+        window(in_force),
+        LAWS[LAW][0],
+        Knobs(policy=in_force),
+        LIMITS,
+        policies=USUAL,
+        token_limits=[],
+        sizes=[],
+        beside=True,
+    )
+    return {
+        each.knobs.policy: math.inf
+        if each.prediction is None
+        else each.prediction.sojourn_time.mean or 0.0
+        for each in found
+    }
 
 
 @pytest.mark.parametrize("in_force", [pytest.param(POLICY, marks=pytest.mark.slow), CONTINUOUS])
 def test_advice_ranks_policies_as_the_stalling_machine_does(in_force: str) -> None:
-    (found,) = advise(window(in_force), LAWS[LAW][0], Knobs(policy=in_force), LIMITS, DELAY, targets=["policy"])
-    scores = {str(point["policy"]): math.inf if point["score"] is None else point["score"] for point in found.curve}
+    (found,) = advise(
+        window(in_force), LAWS[LAW][0], Knobs(policy=in_force), LIMITS, DELAY, targets=["policy"]
+    )
+    scores = {
+        str(point["policy"]): math.inf if point["score"] is None else point["score"]
+        for point in found.curve
+    }
     in_order(scores)
     assert scores == pytest.approx(reported(in_force), rel=NOISE)
     assert found.best is not None
@@ -97,15 +127,24 @@ def test_what_ifs_rank_policies_as_the_stalling_machine_does(in_force: str) -> N
 
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_the_autopilot_weighs_settings_as_the_stalling_machine_does(in_force: str) -> None:
-    found = {policy: weigh(situation(in_force), Knobs(policy=policy), "sojourn_time").mean for policy in USUAL}
+    found = {
+        policy: weigh(situation(in_force), Knobs(policy=policy), "sojourn_time").mean
+        for policy in USUAL
+    }
     in_order(found)
     assert found == pytest.approx(reported(in_force), rel=NOISE)
 
 
-@pytest.mark.parametrize("policy", [policy for policy in USUAL if policy not in ("single", "fixed:batch_size=8")])
+@pytest.mark.parametrize(
+    "policy", [policy for policy in USUAL if policy not in ("single", "fixed:batch_size=8")]
+)
 def test_stalls_are_a_good_part_of_a_mean_here(policy: str) -> None:
-    """Or the tests above would not see them left out; and means with them are nearer to the machine's."""
-    with_them, without = (each(POLICY).predicted(Knobs(policy=policy)).sojourn_time.mean for each in (situation, calm))
+    """Or the tests above would not see them left out; and means with them are nearer to the
+    machine's.
+    """
+    with_them, without = (
+        each(POLICY).predicted(Knobs(policy=policy)).sojourn_time.mean for each in (situation, calm)
+    )
     assert with_them is not None
     assert without is not None
     assert without < (1 - NOISE) * with_them
@@ -113,21 +152,37 @@ def test_stalls_are_a_good_part_of_a_mean_here(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "continuous:max_batch_size=16"])
-@pytest.mark.parametrize(("load", "share", "stall"), [(0.3, 0.1, 1.0), (0.5, 0.05, 0.2), (0.7, 0.1, 1.0)])
-def test_slots_seen_from_batches_have_the_whole_queue_behind_a_stall(load: float, share: float, stall: float, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("load", "share", "stall"), [(0.3, 0.1, 1.0), (0.5, 0.05, 0.2), (0.7, 0.1, 1.0)]
+)
+def test_slots_seen_from_batches_have_the_whole_queue_behind_a_stall(
+    load: float, share: float, stall: float, policy: str
+) -> None:
     """At most 5 % off; without those who come into a stall 11 to 53 % short."""
     batches, slots = model_of(LAW, POLICY), model_of(LAW, policy)
     asked = load * (1 - share) * batches.largest_stable_rate
-    seen = snapshot_of_run(stalled_run(batches, asked, 60_000, 3, share=share, stall=stall), batches)
-    known = Situation(estimates=estimate(seen, parse_policy(POLICY), LAWS[LAW][0]), shape=LAWS[LAW][0], limits=LIMITS)
-    there = float(stalled_run(slots, asked, 300_000, 11, share=share, stall=stall).after(10_000).sojourn_time.mean())
+    seen = snapshot_of_run(
+        stalled_run(batches, asked, 60_000, 3, share=share, stall=stall), batches
+    )
+    known = Situation(
+        estimates=estimate(seen, parse_policy(POLICY), LAWS[LAW][0]),
+        shape=LAWS[LAW][0],
+        limits=LIMITS,
+    )
+    there = float(
+        stalled_run(slots, asked, 300_000, 11, share=share, stall=stall)
+        .after(10_000)
+        .sojourn_time.mean()
+    )
     assert known.predicted(Knobs(policy=policy)).sojourn_time.mean == pytest.approx(there, rel=0.06)
 
 
 def test_the_autopilot_gains_what_the_stalling_machine_does() -> None:
     """The machine's own means."""
     shown = dataclasses.replace(look(POLICY), estimates=window(POLICY), shape=LAWS[LAW][0])
-    autopilot = Autopilot(bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act")
+    autopilot = Autopilot(
+        bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
+    )
     found = autopilot.decide(shown)
     assert found is not None
     assert parse_policy(found.after.policy).name == "continuous"
@@ -137,12 +192,16 @@ def test_the_autopilot_gains_what_the_stalling_machine_does() -> None:
     assert found.predicted_gain.value == pytest.approx(1 - after / before, abs=0.05)
     still = calm(POLICY).predicted(found.before).sojourn_time.mean
     assert still is not None
-    assert still < (1 - NOISE) * before, "and the same machine without its stalls would be told from it"
+    assert still < (1 - NOISE) * before, (
+        "and the same machine without its stalls would be told from it"
+    )
 
 
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_an_slo_that_only_a_calm_machine_keeps_is_not_kept(in_force: str) -> None:
-    """Between what continuous batching takes without stalls and with them: neither the curve nor the advice says it is kept."""
+    """Between what continuous batching takes without stalls and with them: neither the curve nor
+    the advice says it is kept.
+    """
     without = calm(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
     assert without is not None
     value = situation(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
@@ -156,8 +215,17 @@ def test_an_slo_that_only_a_calm_machine_keeps_is_not_kept(in_force: str) -> Non
 
 
 def choice(in_force: str, limit: float) -> tuple[str | None, float | None]:
-    """Under an SLO on the mean sojourn: the policy that is advised, and what the curve compares continuous by."""
+    """Under an SLO on the mean sojourn: the policy that is advised, and what the curve compares
+    continuous by.
+    """
     objective = Objective(name="slo", slo=parse_slo(f"mean_sojourn_time={limit:.6f}s"))
-    (found,) = advise(window(in_force), LAWS[LAW][0], Knobs(policy=in_force), LIMITS, objective, targets=["policy"])
+    (found,) = advise(
+        window(in_force),
+        LAWS[LAW][0],
+        Knobs(policy=in_force),
+        LIMITS,
+        objective,
+        targets=["policy"],
+    )
     scores = [point["score"] for point in found.curve if point["policy"] == CONTINUOUS]
     return None if found.best is None else found.best.knobs.policy, scores[0] if scores else None

@@ -1,4 +1,6 @@
-"""The approximation for continuous batching against an independent, step-by-step simulation and against its exact limits."""
+"""The approximation for continuous batching against an independent, step-by-step simulation and
+against its exact limits.
+"""
 
 import math
 from dataclasses import dataclass
@@ -23,14 +25,22 @@ UNIFORM = parse_distribution("uniform:low=1,high=32")
 LOGNORMAL = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
 
 
-def by_steps(arrivals: list[float], outputs: list[int], slots: int, law: LatencyModel) -> tuple[list[float], list[float]]:
-    """Starts and ends, one engine step after the other: written without the policy, the driver or the service process."""
+def by_steps(
+    arrivals: list[float], outputs: list[int], slots: int, law: LatencyModel
+) -> tuple[list[float], list[float]]:
+    """Starts and ends, one engine step after the other: written without the policy, the driver
+    or the service process.
+    """
     starts, ends = [0.0] * len(arrivals), [0.0] * len(arrivals)
     entering: dict[int, float] = {}
     left: dict[int, int] = {}
     next_in, now = 0, 0.0
     while next_in < len(arrivals) or entering or left:
-        while next_in < len(arrivals) and len(entering) + len(left) < slots and (arrivals[next_in] <= now or not left):
+        while (
+            next_in < len(arrivals)
+            and len(entering) + len(left) < slots
+            and (arrivals[next_in] <= now or not left)
+        ):
             if not left and entering and arrivals[next_in] > max(now, min(entering.values())):
                 break
             starts[next_in] = max(now, arrivals[next_in])
@@ -42,7 +52,11 @@ def by_steps(arrivals: list[float], outputs: list[int], slots: int, law: Latency
         left |= {name: outputs[name] for name in joined}
         entering = {name: at for name, at in entering.items() if name not in joined}
         end = now + law.admission(len(joined)) + law.step(len(left))
-        while next_in < len(arrivals) and len(entering) + len(left) < slots and arrivals[next_in] < end:
+        while (
+            next_in < len(arrivals)
+            and len(entering) + len(left) < slots
+            and arrivals[next_in] < end
+        ):
             starts[next_in] = arrivals[next_in]
             entering[next_in] = arrivals[next_in] + law.turnaround
             next_in += 1
@@ -59,8 +73,14 @@ def test_the_simulator_equals_an_independent_simulation_by_steps(turnaround: flo
     """Without a turnaround several may enter at the very end of a step: each pays its k1."""
     law = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=turnaround)
     rng = np.random.default_rng(8)
-    arrivals, outputs = np.cumsum(rng.exponential(1 / 150, 3000)).tolist(), UNIFORM.sample(rng, 3000).tolist()
-    trace = [Job(Request(id=str(i), arrived_at=at, prompt_tokens=0, max_output_tokens=32), outputs[i]) for i, at in enumerate(arrivals)]
+    arrivals, outputs = (
+        np.cumsum(rng.exponential(1 / 150, 3000)).tolist(),
+        UNIFORM.sample(rng, 3000).tolist(),
+    )
+    trace = [
+        Job(Request(id=str(i), arrived_at=at, prompt_tokens=0, max_output_tokens=32), outputs[i])
+        for i, at in enumerate(arrivals)
+    ]
     records = simulate_trace(parse_policy("continuous:max_batch_size=4"), trace, law, [rng])
     starts, ends = by_steps(arrivals, outputs, 4, law)
     for record in records:
@@ -71,7 +91,10 @@ def test_the_simulator_equals_an_independent_simulation_by_steps(turnaround: flo
 
 def test_one_slot_without_turnaround_is_m_g_1() -> None:
     law = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3)
-    slots, single = solve_continuous(SlotTime(law, LOGNORMAL), 40.0, 1), solve_mg1(law, LOGNORMAL, 40.0)
+    slots, single = (
+        solve_continuous(SlotTime(law, LOGNORMAL), 40.0, 1),
+        solve_mg1(law, LOGNORMAL, 40.0),
+    )
     assert slots.queueing_delay == pytest.approx(single.delay.mean, rel=1e-6)
     assert slots.sojourn_time == pytest.approx(single.sojourn.mean, rel=1e-6)
 
@@ -81,13 +104,21 @@ def test_without_a_bound_nobody_waits_and_the_share_is_what_limits() -> None:
     queue = solve_continuous(time, 300.0, None)
     assert queue.queueing_delay == 0
     assert queue.load == pytest.approx(300 * (LAW.k1 + LAW.k3 * 16.5))
-    assert queue.sojourn_time == pytest.approx(solve_continuous(time, 300.0, 400).sojourn_time, rel=1e-3)
+    assert queue.sojourn_time == pytest.approx(
+        solve_continuous(time, 300.0, 400).sojourn_time, rel=1e-3
+    )
 
 
 def wait_of_m_d_c(servers: int, rate: float) -> float:
-    """Mean delay under service times of 1: whoever is in service now has left one service time later, so N' = (N - c)^+ + Poisson(rate)."""
+    """Mean delay under service times of 1: whoever is in service now has left one service time
+    later, so N' = (N - c)^+ + Poisson(rate).
+    """
     size = servers + int(40 / (1 - rate / servers))
-    logs = np.arange(size) * math.log(rate) - rate - np.array([math.lgamma(n + 1) for n in range(size)])
+    logs = (
+        np.arange(size) * math.log(rate)
+        - rate
+        - np.array([math.lgamma(n + 1) for n in range(size)])
+    )
     arrivals, matrix = np.exp(logs), np.zeros((size, size))
     for number in range(size):
         left = max(0, number - servers)
@@ -108,15 +139,31 @@ def wait_of_m_m_c(servers: int, rate: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("slots", "load"), [(2, 0.3), (2, 0.6), (2, 0.9), (4, 0.3), (4, 0.6), (4, 0.9), (8, 0.6), (8, 0.9), (32, 0.9), (32, 0.95)]
+    ("slots", "load"),
+    [
+        (2, 0.3),
+        (2, 0.6),
+        (2, 0.9),
+        (4, 0.3),
+        (4, 0.6),
+        (4, 0.9),
+        (8, 0.6),
+        (8, 0.9),
+        (32, 0.9),
+        (32, 0.95),
+    ],
 )
-def test_equal_times_wait_less_than_exponential_ones_by_the_ratio_of_m_d_c(slots: int, load: float) -> None:
+def test_equal_times_wait_less_than_exponential_ones_by_the_ratio_of_m_d_c(
+    slots: int, load: float
+) -> None:
     exact = wait_of_m_d_c(slots, load * slots) / wait_of_m_m_c(slots, load * slots)
     assert deterministic_ratio(slots, load) == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.parametrize("slots", [2, 4, 8, 32])
-def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heavy(slots: int) -> None:
+def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heavy(
+    slots: int,
+) -> None:
     assert deterministic_ratio(slots, 1e-6) == pytest.approx(slots / (slots + 1), rel=1e-4)
     assert deterministic_ratio(slots, 1 - 1e-6) == pytest.approx(0.5, rel=1e-4)
     ratios = [deterministic_ratio(slots, load) for load in (0.1, 0.5, 0.9, 0.99)]
@@ -126,9 +173,14 @@ def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heav
 @pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("load", [0.3, 0.9])
 def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, load: float) -> None:
-    """Steps of one second whatever is in service: a slot is held for as many seconds as there are tokens."""
+    """Steps of one second whatever is in service: a slot is held for as many seconds as there
+    are tokens.
+    """
     law = LatencyModel(k4=1.0)
-    equal, spread = (SlotTime(law, parse_distribution(text, 20_000)) for text in ("deterministic:value=400", "geometric:mean=400"))
+    equal, spread = (
+        SlotTime(law, parse_distribution(text, 20_000))
+        for text in ("deterministic:value=400", "geometric:mean=400")
+    )
     alone = 0.5 if slots == 1 else deterministic_ratio(slots, load)
     assert _general_lengths(equal, slots, load) == pytest.approx(alone, rel=0.01)
     assert _general_lengths(spread, slots, load) == pytest.approx(1.0, rel=0.01)
@@ -136,7 +188,9 @@ def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, loa
 
 @dataclass(frozen=True)
 class Simulated:
-    """Means over replications, with the standard error of the delay and of the sojourn between them; seconds."""
+    """Means over replications, with the standard error of the delay and of the sojourn between
+    them; seconds.
+    """
 
     queueing_delay: float
     sojourn_time: float
@@ -148,15 +202,25 @@ class Simulated:
     sojourn_error: float
 
 
-def simulated(time: SlotTime, rate: float, slots: int, requests: int, replications: int = 8) -> Simulated:
+def simulated(
+    time: SlotTime, rate: float, slots: int, requests: int, replications: int = 8
+) -> Simulated:
     """The compiled replay, which equals the policy's own sample paths (test_kernels)."""
     policy = parse_policy(f"continuous:max_batch_size={slots}")
-    model = Model(policy=policy, output_tokens=time.output_tokens, law=time.law, prompt_tokens=time.prompt_tokens)
+    model = Model(
+        policy=policy,
+        output_tokens=time.output_tokens,
+        law=time.law,
+        prompt_tokens=time.prompt_tokens,
+    )
     rows = []
     for stream in np.random.SeedSequence(11).spawn(replications):
         run = simulate_run(model, rate, requests, stream).after(requests // 10)
         later = (run.released_at - run.first_token_at).sum() / max(1, (run.output_tokens - 1).sum())
-        first, (p90, p99) = (run.first_token_at - run.arrived_at).mean(), np.quantile(run.queueing_delay, (0.9, 0.99))
+        first, (p90, p99) = (
+            (run.first_token_at - run.arrived_at).mean(),
+            np.quantile(run.queueing_delay, (0.9, 0.99)),
+        )
         rows.append((run.queueing_delay.mean(), run.sojourn_time.mean(), first, later, p90, p99))
     errors = np.std(rows, axis=0, ddof=1) / np.sqrt(replications)
     return Simulated(*np.mean(rows, axis=0), errors[0], errors[1])
@@ -189,7 +253,9 @@ POINTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", POINTS, ids=str)
 def test_trusted_means_are_near_the_simulation(case: tuple[LatencyModel, str, int, float]) -> None:
-    """The delay within 10 % or 2 % of the sojourn, the sojourn, the first and the later tokens within 3 % (first 5 %): beyond the noise."""
+    """The delay within 10 % or 2 % of the sojourn, the sojourn, the first and the later tokens
+    within 3 % (first 5 %): beyond the noise.
+    """
     law, lengths, slots, load = case
     time = SlotTime(law, parse_distribution(lengths, 256))
     rate = load * time.throughput(slots, refilled=True)
@@ -198,37 +264,57 @@ def test_trusted_means_are_near_the_simulation(case: tuple[LatencyModel, str, in
     assert seen.sojourn_error <= 0.015 * seen.sojourn_time
     allowed = max(0.10 * seen.queueing_delay, 0.02 * seen.sojourn_time)
     assert abs(queue.queueing_delay - seen.queueing_delay) <= allowed + 3 * seen.delay_error
-    assert abs(queue.sojourn_time - seen.sojourn_time) <= 0.03 * seen.sojourn_time + 3 * seen.sojourn_error
-    assert abs(queue.time_to_first_token - seen.time_to_first_token) <= 0.06 * seen.time_to_first_token + 3 * seen.delay_error
+    assert (
+        abs(queue.sojourn_time - seen.sojourn_time)
+        <= 0.03 * seen.sojourn_time + 3 * seen.sojourn_error
+    )
+    assert (
+        abs(queue.time_to_first_token - seen.time_to_first_token)
+        <= 0.06 * seen.time_to_first_token + 3 * seen.delay_error
+    )
     assert off(queue.inter_token_latency, seen.inter_token_latency) <= 0.02
 
 
 @pytest.mark.parametrize("lengths", [UNIFORM, LOGNORMAL])
 @pytest.mark.parametrize("slots", [2, 4, 8])
 def test_the_approximation_is_near_the_simulation(lengths: TokenDistribution, slots: int) -> None:
-    """Load 0.7, with a turnaround: the delay within 5 %, sojourn, first token and later tokens within 2, 3 and 1 %."""
+    """Load 0.7, with a turnaround: the delay within 5 %, sojourn, first token and later tokens
+    within 2, 3 and 1 %.
+    """
     time = SlotTime(LAW, lengths)
     rate = 0.7 * time.throughput(slots, refilled=True)
     queue, seen = solve_continuous(time, rate, slots), simulated(time, rate, slots, 40_000)
     assert seen.delay_error <= 0.04 * seen.queueing_delay
-    assert abs(queue.queueing_delay - seen.queueing_delay) <= 0.05 * seen.queueing_delay + 3 * seen.delay_error
+    assert (
+        abs(queue.queueing_delay - seen.queueing_delay)
+        <= 0.05 * seen.queueing_delay + 3 * seen.delay_error
+    )
     assert off(queue.sojourn_time, seen.sojourn_time) <= 0.02
     assert off(queue.time_to_first_token, seen.time_to_first_token) <= 0.03
     assert off(queue.inter_token_latency, seen.inter_token_latency) <= 0.01
 
 
 def test_an_admission_that_stops_all_slots_smooths_the_departures() -> None:
-    """c = 32, admissions 26 % of the engine: with C^2 = Var N / E[N]^2 the delay would be a quarter too long."""
+    """c = 32, admissions 26 % of the engine: with C^2 = Var N / E[N]^2 the delay would be a
+    quarter too long.
+    """
     time = SlotTime(WITHOUT, parse_distribution("geometric:mean=16"))
     rate = 0.95 * time.throughput(32, refilled=True)
     mean, share = time.parts(32, refilled=True)
-    assert time.scv(32, mean, share) == pytest.approx(time.output_tokens.scv * (1 - rate / 0.95 * time.admitted) ** 2)
+    assert time.scv(32, mean, share) == pytest.approx(
+        time.output_tokens.scv * (1 - rate / 0.95 * time.admitted) ** 2
+    )
     queue, seen = solve_continuous(time, rate, 32), simulated(time, rate, 32, 100_000)
     assert seen.delay_error <= 0.05 * seen.queueing_delay
-    assert abs(queue.queueing_delay - seen.queueing_delay) <= 0.05 * seen.queueing_delay + 3 * seen.delay_error
+    assert (
+        abs(queue.queueing_delay - seen.queueing_delay)
+        <= 0.05 * seen.queueing_delay + 3 * seen.delay_error
+    )
 
 
-@pytest.mark.parametrize("lengths", ["geometric:mean=16", "deterministic:value=16", "uniform:low=1,high=4"])
+@pytest.mark.parametrize(
+    "lengths", ["geometric:mean=16", "deterministic:value=16", "uniform:low=1,high=4"]
+)
 @pytest.mark.parametrize("law", [WITHOUT, EVEN])
 def test_the_capacity_without_a_turnaround_is_exact(law: LatencyModel, lengths: str) -> None:
     """All requests there from the start: they leave at X(c), within the noise of their lengths."""
@@ -236,7 +322,9 @@ def test_the_capacity_without_a_turnaround_is_exact(law: LatencyModel, lengths: 
     time, outputs = SlotTime(law, tokens), tokens.sample(np.random.default_rng(4), count)
     given = np.zeros(count), outputs, np.zeros(count, dtype=np.int64), np.full(count, np.inf)
     coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
-    released = np.sort(run_slots(*given, coefficients, 0.0, 1, slots, np.empty(0, dtype=np.int64))[1])
+    released = np.sort(
+        run_slots(*given, coefficients, 0.0, 1, slots, np.empty(0, dtype=np.int64))[1]
+    )
     measured = (count * 8 // 10) / (released[count * 9 // 10] - released[count // 10])
     noise = np.sqrt(tokens.scv / (count * 0.8))
     assert time.throughput(slots, refilled=True) == pytest.approx(measured, rel=4 * noise + 1e-4)
@@ -249,12 +337,20 @@ def test_prompts_count_in_the_mean_and_in_the_variation() -> None:
     assert trusted(time, rate, 8)
     queue, seen = solve_continuous(time, rate, 8), simulated(time, rate, 8, 60_000)
     assert seen.delay_error <= 0.04 * seen.queueing_delay
-    assert abs(queue.queueing_delay - seen.queueing_delay) <= 0.06 * seen.queueing_delay + 3 * seen.delay_error
+    assert (
+        abs(queue.queueing_delay - seen.queueing_delay)
+        <= 0.06 * seen.queueing_delay + 3 * seen.delay_error
+    )
     assert off(queue.sojourn_time, seen.sojourn_time) <= 0.03
 
 
-@pytest.mark.parametrize(("lengths", "slots", "load"), [(UNIFORM, 2, 0.6), (UNIFORM, 8, 0.85), (LOGNORMAL, 4, 0.85), (LOGNORMAL, 16, 0.9)])
-def test_a_quantile_of_the_delay_is_near_the_simulation_or_none(lengths: TokenDistribution, slots: int, load: float) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "slots", "load"),
+    [(UNIFORM, 2, 0.6), (UNIFORM, 8, 0.85), (LOGNORMAL, 4, 0.85), (LOGNORMAL, 16, 0.9)],
+)
+def test_a_quantile_of_the_delay_is_near_the_simulation_or_none(
+    lengths: TokenDistribution, slots: int, load: float
+) -> None:
     time = SlotTime(WITHOUT, lengths)
     rate = load * time.throughput(slots, refilled=True)
     queue, seen = solve_continuous(time, rate, slots), simulated(time, rate, slots, 60_000)
@@ -307,7 +403,9 @@ def test_the_doubtful_corners_are_named() -> None:
         ("deterministic:value=7", 7, 1.0, ""),
     ],
 )
-def test_the_approximation_is_doubted_beyond_its_bounds(lengths: str, slots: int, rate: float, reason: str) -> None:
+def test_the_approximation_is_doubted_beyond_its_bounds(
+    lengths: str, slots: int, rate: float, reason: str
+) -> None:
     said = doubt(SlotTime(WITHOUT, parse_distribution(lengths)), rate, slots)
     assert (said or "").startswith(reason)
     assert (said is None) == (reason == "")
@@ -316,13 +414,16 @@ def test_the_approximation_is_doubted_beyond_its_bounds(lengths: str, slots: int
 @pytest.mark.parametrize(
     ("spread", "load", "doubted"),
     [
-        # a squared coefficient of variation of 0.05: lengths of 16 - 3 and 16 + 3, or 4 either way; 88 % of the capacity
+        # a squared coefficient of variation of 0.05: lengths of 16 - 3 and 16 + 3, or 4 either way;
+        # 88 % of the capacity
         (3, 0.881, True),
         (3, 0.879, False),
         (4, 0.95, False),
     ],
 )
-def test_answers_of_nearly_one_length_are_doubted_near_the_capacity(spread: int, load: float, doubted: bool) -> None:
+def test_answers_of_nearly_one_length_are_doubted_near_the_capacity(
+    spread: int, load: float, doubted: bool
+) -> None:
     pmf = np.zeros(17 + spread)
     pmf[[16 - spread, 16 + spread]] = 0.5
     time = SlotTime(LAW, TokenDistribution(pmf))
@@ -337,9 +438,16 @@ def test_the_parts_of_the_sojourn_add_up() -> None:
         assert queue.inter_token_latency is not None
         whole = queue.time_to_first_token + (LOGNORMAL.mean - 1) * queue.inter_token_latency
         assert whole == pytest.approx(queue.sojourn_time)
-        assert queue.queueing_delay + LAW.turnaround < queue.time_to_first_token < queue.sojourn_time
+        assert (
+            queue.queueing_delay + LAW.turnaround < queue.time_to_first_token < queue.sojourn_time
+        )
         assert queue.inter_token_latency >= LAW.step(1) * (1 - 1e-12)
-    assert solve_continuous(SlotTime(LAW, parse_distribution("deterministic:value=1")), 25.0, 4).inter_token_latency is None
+    assert (
+        solve_continuous(
+            SlotTime(LAW, parse_distribution("deterministic:value=1")), 25.0, 4
+        ).inter_token_latency
+        is None
+    )
 
 
 def test_an_overloaded_engine_has_no_steady_state() -> None:

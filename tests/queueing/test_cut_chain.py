@@ -1,4 +1,6 @@
-"""Where the chain of batch sizes is cut when there is no bound, and when doubling the cut is given up."""
+"""Where the chain of batch sizes is cut when there is no bound, and when doubling the cut is
+given up.
+"""
 
 import math
 from collections.abc import Callable
@@ -29,13 +31,19 @@ def _sizes_tried(share_lost: Callable[[int], float]) -> tuple[list[int], bool]:
         (lambda _size: 0.0, 32, True),
         (lambda size: math.exp(-size / 40), 1024, True),  # geometric
         (lambda size: math.exp(-size / 45), 2048, True),
-        (lambda size: math.exp(-size / 85), 2048, False),  # tried to the end: exp(-24) misses it narrowly
+        (
+            lambda size: math.exp(-size / 85),
+            2048,
+            False,
+        ),  # tried to the end: exp(-24) misses it narrowly
         (lambda size: math.exp(-((size / 300) ** 2)), 2048, True),  # a Gaussian tail falls fourfold
         (lambda size: size**-1.6, 1024, False),  # a power of the size never does
         (lambda _size: 0.3, 64, False),
     ],
 )
-def test_the_cut_is_doubled_as_long_as_it_may_reach_the_tail(share_lost: Callable[[int], float], last: int, solved: bool) -> None:
+def test_the_cut_is_doubled_as_long_as_it_may_reach_the_tail(
+    share_lost: Callable[[int], float], last: int, solved: bool
+) -> None:
     tried, reached = _sizes_tried(share_lost)
     assert (tried[-1], reached) == (last, solved)
     assert tried == [32 * 2**each for each in range(len(tried))]

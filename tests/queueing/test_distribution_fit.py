@@ -36,29 +36,43 @@ def by_family(fits: list[FittedDistribution]) -> dict[str, FittedDistribution]:
 
 
 @pytest.mark.parametrize("text", TRUTHS)
-def test_the_family_that_made_the_counts_ranks_first_near_the_truth_and_above_its_likelihood(text: str) -> None:
+def test_the_family_that_made_the_counts_ranks_first_near_the_truth_and_above_its_likelihood(
+    text: str,
+) -> None:
     counts = draws(text, 3000)
     best = fit_distribution(counts)[0]
     truth = parse_distribution(text, CAP)
     assert best.family == text.partition(":")[0]
     assert best.log_likelihood >= float(np.log(truth.pmf[counts]).sum())
-    assert best.log_likelihood - float(np.log(truth.pmf[counts]).sum()) < 8  # twice it is chi-square with 2 degrees
+    assert (
+        best.log_likelihood - float(np.log(truth.pmf[counts]).sum()) < 8
+    )  # twice it is chi-square with 2 degrees
     assert best.law(CAP).mean == pytest.approx(truth.mean, rel=0.06)
 
 
 @pytest.mark.parametrize("text", TRUTHS)
-def test_the_likelihood_is_that_of_the_rounded_law_and_no_neighbour_has_a_higher_one(text: str) -> None:
+def test_the_likelihood_is_that_of_the_rounded_law_and_no_neighbour_has_a_higher_one(
+    text: str,
+) -> None:
     counts = draws(text, 500)
-    fits = [fit for fit in fit_distribution(counts) if fit.law(CAP).longest > counts.max()]  # else beyond its cut at 1e-12
+    fits = [
+        fit for fit in fit_distribution(counts) if fit.law(CAP).longest > counts.max()
+    ]  # else beyond its cut at 1e-12
     assert len(fits) >= 2
     for fit in fits:
-        assert fit.log_likelihood == pytest.approx(float(np.log(fit.law(CAP).pmf[counts]).sum()), rel=1e-9)
+        assert fit.log_likelihood == pytest.approx(
+            float(np.log(fit.law(CAP).pmf[counts]).sum()), rel=1e-9
+        )
         assert fit.aic == pytest.approx(2 * len(fit.parameters) - 2 * fit.log_likelihood)
-        assert fit.bic == pytest.approx(math.log(500) * len(fit.parameters) - 2 * fit.log_likelihood)
+        assert fit.bic == pytest.approx(
+            math.log(500) * len(fit.parameters) - 2 * fit.log_likelihood
+        )
         for key, value in fit.parameters.items():
             for factor in (0.99, 1.01):
                 numbers = {**fit.parameters, key: value * factor}
-                moved = f"{fit.family}:" + ",".join(f"{name}={number!r}" for name, number in numbers.items())
+                moved = f"{fit.family}:" + ",".join(
+                    f"{name}={number!r}" for name, number in numbers.items()
+                )
                 law = parse_distribution(moved, CAP)
                 inside = counts.max() <= law.longest and law.pmf[counts].min() > 0
                 assert not inside or np.log(law.pmf[counts]).sum() <= fit.log_likelihood + 1e-5
@@ -71,11 +85,19 @@ def test_a_geometric_fit_is_ended_over_trials(limit: int | None) -> None:
     seen = np.where(clipped, limit or 0, counts)
     fit = fit_distribution(seen, clipped, families=["geometric"])[0]
     ended = np.count_nonzero(~clipped)
-    assert fit.parameters["mean"] == pytest.approx((seen[~clipped].sum() + (seen[clipped] - 1).sum()) / ended, rel=1e-4)
+    assert fit.parameters["mean"] == pytest.approx(
+        (seen[~clipped].sum() + (seen[clipped] - 1).sum()) / ended, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["lognormal:mu=5,sigma=0.7", "weibull:shape=1.5,scale=200", "normal:mean=300,std=60", "pareto:alpha=1.8,minimum=20"]
+    "text",
+    [
+        "lognormal:mu=5,sigma=0.7",
+        "weibull:shape=1.5,scale=200",
+        "normal:mean=300,std=60",
+        "pareto:alpha=1.8,minimum=20",
+    ],
 )
 def test_clipped_counts_are_used_as_at_least(text: str) -> None:
     """The fit sees the law through the limit; taking clipped counts for whole ones does not."""
@@ -84,11 +106,16 @@ def test_clipped_counts_are_used_as_at_least(text: str) -> None:
     clipped = counts >= limit
     seen = np.minimum(counts, limit)
     family = text.partition(":")[0]
-    truth, fit = parse_distribution(text, CAP), fit_distribution(seen, clipped, families=[family])[0]
+    truth, fit = (
+        parse_distribution(text, CAP),
+        fit_distribution(seen, clipped, families=[family])[0],
+    )
     assert fit.law(CAP).quantile(0.9) == pytest.approx(truth.quantile(0.9), rel=0.08)
     ignored = fit_distribution(seen, families=[family])[0]
     assert ignored.law(CAP).quantile(0.9) < 0.9 * truth.quantile(0.9)
-    expected = np.log(fit.law(CAP).pmf[seen[~clipped]]).sum() + clipped.sum() * math.log(fit.law(CAP).survival[limit - 1])
+    expected = np.log(fit.law(CAP).pmf[seen[~clipped]]).sum() + clipped.sum() * math.log(
+        fit.law(CAP).survival[limit - 1]
+    )
     assert fit.log_likelihood == pytest.approx(float(expected), rel=1e-9)
 
 
@@ -104,12 +131,18 @@ def test_the_distance_is_the_largest_gap_between_the_distribution_functions() ->
         law, empirical = fit.law(CAP), TokenDistribution.from_counts(counts)
         grid = np.arange(min(law.longest, empirical.longest))
         assert fit.ks == pytest.approx(
-            max(np.abs(law.cdf[grid] - empirical.cdf[grid]).max(), law.survival[min(empirical.longest, law.longest)]), abs=1e-12
+            max(
+                np.abs(law.cdf[grid] - empirical.cdf[grid]).max(),
+                law.survival[min(empirical.longest, law.longest)],
+            ),
+            abs=1e-12,
         )
 
 
 def test_the_distance_is_also_taken_just_below_each_count() -> None:
-    """Between two counts the empirical law is flat and the fitted one grows: the largest gap is at 99, before the step at 100."""
+    """Between two counts the empirical law is flat and the fitted one grows: the largest gap is
+    at 99, before the step at 100.
+    """
     counts = [1] * 6 + [100] * 14
     fit = fit_distribution(counts, families=["geometric"])[0]
     mean = np.mean(counts)
@@ -128,7 +161,10 @@ def test_the_distance_below_a_limit_does_not_depend_on_what_is_above() -> None:
 def test_a_wrong_family_has_a_small_p_value_and_the_right_one_does_not() -> None:
     fits = by_family(
         fit_distribution(
-            draws("lognormal:mu=3,sigma=0.7", 400), families=["lognormal", "exponential"], rng=np.random.default_rng(2), bootstrap=39
+            draws("lognormal:mu=3,sigma=0.7", 400),
+            families=["lognormal", "exponential"],
+            rng=np.random.default_rng(2),
+            bootstrap=39,
         )
     )
     assert fits["exponential"].p_value == 1 / 40
@@ -139,12 +175,20 @@ def test_a_wrong_family_has_a_small_p_value_and_the_right_one_does_not() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1_000_000, 30])
 def test_p_values_of_true_families_are_uniform(limit: int) -> None:
-    """Mean 1/2 and standard deviation 1/sqrt(12); tables for known parameters would give a mean near 0.8."""
+    """Mean 1/2 and standard deviation 1/sqrt(12); tables for known parameters would give a mean
+    near 0.8.
+    """
     rng, values = np.random.default_rng(11), []
     law = parse_distribution("geometric:mean=25")
     for _ in range(100):
         counts = law.sample(rng, 80)
-        fit = fit_distribution(np.minimum(counts, limit), counts >= limit, families=["geometric"], rng=rng, bootstrap=39)[0]
+        fit = fit_distribution(
+            np.minimum(counts, limit),
+            counts >= limit,
+            families=["geometric"],
+            rng=rng,
+            bootstrap=39,
+        )[0]
         assert fit.p_value is not None
         values.append(fit.p_value)
     assert abs(np.mean(values) - 0.5125) < 4 * math.sqrt(1 / 12 / 100)
@@ -180,11 +224,22 @@ def test_a_fit_that_cannot_be_made_is_refused() -> None:
 
 
 def test_every_named_law_with_parameters_can_be_fitted() -> None:
-    assert set(FAMILIES) == {"deterministic", "uniform", "normal", "lognormal", "exponential", "geometric", "weibull", "pareto"}
+    assert set(FAMILIES) == {
+        "deterministic",
+        "uniform",
+        "normal",
+        "lognormal",
+        "exponential",
+        "geometric",
+        "weibull",
+        "pareto",
+    }
 
 
 def test_the_product_limit_estimate_is_that_of_the_textbook() -> None:
-    """Ends at 3, 5, 5, 8; clipped at 4, 5, 8: 6 of 7 outlive 3, then 2 of the 4 at risk at 5, then none of the 1 at 8."""
+    """Ends at 3, 5, 5, 8; clipped at 4, 5, 8: 6 of 7 outlive 3, then 2 of the 4 at risk at 5,
+    then none of the 1 at 8.
+    """
     estimate = sample([3, 4, 5, 5, 5, 8, 8], [False, True, False, False, True, False, True])
     assert estimate.values.tolist() == [3, 4, 5, 8]
     assert estimate.survival() == pytest.approx([6 / 7, 6 / 7, 6 / 7 * 2 / 4, 0.0])
@@ -226,7 +281,9 @@ def test_two_limits_are_estimated_with_their_shares() -> None:
         ("deterministic:value=5", None),
     ],
 )
-def test_the_tail_index_of_a_law_is_that_of_its_text_and_none_for_light_tails(text: str, expected: float | None) -> None:
+def test_the_tail_index_of_a_law_is_that_of_its_text_and_none_for_light_tails(
+    text: str, expected: float | None
+) -> None:
     assert text_tail_index(text) == expected
     found = tail_index(parse_distribution(text, CAP))
     assert found == (expected if expected is None else pytest.approx(expected, rel=0.01))
@@ -234,8 +291,12 @@ def test_the_tail_index_of_a_law_is_that_of_its_text_and_none_for_light_tails(te
 
 @pytest.mark.parametrize("limit", [10**6, 2000])
 @pytest.mark.parametrize("alpha", [1.2, 2.5])
-def test_hills_estimate_is_right_on_average_and_its_interval_covers(alpha: float, limit: int) -> None:
-    """Lengths rounded from a Pareto law; with the limit, the longest are clipped. 200 samples: 95 % +- 4 standard errors."""
+def test_hills_estimate_is_right_on_average_and_its_interval_covers(
+    alpha: float, limit: int
+) -> None:
+    """Lengths rounded from a Pareto law; with the limit, the longest are clipped. 200 samples:
+    95 % +- 4 standard errors.
+    """
     rng = np.random.default_rng(8)
     estimates = []
     for _ in range(200):

@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution, format_distribution, parse_distribution
+from queueing.distributions.token_distribution import (
+    TokenDistribution,
+    format_distribution,
+    parse_distribution,
+)
 from queueing.measurement.record import Header, Record, write_run
 
 laws = (
@@ -31,25 +35,37 @@ def test_a_clip_is_the_law_of_the_minimum(law: TokenDistribution, cap: int) -> N
 
 
 @given(laws, st.integers(1, 30), st.integers(1, 30))
-def test_the_longest_of_several_is_longer_and_composes(law: TokenDistribution, first: int, second: int) -> None:
+def test_the_longest_of_several_is_longer_and_composes(
+    law: TokenDistribution, first: int, second: int
+) -> None:
     assert law.maximum(first + second).mean >= law.maximum(first).mean - 1e-9
-    assert law.maximum(first).maximum(second).mean == pytest.approx(law.maximum(first * second).mean, rel=1e-9)
+    assert law.maximum(first).maximum(second).mean == pytest.approx(
+        law.maximum(first * second).mean, rel=1e-9
+    )
 
 
 @given(laws, st.integers(1, 20), st.integers(1, 50))
-def test_clipping_and_taking_the_longest_commute(law: TokenDistribution, size: int, cap: int) -> None:
-    assert law.clip(cap).maximum(size).mean == pytest.approx(law.maximum(size).clip(cap).mean, rel=1e-9)
+def test_clipping_and_taking_the_longest_commute(
+    law: TokenDistribution, size: int, cap: int
+) -> None:
+    assert law.clip(cap).maximum(size).mean == pytest.approx(
+        law.maximum(size).clip(cap).mean, rel=1e-9
+    )
 
 
 @given(laws, st.floats(0, 1))
-def test_a_quantile_is_the_first_count_that_reaches_the_level(law: TokenDistribution, level: float) -> None:
+def test_a_quantile_is_the_first_count_that_reaches_the_level(
+    law: TokenDistribution, level: float
+) -> None:
     count = law.quantile(level)
     assert law.cdf[count] >= level - 1e-12
     assert count == 1 or law.cdf[count - 1] < level + 1e-12
 
 
 @given(laws)
-def test_probabilities_sum_to_one_and_the_variance_matches_the_moments(law: TokenDistribution) -> None:
+def test_probabilities_sum_to_one_and_the_variance_matches_the_moments(
+    law: TokenDistribution,
+) -> None:
     assert law.pmf.sum() == pytest.approx(1, abs=1e-12)
     assert law.variance == pytest.approx(law.moment(2) - law.mean**2, abs=1e-8)
     assert law.scv == pytest.approx(law.variance / law.mean**2)
@@ -64,11 +80,17 @@ def test_probabilities_sum_to_one_and_the_variance_matches_the_moments(law: Toke
         ("lognormal:mu=5,sigma=0.4", math.exp(5.08), math.exp(5.08) * math.sqrt(math.expm1(0.16))),
         ("exponential:mean=200", 200, 200),
         ("geometric:mean=200", 200, math.sqrt(200 * 199)),
-        ("weibull:shape=2,scale=200", 200 * math.gamma(1.5), 200 * math.sqrt(1 - math.gamma(1.5) ** 2)),
+        (
+            "weibull:shape=2,scale=200",
+            200 * math.gamma(1.5),
+            200 * math.sqrt(1 - math.gamma(1.5) ** 2),
+        ),
         ("pareto:alpha=9,minimum=200", 225, 200 * math.sqrt(9 / 64 / 7)),
     ],
 )
-def test_moments_are_those_of_the_textbook_up_to_rounding(text: str, mean: float, deviation: float) -> None:
+def test_moments_are_those_of_the_textbook_up_to_rounding(
+    text: str, mean: float, deviation: float
+) -> None:
     law = parse_distribution(text)
     assert law.mean == pytest.approx(mean, rel=1e-4)
     assert math.sqrt(law.variance) == pytest.approx(deviation, rel=2e-3, abs=1e-9)
@@ -83,7 +105,9 @@ def test_rounding_gives_the_ends_of_a_uniform_law_half_a_share() -> None:
 
 def test_a_parsed_clip_equals_a_clip_after_parsing() -> None:
     clipped = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
-    assert clipped.pmf == pytest.approx(parse_distribution("lognormal:mu=2.5,sigma=0.7").clip(64).pmf, abs=1e-14)
+    assert clipped.pmf == pytest.approx(
+        parse_distribution("lognormal:mu=2.5,sigma=0.7").clip(64).pmf, abs=1e-14
+    )
 
 
 def test_samples_follow_the_law_and_the_seed() -> None:
@@ -96,7 +120,9 @@ def test_samples_follow_the_law_and_the_seed() -> None:
 
 def test_counts_come_from_a_file_of_numbers_or_a_run_file(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("1\n3\n3\n5\n")
-    records = [Record(request_id=str(n), outcome="completed", output_tokens=n) for n in (1, 3, 3, 5)]
+    records = [
+        Record(request_id=str(n), outcome="completed", output_tokens=n) for n in (1, 3, 3, 5)
+    ]
     records.append(Record(request_id="lost", outcome="abandoned", output_tokens=0))
     write_run(tmp_path / "run", Header(writer="load"), records)
     for name in ("counts", "run"):
@@ -150,7 +176,9 @@ def test_upper_tails_keep_their_digits_down_to_1e_12() -> None:
     counts = np.arange(2, law.longest)
     assert law.survival[law.longest - 1] < 1.01e-12
     assert law.survival[counts] == pytest.approx(np.exp(-(counts + 0.5) / 200), rel=1e-11, abs=0)
-    assert law.pmf[counts] == pytest.approx(np.exp(-(counts - 0.5) / 200) * -math.expm1(-1 / 200), rel=1e-11, abs=0)
+    assert law.pmf[counts] == pytest.approx(
+        np.exp(-(counts - 0.5) / 200) * -math.expm1(-1 / 200), rel=1e-11, abs=0
+    )
 
 
 def test_lower_tails_keep_their_digits_too() -> None:
@@ -167,7 +195,9 @@ def test_a_quantile_far_out_is_that_of_the_law(level: float) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [2, 7, 64, 512])
-def test_the_longest_of_a_batch_equals_exact_rational_arithmetic_at_both_ends(batch_size: int) -> None:
+def test_the_longest_of_a_batch_equals_exact_rational_arithmetic_at_both_ends(
+    batch_size: int,
+) -> None:
     shares = [Fraction(0), Fraction(1, 10**12), Fraction(1, 4), Fraction(3, 4) - Fraction(1, 10**8)]
     shares += [Fraction(1, 10**8) - Fraction(2, 10**12), Fraction(0), Fraction(1, 10**12)]
     below = [sum(shares[: n + 1]) ** batch_size for n in range(len(shares))]
@@ -185,7 +215,9 @@ def test_the_longest_of_a_batch_keeps_its_upper_tail_on_a_long_support(batch_siz
 
 
 @pytest.mark.slow  # of real time
-def test_a_support_of_100_000_is_built_and_its_longest_of_512_taken_in_less_than_a_fifth_of_a_second() -> None:
+def test_a_support_of_100_000_is_built_and_its_longest_of_512_taken_in_less_than_a_fifth_of_a_second() -> (
+    None
+):
     def seconds() -> float:
         start = perf_counter()
         parse_distribution("lognormal:mu=7,sigma=0.9", 100_000).maximum(512)
@@ -202,7 +234,9 @@ def test_a_mixture_has_the_mixed_moments_and_survival_and_clips_part_by_part(
     weights, parts = [weight / total for weight, _ in kinds], [law for _, law in kinds]
     mixed = TokenDistribution.mixture(weights, parts)
     for k in (1, 2, 3):
-        assert mixed.moment(k) == pytest.approx(sum(w * law.moment(k) for w, law in zip(weights, parts, strict=True)), rel=1e-12)
+        assert mixed.moment(k) == pytest.approx(
+            sum(w * law.moment(k) for w, law in zip(weights, parts, strict=True)), rel=1e-12
+        )
     clipped = TokenDistribution.mixture(weights, [law.clip(cap) for law in parts])
     assert clipped.pmf == pytest.approx(mixed.clip(cap).pmf, abs=1e-14)
 
@@ -211,7 +245,10 @@ MIXTURE = "mixture:weights=0.3+0.7,parts=lognormal:mu=5:sigma=0.4+geometric:mean
 
 
 def test_a_mixture_is_read_from_its_text() -> None:
-    parts = [parse_distribution("lognormal:mu=5,sigma=0.4"), parse_distribution("geometric:mean=300")]
+    parts = [
+        parse_distribution("lognormal:mu=5,sigma=0.4"),
+        parse_distribution("geometric:mean=300"),
+    ]
     law = parse_distribution(MIXTURE)
     assert law.mean == pytest.approx(0.3 * parts[0].mean + 0.7 * parts[1].mean, rel=1e-12)
     assert parse_distribution(MIXTURE, 256).pmf == pytest.approx(law.clip(256).pmf, abs=1e-14)
@@ -227,10 +264,15 @@ def test_a_mixture_is_read_from_its_text() -> None:
         ),
         (MIXTURE, MIXTURE),
         ("empirical:path=a/b-1.csv", "empirical:path=a/b-1.csv"),
-        ("lognormal:mu=0.1,sigma=0.30000000000000004", "lognormal:mu=0.1,sigma=0.30000000000000004"),
+        (
+            "lognormal:mu=0.1,sigma=0.30000000000000004",
+            "lognormal:mu=0.1,sigma=0.30000000000000004",
+        ),
     ],
 )
-def test_the_canonical_text_orders_keys_and_shortens_numbers_and_reads_back(text: str, canonical: str) -> None:
+def test_the_canonical_text_orders_keys_and_shortens_numbers_and_reads_back(
+    text: str, canonical: str
+) -> None:
     assert format_distribution(text) == canonical
     assert format_distribution(canonical) == canonical
 
@@ -242,14 +284,19 @@ def test_the_canonical_text_orders_keys_and_shortens_numbers_and_reads_back(text
         "id,output_tokens,clipped\na,1,no\nb,3,no\nc,3,yes\n\nd,5,no\n",
         "n_out\n1\n3\n3\n5\n",
         "1\r\n3\r\n3\r\n5.0",
-        '{"output_tokens": 1, "id": "a"}\n{"output_tokens": 3}\n{"output_tokens": null}\n{"output_tokens": 3}\n\n{"output_tokens": 5}\n',
+        (
+            '{"output_tokens": 1, "id": "a"}\n{"output_tokens": 3}\n{"output_tokens": '
+            'null}\n{"output_tokens": 3}\n\n{"output_tokens": 5}\n'
+        ),
     ],
 )
 def test_counts_come_from_csv_json_lines_and_plain_numbers(tmp_path: Path, content: str) -> None:
     (tmp_path / "counts").write_text(content)
     law = parse_distribution(f"empirical:path={tmp_path / 'counts'}")
     assert law.pmf.tolist() == [0, 0.25, 0, 0.5, 0, 0.25]
-    mixed = parse_distribution(f"mixture:weights=0.5+0.5,parts=empirical:path={tmp_path / 'counts'}+deterministic:value=1")
+    mixed = parse_distribution(
+        f"mixture:weights=0.5+0.5,parts=empirical:path={tmp_path / 'counts'}+deterministic:value=1"
+    )
     assert mixed.pmf[1] == pytest.approx(0.625)
 
 
@@ -274,7 +321,9 @@ def test_counts_come_from_csv_json_lines_and_plain_numbers(tmp_path: Path, conte
         ("id,output_tokens\na,3\nb\n", "line 3 has no output_tokens"),
     ],
 )
-def test_a_file_that_holds_no_counts_is_refused_with_the_reason(tmp_path: Path, content: str, part: str) -> None:
+def test_a_file_that_holds_no_counts_is_refused_with_the_reason(
+    tmp_path: Path, content: str, part: str
+) -> None:
     (tmp_path / "counts").write_text(content)
     with pytest.raises(SpecError, match=f"^got path={re.escape(str(tmp_path / 'counts'))}: {part}"):
         parse_distribution(f"empirical:path={tmp_path / 'counts'}")
@@ -288,7 +337,9 @@ def test_a_file_of_long_counts_needs_a_limit(tmp_path: Path) -> None:
 
 def test_long_empirical_counts_are_accepted_with_a_limit(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("5\n1000000000\n")
-    assert parse_distribution(f"empirical:path={tmp_path / 'counts'}", 64).pmf[[5, 64]].tolist() == [0.5, 0.5]
+    assert parse_distribution(f"empirical:path={tmp_path / 'counts'}", 64).pmf[
+        [5, 64]
+    ].tolist() == [0.5, 0.5]
 
 
 def test_counts_that_are_not_whole_are_refused() -> None:

@@ -34,4 +34,6 @@ def test_an_error_arrives_in_another_process_as_it_was(error: PredictionError) -
     assert (str(arrived), vars(arrived)) == (str(error), vars(error))
     assert str(error)
     assert vars(error)
-    assert all(not isinstance(value, float) or not math.isnan(value) for value in vars(error).values())
+    assert all(
+        not isinstance(value, float) or not math.isnan(value) for value in vars(error).values()
+    )

@@ -1,4 +1,6 @@
-"""The predicting process's copy of the window is the window, however it is cut into messages; the feeding side keeps nothing."""
+"""The predicting process's copy of the window is the window, however it is cut into messages;
+the feeding side keeps nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +55,29 @@ class Everything:
     def check(self, seen: Snapshot, now: float) -> None:
         oldest = self.arrivals[-self.most] if len(self.arrivals) > self.most else -math.inf
         start = max(self.epoch_at, now - self.seconds, oldest)
-        assert (seen.epoch, seen.epoch_at, seen.start, seen.now) == (self.epoch, self.epoch_at, start, now)
+        assert (seen.epoch, seen.epoch_at, seen.start, seen.now) == (
+            self.epoch,
+            self.epoch_at,
+            start,
+            now,
+        )
         assert seen.arrivals.tolist() == [at for at in self.arrivals if at > start]
         assert seen.retries == sum(at > start for at in self.retries)
         assert seen.lost_at.tolist() == [at for at in self.lost if at > start]
-        kept = [each for each in self.rows[-self.most :] if each[COLUMN["dispatched_at"]] >= now - self.seconds]
+        kept = [
+            each
+            for each in self.rows[-self.most :]
+            if each[COLUMN["dispatched_at"]] >= now - self.seconds
+        ]
         np.testing.assert_array_equal(seen.rows, np.reshape(kept, (-1, len(COLUMN))))
         assert seen.carried_from == max(self.carried_from, now - self.seconds)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
-    """Arrivals, retries, losses, two epochs without and one with forgotten lengths, gaps beyond the window, more rows than are kept."""
+    """Arrivals, retries, losses, two epochs without and one with forgotten lengths, gaps beyond
+    the window, more rows than are kept.
+    """
     rng = np.random.default_rng(seed)
     seconds, most = 30.0, 60
     feed, mirror = Feed(most=most), Mirror(seconds=seconds, most=most)
@@ -75,7 +88,11 @@ def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
         now += rng.exponential(0.1) if rng.random() < 0.995 else 40.0
         kind = rng.random()
         retry = bool(rng.random() < 0.1)
-        each = record(number, now, epoch=truth.epoch) if kind < 0.8 else _lost(number, now, truth.epoch)
+        each = (
+            record(number, now, epoch=truth.epoch)
+            if kind < 0.8
+            else _lost(number, now, truth.epoch)
+        )
         for side in (feed, window, truth):
             side.on_arrival(now, retry=retry)
             side.on_record(each)
@@ -100,8 +117,18 @@ def test_what_was_taken_is_forgotten() -> None:
     feed.on_record(record(1, 1.0))
     feed.on_record(_lost(2, 1.0, 0))
     first, second = feed.take(), feed.take()
-    assert [len(first.arrivals), len(first.retries), len(first.lost), len(first.rows)] == [1, 1, 1, 11]
-    assert [len(second.arrivals), len(second.retries), len(second.lost), len(second.rows)] == [0, 0, 0, 0]
+    assert [len(first.arrivals), len(first.retries), len(first.lost), len(first.rows)] == [
+        1,
+        1,
+        1,
+        11,
+    ]
+    assert [len(second.arrivals), len(second.retries), len(second.lost), len(second.rows)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_a_feed_that_nobody_takes_is_bounded() -> None:
@@ -157,7 +184,16 @@ def test_where_each_call_is_one_sequence_nothing_is_said_of_calls() -> None:
 
 
 def test_the_numbers_of_a_request_and_what_stands_for_those_that_are_missing() -> None:
-    whole = record(3, 1.0, dispatched_at=2.0, released_at=5.0, server_free_at=6.0, batch_size=4, server_id=2, epoch=7)
+    whole = record(
+        3,
+        1.0,
+        dispatched_at=2.0,
+        released_at=5.0,
+        server_free_at=6.0,
+        batch_size=4,
+        server_id=2,
+        epoch=7,
+    )
     assert row(whole, 1.0, 2.0) == (1.0, 2.0, 6.0, 5.0, 3, 4, 2, 8, 10, ENDED, 7)
     bare = Record(request_id="x", outcome="completed")
     found = dict(zip(COLUMN, row(bare, 1.0, 2.0), strict=True))
@@ -189,16 +225,22 @@ def test_the_numbers_of_a_request_and_what_stands_for_those_that_are_missing() -
 def test_only_completed_answers_were_released_and_only_made_tokens_are_a_length(
     about: dict[str, object], ending: float, released: bool
 ) -> None:
-    found = dict(zip(COLUMN, row(record(3, 1.0, server_free_at=None, **about), 1.0, 1.0), strict=True))
+    found = dict(
+        zip(COLUMN, row(record(3, 1.0, server_free_at=None, **about), 1.0, 1.0), strict=True)
+    )
     assert found["ending"] == ending
     assert (found["released_at"] == 2.0) == released
     assert found["server_free_at"] == 2.0, "the server was free when it ended"
 
 
-def test_a_lost_request_without_an_end_was_lost_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> None:
+def test_a_lost_request_without_an_end_was_lost_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> (
+    None
+):
     feed = Feed(epoch=2)
     for number, (epoch, released) in enumerate(((2, 3.0), (None, None), (1, 9.0))):
-        feed.on_record(record(number, 1.0 + number, epoch=epoch, dispatched_at=None, released_at=released))
+        feed.on_record(
+            record(number, 1.0 + number, epoch=epoch, dispatched_at=None, released_at=released)
+        )
     feed.on_record(record(4, 1.0, epoch=2, arrived_at=None))
     news = feed.take()
     assert (list(news.lost), len(news.rows)) == ([3.0, 2.0], 0)
@@ -206,8 +248,26 @@ def test_a_lost_request_without_an_end_was_lost_at_its_arrival_and_one_of_anothe
 
 def test_a_sequence_without_a_call_is_one_and_so_is_the_same_name_later() -> None:
     calls = CallGroups()
-    asked = [(1.0, "a"), (1.0, "a"), (1.0, "b"), (1.0, None), (1.0, None), (2.0, "b"), (3.0, "b"), (3.0, "b")]
-    assert [calls.begins(at, call) for at, call in asked] == [True, False, True, True, True, True, True, False]
+    asked = [
+        (1.0, "a"),
+        (1.0, "a"),
+        (1.0, "b"),
+        (1.0, None),
+        (1.0, None),
+        (2.0, "b"),
+        (3.0, "b"),
+        (3.0, "b"),
+    ]
+    assert [calls.begins(at, call) for at, call in asked] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_sequence_of_a_call_that_was_cut_by_a_take_or_an_epoch_is_an_arrival() -> None:
@@ -217,7 +277,11 @@ def test_a_sequence_of_a_call_that_was_cut_by_a_take_or_an_epoch_is_an_arrival()
     first = feed.take()
     feed.on_arrival(1.0, call="a")
     second = feed.take()
-    assert (list(first.sequences), list(second.sequences), list(second.arrivals)) == ([1.0], [1.0], [1.0])
+    assert (list(first.sequences), list(second.sequences), list(second.arrivals)) == (
+        [1.0],
+        [1.0],
+        [1.0],
+    )
 
 
 def test_the_shortest_delay_is_that_of_dispatched_requests() -> None:

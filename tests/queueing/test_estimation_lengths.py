@@ -20,7 +20,9 @@ RUNS = 200
 
 
 def test_the_product_limit_by_hand() -> None:
-    """Ends at 1, 2, 4; cut at 2 and 3 (at least so many): S = 4/5, 4/5 * 3/4, ..., then one of one at risk ends at 4."""
+    """Ends at 1, 2, 4; cut at 2 and 3 (at least so many): S = 4/5, 4/5 * 3/4, ..., then one of
+    one at risk ends at 4.
+    """
     sample = lengths([1, 2, 2, 3, 4], [False, False, True, True, False])
     assert sample.survival.tolist() == pytest.approx([1.0, 0.8, 0.8 * 2 / 3, 0.8 * 2 / 3, 0.0])
     assert sample.mean().value == pytest.approx(1 + 0.8 + 2 * 0.8 * 2 / 3)
@@ -32,7 +34,9 @@ def test_without_censoring_it_is_the_plain_mean_with_its_plain_interval() -> Non
     estimate = lengths(counts).mean()
     assert estimate.value == pytest.approx(counts.mean())
     half = 1.959964 * counts.std(ddof=1) / 20
-    assert (estimate.low, estimate.high) == pytest.approx((counts.mean() - half, counts.mean() + half))
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (counts.mean() - half, counts.mean() + half)
+    )
     assert np.allclose(lengths(counts).law().pmf, TokenDistribution.from_counts(counts).pmf)
 
 
@@ -43,7 +47,9 @@ def test_the_interval_of_the_mean_covers_the_truth() -> None:
 
 
 def test_the_interval_of_a_clipped_mean_covers_the_truth() -> None:
-    """Three limits in turn, older requests counting less: the mean under the largest limit, of which few requests had the chance."""
+    """Three limits in turn, older requests counting less: the mean under the largest limit, of
+    which few requests had the chance.
+    """
     covered = naive = 0
     for seed in range(RUNS):
         rng = np.random.default_rng(seed)
@@ -69,20 +75,33 @@ def test_quantiles_cover_up_to_where_the_law_is_known() -> None:
 
 
 @pytest.mark.parametrize(("level", "ends"), [(0.5, (47.0, 50.0, 54.0)), (0.9, (88.0, 90.0, 92.0))])
-def test_the_ends_of_a_quantile_are_where_the_law_and_its_error_cross_the_level(level: float, ends: tuple[float, ...]) -> None:
-    """A thousand answers spread evenly over 1 to 100 tokens: the error of P(N <= n) is 1.96 sqrt(P (1 - P) / 1000), 3.1 and 1.9 %."""
+def test_the_ends_of_a_quantile_are_where_the_law_and_its_error_cross_the_level(
+    level: float, ends: tuple[float, ...]
+) -> None:
+    """A thousand answers spread evenly over 1 to 100 tokens: the error of P(N <= n) is 1.96
+    sqrt(P (1 - P) / 1000), 3.1 and 1.9 %.
+    """
     found = lengths(np.repeat(np.arange(1, 101), 10)).quantile(level)
     assert (found.low, found.value, found.high, found.effective_n) == (*ends, 1000.0)
 
 
-@pytest.mark.parametrize(("count", "going", "unknown"), [(10_000, 19, 0.0), (10_000, 21, 0.0021), (100, 1, 0.0), (100, 2, 0.02)])
-def test_what_goes_on_is_nothing_up_to_two_in_a_thousand_or_one_request(count: int, going: int, unknown: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "going", "unknown"),
+    [(10_000, 19, 0.0), (10_000, 21, 0.0021), (100, 1, 0.0), (100, 2, 0.02)],
+)
+def test_what_goes_on_is_nothing_up_to_two_in_a_thousand_or_one_request(
+    count: int, going: int, unknown: float
+) -> None:
     ended = count - going
-    assert lengths([5] * ended + [6] * going, [False] * ended + [True] * going).unknown_mass == pytest.approx(unknown)
+    assert lengths(
+        [5] * ended + [6] * going, [False] * ended + [True] * going
+    ).unknown_mass == pytest.approx(unknown)
 
 
 def test_requests_still_in_service_enter_as_more_than_they_have() -> None:
-    """A window of 60 tokens' time: only counting who ended favours short answers; counting all who were met in service, long ones."""
+    """A window of 60 tokens' time: only counting who ended favours short answers; counting all
+    who were met in service, long ones.
+    """
     ended, cohort, met = [], [], []
     for seed in range(100):
         rng = np.random.default_rng(seed)
@@ -144,7 +163,9 @@ def test_an_extrapolated_law_is_the_known_one_up_to_the_limit() -> None:
 
 def test_lengths_survive_a_file() -> None:
     rng = np.random.default_rng(5)
-    sample = lengths(rng.integers(1, 30, 300), rng.random(300) < 0.2, ages=rng.random(300), half_life=0.5)
+    sample = lengths(
+        rng.integers(1, 30, 300), rng.random(300) < 0.2, ages=rng.random(300), half_life=0.5
+    )
     again = Lengths.from_dict(sample.to_dict())
     assert again.mean(29).value == pytest.approx(sample.mean(29).value)
     assert again.mean(29).high == pytest.approx(sample.mean(29).high)
@@ -172,7 +193,9 @@ def test_quantiles_and_their_ends_by_hand() -> None:
     """A hundred answers of 1 to 100 tokens: the share below n has the error of a binomial share."""
     found = lengths(range(1, 101))
     for level in (0.5, 0.9):
-        shares = [(n, n / 100, 1.959964 * math.sqrt(n / 100 * (1 - n / 100) / 100)) for n in range(100)]
+        shares = [
+            (n, n / 100, 1.959964 * math.sqrt(n / 100 * (1 - n / 100) / 100)) for n in range(100)
+        ]
         low = next(n for n, share, error in shares if share + error >= level)
         high = next(n for n, share, error in shares if share - error >= level)
         quantile = found.quantile(level)
@@ -185,7 +208,9 @@ def test_quantiles_and_their_ends_by_hand() -> None:
 
 def test_of_two_answers_the_mean_has_the_error_of_two_and_of_one_any() -> None:
     pair, one = lengths([2, 4]).mean(), lengths([3]).mean()
-    assert (pair.value, pair.high) == pytest.approx((3.0, 3.0 + 1.959964))  # standard deviation root 2, over root 2
+    assert (pair.value, pair.high) == pytest.approx(
+        (3.0, 3.0 + 1.959964)
+    )  # standard deviation root 2, over root 2
     assert one.value == 3.0
     assert not one.known
     empty = lengths([]).mean()
@@ -202,8 +227,13 @@ def test_of_two_answers_the_mean_has_the_error_of_two_and_of_one_any() -> None:
         (100, 2, False),
     ],
 )
-def test_what_is_left_beyond_the_longest_is_known_or_not(count: int, open_ones: int, known: bool) -> None:
-    sample = lengths([5] * (count - open_ones) + [9] * open_ones, [False] * (count - open_ones) + [True] * open_ones)
+def test_what_is_left_beyond_the_longest_is_known_or_not(
+    count: int, open_ones: int, known: bool
+) -> None:
+    sample = lengths(
+        [5] * (count - open_ones) + [9] * open_ones,
+        [False] * (count - open_ones) + [True] * open_ones,
+    )
     assert sample.unknown_mass == (0.0 if known else pytest.approx(open_ones / count))
     assert lengths([]).known_to == 0
 
@@ -227,9 +257,14 @@ def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
     assert sample.without(1, 3).counts.tolist() == [1, 3, 4, 6, 7]
     assert sample.without(0, 3).censored.tolist() == [False] * 4
     read = Lengths.from_dict(sample.to_dict())
-    assert (sorted(read.counts.tolist()), read.effective_n) == ([1, 2, 3, 4, 5, 6, 7], pytest.approx(7.0))
+    assert (sorted(read.counts.tolist()), read.effective_n) == (
+        [1, 2, 3, 4, 5, 6, 7],
+        pytest.approx(7.0),
+    )
     assert read.without(1, 7).effective_n == pytest.approx(6.0)
-    plain = lengths([3, 3, 3, 8], [False, False, True, False], ages=[0.0, 1.0, 0.0, 2.0], half_life=1.0).to_dict()
+    plain = lengths(
+        [3, 3, 3, 8], [False, False, True, False], ages=[0.0, 1.0, 0.0, 2.0], half_life=1.0
+    ).to_dict()
     assert {name: plain[name] for name in ("counts", "censored", "number", "weights")} == {
         "counts": [3, 3, 8],
         "censored": [0, 1, 0],
@@ -251,9 +286,21 @@ def test_an_extrapolated_mean_has_the_interval_of_a_jackknife_and_says_what_it_r
     assert found.mean.effective_n == sample.effective_n
     assert (found.known_to, found.family) == (40, "lognormal")
     assert found.mass_beyond == pytest.approx(np.mean(drawn >= 40), abs=1e-6)
-    assert found.note.startswith(f"extrapolated: {np.mean(drawn >= 40):.0%} of the answers were cut at 40 tokens or later; beyond, ")
-    ratio = found.law.pmf[41:60] / fit_distribution(sample.counts, sample.censored, families=("lognormal",))[0].law(400).pmf[41:60]
-    assert ratio == pytest.approx([ratio[0]] * 19), "beyond the limit the law is the family's, scaled"
+    assert found.note.startswith(
+        f"extrapolated: {np.mean(drawn >= 40):.0%} of the answers were cut at 40 tokens or later; "
+        "beyond, "
+    )
+    ratio = (
+        found.law.pmf[41:60]
+        / fit_distribution(sample.counts, sample.censored, families=("lognormal",))[0]
+        .law(400)
+        .pmf[41:60]
+    )
+    assert ratio == pytest.approx([ratio[0]] * 19), (
+        "beyond the limit the law is the family's, scaled"
+    )
     assert extrapolate(sample, "lognormal", 40).law.mean == pytest.approx(sample.law(40).mean)
     with pytest.raises(SpecError, match="expected another family"):
-        extrapolate(lengths([1] * 10 + [2] * 10 + [9] * 10, [False] * 20 + [True] * 10), "deterministic", 20)
+        extrapolate(
+            lengths([1] * 10 + [2] * 10 + [9] * 10, [False] * 20 + [True] * 10), "deterministic", 20
+        )

@@ -15,7 +15,14 @@ from queueing.estimation.estimates import _speed, estimate
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times
 from queueing.estimation.speed.speed_change import speed_change
-from queueing.estimation.speed.speed_process import residual_cv, slot_stalls, speed, stalled, stalls, without_outliers
+from queueing.estimation.speed.speed_process import (
+    residual_cv,
+    slot_stalls,
+    speed,
+    stalled,
+    stalls,
+    without_outliers,
+)
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.speed.wander import NO_WANDER, Wander, wander
 from queueing.latency.law import LatencyModel
@@ -29,10 +36,15 @@ RUNS = 200
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["capped:max_batch_size=8", "elastic:max_batch_size=8"])
-def test_intervals_of_rate_length_speed_and_cv_cover_the_truth_of_simulated_runs(policy: str) -> None:
+def test_intervals_of_rate_length_speed_and_cv_cover_the_truth_of_simulated_runs(
+    policy: str,
+) -> None:
     covered = dict.fromkeys(("rate", "length", "speed", "cv"), 0)
     widths: list[tuple[float, ...]] = []
-    rate = 0.6 * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
+    rate = (
+        0.6
+        * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
+    )
     for seed in range(RUNS):
         found = estimate(seen(simulated(policy, 0.6, 800, seed), policy), parse_policy(policy), LAW)
         covered["rate"] += found.arrival_rate.covers(rate)
@@ -49,8 +61,14 @@ def test_intervals_of_rate_length_speed_and_cv_cover_the_truth_of_simulated_runs
 
 def test_the_window_of_the_simulator_and_of_the_runs_here_say_the_same() -> None:
     policy = "capped:max_batch_size=8"
-    rate = 0.6 * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
-    two = simulated(policy, 0.6, 3000, 1), serve(poisson(rate, 3000, 2), Engine(most=8, law=SLOWER), 3)
+    rate = (
+        0.6
+        * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=SLOWER).largest_stable_rate
+    )
+    two = (
+        simulated(policy, 0.6, 3000, 1),
+        serve(poisson(rate, 3000, 2), Engine(most=8, law=SLOWER), 3),
+    )
     found = [estimate(seen(records, policy), parse_policy(policy), LAW) for records in two]
     for each in found:
         assert each.speed.value == pytest.approx(1.3, rel=0.02)
@@ -62,18 +80,29 @@ def test_a_continuous_engine_has_a_speed_too() -> None:
     """No batches: time in the slot against the steps made, with the company that was there."""
     policy = "continuous:max_batch_size=8"
     for law in (LAW.at_speed(1.3), LatencyModel(k1=0.0003, k3=0.0002, k4=0.001, turnaround=0.0015)):
-        found = estimate(seen(simulated(policy, 0.7, 1500, 2, law), policy), parse_policy(policy), law.at_speed(1.0))
+        found = estimate(
+            seen(simulated(policy, 0.7, 1500, 2, law), policy),
+            parse_policy(policy),
+            law.at_speed(1.0),
+        )
         assert found.speed.covers(law.speed)
         assert found.speed.relative < 0.03
         assert found.cv.value == 0.0
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
-def test_slots_of_a_machine_that_is_several_times_slower_or_faster_than_its_law_have_that_speed(factor: float) -> None:
-    """The same run in other seconds: when the others' steps ended, and with it what is fitted, follows the machine's own pace."""
+def test_slots_of_a_machine_that_is_several_times_slower_or_faster_than_its_law_have_that_speed(
+    factor: float,
+) -> None:
+    """The same run in other seconds: when the others' steps ended, and with it what is fitted,
+    follows the machine's own pace.
+    """
     policy = "continuous:max_batch_size=8"
     law = LatencyModel(k1=0.0003, k3=0.0002, k4=0.001, turnaround=0.004)
-    runs = [seen(simulated(policy, 0.7, 1500, 2, law.at_speed(each)), policy).mine for each in (1.0, factor)]
+    runs = [
+        seen(simulated(policy, 0.7, 1500, 2, law.at_speed(each)), policy).mine
+        for each in (1.0, factor)
+    ]
     times = [batch_times(parse_policy(policy), run, law) for run in runs]
     usual, other = (each.measured.sum() / each.fitted.sum() for each in times)
     assert usual == pytest.approx(1.0, abs=0.01)
@@ -116,7 +145,9 @@ def test_a_step_in_the_speed_is_not_wander() -> None:
     assert found.ratio == pytest.approx(2.0, rel=0.1)
     assert sum(speed_change(wandering(seed, 0.08, 40.0)) is not None for seed in range(30)) <= 3
     assert not any(speed_change(wandering(seed, 0.0, 40.0)) for seed in range(50))
-    assert constant_speed(slowed).says.startswith("the engine became slower by a factor of 1.97, 599 s before the last batch")
+    assert constant_speed(slowed).says.startswith(
+        "the engine became slower by a factor of 1.97, 599 s before the last batch"
+    )
 
 
 def test_stalls_are_counted_with_the_time_they_took() -> None:
@@ -130,13 +161,18 @@ def test_stalls_are_counted_with_the_time_they_took() -> None:
 
 
 def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> None:
-    """The endogeneity trap: in this run the ratio goes with the batch size, and yet the law's shape is right."""
+    """The endogeneity trap: in this run the ratio goes with the batch size, and yet the law's
+    shape is right.
+    """
     walk = np.zeros(70_000)
     noise = np.random.default_rng(1).normal(size=walk.size)
     for i in range(1, walk.size):
         walk[i] = 0.995 * walk[i - 1] + 0.03 * noise[i]
     for seed in range(3):
-        engine = Engine(most=64, speed=lambda now, seed=seed: float(np.exp(walk[int(now / 0.02) + 20_000 * seed])))
+        engine = Engine(
+            most=64,
+            speed=lambda now, seed=seed: float(np.exp(walk[int(now / 0.02) + 20_000 * seed])),
+        )
         records = serve(poisson(300.0, 8000, seed), engine, seed)
         times = batch_times(parse_policy("dynamic"), seen(records, "dynamic").mine, LAW)
         assert np.corrcoef(np.log(times.ratio), np.log(times.size))[0, 1] > 0.4
@@ -146,12 +182,19 @@ def test_slow_moments_that_grow_batches_are_not_taken_for_a_wrong_shape() -> Non
 @pytest.mark.parametrize(
     ("policy", "most", "law", "name"),
     [
-        ("capped:max_batch_size=8", 8, LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15), "batch size"),
+        (
+            "capped:max_batch_size=8",
+            8,
+            LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15),
+            "batch size",
+        ),
         ("single", 1, LatencyModel(k2=0.01, k4=0.0008, cv=0.15), "length"),
     ],
 )
 def test_a_wrong_shape_is_named(policy: str, most: int, law: LatencyModel, name: str) -> None:
-    rate = 0.5 * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law).largest_stable_rate
+    rate = (
+        0.5 * Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law).largest_stable_rate
+    )
     records = serve(poisson(rate, 5000, 1), Engine(most=most, law=law), 1)
     found = law_shape(batch_times(parse_policy(policy), seen(records, policy).mine, LAW))
     assert found.holds is False
@@ -159,10 +202,16 @@ def test_a_wrong_shape_is_named(policy: str, most: int, law: LatencyModel, name:
 
 
 @pytest.mark.parametrize(("shift", "accused"), [(0.0, False), (0.005, True)])
-def test_a_wrong_shape_is_named_by_the_lengths_where_the_speed_changes(shift: float, accused: bool) -> None:
-    """The calibrated law has seconds at the wrong place: short batches take longer than it says, long ones less."""
+def test_a_wrong_shape_is_named_by_the_lengths_where_the_speed_changes(
+    shift: float, accused: bool
+) -> None:
+    """The calibrated law has seconds at the wrong place: short batches take longer than it says,
+    long ones less.
+    """
     law = dataclasses.replace(LAW, k2=LAW.k2 + shift, k4=LAW.k4 - shift / 30)
-    engine = Engine(most=64, law=law, speed=lambda now: 1.0 + 0.4 * (now > 60.0) - 0.2 * (now > 120.0))
+    engine = Engine(
+        most=64, law=law, speed=lambda now: 1.0 + 0.4 * (now > 60.0) - 0.2 * (now > 120.0)
+    )
     records = serve(poisson(60.0, 8000, 1), engine, 1)
     times = batch_times(parse_policy("dynamic"), seen(records, "dynamic").mine, LAW)
     assert constant_speed(times).holds is False
@@ -183,7 +232,9 @@ def test_too_few_batches_say_nothing() -> None:
 def measured(*ratios: float, fitted: float = 1.0) -> BatchTimes:
     """A batch a second."""
     ones = np.ones(len(ratios))
-    return BatchTimes(np.arange(len(ratios)) * 1.0, fitted * np.array(ratios), fitted * ones, ones, ones, ones)
+    return BatchTimes(
+        np.arange(len(ratios)) * 1.0, fitted * np.array(ratios), fitted * ones, ones, ones, ones
+    )
 
 
 @pytest.mark.parametrize(("count", "known"), [(19, False), (20, True)])
@@ -203,13 +254,17 @@ def test_the_speed_has_the_interval_of_its_batch_means() -> None:
 
 
 def test_the_residual_has_about_the_interval_of_a_normal_samples_deviation() -> None:
-    """Of log cv 1.96 / sqrt (2 n), for batches of equal length; a seventh more for what 20 blocks leave open."""
+    """Of log cv 1.96 / sqrt (2 n), for batches of equal length; a seventh more for what 20
+    blocks leave open.
+    """
     found = []
     for seed in range(30):
         rng = np.random.default_rng(seed)
         found.append(residual_cv(measured(*(1 + 0.1 * rng.normal(size=800)))))
     assert np.mean([each.value for each in found]) == pytest.approx(0.1, rel=0.02)
-    assert np.mean([math.log(each.high / each.value) for each in found]) == pytest.approx(1.15 * 1.96 / 40, rel=0.1)
+    assert np.mean([math.log(each.high / each.value) for each in found]) == pytest.approx(
+        1.15 * 1.96 / 40, rel=0.1
+    )
     assert all(each.low * each.high == pytest.approx(each.value**2) for each in found)
     exact = residual_cv(measured(*[1.0] * 30))
     assert (exact.value, exact.low, exact.high, exact.effective_n) == (0.0, 0.0, 0.0, 30.0)
@@ -225,7 +280,9 @@ def test_the_residual_has_about_the_interval_of_a_normal_samples_deviation() -> 
         (30.0, 0.04, True),
     ],
 )
-def test_a_stall_is_three_times_the_median_and_costs_an_average_batch(ratio: float, fitted: float, stalls: bool) -> None:
+def test_a_stall_is_three_times_the_median_and_costs_an_average_batch(
+    ratio: float, fitted: float, stalls: bool
+) -> None:
     times = measured(*[1.0] * 50)
     times.fitted[7], times.measured[7] = fitted, ratio * fitted
     assert stalled(times).tolist() == [place == 7 and stalls for place in range(50)]
@@ -251,11 +308,19 @@ def test_the_stalls_of_a_run_by_hand() -> None:
     assert found.time_share == pytest.approx(excess.sum() / times.measured.sum())
     assert (found.longest, found.size) == pytest.approx((9.0, excess @ excess / excess.sum()))
     none = stalls(measured(*[1.0] * 20))
-    assert (none.count, none.time_share, none.longest, none.last_at, none.size) == (0, 0.0, 0.0, None, 0.0)
+    assert (none.count, none.time_share, none.longest, none.last_at, none.size) == (
+        0,
+        0.0,
+        0.0,
+        None,
+        0.0,
+    )
 
 
 def test_stalls_of_slots_hold_all_in_service_at_once_and_the_busy_time_is_counted_once() -> None:
-    """40 requests of two seconds, one each second, then five idle seconds and 40 more; a stall delays the 10th and the 11th."""
+    """40 requests of two seconds, one each second, then five idle seconds and 40 more; a stall
+    delays the 10th and the 11th.
+    """
     took = np.full(80, 2.0)
     took[[10, 11]] = 12.0, 11.5
     at = np.concatenate([np.arange(40.0), 46.0 + np.arange(40.0)])  # the first forty end at 41
@@ -270,7 +335,12 @@ def test_stalls_of_slots_hold_all_in_service_at_once_and_the_busy_time_is_counte
 def test_speed_and_stalls_are_those_since_the_speed_changed() -> None:
     before, after = wandering(3, 0.0, 40.0), wandering(4, 0.0, 40.0)
     late = BatchTimes(after.at + 1200, 2 * after.measured, *rest(after))
-    times = BatchTimes(*(np.concatenate([getattr(part, name) for part in (before, late)]) for name in BatchTimes.__dataclass_fields__))
+    times = BatchTimes(
+        *(
+            np.concatenate([getattr(part, name) for part in (before, late)])
+            for name in BatchTimes.__dataclass_fields__
+        )
+    )
     times.measured[[100, 2000]] += 30.0
     found = Speeds(times)
     assert found.step is not None
@@ -294,10 +364,20 @@ def test_a_speed_that_wanders_is_known_less_well_and_one_of_slots_by_their_accou
     half = (plain.high - plain.low) / 2
     assert widened > half
     found = _speed(times, SLOW, continuous=False)
-    assert (found.low, found.value, found.high) == pytest.approx((plain.value - widened, plain.value, plain.value + widened))
+    assert (found.low, found.value, found.high) == pytest.approx(
+        (plain.value - widened, plain.value, plain.value + widened)
+    )
     assert found.effective_n == plain.effective_n
-    assert _speed(times, replace(SLOW, tau=1e9), continuous=False).high == pytest.approx(plain.value * (1 + NORMAL * 0.05))
-    assert _speed(times, replace(SLOW, sigma=Estimate(1e-6, 0.0, 0.1, 50.0)), continuous=False).high == pytest.approx(plain.high)
-    assert _speed(times, replace(SLOW, significant=False), continuous=False).high == pytest.approx(plain.high)
-    assert _speed(times, NO_WANDER, continuous=True).high == pytest.approx(plain.high + 0.012 * plain.value)
+    assert _speed(times, replace(SLOW, tau=1e9), continuous=False).high == pytest.approx(
+        plain.value * (1 + NORMAL * 0.05)
+    )
+    assert _speed(
+        times, replace(SLOW, sigma=Estimate(1e-6, 0.0, 0.1, 50.0)), continuous=False
+    ).high == pytest.approx(plain.high)
+    assert _speed(times, replace(SLOW, significant=False), continuous=False).high == pytest.approx(
+        plain.high
+    )
+    assert _speed(times, NO_WANDER, continuous=True).high == pytest.approx(
+        plain.high + 0.012 * plain.value
+    )
     assert not _speed(times.part(times.at < 5), SLOW, continuous=True).known

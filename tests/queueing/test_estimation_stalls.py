@@ -1,8 +1,10 @@
-"""A live prediction under stalls: on a run recorded from the real engine, and wherever a few stalls fall in a simulated one.
+"""A live prediction under stalls: on a run recorded from the real engine, and wherever a few stalls
+fall in a simulated one.
 
-`samples/hiccups.jsonl.gz` was recorded by the gateway (tiny model on vLLM's CPU build, capped at 8, Poisson arrivals of 10/s, geometric
-answers of 48 tokens on average) on a shared machine; the engine's process was stopped for 67 ms twice, while it served an answer of
-one token. `CALIBRATED` is what the engine's calibration before the run gave. A third stall was the machine's own.
+`samples/hiccups.jsonl.gz` was recorded by the gateway (tiny model on vLLM's CPU build, capped at 8,
+Poisson arrivals of 10/s, geometric answers of 48 tokens on average) on a shared machine; the
+engine's process was stopped for 67 ms twice, while it served an answer of one token. `CALIBRATED`
+is what the engine's calibration before the run gave. A third stall was the machine's own.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ from tests.queueing.estimation_windows import window_of
 POLICY = "capped:max_batch_size=8"
 SAMPLE = Path(__file__).parent / "samples" / "hiccups.jsonl.gz"
 CALIBRATED = LatencyModel(
-    k1=0.0004850452664883736, k2=0.0020340680235056037, k3=3.132981079824513e-05, k4=0.0011077713505104891, kp=2.3196392952673147e-08
+    k1=0.0004850452664883736,
+    k2=0.0020340680235056037,
+    k3=3.132981079824513e-05,
+    k4=0.0011077713505104891,
+    kp=2.3196392952673147e-08,
 )
 LIMITS = Limits(max_num_seqs=64)
 LAW = LatencyModel(k1=0.0003, k2=0.0011, k3=0.00002, k4=0.0006, cv=0.12)
@@ -50,7 +56,9 @@ LENGTHS = parse_distribution("geometric:mean=48", 512)
 
 
 class Run:
-    """The same arrivals, lengths and residuals whichever batches stall: a capped server, batch by batch."""
+    """The same arrivals, lengths and residuals whichever batches stall: a capped server, batch
+    by batch.
+    """
 
     def __init__(self, seed: int, law: LatencyModel = LAW) -> None:
         rng = np.random.default_rng(seed)
@@ -69,9 +77,19 @@ class Run:
             while last < min(head + 8, COUNT) and self.arrivals[last] <= start:
                 last += 1
             lost = sum(stalling.get(each, 0.0) for each in range(head, last))
-            free = start + self.law.padded(last - head, int(self.lengths[head:last].max())) * self.residuals[head] + lost
-            members = zip(self.arrivals[head:last].tolist(), self.lengths[head:last].tolist(), strict=True)
-            found += [record_of(head + i, batch, last - head, arrived, start, free, count) for i, (arrived, count) in enumerate(members)]
+            free = (
+                start
+                + self.law.padded(last - head, int(self.lengths[head:last].max()))
+                * self.residuals[head]
+                + lost
+            )
+            members = zip(
+                self.arrivals[head:last].tolist(), self.lengths[head:last].tolist(), strict=True
+            )
+            found += [
+                record_of(head + i, batch, last - head, arrived, start, free, count)
+                for i, (arrived, count) in enumerate(members)
+            ]
             head, batch = last, batch + 1
         return found
 
@@ -99,18 +117,25 @@ def recorded() -> Assessment:
         path.write_bytes(gzip.decompress(SAMPLE.read_bytes()))
         _, records = read_run(path)
     first = min(each.arrived_at or math.inf for each in records)
-    window = snapshot_of(records, POLICY, first - 0.1, max(each.released_at or 0.0 for each in records), epoch=1)
+    window = snapshot_of(
+        records, POLICY, first - 0.1, max(each.released_at or 0.0 for each in records), epoch=1
+    )
     return assess(window, CALIBRATED, LIMITS)
 
 
 def test_two_hiccups_on_short_answers_of_a_real_engine_do_not_spoil_the_prediction() -> None:
-    """The plain deviation of measured / fitted was 0.96 here, and the prediction 1.7 times what was observed."""
+    """The plain deviation of measured / fitted was 0.96 here, and the prediction 1.7 times what
+    was observed.
+    """
     found = recorded()
     assert found.compared.predicted.value == pytest.approx(found.compared.observed.value, rel=0.15)
     assert found.estimates.stalls.count == 3
     assert found.estimates.cv.value < 0.15
     assert found.model is not None
-    assert (found.model.law.stall_share, found.model.law.stall) == (found.estimates.stalls.time_share, found.estimates.stalls.size)
+    assert (found.model.law.stall_share, found.model.law.stall) == (
+        found.estimates.stalls.time_share,
+        found.estimates.stalls.size,
+    )
 
 
 QUICK = LatencyModel(k1=0.0002, k2=0.0009, k3=0.00001, k4=0.0006, cv=0.12)  # 1.7 ms for one token
@@ -122,7 +147,11 @@ SLACK = 0.001  # of the mean: what the lattice leaves
 def hiccupping(seed: int, *, calm: bool = False) -> Snapshot:
     """Two hiccups of 67 ms on answers of one token that are served alone, in 400 requests."""
     run = Run(seed, QUICK)
-    alone = [int(each.request_id) for each in run.records({}) if each.batch_size == 1 and each.output_tokens == 1]
+    alone = [
+        int(each.request_id)
+        for each in run.records({})
+        if each.batch_size == 1 and each.output_tokens == 1
+    ]
     return seen(run.records({} if calm else dict.fromkeys(alone[:HICCUPS], HICCUP)), POLICY)
 
 
@@ -131,14 +160,19 @@ def live(window: Snapshot, known: Sensitivity | None = None) -> Assessment:
 
 
 def predicted_over_observed(seed: int) -> float:
-    """Of a run as bad as the one that was reported: plain deviation 2.37, and with it a prediction 5 to 8 times what is observed."""
+    """Of a run as bad as the one that was reported: plain deviation 2.37, and with it a
+    prediction 5 to 8 times what is observed.
+    """
     window = hiccupping(seed)
     times = batch_times(parse_policy(POLICY), window.mine, QUICK)
     plain = float(times.ratio.std() / times.ratio.mean())
     assert plain == pytest.approx(2.37, abs=0.05)
     found = live(window, live(hiccupping(0)).sensitivity)
     predicted, observed = found.compared.predicted.value, found.compared.observed.value
-    assert mean_delay(replace(found.estimates.law(QUICK).without_stalls(), cv=plain), found.estimates) > 5 * observed
+    assert (
+        mean_delay(replace(found.estimates.law(QUICK).without_stalls(), cv=plain), found.estimates)
+        > 5 * observed
+    )
     assert found.estimates.cv.value < 0.15
     (says,) = (each for each in found.compared.assumptions if each.name == "no_stalls")
     assert says.says.startswith("2 stalls hold ")
@@ -153,12 +187,16 @@ def test_two_hiccups_on_one_token_do_not_multiply_the_prediction() -> None:
 
 @pytest.mark.slow
 def test_two_hiccups_on_one_token_leave_the_prediction_right_on_average() -> None:
-    assert np.mean([predicted_over_observed(seed) for seed in range(8)]) == pytest.approx(1, abs=0.05)
+    assert np.mean([predicted_over_observed(seed) for seed in range(8)]) == pytest.approx(
+        1, abs=0.05
+    )
 
 
 @pytest.mark.parametrize("every", [150, pytest.param(15, marks=pytest.mark.slow)])
 def test_no_batch_moves_the_prediction_by_more_than_its_own_share(every: int) -> None:
-    """Its share of the busy time, carried over by the load as any second of it, and its share of the squares, which E[H^2] is made of."""
+    """Its share of the busy time, carried over by the load as any second of it, and its share of
+    the squares, which E[H^2] is made of.
+    """
     base = live(hiccupping(0, calm=True))
     assert base.sensitivity is not None
     times = batch_times(parse_policy(POLICY), hiccupping(0, calm=True).mine, QUICK)
@@ -168,10 +206,20 @@ def test_no_batch_moves_the_prediction_by_more_than_its_own_share(every: int) ->
     for batch in list(first)[5::every]:
         took = (first[batch].server_free_at or 0.0) - (first[batch].dispatched_at or 0.0)
         for lost in (took / 2, 2 * took, HICCUP):
-            found = live(seen(run.records({int(first[batch].request_id): lost}), POLICY), base.sensitivity)
+            found = live(
+                seen(run.records({int(first[batch].request_id): lost}), POLICY), base.sensitivity
+            )
             moved = found.compared.predicted.value / base.compared.predicted.value - 1
-            time, squares = lost / times.measured.sum(), ((took + lost) ** 2 - took**2) / (times.measured**2).sum()
-            assert abs(moved) <= 1.1 * ((1 + base.sensitivity.speed) * time + squares) + SLACK, (batch, took, lost, moved)
+            time, squares = (
+                lost / times.measured.sum(),
+                ((took + lost) ** 2 - took**2) / (times.measured**2).sum(),
+            )
+            assert abs(moved) <= 1.1 * ((1 + base.sensitivity.speed) * time + squares) + SLACK, (
+                batch,
+                took,
+                lost,
+                moved,
+            )
 
 
 def test_stalls_are_named_with_what_they_cost() -> None:
@@ -182,23 +230,37 @@ def test_stalls_are_named_with_what_they_cost() -> None:
     found = recorded()
     assert found.prediction is not None
     assert found.model is not None
-    smooth = predict_model(replace(found.model, law=found.model.law.without_stalls()), found.estimates.arrival_rate.value)
-    assert seconds == pytest.approx((found.prediction.queueing_delay.mean or 0.0) - (smooth.queueing_delay.mean or 0.0), rel=0.01)
+    smooth = predict_model(
+        replace(found.model, law=found.model.law.without_stalls()),
+        found.estimates.arrival_rate.value,
+    )
+    assert seconds == pytest.approx(
+        (found.prediction.queueing_delay.mean or 0.0) - (smooth.queueing_delay.mean or 0.0),
+        rel=0.01,
+    )
 
 
 @pytest.mark.slow
 def test_wherever_a_few_stalls_fall_the_prediction_moves_by_their_own_effect() -> None:
-    """Own effect: theory's with the true law and stalls of that number and size, which the simulator confirms (test_stalls)."""
+    """Own effect: theory's with the true law and stalls of that number and size, which the
+    simulator confirms (test_stalls).
+    """
     rng = np.random.default_rng(0)
     plain = of(RUN.records({}))
-    busy = float(batch_times(parse_policy(POLICY), seen(RUN.records({}), POLICY).mine, LAW).measured.sum())
+    busy = float(
+        batch_times(parse_policy(POLICY), seen(RUN.records({}), POLICY).mine, LAW).measured.sum()
+    )
     for _ in range(100):
         number, size = int(rng.integers(1, 6)), float(rng.uniform(0.03, 0.3))
-        records = RUN.records(dict.fromkeys(rng.choice(COUNT, number, replace=False).tolist(), size))
+        records = RUN.records(
+            dict.fromkeys(rng.choice(COUNT, number, replace=False).tolist(), size)
+        )
         found = of(records)
         predicted = mean_delay(found.law(LAW), found)
         share = number * size / (busy + number * size)
-        true = replace(plain.law(LAW), speed=plain.speed.value / (1 - share), stall_share=share, stall=size)
+        true = replace(
+            plain.law(LAW), speed=plain.speed.value / (1 - share), stall_share=share, stall=size
+        )
         assert predicted == pytest.approx(mean_delay(true, plain), rel=0.1), (number, size)
 
 
@@ -215,11 +277,16 @@ def test_a_hiccup_on_one_token_leaves_the_residual_alone(number: int) -> None:
 
 @given(seed=st.integers(0, 10_000), extra=st.floats(0, 5), at=st.integers(0, 199))
 @settings(max_examples=60, deadline=None)
-def test_no_batch_that_is_no_stall_weighs_more_than_four_of_its_length_or_one_on_average(seed: int, extra: float, at: int) -> None:
+def test_no_batch_that_is_no_stall_weighs_more_than_four_of_its_length_or_one_on_average(
+    seed: int, extra: float, at: int
+) -> None:
     rng = np.random.default_rng(seed)
     fitted = LAW.k2 + LAW.k4 * LENGTHS.sample(rng, 200)
     measured = fitted * rng.gamma(70, 1 / 70, 200)
-    times, slower = (_times(each, fitted) for each in (measured, measured + extra * fitted.mean() * (np.arange(200) == at)))
+    times, slower = (
+        _times(each, fitted)
+        for each in (measured, measured + extra * fitted.mean() * (np.arange(200) == at))
+    )
     kept = ~stalled(slower)
     part = slower.part(kept)
     squares = residual_cv(part).value ** 2 * (part.fitted**2).sum()
@@ -235,14 +302,23 @@ def _times(measured: np.ndarray, fitted: np.ndarray) -> BatchTimes:
 
 def test_stalls_fail_by_what_they_cost() -> None:
     times = _times(np.where(np.arange(200) == 50, 0.3, 0.03), np.full(200, 0.03))
-    dear, cheap, tiny = StalledDelay(0.012, 0.010), StalledDelay(0.012, 0.0115), StalledDelay(0.0012, 0.0006)
+    dear, cheap, tiny = (
+        StalledDelay(0.012, 0.010),
+        StalledDelay(0.012, 0.0115),
+        StalledDelay(0.0012, 0.0006),
+    )
     assert [no_stalls(times, each).holds for each in (dear, cheap, tiny)] == [False, True, True]
-    assert no_stalls(times, dear).says == "1 stall holds 4.3% of the busy time, the longest 0.27 s: 2 ms of the predicted delay"
+    assert (
+        no_stalls(times, dear).says
+        == "1 stall holds 4.3% of the busy time, the longest 0.27 s: 2 ms of the predicted delay"
+    )
     assert not no_stalls(times).holds
 
 
 def test_stalls_of_slots_count_once_whoever_was_in_service() -> None:
-    """Two overlap a stall of 0.2 s, a third meets another one alone; the sizes are those of the largest excess."""
+    """Two overlap a stall of 0.2 s, a third meets another one alone; the sizes are those of the
+    largest excess.
+    """
     at = np.arange(100) * 0.05
     measured = np.full(100, 0.04)
     measured[[10, 60]] += 0.2
@@ -276,10 +352,14 @@ def test_elasticities_of_a_window_with_stalls_are_those_of_theory(policy: str) -
     stalling = replace(LAW, stall_share=0.05, stall=0.1)
     model = Model(policy=parsed, output_tokens=LENGTHS, law=stalling, max_num_seqs=16)
     rate = 0.5 * model.largest_stable_rate
-    steps = [predict_model(model, rate * factor).queueing_delay.mean or 0.0 for factor in (0.99, 1.01)]
+    steps = [
+        predict_model(model, rate * factor).queueing_delay.mean or 0.0 for factor in (0.99, 1.01)
+    ]
     exact = math.log(steps[1] / steps[0]) / math.log(1.01 / 0.99)
     for seed in range(3):
-        found = assess(window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)).sensitivity
+        found = assess(
+            window_of(model, 0.5, 10_000, seed), LAW, Limits(max_num_seqs=16)
+        ).sensitivity
         assert found is not None
         assert found.rate == pytest.approx(exact, abs=0.6)
         assert found.speed == pytest.approx(1 + exact, abs=0.6)
@@ -306,6 +386,10 @@ def test_a_run_and_a_calibration_weigh_their_batches_by_the_seconds_too() -> Non
     assert (measured / fitted).std() > 2
     assert run_cv(measured, fitted) == pytest.approx(70**-0.5, rel=0.3)
     assert run_cv(measured[:1], fitted[:1]) == 0.0
-    cells = [Measured((length,) * size, 3 * size, LAW.padded(size, length)) for size in (1, 4, 8) for length in (1, 16, 64)] * 4
+    cells = [
+        Measured((length,) * size, 3 * size, LAW.padded(size, length))
+        for size in (1, 4, 8)
+        for length in (1, 16, 64)
+    ] * 4
     slow = [replace(cells[0], service_time=cells[0].service_time + 0.067), *cells[1:]]
     assert fit_law(slow, np.random.default_rng(0), bootstrap=2).law.cv < 1.0

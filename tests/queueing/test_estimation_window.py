@@ -1,4 +1,6 @@
-"""The window holds one epoch, keeps lengths across, survives a file; checks and guards say when not to believe it."""
+"""The window holds one epoch, keeps lengths across, survives a file; checks and guards say when
+not to believe it.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,13 @@ def test_a_new_epoch_forgets_everything_but_lengths() -> None:
     found = estimate(snapshot, parse_policy(POLICY), LAW)
     assert found.count == 1
     assert found.output_tokens.counts.size == 31
-    assert found.notes == ("lengths of 30 requests of earlier epochs are used: they do not depend on the policy",)
+    assert found.notes == (
+        "lengths of 30 requests of earlier epochs are used: they do not depend on the policy",
+    )
     window.begin_epoch(2, 45.0, carry_lengths=False)
-    assert not estimate(window.snapshot(POLICY, 50.0), parse_policy(POLICY), LAW).output_tokens.counts.size
+    assert not estimate(
+        window.snapshot(POLICY, 50.0), parse_policy(POLICY), LAW
+    ).output_tokens.counts.size
 
 
 def test_a_request_of_the_old_epoch_that_ends_in_the_new_one_is_no_part_of_it() -> None:
@@ -84,7 +90,12 @@ def test_endings_say_what_is_known_of_a_length() -> None:
     window.on_record(record(6, 1.0, outcome="abandoned", dispatched_at=None, released_at=4.0))
     snapshot = window.snapshot(POLICY, 9.0, in_service=((2.0, 6),))
     sample = estimate(snapshot, parse_policy(POLICY), LAW).output_tokens
-    assert sorted(zip(sample.counts.tolist(), sample.censored.tolist(), strict=True)) == [(7, True), (10, False), (11, True), (11, True)]
+    assert sorted(zip(sample.counts.tolist(), sample.censored.tolist(), strict=True)) == [
+        (7, True),
+        (10, False),
+        (11, True),
+        (11, True),
+    ]
     assert snapshot.lost_at.tolist() == [4.0]
 
 
@@ -100,7 +111,9 @@ def test_feeding_does_not_modify_a_snapshot() -> None:
 
 
 def test_estimates_survive_a_file() -> None:
-    found = estimate(seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    found = estimate(
+        seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
+    )
     text = json.dumps(found.to_dict(), allow_nan=False)
     again = Estimates.from_dict(json.loads(text))
     assert again.speed == found.speed
@@ -114,11 +127,18 @@ def test_estimates_survive_a_file() -> None:
 
 def test_every_estimate_is_inside_its_interval_and_quantiles_are_in_order() -> None:
     """As `/admin/state` shows them."""
-    found = estimate(seen(serve(poisson(50.0, 2000, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW).summary()
+    found = estimate(
+        seen(serve(poisson(50.0, 2000, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
+    ).summary()
     for name in ("arrival_rate", "dispersion", "speed", "cv"):
         assert 0 < found[name]["low"] < found[name]["value"] < found[name]["high"], name
         assert 1 <= found[name]["effective_n"] <= 2000, name
-    assert 0 <= found["wander"]["sigma"]["low"] <= found["wander"]["sigma"]["value"] <= found["wander"]["sigma"]["high"]
+    assert (
+        0
+        <= found["wander"]["sigma"]["low"]
+        <= found["wander"]["sigma"]["value"]
+        <= found["wander"]["sigma"]["high"]
+    )
     lengths = found["output_tokens"]
     assert lengths["mean"]["low"] < lengths["mean"]["value"] < lengths["mean"]["high"]
     levels = [lengths[name] for name in ("p50", "p90", "p99")]
@@ -138,11 +158,16 @@ def test_estimates_of_nothing_are_unknown() -> None:
 
 def test_the_self_checks_hold_on_a_run_and_break_when_a_request_is_lost() -> None:
     records = serve(poisson(50.0, 400, 1), Engine(most=8), 1)
-    arrived, left = (np.array([getattr(each, name) for each in records]) for name in ("arrived_at", "released_at"))
+    arrived, left = (
+        np.array([getattr(each, name) for each in records])
+        for name in ("arrived_at", "released_at")
+    )
     begun, server = np.array([each.dispatched_at for each in records]), np.zeros(len(records))
     start, end = 1.0, float(arrived.max())
     grid = np.linspace(start, end, 200_001)
-    number = np.searchsorted(np.sort(arrived), grid, "right") - np.searchsorted(np.sort(left), grid, "right")
+    number = np.searchsorted(np.sort(arrived), grid, "right") - np.searchsorted(
+        np.sort(left), grid, "right"
+    )
     counted = float(number.mean())
     assert little_law(counted, arrived, left, start, end).holds
     kept = np.arange(len(records)) % 20 != 0
@@ -158,7 +183,10 @@ def test_the_self_checks_hold_on_a_run_and_break_when_a_request_is_lost() -> Non
 def test_the_guard_names_what_designed_cells_cannot_tell() -> None:
     rng = np.random.default_rng(1)
     cells = [(size, length) for size in (1, 4, 16) for length in (4, 16, 64)] * 4
-    grid = [Measured((length,) * size, 8 * size, LAW.padded(size, length) * rng.normal(1, 0.01)) for size, length in cells]
+    grid = [
+        Measured((length,) * size, 8 * size, LAW.padded(size, length) * rng.normal(1, 0.01))
+        for size, length in cells
+    ]
     fitted = fit_law(grid, rng, bootstrap=50)
     good = of_cells(grid, {name: fitted.intervals[name] for name in ("k3", "k4")})
     assert good.doubts == ()
@@ -172,7 +200,11 @@ def test_the_guard_names_what_designed_cells_cannot_tell() -> None:
 
 
 def test_the_guard_names_batches_that_were_never_calibrated() -> None:
-    times = batch_times(parse_policy("dynamic"), seen(serve(poisson(400.0, 3000, 1), Engine(most=64), 1), "dynamic").mine, LAW)
+    times = batch_times(
+        parse_policy("dynamic"),
+        seen(serve(poisson(400.0, 3000, 1), Engine(most=64), 1), "dynamic").mine,
+        LAW,
+    )
     assert of_window(times, 64, 32) == ()
     doubts = of_window(times, 8, 16)
     assert doubts[0].startswith("batch sizes up to")
@@ -190,7 +222,9 @@ def test_energy_per_batch_is_a_line_with_intervals() -> None:
         assert found is not None
         covered += found.beta.covers(3.0) and found.c0.covers(11.0)
     assert covered >= 85
-    assert found.per_token.value == pytest.approx((3 * sizes.sum() + 11 * 500) / tokens.sum(), rel=0.02)
+    assert found.per_token.value == pytest.approx(
+        (3 * sizes.sum() + 11 * 500) / tokens.sum(), rel=0.02
+    )
     assert energy_estimate(np.ones(100), np.ones(100), np.ones(100)) is None
 
 
@@ -221,7 +255,11 @@ def test_a_later_part_of_a_window_is_a_window() -> None:
 
 
 def test_a_law_of_the_window_has_the_shape_and_only_speed_and_cv_of_the_run() -> None:
-    found = estimate(seen(serve(poisson(30.0, 1500, 1), Engine(most=8, law=LAW.at_speed(1.4)), 1), POLICY), parse_policy(POLICY), LAW)
+    found = estimate(
+        seen(serve(poisson(30.0, 1500, 1), Engine(most=8, law=LAW.at_speed(1.4)), 1), POLICY),
+        parse_policy(POLICY),
+        LAW,
+    )
     law = found.law(LAW)
     assert replace(law, speed=1.0, cv=LAW.cv) == LAW
     assert law.speed == pytest.approx(1.4, rel=0.03)
@@ -230,20 +268,35 @@ def test_a_law_of_the_window_has_the_shape_and_only_speed_and_cv_of_the_run() ->
 
 @pytest.mark.parametrize("idle", [30.0, 250.0])
 def test_when_requests_stop_the_comparison_stays_that_of_the_time_before(idle: float) -> None:
-    """A rate that fell with the silence made the page say that the engine does not follow its law."""
-    model = Model(policy=parse_policy(POLICY), output_tokens=parse_distribution("uniform:low=1,high=31"), law=LAW)
+    """A rate that fell with the silence made the page say that the engine does not follow its
+    law.
+    """
+    model = Model(
+        policy=parse_policy(POLICY),
+        output_tokens=parse_distribution("uniform:low=1,high=31"),
+        law=LAW,
+    )
     seen = window_of(model, 0.5, 2000, 3)
     then, now = (assess(each, LAW, Limits()) for each in (seen, replace(seen, now=seen.now + idle)))
-    assert now.estimates.arrival_rate.value == pytest.approx(then.estimates.arrival_rate.value, rel=0.01)
+    assert now.estimates.arrival_rate.value == pytest.approx(
+        then.estimates.arrival_rate.value, rel=0.01
+    )
     assert now.compared.predicted.value == pytest.approx(then.compared.predicted.value, rel=0.02)
     assert now.compared.verdict == then.compared.verdict
 
 
 def test_a_pause_that_such_arrivals_make_ends_nothing() -> None:
-    model = Model(policy=parse_policy(POLICY), output_tokens=parse_distribution("uniform:low=1,high=31"), law=LAW)
+    model = Model(
+        policy=parse_policy(POLICY),
+        output_tokens=parse_distribution("uniform:low=1,high=31"),
+        law=LAW,
+    )
     seen = window_of(model, 0.5, 2000, 3)
     gap = float(np.diff(seen.arrivals).max())
-    assert while_requests_came(replace(seen, now=float(seen.arrivals[-1]) + 1.2 * gap)).now > seen.arrivals[-1]
+    assert (
+        while_requests_came(replace(seen, now=float(seen.arrivals[-1]) + 1.2 * gap)).now
+        > seen.arrivals[-1]
+    )
     few = replace(seen, arrivals=seen.arrivals[:5])
     assert while_requests_came(few) is few
 
@@ -252,7 +305,9 @@ def test_the_window_is_judged_without_its_beginning_where_that_is_the_epochs() -
     snapshot = seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY)
     every = snapshot.mine.queueing_delay
     assert judged(snapshot).tolist() == every[int(0.05 * every.size) :].tolist()
-    assert judged(replace(snapshot, epoch_at=0.5)).size == judged(snapshot).size, "a window cannot begin before its epoch"
+    assert judged(replace(snapshot, epoch_at=0.5)).size == judged(snapshot).size, (
+        "a window cannot begin before its epoch"
+    )
     later = replace(snapshot, epoch_at=-5.0)
     assert judged(later).tolist() == later.mine.queueing_delay.tolist()
     assert judged(later, sojourn=True).tolist() == later.mine.sojourn_time.tolist()
@@ -292,25 +347,39 @@ def test_lengths_of_prompts_and_of_calls_fall_in_weight_too() -> None:
         assert sample.weights == pytest.approx(weights)
     assert found.call_sizes is not None
     assert found.call_sizes.mean == pytest.approx((weights[0] + 3 * weights[1] + 2) / sum(weights))
-    assert estimate(window.snapshot(POLICY, 9.0).since(20.0), parse_policy(POLICY), LAW).call_sizes is None
+    assert (
+        estimate(window.snapshot(POLICY, 9.0).since(20.0), parse_policy(POLICY), LAW).call_sizes
+        is None
+    )
 
 
 def test_a_summary_says_the_lengths_as_far_as_they_are_known() -> None:
-    found = estimate(seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+    found = estimate(
+        seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
+    )
     plain, lengths = found.summary()["output_tokens"], found.output_tokens
     assert (plain["known_to"], plain["unknown_mass"]) == (lengths.known_to, 0.0)
     assert plain["mean"] == plain["mean_to_known"] == lengths.mean().to_dict()
     assert plain["p50"] == lengths.quantile(0.5).to_dict()
     assert plain["p90"]["value"] <= plain["p99"]["value"] <= lengths.known_to
     assert found.summary()["prompt_tokens"]["mean"]["value"] == 32.0
-    cut = replace(found, output_tokens=lengths_of([3, 8, 8], [False, True, True])).summary()["output_tokens"]
-    assert (cut["mean"]["value"], cut["mean_to_known"]["value"]) == (None, pytest.approx((3 + 8 + 8) / 3))
+    cut = replace(found, output_tokens=lengths_of([3, 8, 8], [False, True, True])).summary()[
+        "output_tokens"
+    ]
+    assert (cut["mean"]["value"], cut["mean_to_known"]["value"]) == (
+        None,
+        pytest.approx((3 + 8 + 8) / 3),
+    )
     assert cut["unknown_mass"] == pytest.approx(2 / 3)
     assert replace(found, output_tokens=lengths_of([])).summary()["output_tokens"]["known_to"] == 0
 
 
-def test_the_law_of_a_window_without_a_known_speed_or_with_continuous_batching_has_no_stalls() -> None:
-    found = estimate(seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW)
+def test_the_law_of_a_window_without_a_known_speed_or_with_continuous_batching_has_no_stalls() -> (
+    None
+):
+    found = estimate(
+        seen(serve(poisson(50.0, 600, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
+    )
     stalling = replace(found, stalls=Stalls(2, 0.02, 1.0, None, 0.5))
     assert (stalling.law(LAW).stall_share, stalling.law(LAW).stall) == (0.02, 0.5)
     assert stalling.law(LAW).speed == found.speed.value
@@ -332,37 +401,68 @@ def test_the_interval_of_the_energy_of_a_token_is_that_of_a_ratio() -> None:
     assert found is not None
     ratio = joules.sum() / tokens.sum()
     half = 1.959964 * np.std(joules - ratio * tokens, ddof=1) / tokens.mean() / math.sqrt(200)
-    assert (found.per_token.value, found.per_token.high - found.per_token.value) == pytest.approx((ratio, half))
+    assert (found.per_token.value, found.per_token.high - found.per_token.value) == pytest.approx(
+        (ratio, half)
+    )
     line = stats.linregress(sizes, joules)
-    assert (found.beta.value, found.c0.value, found.r2) == pytest.approx((line.slope, line.intercept, line.rvalue**2))
-    assert found.beta.high - found.beta.value == pytest.approx(stats.t.ppf(0.975, 198) * line.stderr)
-    assert found.c0.high - found.c0.value == pytest.approx(stats.t.ppf(0.975, 198) * line.intercept_stderr)
+    assert (found.beta.value, found.c0.value, found.r2) == pytest.approx(
+        (line.slope, line.intercept, line.rvalue**2)
+    )
+    assert found.beta.high - found.beta.value == pytest.approx(
+        stats.t.ppf(0.975, 198) * line.stderr
+    )
+    assert found.c0.high - found.c0.value == pytest.approx(
+        stats.t.ppf(0.975, 198) * line.intercept_stderr
+    )
     assert found.beta.effective_n == found.c0.effective_n == found.per_token.effective_n == 200.0
     assert energy_estimate(sizes, joules, np.zeros(200)) is None
-    assert [energy_estimate(sizes[:n], joules[:n], tokens[:n]) is not None for n in (19, 20)] == [False, True]
+    assert [energy_estimate(sizes[:n], joules[:n], tokens[:n]) is not None for n in (19, 20)] == [
+        False,
+        True,
+    ]
 
 
 def test_the_condition_of_a_design_is_that_of_its_scaled_columns() -> None:
-    cells = [Measured((length,) * size, 0, 1.0) for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))]
+    cells = [
+        Measured((length,) * size, 0, 1.0)
+        for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))
+    ]
     found = of_cells(cells, {})
-    design = np.array([[size, 1, size * length, length] for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))], dtype=float)
+    design = np.array(
+        [
+            [size, 1, size * length, length]
+            for size, length in ((1, 4), (4, 4), (1, 64), (4, 64), (16, 16))
+        ],
+        dtype=float,
+    )
     assert found.condition == pytest.approx(np.linalg.cond(design / np.linalg.norm(design, axis=0)))
     assert (found.largest_batch, found.longest) == (16, 64)
-    mixed = [Measured((3, 9), 0, 1.0), Measured((2,), 0, 1.0), Measured((5, 5, 8), 0, 1.0), Measured((1, 1), 0, 1.0)]
+    mixed = [
+        Measured((3, 9), 0, 1.0),
+        Measured((2,), 0, 1.0),
+        Measured((5, 5, 8), 0, 1.0),
+        Measured((1, 1), 0, 1.0),
+    ]
     rows = {True: [18, 2, 24, 2], False: [12, 2, 18, 2]}  # padded: each as long as the longest
     for padded, tokens in rows.items():
         own = np.column_stack([[2, 1, 3, 2], np.ones(4), tokens, [9, 2, 8, 1]])
-        assert of_cells(mixed, {}, padded=padded).condition == pytest.approx(np.linalg.cond(own / np.linalg.norm(own, axis=0)))
+        assert of_cells(mixed, {}, padded=padded).condition == pytest.approx(
+            np.linalg.cond(own / np.linalg.norm(own, axis=0))
+        )
     assert math.isinf(of_cells(cells[:3], {}).condition)
     assert math.isinf(of_cells([], {}).condition)
 
 
 @pytest.mark.parametrize(("condition", "doubted"), [(100.0, False), (100.1, True)])
-def test_coefficients_trade_against_each_other_from_a_hundredfold_on(condition: float, doubted: bool) -> None:
+def test_coefficients_trade_against_each_other_from_a_hundredfold_on(
+    condition: float, doubted: bool
+) -> None:
     said = _trades(condition, np.array([0.31, -0.9, 0.29, -0.31]))
     assert bool(said) == doubted
     if doubted:
-        assert said[0].startswith("k1 and k2 and k4 trade against each other (condition number 100)")
+        assert said[0].startswith(
+            "k1 and k2 and k4 trade against each other (condition number 100)"
+        )
 
 
 @pytest.mark.parametrize(("half", "vague"), [(0.0049, False), (0.0051, True)])
@@ -372,16 +472,29 @@ def test_a_coefficient_is_vague_from_half_of_itself_on(half: float, vague: bool)
         said = _vague(design, {"k3": (sign * 0.01 - half, sign * 0.01 + half)})
         assert bool(said) == vague
         if vague:
-            assert said == [f"k3 is known to +-0.0051 s only (204 ms in a mean batch): its value is {sign * 0.01:.2g} s"]
+            assert said == [
+                (
+                    "k3 is known to +-0.0051 s only (204 ms in a mean batch): its value is "
+                    f"{sign * 0.01:.2g} s"
+                )
+            ]
 
 
 @pytest.mark.parametrize(("beyond_it", "doubted"), [(10, False), (11, True)])
-def test_a_hundredth_of_the_batches_may_lie_beyond_the_calibration(beyond_it: int, doubted: bool) -> None:
+def test_a_hundredth_of_the_batches_may_lie_beyond_the_calibration(
+    beyond_it: int, doubted: bool
+) -> None:
     values = np.array([8.0] * (1000 - beyond_it) + [9.0] * beyond_it)
-    sizes, longest = beyond(values, np.full(1000, 5.0), 8, 5), beyond(np.full(1000, 2.0), values, 2, 8)
+    sizes, longest = (
+        beyond(values, np.full(1000, 5.0), 8, 5),
+        beyond(np.full(1000, 2.0), values, 2, 8),
+    )
     assert (bool(sizes), bool(longest)) == (doubted, doubted)
     if doubted:
-        assert sizes == ("batch sizes up to 9 were never calibrated (largest: 8); 1% of the requests rest on the law's form",)
+        assert sizes == (
+            "batch sizes up to 9 were never calibrated (largest: 8); 1% of the requests rest on "
+            "the law's form",
+        )
     assert beyond(np.empty(0), np.empty(0), 8, 5) == ()
 
 
@@ -401,11 +514,24 @@ def arriving(*rates: float) -> Snapshot:
     """Four hundred arrivals at each rate, of requests that are not over."""
     rng = np.random.default_rng(2)
     instants = np.cumsum(np.concatenate([rng.exponential(1 / rate, 400) for rate in rates]))
-    return Snapshot(policy=POLICY, epoch=0, epoch_at=0.0, start=0.0, now=float(instants[-1]), arrivals=instants, rows=np.empty((0, 11)))
+    return Snapshot(
+        policy=POLICY,
+        epoch=0,
+        epoch_at=0.0,
+        start=0.0,
+        now=float(instants[-1]),
+        arrivals=instants,
+        rows=np.empty((0, 11)),
+    )
 
 
-@pytest.mark.parametrize(("rates", "changed"), [((1.0,), 0), ((1.0, 4.0), 1), ((1.0, 4.0, 16.0), 2), ((1.0, 4.0, 16.0, 4.0), None)])
-def test_a_rate_that_changed_up_to_twice_is_that_since_the_last_change(rates: tuple[float, ...], changed: int | None) -> None:
+@pytest.mark.parametrize(
+    ("rates", "changed"),
+    [((1.0,), 0), ((1.0, 4.0), 1), ((1.0, 4.0, 16.0), 2), ((1.0, 4.0, 16.0, 4.0), None)],
+)
+def test_a_rate_that_changed_up_to_twice_is_that_since_the_last_change(
+    rates: tuple[float, ...], changed: int | None
+) -> None:
     """One that changed more often bursts, and has the whole window's."""
     window = arriving(*rates)
     found = estimate(window, parse_policy(POLICY), LAW)
@@ -418,9 +544,18 @@ def test_a_rate_that_changed_up_to_twice_is_that_since_the_last_change(rates: tu
     assert found.dispersion.effective_n == 19.0
 
 
-@pytest.mark.parametrize(("shortest", "turnaround"), [(0.002, 0.002), (0.0, 0.0), (-0.1, 0.0), (math.inf, 0.0)])
-def test_the_gateways_turnaround_is_its_shortest_delay_if_it_had_one(shortest: float, turnaround: float) -> None:
-    assert estimate(replace(arriving(1.0), shortest_delay=shortest), parse_policy(POLICY), LAW).gateway_turnaround == turnaround
+@pytest.mark.parametrize(
+    ("shortest", "turnaround"), [(0.002, 0.002), (0.0, 0.0), (-0.1, 0.0), (math.inf, 0.0)]
+)
+def test_the_gateways_turnaround_is_its_shortest_delay_if_it_had_one(
+    shortest: float, turnaround: float
+) -> None:
+    assert (
+        estimate(
+            replace(arriving(1.0), shortest_delay=shortest), parse_policy(POLICY), LAW
+        ).gateway_turnaround
+        == turnaround
+    )
 
 
 def test_a_mean_delay_of_requests_one_by_one_has_the_interval_that_theory_gives_it() -> None:
@@ -434,5 +569,7 @@ def test_a_mean_delay_of_requests_one_by_one_has_the_interval_that_theory_gives_
         (observed_mean(replace(window, sequences=np.ones(window.arrivals.size))), without),
         (observed_mean(window, sojourn=True), mean_interval(sojourns)),
     ):
-        assert (found.value, found.high - found.value) == pytest.approx((expected.mean, expected.half_width))
+        assert (found.value, found.high - found.value) == pytest.approx(
+            (expected.mean, expected.half_width)
+        )
         assert found.effective_n == expected.effective_n

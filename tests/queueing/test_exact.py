@@ -1,4 +1,6 @@
-"""Exact numerics against textbook values, against each other and against independent computations."""
+"""Exact numerics against textbook values, against each other and against independent
+computations.
+"""
 
 import itertools
 import math
@@ -24,11 +26,18 @@ UNIFORM = parse_distribution("uniform:low=1,high=32")
 LOGNORMAL = parse_distribution("lognormal:mu=2.5,sigma=0.7", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, cv=0.12, speed=1.1)
-ALL = [(padded, lengths, prompts) for padded in (True, False) for lengths in (UNIFORM, LOGNORMAL) for prompts in (None, PROMPTS)]
+ALL = [
+    (padded, lengths, prompts)
+    for padded in (True, False)
+    for lengths in (UNIFORM, LOGNORMAL)
+    for prompts in (None, PROMPTS)
+]
 
 
 def test_m_d_1_has_the_textbook_delay() -> None:
-    assert solve_mg1(LatencyModel(k4=1.0), ONE, 0.8).delay.mean == pytest.approx(0.8 / (2 * 0.2), rel=1e-12)
+    assert solve_mg1(LatencyModel(k4=1.0), ONE, 0.8).delay.mean == pytest.approx(
+        0.8 / (2 * 0.2), rel=1e-12
+    )
 
 
 def test_m_m_1_has_the_textbook_delay_and_quantiles() -> None:
@@ -46,16 +55,23 @@ def test_m_d_1_quantiles_match_erlangs_series() -> None:
     queue = solve_mg1(LatencyModel(k4=1.0), ONE, rho)
     for level, x in ((0.9, queue.delay.p90), (0.99, queue.delay.p99)):
         assert x is not None
-        terms = [(-rho * (x - k)) ** k / math.factorial(k) * math.exp(rho * (x - k)) for k in range(math.floor(x) + 1)]
+        terms = [
+            (-rho * (x - k)) ** k / math.factorial(k) * math.exp(rho * (x - k))
+            for k in range(math.floor(x) + 1)
+        ]
         assert (1 - rho) * sum(terms) == pytest.approx(level, abs=1e-5)
 
 
 def test_the_median_delay_is_zero_where_the_server_is_mostly_idle() -> None:
-    assert solve_mg1(LAW, UNIFORM, 0.4 / BatchTime(LAW, UNIFORM, None, False).mean(1)).delay.p50 == 0.0
+    assert (
+        solve_mg1(LAW, UNIFORM, 0.4 / BatchTime(LAW, UNIFORM, None, False).mean(1)).delay.p50 == 0.0
+    )
 
 
 @pytest.mark.parametrize(("padded", "lengths", "prompts"), ALL)
-def test_a_cap_of_one_and_fixed_one_are_m_g_1(padded: bool, lengths: TokenDistribution, prompts: TokenDistribution | None) -> None:
+def test_a_cap_of_one_and_fixed_one_are_m_g_1(
+    padded: bool, lengths: TokenDistribution, prompts: TokenDistribution | None
+) -> None:
     time = BatchTime(LAW, lengths, prompts, padded)
     rate = 0.7 / time.mean(1)
     single = solve_mg1(LAW, lengths, rate, prompts)
@@ -73,9 +89,13 @@ def given(law: Quantiles) -> list[float]:
     return levels
 
 
-@pytest.mark.parametrize(("bound", "load"), [*itertools.product((1, 2, 8), (0.3, 0.7, 0.95)), (None, 0.3), (None, 0.6)])
+@pytest.mark.parametrize(
+    ("bound", "load"), [*itertools.product((1, 2, 8), (0.3, 0.7, 0.95)), (None, 0.3), (None, 0.6)]
+)
 @pytest.mark.parametrize("padded", [True, False])
-def test_every_quantile_is_given_and_they_are_in_order(padded: bool, bound: int | None, load: float) -> None:
+def test_every_quantile_is_given_and_they_are_in_order(
+    padded: bool, bound: int | None, load: float
+) -> None:
     time = BatchTime(LAW, UNIFORM, None, padded)
     rate = load * time.largest_stable_rate(bound)
     for law in batch_quantiles(time, rate, solve_batch_chain(time, rate, bound)):
@@ -97,7 +117,9 @@ def test_a_cap_of_one_has_the_quantiles_of_m_g_1(load: float) -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 8])
-def test_the_number_left_behind_has_the_probability_and_the_mean_that_the_chain_says(bound: int) -> None:
+def test_the_number_left_behind_has_the_probability_and_the_mean_that_the_chain_says(
+    bound: int,
+) -> None:
     """E[R] from the area under the number waiting: E[Wq] E[b] = E[R] E[H(B)] + lam E[H^2] / 2."""
     time = BatchTime(LAW, UNIFORM, None, True)
     rate = 0.8 * time.largest_stable_rate(bound)
@@ -113,11 +135,16 @@ def test_the_number_left_behind_has_the_probability_and_the_mean_that_the_chain_
 def test_batches_larger_than_those_that_are_tried_are_an_error_that_says_so(
     bound: int | None, most: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With cv = 1 the batches of load 0.85 have a tail that no size cuts; here the largest size that is tried is 64."""
+    """With cv = 1 the batches of load 0.85 have a tail that no size cuts; here the largest size
+    that is tried is 64.
+    """
     monkeypatch.setattr(f"queueing.models.batches.batch_chain.{most}", 64)
     time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)
     limit = "no bound is set" if bound is None else "the bound is 1000"
-    with pytest.raises(NotConvergedError, match=rf"size above 64 \(\S+ of the batches; {limit}\).*bound the batch size at ") as caught:
+    with pytest.raises(
+        NotConvergedError,
+        match=rf"size above 64 \(\S+ of the batches; {limit}\).*bound the batch size at ",
+    ) as caught:
         solve_batch_chain(time, 0.85, bound)
     assert 1e-11 < caught.value.residual < 0.5
     assert "load" not in str(caught.value)
@@ -132,9 +159,13 @@ def test_moments_of_a_batch_match_enumeration(padded: bool) -> None:
     for lengths in np.ndindex(4, 4, 4):
         counts = np.array(lengths) + 1
         weight = float(np.prod(pmf[counts]))
-        seconds = LAW.padded(3, counts.max()) if padded else LAW.unpadded(3, counts.sum(), counts.max())
+        seconds = (
+            LAW.padded(3, counts.max()) if padded else LAW.unpadded(3, counts.sum(), counts.max())
+        )
         first, second = first + weight * seconds, second + weight * seconds**2
-        alone = LAW.setup(3) + LAW.speed * (LAW.k3 * np.minimum(counts, counts[0]).sum() + LAW.k4 * counts[0])
+        alone = LAW.setup(3) + LAW.speed * (
+            LAW.k3 * np.minimum(counts, counts[0]).sum() + LAW.k4 * counts[0]
+        )
         own += weight * (seconds if padded else alone)
     assert time.mean(3) == pytest.approx(first, rel=1e-12)
     assert time.second_moment(3) == pytest.approx(second * (1 + LAW.cv**2), rel=1e-12)
@@ -149,33 +180,48 @@ def test_the_arrivals_of_a_batch_have_the_moments_of_its_service_time(
     for size, row in enumerate(time.table(6).arrivals(rate, 400), start=1):
         assert row.sum() == pytest.approx(1, abs=1e-12)
         assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-11)
-        assert row @ j**2 == pytest.approx(rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-11)
+        assert row @ j**2 == pytest.approx(
+            rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-11
+        )
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.12])
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_arrivals_of_a_batch_match_enumeration(padded: bool, cv: float) -> None:
-    """Three sequences of one to four tokens: the mixture of Poisson (negative binomial) laws over all 64 combinations."""
+    """Three sequences of one to four tokens: the mixture of Poisson (negative binomial) laws
+    over all 64 combinations.
+    """
     pmf = np.array([0, 0.1, 0.4, 0.3, 0.2])
     law = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=cv)
     rate, j, expected = 900.0, np.arange(40), np.zeros(40)
     for lengths in np.ndindex(4, 4, 4):
         counts = np.array(lengths) + 1
-        mean = rate * (law.padded(3, counts.max()) if padded else law.unpadded(3, counts.sum(), counts.max()))
+        mean = rate * (
+            law.padded(3, counts.max()) if padded else law.unpadded(3, counts.sum(), counts.max())
+        )
         factorials = np.array([math.lgamma(n + 1) for n in j])
         if cv == 0:
             logs = j * math.log(mean) - mean - factorials
         else:
             shape = cv**-2
             rising = np.array([math.lgamma(n + shape) for n in j]) - math.lgamma(shape)
-            logs = rising - factorials + j * math.log(mean / shape) - (j + shape) * math.log1p(mean / shape)
+            logs = (
+                rising
+                - factorials
+                + j * math.log(mean / shape)
+                - (j + shape) * math.log1p(mean / shape)
+            )
         expected += np.prod(pmf[counts]) * np.exp(logs)
-    assert BatchTime(law, TokenDistribution(pmf), None, padded).table(3).arrivals(rate, 40)[2] == pytest.approx(expected, abs=1e-13)
+    assert BatchTime(law, TokenDistribution(pmf), None, padded).table(3).arrivals(rate, 40)[
+        2
+    ] == pytest.approx(expected, abs=1e-13)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
 def test_uncapped_batching_lies_between_inoues_bounds(load: float) -> None:
-    """Inoue (2021), deterministic H = alpha b + tau0: E[W] <= min(phi0, phi1), and is nearly that."""
+    """Inoue (2021), deterministic H = alpha b + tau0: E[W] <= min(phi0, phi1), and is nearly
+    that.
+    """
     alpha, setup = 0.14, 1.9
     time = BatchTime(LatencyModel(k1=alpha, k2=setup - 1e-9, k4=1e-9), ONE, None, True)
     rate = load / alpha
@@ -194,8 +240,12 @@ def test_a_cap_that_is_never_reached_changes_nothing() -> None:
 
 @pytest.mark.parametrize("batch_size", [2, 5, 12])
 @pytest.mark.parametrize("load", [0.05, 0.3, 0.85, 0.97])
-def test_fixed_batching_with_deterministic_service_matches_the_roots(batch_size: int, load: float) -> None:
-    """E[Q] = (b - (b - mu)^2) / (2 (b - mu)) + sum_k 1 / (1 - z_k), lam E[Wq] = E[Q] - mu + (b - 1) / 2 (THEORY d)."""
+def test_fixed_batching_with_deterministic_service_matches_the_roots(
+    batch_size: int, load: float
+) -> None:
+    """E[Q] = (b - (b - mu)^2) / (2 (b - mu)) + sum_k 1 / (1 - z_k), lam E[Wq] = E[Q] - mu + (b -
+    1) / 2 (THEORY d).
+    """
     time = BatchTime(LatencyModel(k2=1.0, k4=1e-9), ONE, None, True)
     rate = load * batch_size / time.mean(batch_size)
     mu = load * batch_size
@@ -207,7 +257,9 @@ def test_fixed_batching_with_deterministic_service_matches_the_roots(batch_size:
         roots.append(1 / (1 - z))
     queue = (batch_size - (batch_size - mu) ** 2) / (2 * (batch_size - mu)) + sum(roots).real
     expected = (queue - mu + (batch_size - 1) / 2) / rate
-    assert solve_fixed_batches(time, rate, batch_size).delay.mean == pytest.approx(expected, rel=1e-9)
+    assert solve_fixed_batches(time, rate, batch_size).delay.mean == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.12, 1.0])
@@ -232,7 +284,10 @@ def test_fixed_batching_matches_its_lindley_chain(cv: float, load: float) -> Non
 
 def test_elastic_waits_less_than_padded_and_both_grow_with_the_load() -> None:
     rate = 0.9 * largest_stable_rate(parse_policy("capped:max_batch_size=8"), LOGNORMAL, LAW)
-    delays = [predict(parse_policy(f"{name}:max_batch_size=8"), rate, LOGNORMAL, LAW).queueing_delay.mean for name in ("elastic", "capped")]
+    delays = [
+        predict(parse_policy(f"{name}:max_batch_size=8"), rate, LOGNORMAL, LAW).queueing_delay.mean
+        for name in ("elastic", "capped")
+    ]
     assert delays[0] is not None
     assert delays[1] is not None
     assert delays[0] < delays[1]
@@ -247,7 +302,9 @@ def test_an_unstable_queue_says_its_load() -> None:
 
 @pytest.mark.slow
 def test_a_mean_that_does_not_exist_is_not_given() -> None:
-    """THEORY c: with cv = 1 and no bound the mean is infinite above load 1/sqrt 2, though the queue is stable."""
+    """THEORY c: with cv = 1 and no bound the mean is infinite above load 1/sqrt 2, though the
+    queue is stable.
+    """
     time = BatchTime(LatencyModel(k1=1.0, k4=1e-9, cv=1.0), ONE, None, True)
     with pytest.raises(NotConvergedError):
         solve_batch_chain(time, 0.85, None)

@@ -1,4 +1,6 @@
-"""Lengths without a limit whose tail no table holds: what is finite is right, what is infinite is said to be, and the rest is refused."""
+"""Lengths without a limit whose tail no table holds: what is finite is right, what is infinite
+is said to be, and the rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ def pareto(alpha: float) -> str:
 
 
 def moments(alpha: float) -> tuple[float, float]:
-    """E[N], E[N^2] of the rounded Pareto law: sums of P(N >= n) = (20 / (n - 1/2))^alpha, n > 20."""
+    """E[N], E[N^2] of the rounded Pareto law: sums of P(N >= n) = (20 / (n - 1/2))^alpha, n >
+    20.
+    """
     first = MINIMUM + MINIMUM**alpha * zeta(alpha, MINIMUM + 0.5)
-    return first, MINIMUM**2 + 2 * MINIMUM**alpha * zeta(alpha - 1, MINIMUM + 0.5) if alpha > 2 else math.inf
+    return first, MINIMUM**2 + 2 * MINIMUM**alpha * zeta(
+        alpha - 1, MINIMUM + 0.5
+    ) if alpha > 2 else math.inf
 
 
 def model(alpha: float, policy: str = "single", law: str = LAW, **limits: object) -> Model:
@@ -81,7 +87,9 @@ def test_a_tail_that_is_no_power_is_followed() -> None:
     cut = float(law.pmf @ law.counts**2)
     assert cut < 0.75 * law.moment(2)
     for level in (1 - 1e-5, 1 - 1e-7):
-        assert law.quantile(level) == pytest.approx(math.exp(7 + 1.8 * float(ndtri(level))), rel=0.01)
+        assert law.quantile(level) == pytest.approx(
+            math.exp(7 + 1.8 * float(ndtri(level))), rel=0.01
+        )
 
 
 def test_a_mixture_has_the_heaviest_of_its_tails() -> None:
@@ -90,9 +98,15 @@ def test_a_mixture_has_the_heaviest_of_its_tails() -> None:
     assert law.tail is not None
     assert law.tail.index == 1.5
     assert law.mean == pytest.approx(0.7 * 300 + 0.3 * moments(1.5)[0], rel=1e-7)
-    two = parse_distribution("mixture:weights=0.5+0.5,parts=pareto:alpha=1.5:minimum=20+pareto:alpha=2.1:minimum=20", tail=True)
+    two = parse_distribution(
+        "mixture:weights=0.5+0.5,parts=pareto:alpha=1.5:minimum=20+pareto:alpha=2.1:minimum=20",
+        tail=True,
+    )
     assert two.tail is not None
-    assert (two.tail.index, two.mean) == (1.5, pytest.approx((moments(1.5)[0] + moments(2.1)[0]) / 2, rel=1e-7))
+    assert (two.tail.index, two.mean) == (
+        1.5,
+        pytest.approx((moments(1.5)[0] + moments(2.1)[0]) / 2, rel=1e-7),
+    )
 
 
 def test_parts_of_a_tail_keep_its_moments() -> None:
@@ -103,7 +117,9 @@ def test_parts_of_a_tail_keep_its_moments() -> None:
     assert chances.sum() == pytest.approx(tail.above[0], rel=1e-12)
     assert chances @ values + first == pytest.approx(tail.moment(1), rel=1e-12)
     assert chances @ values**2 + second == pytest.approx(tail.moment(2), rel=1e-9)
-    assert tail.moment(2) == pytest.approx(tail.above[0] * tail.edges[0] ** 2 * 2.5 / 0.5, rel=1e-12)
+    assert tail.moment(2) == pytest.approx(
+        tail.above[0] * tail.edges[0] ** 2 * 2.5 / 0.5, rel=1e-12
+    )
     assert tail.quantile(np.array([1e-30])) == pytest.approx(MINIMUM * 1e12, rel=1e-9)
 
 
@@ -112,7 +128,9 @@ def test_samples_go_beyond_the_table_by_the_law() -> None:
     counts = law.sample(np.random.default_rng(3), 5_000_000)
     for edge in (1000, TABLE - 1, TABLE, 4 * TABLE):
         expected = counts.size * (MINIMUM / (edge + 0.5)) ** 1.05
-        assert np.count_nonzero(counts > edge) == pytest.approx(expected, abs=4 * math.sqrt(expected)), edge
+        assert np.count_nonzero(counts > edge) == pytest.approx(
+            expected, abs=4 * math.sqrt(expected)
+        ), edge
 
 
 def test_both_simulators_draw_the_same_lengths_beyond_the_table() -> None:
@@ -126,7 +144,11 @@ def test_both_simulators_draw_the_same_lengths_beyond_the_table() -> None:
 
 @pytest.mark.parametrize("alpha", [2.1, 2.5])
 def test_the_mean_delay_of_single_requests_is_exact_without_a_limit(alpha: float) -> None:
-    queue = model(alpha, law="k1=0,k2=0.3,k3=0,k4=0.01,cv=0.5,kp=0.001", prompt_tokens="uniform:low=1,high=100")
+    queue = model(
+        alpha,
+        law="k1=0,k2=0.3,k3=0,k4=0.01,cv=0.5,kp=0.001",
+        prompt_tokens="uniform:low=1,high=100",
+    )
     mean, second = moments(alpha)
     prompts = parse_distribution("uniform:low=1,high=100")
     before, scatter = 0.3 + 0.001 * prompts.mean, 1e-6 * prompts.variance
@@ -145,22 +167,44 @@ def test_a_mean_delay_that_is_infinite_is_said_to_be_in_the_first_line() -> None
     answer = predict_model(queue, rate)
     assert answer.method == "exact"
     assert answer.load == pytest.approx(0.5, rel=1e-6)
-    why = "exact quantiles, but the mean delay is infinite: the lengths have no second moment (tail index 1.5, at most 2)"
+    why = (
+        "exact quantiles, but the mean delay is infinite: the lengths have no second moment "
+        "(tail index 1.5, at most 2)"
+    )
     assert answer.fallback == why
     assert [getattr(answer, name).mean for name in TIMES] == [None] * 4
-    assert 0 == answer.queueing_delay.p50 < answer.queueing_delay.p90 < answer.queueing_delay.p95 < answer.queueing_delay.p99 < math.inf
-    flags = ["--policy=single", f"--arrival-rate={rate}", f"--output-tokens={pareto(1.5)}", f"--latency={LAW}"]
+    assert (
+        0
+        == answer.queueing_delay.p50
+        < answer.queueing_delay.p90
+        < answer.queueing_delay.p95
+        < answer.queueing_delay.p99
+        < math.inf
+    )
+    flags = [
+        "--policy=single",
+        f"--arrival-rate={rate}",
+        f"--output-tokens={pareto(1.5)}",
+        f"--latency={LAW}",
+    ]
     printed = CliRunner().invoke(app, ["predict", *flags], catch_exceptions=False).stdout
     assert " ".join(printed.split("load")[0].split()) == f"single M/G/1, at most 1 together ({why})"
 
 
 def seen(alpha: float, load: float, count: int, seeds: range) -> dict[str, tuple[float, float]]:
-    """Quantiles of the delay behind one server on the lengths' own formula, and their standard errors."""
+    """Quantiles of the delay behind one server on the lengths' own formula, and their standard
+    errors.
+    """
     rows = []
     for seed in seeds:
         rng = np.random.default_rng(seed)
         arrivals = np.cumsum(rng.exponential(STEP * moments(alpha)[0] / load, count))
-        rows.append(np.quantile(tandem_path(arrivals, STEP * drawn(alpha, count, rng)[None])[0][count // 10 :], list(LEVELS.values())))
+        rows.append(
+            np.quantile(
+                tandem_path(arrivals, STEP * drawn(alpha, count, rng)[None])[0][count // 10 :],
+                list(LEVELS.values()),
+            )
+        )
     means, errors = np.mean(rows, axis=0), np.std(rows, axis=0, ddof=1) / math.sqrt(len(rows))
     return dict(zip(LEVELS, zip(means.tolist(), errors.tolist(), strict=True), strict=True))
 
@@ -172,26 +216,38 @@ def test_quantiles_of_single_requests_are_those_of_a_simulation(alpha: float, lo
     answer = predict_model(queue, load / (STEP * moments(alpha)[0]))
     for level, (value, error) in seen(alpha, load, 2_000_000, range(8)).items():
         assert error <= 0.05 * value
-        assert getattr(answer.queueing_delay, level) == pytest.approx(value, abs=max(0.01 * value, 4 * error)), level
+        assert getattr(answer.queueing_delay, level) == pytest.approx(
+            value, abs=max(0.01 * value, 4 * error)
+        ), level
 
 
-@pytest.mark.parametrize(("alpha", "load", "level"), [(2.5, 0.7, "p90"), (1.5, 0.4, "p90"), (1.5, 0.7, "p50")])
-def test_a_quantile_of_single_requests_is_that_of_a_simulation(alpha: float, load: float, level: str) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "load", "level"), [(2.5, 0.7, "p90"), (1.5, 0.4, "p90"), (1.5, 0.7, "p50")]
+)
+def test_a_quantile_of_single_requests_is_that_of_a_simulation(
+    alpha: float, load: float, level: str
+) -> None:
     answer = predict_model(model(alpha), load / (STEP * moments(alpha)[0]))
     value, error = seen(alpha, load, 400_000, range(4))[level]
     assert 0 < error <= 0.1 * value
-    assert getattr(answer.queueing_delay, level) == pytest.approx(value, abs=max(0.01 * value, 4 * error))
+    assert getattr(answer.queueing_delay, level) == pytest.approx(
+        value, abs=max(0.01 * value, 4 * error)
+    )
 
 
 def test_far_reaching_lattices_give_what_one_lattice_does() -> None:
-    """M/M/1 beside one service in ten thousand million that lasts 4,000 mean ones: in closed form but for that."""
+    """M/M/1 beside one service in ten thousand million that lasts 4,000 mean ones: in closed
+    form but for that.
+    """
     values = np.append(-np.log1p(-(np.arange(20_000) + 0.5) / 20_000), 4000.0)
     weights = np.append(np.full(20_000, (1 - 1e-10) / 20_000), 1e-10)
     found = solve_service(ServiceTime(values, weights), 0.7)
     for level, share in LEVELS.items():
         exact = max(0.0, math.log(0.7 / (1 - share)) / 0.3)
         assert getattr(found.delay, level) == pytest.approx(exact, rel=3e-3), level
-        assert getattr(found.sojourn, level) == pytest.approx(-math.log(1 - share) / 0.3, rel=3e-3), level
+        assert getattr(found.sojourn, level) == pytest.approx(
+            -math.log(1 - share) / 0.3, rel=3e-3
+        ), level
 
 
 def test_a_law_with_hardly_any_tail_is_answered_as_without() -> None:
@@ -201,14 +257,19 @@ def test_a_law_with_hardly_any_tail_is_answered_as_without() -> None:
     pmf = whole.output_tokens.pmf
     tailed = TokenDistribution(pmf, Tail.of(lambda x: (MINIMUM / x) ** 3, len(pmf) - 1.5, 3.0))
     one, other = (
-        predict_model(Model(policy=parse_policy("single"), output_tokens=law, law=whole.law), 1.5) for law in (whole.output_tokens, tailed)
+        predict_model(Model(policy=parse_policy("single"), output_tokens=law, law=whole.law), 1.5)
+        for law in (whole.output_tokens, tailed)
     )
     assert other.queueing_delay.mean == pytest.approx(one.queueing_delay.mean, rel=1e-3)
     for level in LEVELS:
-        assert getattr(other.sojourn_time, level) == pytest.approx(getattr(one.sojourn_time, level), rel=2e-3), level
+        assert getattr(other.sojourn_time, level) == pytest.approx(
+            getattr(one.sojourn_time, level), rel=2e-3
+        ), level
 
 
-def test_a_power_law_whose_second_moment_lies_beyond_the_table_has_a_tail_however_little_mass_that_is() -> None:
+def test_a_power_law_whose_second_moment_lies_beyond_the_table_has_a_tail_however_little_mass_that_is() -> (
+    None
+):
     """2.3e-13 of pareto(2.1, 1) lies beyond the table, and a quarter of its second moment."""
     law = parse_distribution("pareto:alpha=2.1,minimum=1", tail=True)
     assert law.tail is not None
@@ -251,13 +312,28 @@ def test_everything_else_is_simulated_and_leaves_out_the_means_that_do_not_settl
 
 
 def assert_means(answer: Prediction, *, settled: bool, patient: bool) -> None:
-    given = set(TIMES) if settled else set() if patient else {"queueing_delay", "served_queueing_delay", "time_to_first_token"}
+    given = (
+        set(TIMES)
+        if settled
+        else set()
+        if patient
+        else {"queueing_delay", "served_queueing_delay", "time_to_first_token"}
+    )
     for name in TIMES:
         times = getattr(answer, name)
         assert isinstance(times, Quantiles)
-        assert (times.mean is not None, times.standard_error is not None) == (name in given, name in given), name
+        assert (times.mean is not None, times.standard_error is not None) == (
+            name in given,
+            name in given,
+        ), name
         assert times.p99 is not None
-    note = "simulated means settle slowly" if settled else "no means of durations" if patient else "no mean of the sojourn time"
+    note = (
+        "simulated means settle slowly"
+        if settled
+        else "no means of durations"
+        if patient
+        else "no mean of the sojourn time"
+    )
     assert sum(each.startswith(note) for each in answer.assumptions) == 1
     for station in answer.stations:
         assert (station.queueing_delay.mean is not None) == (settled or station.name == "prefill")
@@ -266,14 +342,32 @@ def assert_means(answer: Prediction, *, settled: bool, patient: bool) -> None:
 @pytest.mark.parametrize(
     ("policy", "lengths", "what"),
     [
-        ("single", "pareto:alpha=0.8,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens"),
-        ("single", "pareto:alpha=1,minimum=20", r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens"),
-        ("single", "mixture:weights=0.5+0.5,parts=geometric:mean=3+pareto:alpha=1:minimum=2", "whose mean is infinite"),
+        (
+            "single",
+            "pareto:alpha=0.8,minimum=20",
+            r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens",
+        ),
+        (
+            "single",
+            "pareto:alpha=1,minimum=20",
+            r"whose mean is infinite \(alpha <= 1\).*set max_output_tokens",
+        ),
+        (
+            "single",
+            "mixture:weights=0.5+0.5,parts=geometric:mean=3+pareto:alpha=1:minimum=2",
+            "whose mean is infinite",
+        ),
         ("single", "lognormal:mu=12,sigma=3", "of which a share of 0.27 exceeds 1,048,576 tokens"),
-        ("dynamic", "pareto:alpha=1.5,minimum=20", "without a bound for lengths without one.*bound the batch size, or set"),
+        (
+            "dynamic",
+            "pareto:alpha=1.5,minimum=20",
+            "without a bound for lengths without one.*bound the batch size, or set",
+        ),
     ],
 )
-def test_a_tail_without_a_steady_state_is_refused_with_what_it_lacks(policy: str, lengths: str, what: str) -> None:
+def test_a_tail_without_a_steady_state_is_refused_with_what_it_lacks(
+    policy: str, lengths: str, what: str
+) -> None:
     with pytest.raises(SpecError, match=what):
         Model.read(policy, lengths, MANY).load(0.1)
     assert Model.read(policy, lengths, MANY, max_output_tokens=1000).load(0.1) > 0

@@ -21,7 +21,15 @@ def model(policy: str) -> Model:
     return Model.clipped(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
 
 
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "fixed:batch_size=3,max_wait=0.1", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "single",
+        "capped:max_batch_size=4",
+        "fixed:batch_size=3,max_wait=0.1",
+        "continuous:max_batch_size=4",
+    ],
+)
 def test_what_is_drawn_has_the_mean_of_theory(policy: str) -> None:
     queue = model(policy)
     rate = 0.6 * queue.largest_stable_rate
@@ -59,7 +67,17 @@ def test_those_who_never_wait_are_one_class() -> None:
 
 @pytest.mark.parametrize(
     ("width", "rounded"),
-    [(0.0021, 0.0025), (0.0025, 0.0025), (0.7, 1.0), (1.0, 1.0), (1.01, 2.0), (2.1, 2.5), (3.0, 5.0), (5.0, 5.0), (51.0, 100.0)],
+    [
+        (0.0021, 0.0025),
+        (0.0025, 0.0025),
+        (0.7, 1.0),
+        (1.0, 1.0),
+        (1.01, 2.0),
+        (2.1, 2.5),
+        (3.0, 5.0),
+        (5.0, 5.0),
+        (51.0, 100.0),
+    ],
 )
 def test_widths_are_round(width: float, rounded: float) -> None:
     assert round_up(width) == rounded

@@ -20,7 +20,14 @@ from queueing.measurement.batch_means import (
     variance_of_mean,
 )
 from queueing.measurement.delay_variance import AsymptoticVariance
-from queueing.measurement.mean_interval import _variance_of_correlation, _widened, mean_interval, plug_in, run_factor, widest_interval
+from queueing.measurement.mean_interval import (
+    _variance_of_correlation,
+    _widened,
+    mean_interval,
+    plug_in,
+    run_factor,
+    widest_interval,
+)
 from queueing.measurement.quantile_interval import _at, quantile_interval, quantile_intervals
 
 FloatArray = NDArray[np.float64]
@@ -28,7 +35,9 @@ FloatArray = NDArray[np.float64]
 
 def delays(n: int, seed: int = 1, load: float = 0.7) -> FloatArray:
     rng = np.random.default_rng(seed)
-    walk = np.concatenate([[0.0], np.cumsum(rng.exponential(load, n - 1) - rng.exponential(1.0, n - 1))])
+    walk = np.concatenate(
+        [[0.0], np.cumsum(rng.exponential(load, n - 1) - rng.exponential(1.0, n - 1))]
+    )
     found: FloatArray = walk - np.minimum.accumulate(walk)
     return found
 
@@ -45,17 +54,27 @@ def own_variance(values: FloatArray, parts: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("n", [2000, 2013])
 @pytest.mark.parametrize("load", [0.3, 0.9])
-def test_the_interval_of_batch_means_is_that_of_a_first_order_autoregression(n: int, load: float) -> None:
+def test_the_interval_of_batch_means_is_that_of_a_first_order_autoregression(
+    n: int, load: float
+) -> None:
     values = delays(n, load=load)
     variance, correlation = own_variance(values, 20)
     found = batch_means_interval(values)
-    assert (found.mean, found.n, found.correlation) == (pytest.approx(values.mean()), n, pytest.approx(correlation))
+    assert (found.mean, found.n, found.correlation) == (
+        pytest.approx(values.mean()),
+        n,
+        pytest.approx(correlation),
+    )
     assert found.half_width == pytest.approx(stats.t.ppf(0.975, 19) * math.sqrt(variance))
     assert found.effective_n == pytest.approx(min(values.var(ddof=1) / variance, n))
     assert variance_of_mean(values, 20)[0] == pytest.approx(variance)
-    assert batch_means_interval(values, 0.8).half_width == pytest.approx(stats.t.ppf(0.9, 19) * math.sqrt(variance))
+    assert batch_means_interval(values, 0.8).half_width == pytest.approx(
+        stats.t.ppf(0.9, 19) * math.sqrt(variance)
+    )
     few = own_variance(values, 8)[0]
-    assert batch_means_interval(values, batches=8).half_width == pytest.approx(stats.t.ppf(0.975, 7) * math.sqrt(few))
+    assert batch_means_interval(values, batches=8).half_width == pytest.approx(
+        stats.t.ppf(0.975, 7) * math.sqrt(few)
+    )
 
 
 def test_independent_values_are_at_most_their_number() -> None:
@@ -67,7 +86,15 @@ def test_independent_values_are_at_most_their_number() -> None:
 
 @pytest.mark.parametrize(
     ("correlation", "factor"),
-    [(math.nan, 1.0), (-0.5, 1.0), (-0.05, 1.0), (0.0, 1.05 / 0.95), (0.45, 3.0), (0.85, 19.0), (0.99, 19.0)],
+    [
+        (math.nan, 1.0),
+        (-0.5, 1.0),
+        (-0.05, 1.0),
+        (0.0, 1.05 / 0.95),
+        (0.45, 3.0),
+        (0.85, 19.0),
+        (0.99, 19.0),
+    ],
 )
 def test_correlated_batches_tell_less(correlation: float, factor: float) -> None:
     assert _inflation(correlation, 20) == pytest.approx(factor)
@@ -78,20 +105,34 @@ def test_blocks_are_as_equal_as_they_can_be() -> None:
     assert batch_means(np.arange(3.0), 3).tolist() == [0.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize(("degrees", "exact"), [(1, 12.706), (19, 2.093), (999, 1.96234), (1000, 1.95996), (10**6, 1.95996)])
-def test_students_quantile_is_the_normal_one_from_a_thousand_degrees_on(degrees: int, exact: float) -> None:
+@pytest.mark.parametrize(
+    ("degrees", "exact"),
+    [(1, 12.706), (19, 2.093), (999, 1.96234), (1000, 1.95996), (10**6, 1.95996)],
+)
+def test_students_quantile_is_the_normal_one_from_a_thousand_degrees_on(
+    degrees: int, exact: float
+) -> None:
     assert student(degrees, 0.95) == pytest.approx(exact, rel=2e-5)
 
 
-@pytest.mark.parametrize(("correlation", "correlated"), [(0.367, False), (0.369, True), (math.nan, False)])
-def test_batches_are_correlated_beyond_one_sided_chance(correlation: float, correlated: bool) -> None:
+@pytest.mark.parametrize(
+    ("correlation", "correlated"), [(0.367, False), (0.369, True), (math.nan, False)]
+)
+def test_batches_are_correlated_beyond_one_sided_chance(
+    correlation: float, correlated: bool
+) -> None:
     assert Interval(1.0, 0.1, 100, 50.0, correlation).correlated == correlated
 
 
 def test_the_parts_of_an_interval() -> None:
     found = Interval(-2.0, 0.5, 1000, 250.0, 0.0)
     assert (found.low, found.high, found.relative, found.memory) == (-2.5, -1.5, 0.25, 4.0)
-    assert [found.covers(value) for value in (-2.51, -2.5, -1.5, -1.49)] == [False, True, True, False]
+    assert [found.covers(value) for value in (-2.51, -2.5, -1.5, -1.49)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert not found.too_short
     assert Interval(1.0, 0.25, 1000, 100.0, 0.0).too_short is False
     assert Interval(0.0, 0.5, 9, 0.0, 0.0).relative == math.inf
@@ -99,7 +140,12 @@ def test_the_parts_of_an_interval() -> None:
 
 
 def test_replications_weigh_alike_and_tell_as_much_as_their_scatter_says() -> None:
-    runs = [np.array([1.0, 3.0, 2.0]), np.array([]), np.array([4.0, 6.0]), np.array([2.0, 2.5, 3.0, 0.5])]
+    runs = [
+        np.array([1.0, 3.0, 2.0]),
+        np.array([]),
+        np.array([4.0, 6.0]),
+        np.array([2.0, 2.5, 3.0, 0.5]),
+    ]
     means, every = np.array([2.0, 5.0, 2.0]), np.concatenate(runs)
     found = replications_interval(runs, 0.9)
     error = means.std(ddof=1) / math.sqrt(3)
@@ -113,7 +159,9 @@ def test_replications_weigh_alike_and_tell_as_much_as_their_scatter_says() -> No
 
 
 def own_memory_variance(values: FloatArray) -> float:
-    """By the largest distance 1, 2, 4, .. (below a quarter of the run) over which delays correlate by a half."""
+    """By the largest distance 1, 2, 4, .. (below a quarter of the run) over which delays
+    correlate by a half.
+    """
     centred, memory, distance = values - values.mean(), 0.0, 1
     while 4 * distance < values.size:
         c = (centred[distance:] * centred[:-distance]).mean() / centred.var()
@@ -134,7 +182,10 @@ def test_the_widest_interval_is_that_of_all_scales(n: int, load: float) -> None:
         variance, correlation = own_variance(values, parts)
         if parts == 20 or correlation <= 0.6:
             degrees = parts - 1
-            widths.append((stats.t.ppf(0.975, degrees) if degrees < 1000 else stats.norm.ppf(0.975)) * math.sqrt(variance))
+            widths.append(
+                (stats.t.ppf(0.975, degrees) if degrees < 1000 else stats.norm.ppf(0.975))
+                * math.sqrt(variance)
+            )
             variances.append(variance)
         parts *= 2
     found = widest_interval(values)
@@ -142,7 +193,9 @@ def test_the_widest_interval_is_that_of_all_scales(n: int, load: float) -> None:
     assert found.effective_n == pytest.approx(min(values.var(ddof=1) / max(variances), n))
     assert found.mean == pytest.approx(values.mean())
     printed = mean_interval(values)
-    assert printed.half_width == pytest.approx(_widened(max(widths) / values.mean()) * values.mean())
+    assert printed.half_width == pytest.approx(
+        _widened(max(widths) / values.mean()) * values.mean()
+    )
     assert printed.effective_n == found.effective_n
 
 
@@ -171,9 +224,12 @@ def test_beyond_a_quarter_the_width_goes_on_in_proportion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("relative", "effective_n", "factor"), [(0.1, 200.0, 1.0), (0.25, 100.0, 1.0), (0.25, 50.0, 2.0), (0.25, 1e9, 1.0)]
+    ("relative", "effective_n", "factor"),
+    [(0.1, 200.0, 1.0), (0.25, 100.0, 1.0), (0.25, 50.0, 2.0), (0.25, 1e9, 1.0)],
 )
-def test_a_run_is_long_enough_by_its_width_and_by_its_memories(relative: float, effective_n: float, factor: float) -> None:
+def test_a_run_is_long_enough_by_its_width_and_by_its_memories(
+    relative: float, effective_n: float, factor: float
+) -> None:
     assert run_factor(relative, effective_n) == pytest.approx(factor)
 
 
@@ -189,9 +245,13 @@ def test_theory_gives_the_width_unless_batch_means_are_wider() -> None:
     for variance, memory in ((9.0, 30.0), (1e-6, 2.0)):
         r = stats.norm.ppf(0.975) * math.sqrt(variance / 400)
         found = mean_interval(values, theory=AsymptoticVariance(variance, memory))
-        assert found.half_width == pytest.approx(max(plain.half_width, 1.2 * r * (1 + r) * plain.mean))
+        assert found.half_width == pytest.approx(
+            max(plain.half_width, 1.2 * r * (1 + r) * plain.mean)
+        )
         assert found.effective_n == pytest.approx(min(plain.effective_n, 400 / memory))
-    assert mean_interval(-values, theory=AsymptoticVariance(9.0, 30.0)) == batch_means_interval(-values)
+    assert mean_interval(-values, theory=AsymptoticVariance(9.0, 30.0)) == batch_means_interval(
+        -values
+    )
     assert mean_interval(np.zeros(50)) == batch_means_interval(np.zeros(50))
     touching = np.append(values, -1e-9)
     assert mean_interval(touching) == batch_means_interval(touching)
@@ -209,17 +269,32 @@ def test_a_quantiles_ends_are_the_order_statistics_at_the_ends_of_its_share(leve
     assert found.high == ordered[math.ceil((level + half) * 20_000) - 1]
     assert found.value == np.quantile(values, level)
     assert quantile_intervals(values, [level])[level] == found
-    assert [found.covers(value) for value in (found.low - 1e-9, found.low, found.high, found.high + 1e-9)] == [False, True, True, False]
+    assert [
+        found.covers(value)
+        for value in (found.low - 1e-9, found.low, found.high, found.high + 1e-9)
+    ] == [False, True, True, False]
 
 
 def test_the_inverse_of_an_empirical_distribution() -> None:
     ordered = np.array([1.0, 2.0, 3.0, 4.0])
-    assert [_at(ordered, level) for level in (0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0, 1.2)] == [1.0, 1.0, 2.0, 2.0, 3.0, 4.0, 4.0, 4.0]
+    assert [_at(ordered, level) for level in (0.0, 0.25, 0.26, 0.5, 0.75, 0.76, 1.0, 1.2)] == [
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+        3.0,
+        4.0,
+        4.0,
+        4.0,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("n", "level", "given"), [(300, 0.5, True), (300, 0.99, False), (1500, 0.01, False), (1, 0.5, False), (60, 0.9, False)]
+    ("n", "level", "given"),
+    [(300, 0.5, True), (300, 0.99, False), (1500, 0.01, False), (1, 0.5, False), (60, 0.9, False)],
 )
-def test_a_quantile_has_an_interval_where_twenty_values_lie_beyond_it(n: int, level: float, given: bool) -> None:
+def test_a_quantile_has_an_interval_where_twenty_values_lie_beyond_it(
+    n: int, level: float, given: bool
+) -> None:
     """Of independent values, on the rarer side."""
     assert (quantile_interval(np.random.default_rng(9).random(n), level) is not None) == given

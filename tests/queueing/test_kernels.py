@@ -1,4 +1,6 @@
-"""The compiled replays give the sample paths of the generic simulator, which drives the policy objects, to the last bit."""
+"""The compiled replays give the sample paths of the generic simulator, which drives the policy
+objects, to the last bit.
+"""
 
 import dataclasses
 import math
@@ -37,7 +39,9 @@ POLICIES = (
     "continuous:max_batch_size=16",
 )
 PLAIN = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
-FULL = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, cv=0.12, turnaround=1.55e-3, speed=1.1)
+FULL = LatencyModel(
+    k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, cv=0.12, turnaround=1.55e-3, speed=1.1
+)
 NOISY = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=1.5, speed=0.7)
 FITTED = LatencyModel(k1=0.6e-3, k2=-0.5e-3, k3=25e-6, k4=0.92e-3, kp=1e-6)
 WHOLE = (  # seconds
@@ -71,8 +75,13 @@ def assert_same(fast: SimulatedRun, slow: SimulatedRun) -> None:
         assert np.array_equal(getattr(fast, name)[kept], getattr(slow, name)[kept]), name
 
 
-def both(queue: Model, rate: float, requests: int, seed: int = 5) -> tuple[SimulatedRun, SimulatedRun]:
-    fast, slow = (simulate_run(queue, rate, requests, np.random.SeedSequence(seed), generic=generic) for generic in (False, True))
+def both(
+    queue: Model, rate: float, requests: int, seed: int = 5
+) -> tuple[SimulatedRun, SimulatedRun]:
+    fast, slow = (
+        simulate_run(queue, rate, requests, np.random.SeedSequence(seed), generic=generic)
+        for generic in (False, True)
+    )
     return fast, slow
 
 
@@ -87,10 +96,16 @@ def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [None, 0.05])
 @pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("law", [PLAIN, FULL, NOISY, FITTED], ids=["plain", "full", "noisy", "fitted"])
+@pytest.mark.parametrize(
+    "law", [PLAIN, FULL, NOISY, FITTED], ids=["plain", "full", "noisy", "fitted"]
+)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_replay_is_the_policys_own_sample_path_throughout(policy: str, law: LatencyModel, servers: int, patience: float | None) -> None:
-    """Light to overloaded, residuals of every kind, prompts that cost, a law with a negative intercept."""
+def test_a_replay_is_the_policys_own_sample_path_throughout(
+    policy: str, law: LatencyModel, servers: int, patience: float | None
+) -> None:
+    """Light to overloaded, residuals of every kind, prompts that cost, a law with a negative
+    intercept.
+    """
     queue = model(policy, law, servers, patience)
     assert is_compiled(queue)
     for load in (0.2, 0.6, 0.95, 1.2):
@@ -106,24 +121,50 @@ def test_without_any_bound_the_batch_is_the_whole_queue() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(deadline=None, max_examples=80)
 @given(
-    steps=st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 2)), min_size=5, max_size=40),
+    steps=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 2)), min_size=5, max_size=40
+    ),
     law=st.sampled_from(WHOLE),
     limits=st.sampled_from([(1, None), (1, 2.0), (1, 4.0), (2, None), (2, 3.0), (3, None)]),
 )
 def test_ties_are_broken_as_the_driver_breaks_them(
-    policy: str, steps: list[tuple[int, int, int]], law: LatencyModel, limits: tuple[int, float | None]
+    policy: str,
+    steps: list[tuple[int, int, int]],
+    law: LatencyModel,
+    limits: tuple[int, float | None],
 ) -> None:
-    """Whole seconds everywhere: arrivals, completions, entries, timers and ends of patience fall on one instant."""
+    """Whole seconds everywhere: arrivals, completions, entries, timers and ends of patience fall
+    on one instant.
+    """
     servers, patience = limits
     queue = model(policy.replace("0.02", "2"), law, servers, patience)
-    arrived, lengths, prompts = (np.cumsum([float(gap) for gap, _, _ in steps]), *(np.array([step[i] for step in steps]) for i in (1, 2)))
+    arrived, lengths, prompts = (
+        np.cumsum([float(gap) for gap, _, _ in steps]),
+        *(np.array([step[i] for step in steps]) for i in (1, 2)),
+    )
     fast = replay(queue, Trace(arrived, lengths, prompts, np.random.default_rng(0).spawn(servers)))
     limit = math.inf if patience is None else patience
     jobs = [
-        Job(Request(id=str(i), arrived_at=at, prompt_tokens=int(prompts[i]), max_output_tokens=64, deadline=at + limit), int(lengths[i]))
+        Job(
+            Request(
+                id=str(i),
+                arrived_at=at,
+                prompt_tokens=int(prompts[i]),
+                max_output_tokens=64,
+                deadline=at + limit,
+            ),
+            int(lengths[i]),
+        )
         for i, at in enumerate(arrived.tolist())
     ]
-    records = simulate_trace(queue.policy, jobs, law, np.random.default_rng(0).spawn(servers), servers=servers, max_batch_size=32)
+    records = simulate_trace(
+        queue.policy,
+        jobs,
+        law,
+        np.random.default_rng(0).spawn(servers),
+        servers=servers,
+        max_batch_size=32,
+    )
     assert len(records) == len(jobs)
     for record in records:
         i = int(record.request_id)
@@ -136,9 +177,19 @@ def test_ties_are_broken_as_the_driver_breaks_them(
 @pytest.mark.parametrize("cv", [0.05, 0.5, 1.0, 1.5, 3.0])
 def test_residuals_drawn_in_one_block_are_those_drawn_batch_by_batch(cv: float) -> None:
     law = LatencyModel(k4=1.0, cv=cv)
-    queue = Model(policy=parse_policy("single"), output_tokens=parse_distribution("deterministic:value=1"), law=law)
+    queue = Model(
+        policy=parse_policy("single"),
+        output_tokens=parse_distribution("deterministic:value=1"),
+        law=law,
+    )
     run = replay(
-        queue, Trace(np.arange(500) * 1e9, np.ones(500, dtype=np.int64), np.zeros(500, dtype=np.int64), [np.random.default_rng(7)])
+        queue,
+        Trace(
+            np.arange(500) * 1e9,
+            np.ones(500, dtype=np.int64),
+            np.zeros(500, dtype=np.int64),
+            [np.random.default_rng(7)],
+        ),
     )
     rng = np.random.default_rng(7)
     assert (run.released_at == [at + law.residual(rng) for at in run.arrived_at.tolist()]).all()
@@ -154,10 +205,21 @@ def test_a_trace_drawn_in_blocks_is_that_of_the_generic_simulator(requests: int)
     assert trace.prompt_tokens.tolist() == [job.request.prompt_tokens for job in jobs]
 
 
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=8", "elastic:max_batch_size=5", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "single",
+        "capped:max_batch_size=8",
+        "elastic:max_batch_size=5",
+        "continuous:max_batch_size=4",
+    ],
+)
 def test_a_prediction_does_not_depend_on_the_simulator(policy: str) -> None:
     queue = model(policy, FULL, 2, 0.2)
-    fast, slow = (simulate_model(queue, 0.8 * queue.largest_stable_rate, num_requests=1000, generic=generic) for generic in (False, True))
+    fast, slow = (
+        simulate_model(queue, 0.8 * queue.largest_stable_rate, num_requests=1000, generic=generic)
+        for generic in (False, True)
+    )
     assert fast == slow
 
 
@@ -167,32 +229,49 @@ class Own(Capped):
 
 
 def test_what_the_kernels_do_not_cover_goes_to_the_generic_simulator() -> None:
-    """A policy of one's own; a law under which a batch may end before it began; a continuous engine with any number of slots."""
+    """A policy of one's own; a law under which a batch may end before it began; a continuous
+    engine with any number of slots.
+    """
     backwards = LatencyModel(k1=0.0, k2=-2.0, k3=0.0, k4=1.0)
     own = Model(policy=Own(max_batch_size=4), output_tokens=LENGTHS, law=PLAIN)
     assert not is_compiled(own)
     assert not is_compiled(model("elastic", backwards))
-    assert not is_compiled(Model(policy=parse_policy("continuous"), output_tokens=LENGTHS, law=PLAIN))
+    assert not is_compiled(
+        Model(policy=parse_policy("continuous"), output_tokens=LENGTHS, law=PLAIN)
+    )
     run = simulate_run(own, 50.0, 200, np.random.SeedSequence(1))
-    assert_same(run, simulate_run(model("capped:max_batch_size=4", PLAIN), 50.0, 200, np.random.SeedSequence(1)))
+    assert_same(
+        run,
+        simulate_run(model("capped:max_batch_size=4", PLAIN), 50.0, 200, np.random.SeedSequence(1)),
+    )
 
 
 def test_prediction_does_not_load_the_compiler() -> None:
     """numba takes a second to import; only a simulation may."""
-    code = "import sys, queueing.prediction, queueing.simulation.experiment; sys.exit('numba' in sys.modules)"
+    code = (
+        "import sys, queueing.prediction, queueing.simulation.experiment; sys.exit('numba' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=240).returncode == 0
 
 
 def test_one_seed_gives_the_same_trace_under_every_policy() -> None:
     """Common random numbers: also when the policies differ in what they draw residuals for."""
-    traces = [draw_trace(model(policy, FULL), 50.0, 500, np.random.SeedSequence(3)) for policy in POLICIES]
+    traces = [
+        draw_trace(model(policy, FULL), 50.0, 500, np.random.SeedSequence(3)) for policy in POLICIES
+    ]
     for trace in traces[1:]:
         assert np.array_equal(trace.arrived_at, traces[0].arrived_at)
         assert np.array_equal(trace.output_tokens, traces[0].output_tokens)
 
 
 def test_the_guide_table_draws_what_inversion_draws() -> None:
-    for text in ("geometric:mean=20", "deterministic:value=7", "lognormal:mu=3,sigma=1.5", "uniform:low=1,high=5000"):
+    for text in (
+        "geometric:mean=20",
+        "deterministic:value=7",
+        "lognormal:mu=3,sigma=1.5",
+        "uniform:low=1,high=5000",
+    ):
         law = parse_distribution(text, 20_000)
         queue = Model(policy=parse_policy("single"), output_tokens=law, law=PLAIN)
         trace = draw_trace(queue, 1.0, 20_000, np.random.SeedSequence(8))
@@ -201,7 +280,9 @@ def test_the_guide_table_draws_what_inversion_draws() -> None:
 
 
 def test_every_request_waits_for_service_or_is_lost_and_none_is_served_twice() -> None:
-    run = simulate_run(model("capped:max_batch_size=8", FULL, 2, 0.05), 400.0, 5000, np.random.SeedSequence(2))
+    run = simulate_run(
+        model("capped:max_batch_size=8", FULL, 2, 0.05), 400.0, 5000, np.random.SeedSequence(2)
+    )
     kept = ~run.lost
     assert 0 < run.lost.sum() < 5000
     assert (run.queueing_delay[kept] >= 0).all()
@@ -214,21 +295,31 @@ def test_every_request_waits_for_service_or_is_lost_and_none_is_served_twice() -
 @pytest.mark.parametrize(
     ("law", "compiled"),
     [
-        (LatencyModel(k1=1.0, k2=-1.5, k3=0.0, k4=1.0), True),  # a batch of one token takes half a second
+        (
+            LatencyModel(k1=1.0, k2=-1.5, k3=0.0, k4=1.0),
+            True,
+        ),  # a batch of one token takes half a second
         (LatencyModel(k1=1.0, k2=-2.0, k3=0.0, k4=1.0), False),  # and here none
         (LatencyModel(k1=-0.5, k2=2.0, k3=0.5, k4=1.0), True),
-        (LatencyModel(k1=-0.6, k2=2.0, k3=0.5, k4=1.0), False),  # a larger batch would be sooner over
+        (
+            LatencyModel(k1=-0.6, k2=2.0, k3=0.5, k4=1.0),
+            False,
+        ),  # a larger batch would be sooner over
         (LatencyModel(k1=1.0, k2=9.0, k3=0.0, k4=1.0, kp=-1e-6), False),
         (LatencyModel(k1=0.0, k2=0.0, k3=0.0, k4=1.0), True),
     ],
 )
-def test_kernels_cover_laws_under_which_every_step_takes_time(law: LatencyModel, compiled: bool) -> None:
+def test_kernels_cover_laws_under_which_every_step_takes_time(
+    law: LatencyModel, compiled: bool
+) -> None:
     assert is_compiled(model("capped:max_batch_size=4", law)) == compiled
 
 
 @pytest.mark.parametrize(("slots", "compiled"), [(4096, True), (4097, False)])
 def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
-    queue = Model(policy=parse_policy(f"continuous:max_batch_size={slots}"), output_tokens=LENGTHS, law=PLAIN)
+    queue = Model(
+        policy=parse_policy(f"continuous:max_batch_size={slots}"), output_tokens=LENGTHS, law=PLAIN
+    )
     assert is_compiled(queue) == compiled
 
 
@@ -238,11 +329,23 @@ def test_kernels_cover_first_come_first_served_only() -> None:
         assert is_compiled(Model(policy=policy, output_tokens=LENGTHS, law=PLAIN)) == compiled
 
 
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "elastic:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=4", "elastic:max_batch_size=4"]
+)
 def test_what_is_left_of_a_run_after_its_first_requests(policy: str) -> None:
     run = simulate_run(model(policy, PLAIN), 30.0, 300, np.random.SeedSequence(1))
     later = run.after(100)
-    for name in (*INSTANTS, "arrived_at", "output_tokens", "batch_id", "batch_size", "server_id", "queueing_delay", "sojourn_time", "lost"):
+    for name in (
+        *INSTANTS,
+        "arrived_at",
+        "output_tokens",
+        "batch_id",
+        "batch_size",
+        "server_id",
+        "queueing_delay",
+        "sojourn_time",
+        "lost",
+    ):
         assert getattr(later, name).tolist() == getattr(run, name)[100:].tolist(), name
     assert (run.queueing_delay == run.dispatched_at - run.arrived_at).all()
     assert (run.sojourn_time == run.released_at - run.arrived_at).all()

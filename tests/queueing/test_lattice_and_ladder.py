@@ -1,4 +1,6 @@
-"""The two tools under the exact chains: laws on a lattice, and the factors of a random walk, each against what is known otherwise."""
+"""The two tools under the exact chains: laws on a lattice, and the factors of a random walk,
+each against what is known otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ import math
 import numpy as np
 import pytest
 
-from queueing.distributions.lattice import Grid, Vector, blocks, cyclic, fitted_width, mean_of, spectra, spread
+from queueing.distributions.lattice import (
+    Grid,
+    Vector,
+    blocks,
+    cyclic,
+    fitted_width,
+    mean_of,
+    spectra,
+    spread,
+)
 from queueing.errors import NotConvergedError
 from queueing.models.batches.ladder import Ladder, solve_ladder
 from queueing.models.roots import bisected
@@ -27,13 +38,17 @@ def test_an_exponential_law_beside_an_atom_has_its_quantiles(atom: float) -> Non
     assert masses.sum() + atom == pytest.approx(1.0, abs=1e-4)
     assert mean_of(masses, grid) == pytest.approx(1 - atom, rel=1e-4)
     for found, level in zip(grid.quantiles(masses, atom), LEVELS.values(), strict=True):
-        assert found == (0.0 if atom >= level else pytest.approx(math.log((1 - atom) / (1 - level)), rel=1.5e-3))
+        assert found == (
+            0.0 if atom >= level else pytest.approx(math.log((1 - atom) / (1 - level)), rel=1.5e-3)
+        )
 
 
 def test_a_quantile_beyond_the_horizon_is_none() -> None:
     for points, known in ((64, 0), (100, 1), (280, 2), (310, 3), (470, 4)):
         found = Grid(0.01, points).quantiles(exponential(Grid(0.01, points)))
-        assert [each is not None for each in found] == [True] * known + [False] * (4 - known), points
+        assert [each is not None for each in found] == [True] * known + [False] * (4 - known), (
+            points
+        )
 
 
 def test_a_transform_there_and_back_is_the_law() -> None:
@@ -49,13 +64,20 @@ def test_a_transform_there_and_back_is_the_law() -> None:
 
 @pytest.mark.parametrize("order", [2, 4, 8])
 def test_mass_that_is_spread_keeps_the_moments_below_the_order(order: int) -> None:
-    values, weights, width, points = np.array([0.0, 0.1234, 0.5, 1.499, 1.5]), np.array([0.1, 0.2, 0.3, 0.15, 0.25]), 0.1, 16
+    values, weights, width, points = (
+        np.array([0.0, 0.1234, 0.5, 1.499, 1.5]),
+        np.array([0.1, 0.2, 0.3, 0.15, 0.25]),
+        0.1,
+        16,
+    )
     masses, instants = spread(values, weights, width, points, order), 0.1 * np.arange(16)
     for power in range(order):
         assert masses @ instants**power == pytest.approx(weights @ values**power, rel=1e-9)
     assert abs(masses @ instants**order - weights @ values**order) > 1e-9, "and no higher one"
     inner = np.array([0.7, 0.7777, 0.8])
-    assert cyclic(inner, np.ones(3), width, points, order) == pytest.approx(spread(inner, np.ones(3), width, points, order), abs=1e-12)
+    assert cyclic(inner, np.ones(3), width, points, order) == pytest.approx(
+        spread(inner, np.ones(3), width, points, order), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("order", [2, 8])
@@ -98,10 +120,24 @@ def left_behind(row: Vector, size: int, states: int = 500) -> Vector:
 
 
 def first_descent(row: Vector, size: int, states: int = 500) -> Vector:
-    """P(the walk from 0 falls by j at its first strict descent), j = 0 .. b, by its expected visits to 0 and above."""
-    up = np.array([[row[to - at + size] if 0 <= to - at + size < len(row) else 0.0 for to in range(states)] for at in range(states)])
+    """P(the walk from 0 falls by j at its first strict descent), j = 0 .. b, by its expected
+    visits to 0 and above.
+    """
+    up = np.array(
+        [
+            [row[to - at + size] if 0 <= to - at + size < len(row) else 0.0 for to in range(states)]
+            for at in range(states)
+        ]
+    )
     visits = np.linalg.solve(np.eye(states) - up.T, np.eye(states)[0])
-    return np.array([sum(visits[at] * row[size - fall - at] for at in range(size - fall + 1)) if fall else 0.0 for fall in range(size + 1)])
+    return np.array(
+        [
+            sum(visits[at] * row[size - fall - at] for at in range(size - fall + 1))
+            if fall
+            else 0.0
+            for fall in range(size + 1)
+        ]
+    )
 
 
 CASES = [(1, 0.5, 1.5), (1, 0.9, 1.1), (3, 2.0, 1.3), (3, 2.7, 1.08), (8, 5.0, 1.3)]
@@ -120,7 +156,9 @@ def test_the_supremum_has_the_mean_of_the_recursion(walk: tuple[Vector, Ladder])
     assert ladder.mean_supremum == pytest.approx(float(behind @ np.arange(len(behind))), rel=1e-8)
     if ladder.size == 1:
         mean = float(row @ np.arange(len(row)))
-        assert ladder.mean_supremum == pytest.approx(mean**2 / (2 * (1 - mean)), rel=1e-9)  # M/D/1 at departures, less the one in service
+        assert ladder.mean_supremum == pytest.approx(
+            mean**2 / (2 * (1 - mean)), rel=1e-9
+        )  # M/D/1 at departures, less the one in service
 
 
 def test_the_ladder_heights_are_those_of_the_first_descent(walk: tuple[Vector, Ladder]) -> None:
@@ -130,14 +168,20 @@ def test_the_ladder_heights_are_those_of_the_first_descent(walk: tuple[Vector, L
     assert ladder.residual < 1e-9
 
 
-def test_the_supremums_transform_is_that_of_its_law_inside_and_outside_the_circle(walk: tuple[Vector, Ladder]) -> None:
+def test_the_supremums_transform_is_that_of_its_law_inside_and_outside_the_circle(
+    walk: tuple[Vector, Ladder],
+) -> None:
     row, ladder = walk
     behind = left_behind(row, ladder.size)
-    behind = behind[: int(np.argmax(behind < 1e-15))]  # beyond are rounding errors, which powers outside the circle blow up
+    behind = behind[
+        : int(np.argmax(behind < 1e-15))
+    ]  # beyond are rounding errors, which powers outside the circle blow up
     inner, outer = 0.5 + 0.3j, 1 + 0.8 * (ladder.radius - 1) + 0j
     w = np.array([0.2 + 0j, inner, 1.0 + 0j, outer])
     powers = np.polynomial.polynomial.polyval(w, row) * w ** -float(ladder.size)
-    assert ladder.supremum_transform(w, powers) == pytest.approx(np.polynomial.polynomial.polyval(w, behind), rel=1e-6)
+    assert ladder.supremum_transform(w, powers) == pytest.approx(
+        np.polynomial.polynomial.polyval(w, behind), rel=1e-6
+    )
 
 
 def test_a_walk_that_does_not_fall_has_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Elastic batches whose answers may be thousands of tokens long: one law for tables and moments, a lattice that begins below 0."""
+"""Elastic batches whose answers may be thousands of tokens long: one law for tables and moments,
+a lattice that begins below 0.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,26 +24,41 @@ from queueing.simulation.experiment import simulate_run
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3)
 CHAT = "lognormal:mu=6,sigma=1"
-LONGEST = ((CHAT, 4096), ("geometric:mean=600", 4096), ("lognormal:mu=7,sigma=1", 32_768), ("uniform:low=1,high=32768", 32_768))
+LONGEST = (
+    (CHAT, 4096),
+    ("geometric:mean=600", 4096),
+    ("lognormal:mu=7,sigma=1", 32_768),
+    ("uniform:low=1,high=32768", 32_768),
+)
 
 
-def queue(lengths: str, limit: int, policy: str = "elastic:max_batch_size=8", law: LatencyModel = LAW) -> Model:
-    return Model(policy=parse_policy(policy), output_tokens=parse_distribution(lengths, limit), law=law)
+def queue(
+    lengths: str, limit: int, policy: str = "elastic:max_batch_size=8", law: LatencyModel = LAW
+) -> Model:
+    return Model(
+        policy=parse_policy(policy), output_tokens=parse_distribution(lengths, limit), law=law
+    )
 
 
 @pytest.mark.parametrize(("lengths", "limit"), LONGEST)
-def test_the_arrivals_of_a_batch_of_long_answers_have_the_moments_of_its_service_time(lengths: str, limit: int) -> None:
+def test_the_arrivals_of_a_batch_of_long_answers_have_the_moments_of_its_service_time(
+    lengths: str, limit: int
+) -> None:
     time = queue(lengths, limit).batch_time
     rate = 0.3 * time.largest_stable_rate(3)
     j = np.arange(400)
     for size, row in enumerate(time.table(3).arrivals(rate, 400), start=1):
         assert row.sum() == pytest.approx(1, abs=1e-11)
         assert row @ j == pytest.approx(rate * time.mean(size), rel=1e-9)
-        assert row @ j**2 == pytest.approx(rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-9)
+        assert row @ j**2 == pytest.approx(
+            rate * time.mean(size) + rate**2 * time.second_moment(size), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.3, 1.0])
-def test_stencils_that_reach_below_zero_do_not_come_out_at_the_end_of_the_lattice(cv: float) -> None:
+def test_stencils_that_reach_below_zero_do_not_come_out_at_the_end_of_the_lattice(
+    cv: float,
+) -> None:
     """Setup and shortest answer of almost nothing: eight lattice points of each term are at 0."""
     law = LatencyModel(k3=0.001953125, k4=0.001, cv=cv)
     time = BatchTime(law, parse_distribution("geometric:mean=12", 60), None, padded=False)
@@ -53,15 +70,27 @@ def test_stencils_that_reach_below_zero_do_not_come_out_at_the_end_of_the_lattic
 
 
 def test_a_wide_residual_does_not_make_the_table_large() -> None:
-    """The lattice below 0 must be finer where the residual has a near pole; not for batches of thousands."""
-    time = BatchTime(LatencyModel(k1=0.001, k3=0.001, k4=0.004, cv=1.0), parse_distribution("geometric:mean=20", 64), None, padded=False)
+    """The lattice below 0 must be finer where the residual has a near pole; not for batches of
+    thousands.
+    """
+    time = BatchTime(
+        LatencyModel(k1=0.001, k3=0.001, k4=0.004, cv=1.0),
+        parse_distribution("geometric:mean=20", 64),
+        None,
+        padded=False,
+    )
     assert time.table(4).laws.size <= 2**22
     assert time.table(512).laws.size <= 2**25
 
 
 def test_prompts_of_thousands_of_tokens_are_exact_in_padded_batches_too() -> None:
     law = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=2e-5)
-    time = BatchTime(law, parse_distribution("uniform:low=1,high=32"), parse_distribution(CHAT, 8192), padded=True)
+    time = BatchTime(
+        law,
+        parse_distribution("uniform:low=1,high=32"),
+        parse_distribution(CHAT, 8192),
+        padded=True,
+    )
     assert solve_batch_chain(time, 0.8 * time.largest_stable_rate(8), 8).residual < 1e-9
 
 
@@ -80,7 +109,9 @@ def test_thinned_lengths_keep_their_mean_their_ends_and_nearly_their_variance() 
 def test_thinning_does_not_move_the_prediction(lengths: str, limit: int) -> None:
     """Four times fewer counts than are kept apart: the mean delay near saturation moves by 1e-5."""
     whole = queue(lengths, limit)
-    few = Model(policy=whole.policy, output_tokens=thinned(whole.output_tokens, MOST_COUNTS // 4), law=LAW)
+    few = Model(
+        policy=whole.policy, output_tokens=thinned(whole.output_tokens, MOST_COUNTS // 4), law=LAW
+    )
     rate = 0.97 * whole.largest_stable_rate
     means = [predict_model(model, rate, "exact").queueing_delay.mean for model in (whole, few)]
     assert means[0] != means[1]
@@ -102,7 +133,9 @@ def test_thinning_does_not_move_the_prediction(lengths: str, limit: int) -> None
     st.floats(0.05, 0.97),
 )
 @example((CHAT, 4096), LAW, 8, 0.14)
-def test_long_answers_are_answered_exactly(case: tuple[str, int], law: LatencyModel, cap: int, load: float) -> None:
+def test_long_answers_are_answered_exactly(
+    case: tuple[str, int], law: LatencyModel, cap: int, load: float
+) -> None:
     """No fallback to simulation, whatever the law."""
     model = queue(*case, f"elastic:max_batch_size={cap}", law)
     answer = predict_model(model, load * model.largest_stable_rate)
@@ -131,17 +164,23 @@ def p99(values: np.ndarray) -> float:
     return float(np.quantile(values, 0.99))
 
 
-def compare(model: Model, load: float, requests: int, runs: int, seed: int) -> list[tuple[Quantiles, Measured, Measured]]:
+def compare(
+    model: Model, load: float, requests: int, runs: int, seed: int
+) -> list[tuple[Quantiles, Measured, Measured]]:
     """Queueing delay and sojourn: predicted, simulated mean and 99th percentile."""
     rate = load * model.largest_stable_rate
     answer = predict_model(model, rate, "exact")
     names = ("queueing_delay", "sojourn_time")
     streams = np.random.SeedSequence(seed).spawn(runs)
     pairs = [
-        [getattr(run, name) for name in names] for run in (simulate_run(model, rate, requests, s).after(requests // 10) for s in streams)
+        [getattr(run, name) for name in names]
+        for run in (simulate_run(model, rate, requests, s).after(requests // 10) for s in streams)
     ]
     series = zip(*pairs, strict=True)
-    return [(getattr(answer, name), measured(run, np.mean), measured(run, p99)) for name, run in zip(names, series, strict=True)]
+    return [
+        (getattr(answer, name), measured(run, np.mean), measured(run, p99))
+        for name, run in zip(names, series, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(("lengths", "limit"), [LONGEST[0], LONGEST[2]])
@@ -156,13 +195,18 @@ def test_half_a_million_requests_agree(lengths: str, limit: int) -> None:
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9, 0.97])
 @pytest.mark.parametrize("policy", ["elastic:max_batch_size=8", "elastic:max_batch_size=32"])
 @pytest.mark.parametrize(("lengths", "limit"), LONGEST)
-def test_ten_million_requests_agree_in_the_mean_and_the_99th_percentile(lengths: str, limit: int, policy: str, load: float) -> None:
-    """Mean within 0.5 % and p99 within 2 %, or each within four of its own standard errors, which must be small themselves.
+def test_ten_million_requests_agree_in_the_mean_and_the_99th_percentile(
+    lengths: str, limit: int, policy: str, load: float
+) -> None:
+    """Mean within 0.5 % and p99 within 2 %, or each within four of its own standard errors, which
+    must be small themselves.
 
     Near saturation delays are correlated over 10^5 requests and more: there 6 times 10^7.
     """
     runs = 60 if load == 0.97 else 10
-    for predicted, mean, tail in compare(queue(lengths, limit, policy), load, 1_000_000, runs, seed=17):
+    for predicted, mean, tail in compare(
+        queue(lengths, limit, policy), load, 1_000_000, runs, seed=17
+    ):
         assert predicted.mean is not None
         assert predicted.p99 is not None
         assert mean.noise < 0.02

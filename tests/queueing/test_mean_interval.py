@@ -9,7 +9,12 @@ import pytest
 
 from bench.interval_coverage import QUEUES, cells, judged
 from queueing.measurement.batch_means import batch_means_interval
-from queueing.measurement.delay_variance import UNSTABLE, AsymptoticVariance, mg1_delay_moments, single_server_variance
+from queueing.measurement.delay_variance import (
+    UNSTABLE,
+    AsymptoticVariance,
+    mg1_delay_moments,
+    single_server_variance,
+)
 from queueing.measurement.mean_interval import mean_interval, plug_in, run_factor
 from queueing.measurement.statistics import FloatArray, find_warm_up
 from queueing.simulation.experiment import simulate_run
@@ -23,9 +28,13 @@ def mm1_run(load: float, count: int, seed: int) -> tuple[FloatArray, FloatArray,
     return run.arrived_at, run.queueing_delay, run.server_free_at - run.dispatched_at
 
 
-@pytest.mark.parametrize(("load", "count", "runs"), [(0.5, 600, 250), (0.7, 1000, 200), (0.9, 6000, 150)])
+@pytest.mark.parametrize(
+    ("load", "count", "runs"), [(0.5, 600, 250), (0.7, 1000, 200), (0.9, 6000, 150)]
+)
 def test_a_run_that_saw_no_excursion_is_too_short(load: float, count: int, runs: int) -> None:
-    """Batch means call some of these runs good to 25 % (true half widths: 43, 49, 53 %), and half or more of those intervals miss."""
+    """Batch means call some of these runs good to 25 % (true half widths: 43, 49, 53 %), and
+    half or more of those intervals miss.
+    """
     printed, missed = 0, []
     for seed in range(runs):
         run = simulate_run(QUEUES["M/M/1"], load, count, np.random.SeedSequence(seed))
@@ -40,11 +49,15 @@ def test_a_run_that_saw_no_excursion_is_too_short(load: float, count: int, runs:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUEUES)
-def test_of_400_printed_intervals_nine_of_ten_cover_in_every_decile_of_their_half_width(name: str) -> None:
+def test_of_400_printed_intervals_nine_of_ten_cover_in_every_decile_of_their_half_width(
+    name: str,
+) -> None:
     """By the delays alone and with theory."""
     found = list(cells(name, 300, counts=(2_000, 6_000, 20_000)))
     for how in ("delays alone", "with theory"):
-        pool = sorted((each.relative, each.covers(cell.exact)) for cell in found for each in cell.printed(how))
+        pool = sorted(
+            (each.relative, each.covers(cell.exact)) for cell in found for each in cell.printed(how)
+        )
         assert len(pool) >= 400
         covers = np.array([covered for _, covered in pool], dtype=np.float64)
         assert covers.mean() >= 0.9
@@ -54,7 +67,9 @@ def test_of_400_printed_intervals_nine_of_ten_cover_in_every_decile_of_their_hal
 def test_theory_prints_a_run_that_its_delays_alone_leave_open() -> None:
     printed = {"alone": 0, "theory": 0}
     for seed in range(100):
-        alone, theory = judged(simulate_run(QUEUES["M/M/1"], 0.5, 6000, np.random.SeedSequence(seed)))
+        alone, theory = judged(
+            simulate_run(QUEUES["M/M/1"], 0.5, 6000, np.random.SeedSequence(seed))
+        )
         printed["alone"] += not alone.too_short
         printed["theory"] += not theory.too_short
     assert printed["theory"] >= 90
@@ -64,16 +79,25 @@ def test_theory_prints_a_run_that_its_delays_alone_leave_open() -> None:
 def test_the_variance_of_the_mean_delay_follows_from_arrivals_and_service_times() -> None:
     """Daley's for M/M/1, within 15 % in runs whose own delays leave it open by a factor of two."""
     exact = AsymptoticVariance.of(mg1_delay_moments(0.7, MM1))
-    assert exact.relative * 0.7**2 / 0.3**2 == pytest.approx(0.7 * (2 + 5 * 0.7 - 4 * 0.7**2 + 0.7**3) / 0.3**4)
+    assert exact.relative * 0.7**2 / 0.3**2 == pytest.approx(
+        0.7 * (2 + 5 * 0.7 - 4 * 0.7**2 + 0.7**3) / 0.3**4
+    )
     found = [single_server_variance(*mm1_run(0.7, 10_000, seed)) for seed in range(40)]
-    assert np.median([each.relative for each in found if each]) == pytest.approx(exact.relative, rel=0.05)
+    assert np.median([each.relative for each in found if each]) == pytest.approx(
+        exact.relative, rel=0.05
+    )
     assert np.std(np.log([each.relative for each in found if each])) < 0.15
 
 
 def test_there_is_no_formula_for_batches_bursts_and_a_handful_of_requests() -> None:
     capped = QUEUES["capped:max_batch_size=8"]
     run = simulate_run(capped, 0.5 * capped.largest_stable_rate, 2000, np.random.SeedSequence(0))
-    assert single_server_variance(run.arrived_at, run.queueing_delay, run.server_free_at - run.dispatched_at) is None
+    assert (
+        single_server_variance(
+            run.arrived_at, run.queueing_delay, run.server_free_at - run.dispatched_at
+        )
+        is None
+    )
     arrived_at, delays, service_times = mm1_run(0.5, 2000, 0)
     assert single_server_variance(np.arange(2000.0), delays, service_times * 0.1) is None
     assert single_server_variance(arrived_at[:50], delays[:50], service_times[:50]) is None
@@ -102,7 +126,9 @@ def test_what_is_printed_and_the_variance_behind_it_are_inverse() -> None:
     for relative in (0.01, 0.1, 0.25, 0.99, 3.0):
         values = np.array([1.0, 3.0])
         assert plug_in(relative) < relative
-        assert run_factor(relative, 1e9) == pytest.approx(max(1.0, (plug_in(relative) / plug_in(0.25)) ** 2))
+        assert run_factor(relative, 1e9) == pytest.approx(
+            max(1.0, (plug_in(relative) / plug_in(0.25)) ** 2)
+        )
         assert mean_interval(values).half_width > batch_means_interval(values).half_width
     assert run_factor(0.1, 50.0) == 2.0
 

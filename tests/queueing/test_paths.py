@@ -11,7 +11,11 @@ from queueing.measurement.paths import FileToWrite, folder_to_write
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
-    there, new, far = tmp_path / "there.json", tmp_path / "new.json", tmp_path / "not" / "yet" / "made.json"
+    there, new, far = (
+        tmp_path / "there.json",
+        tmp_path / "new.json",
+        tmp_path / "not" / "yet" / "made.json",
+    )
     there.write_text("kept")
     for path in (there, new, far, Path("/dev/null")):
         assert FileToWrite("law.json")(str(path)) == path
@@ -27,12 +31,16 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert FileToWrite("law.json", tried=False)("/proc/x.json") == Path("/proc/x.json")
 
 
-def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").touch()
     assert folder_to_write(tmp_path / "not" / "yet") == tmp_path / "not" / "yet"
     with pytest.raises(SpecError, match="got the file"):
         folder_to_write(tmp_path / "file")
     for path in ("/proc/x", tmp_path / "file" / "below"):
-        with pytest.raises(SpecError, match=r"got the folder .*; expected a folder that can be written to \(.*\)"):
+        with pytest.raises(
+            SpecError, match=r"got the folder .*; expected a folder that can be written to \(.*\)"
+        ):
             folder_to_write(path)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

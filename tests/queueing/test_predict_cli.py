@@ -1,4 +1,6 @@
-"""`kendall predict` and `kendall simulate`: the JSON of the contract, the table, wrong arguments, unstable queues."""
+"""`kendall predict` and `kendall simulate`: the JSON of the contract, the table, wrong
+arguments, unstable queues.
+"""
 
 import json
 import math
@@ -20,15 +22,41 @@ from queueing.latency.law import LatencyModel, slow_law
 from queueing.latency.profile import find_profile, load_profile, profile_path
 
 QUANTILES = {"mean", "p50", "p90", "p95", "p99"}
-KEYS = {"policy", "effective_max_batch_size", "model", "method", "stable", "load", "utilisation", "queueing_delay", "sojourn_time"}
-KEYS |= {"time_to_first_token", "inter_token_latency", "batch_size", "loss_fraction", "served_queueing_delay", "bounds", "assumptions"}
+KEYS = {
+    "policy",
+    "effective_max_batch_size",
+    "model",
+    "method",
+    "stable",
+    "load",
+    "utilisation",
+    "queueing_delay",
+    "sojourn_time",
+}
+KEYS |= {
+    "time_to_first_token",
+    "inter_token_latency",
+    "batch_size",
+    "loss_fraction",
+    "served_queueing_delay",
+    "bounds",
+    "assumptions",
+}
 KEYS |= {"latency_profile"}
-COMMON = {"--arrival-rate": "60", "--output-tokens": "uniform:low=1,high=32", "--latency": "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"}
+COMMON = {
+    "--arrival-rate": "60",
+    "--output-tokens": "uniform:low=1,high=32",
+    "--latency": "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12",
+}
 
 
 def call(command: str, *arguments: str, **options: str) -> str:
     flags = COMMON | {"--" + name.replace("_", "-"): value for name, value in options.items()}
-    result = CliRunner().invoke(app, [command, *arguments, *(part for pair in flags.items() for part in pair)], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app,
+        [command, *arguments, *(part for pair in flags.items() for part in pair)],
+        catch_exceptions=False,
+    )
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -52,7 +80,11 @@ def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, meth
     printed = answer("predict", policy=policy, arrival_rate="20", max_num_seqs="16")
     assert set(printed) == KEYS
     assert printed["policy"] == policy
-    assert (printed["effective_max_batch_size"], printed["method"], printed["stable"]) == (bound, method, True)
+    assert (printed["effective_max_batch_size"], printed["method"], printed["stable"]) == (
+        bound,
+        method,
+        True,
+    )
     assert 0 < printed["load"] < 1
     assert set(printed["queueing_delay"]) == set(printed["sojourn_time"]) == QUANTILES
     assert printed["sojourn_time"]["mean"] > printed["queueing_delay"]["mean"] >= 0
@@ -60,27 +92,57 @@ def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, meth
     assert printed["loss_fraction"] == 0
 
 
-DURATIONS = ("queueing_delay", "served_queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency")
-SIX = ["single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "dynamic", "continuous:max_batch_size=4"]
+DURATIONS = (
+    "queueing_delay",
+    "served_queueing_delay",
+    "sojourn_time",
+    "time_to_first_token",
+    "inter_token_latency",
+)
+SIX = [
+    "single",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "dynamic",
+    "continuous:max_batch_size=4",
+]
 
 
 @pytest.mark.parametrize("policy", SIX)
 @pytest.mark.parametrize("command", ["predict", "simulate"])
-def test_every_duration_has_every_key_and_its_numbers_are_finite_and_in_order(command: str, policy: str) -> None:
+def test_every_duration_has_every_key_and_its_numbers_are_finite_and_in_order(
+    command: str, policy: str
+) -> None:
     """Null only where the method gives no such quantity: JSON has no other way to leave one out."""
     run = {"num_requests": "4000"} if command == "simulate" else {}
     printed = answer(command, policy=policy, arrival_rate="30", max_num_seqs="16", **run)
     for name in DURATIONS:
         assert set(printed[name]) - {"standard_error"} == QUANTILES, name
-        levels = [value for level in ("p50", "p90", "p95", "p99") if (value := printed[name][level]) is not None]
+        levels = [
+            value
+            for level in ("p50", "p90", "p95", "p99")
+            if (value := printed[name][level]) is not None
+        ]
         assert levels == sorted(levels), name
-        assert all(math.isfinite(value) and value >= 0 for value in printed[name].values() if value is not None), name
-    whole = {"simulate": set(DURATIONS) - {"inter_token_latency"}, "predict": {"queueing_delay", "served_queueing_delay", "sojourn_time"}}
+        assert all(
+            math.isfinite(value) and value >= 0
+            for value in printed[name].values()
+            if value is not None
+        ), name
+    whole = {
+        "simulate": set(DURATIONS) - {"inter_token_latency"},
+        "predict": {"queueing_delay", "served_queueing_delay", "sojourn_time"},
+    }
     for name in set() if (command, policy) == ("predict", SIX[-1]) else whole[command]:
         assert None not in printed[name].values(), name
-    delay, first, sojourn = (printed[name]["mean"] for name in ("queueing_delay", "time_to_first_token", "sojourn_time"))
+    delay, first, sojourn = (
+        printed[name]["mean"] for name in ("queueing_delay", "time_to_first_token", "sojourn_time")
+    )
     assert 0 < delay < first < sojourn
-    assert (printed["inter_token_latency"]["mean"] is None) == (command == "simulate" or policy.startswith("elastic"))
+    assert (printed["inter_token_latency"]["mean"] is None) == (
+        command == "simulate" or policy.startswith("elastic")
+    )
     assert 0 < printed["load"] < 1
     assert 0 < printed["utilisation"] < 1
     assert 1 <= printed["batch_size"]["mean"] <= printed["effective_max_batch_size"]
@@ -88,14 +150,26 @@ def test_every_duration_has_every_key_and_its_numbers_are_finite_and_in_order(co
 
 
 def test_simulate_puts_a_standard_error_beside_each_mean() -> None:
-    printed = answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
+    printed = answer(
+        "simulate",
+        policy="capped:max_batch_size=4",
+        num_requests="2000",
+        replications="2",
+        seed="5",
+    )
     assert set(printed) == KEYS
     for name in ("queueing_delay", "sojourn_time", "served_queueing_delay", "time_to_first_token"):
         assert set(printed[name]) == QUANTILES | {"standard_error"}
         assert 0 < printed[name]["standard_error"] < printed[name]["mean"]
     assert set(printed["batch_size"]) == {"mean", "standard_error"}
     assert printed["method"] == "simulation"
-    assert printed == answer("simulate", policy="capped:max_batch_size=4", num_requests="2000", replications="2", seed="5")
+    assert printed == answer(
+        "simulate",
+        policy="capped:max_batch_size=4",
+        num_requests="2000",
+        replications="2",
+        seed="5",
+    )
 
 
 @pytest.mark.parametrize("command", ["predict", "simulate"])
@@ -109,7 +183,9 @@ def test_an_unstable_queue_has_no_delays(command: str) -> None:
 
 
 def test_patience_makes_an_overloaded_queue_stable() -> None:
-    printed = answer("simulate", policy="single", arrival_rate="100", patience="0.05", num_requests="3000")
+    printed = answer(
+        "simulate", policy="single", arrival_rate="100", patience="0.05", num_requests="3000"
+    )
     assert printed["stable"] is True
     assert 0.3 < printed["loss_fraction"] < 0.6
     assert printed["queueing_delay"]["p99"] == pytest.approx(0.05)
@@ -117,7 +193,10 @@ def test_patience_makes_an_overloaded_queue_stable() -> None:
 
 
 def test_a_token_limit_shortens_the_delay() -> None:
-    long, short = (answer("predict", policy="single", arrival_rate="40", max_output_tokens=limit) for limit in ("32", "16"))
+    long, short = (
+        answer("predict", policy="single", arrival_rate="40", max_output_tokens=limit)
+        for limit in ("32", "16")
+    )
     assert short["queueing_delay"]["mean"] < long["queueing_delay"]["mean"]
 
 
@@ -134,16 +213,26 @@ def test_long_delays_are_printed_without_an_exponent() -> None:
     table = call("predict", policy="single", arrival_rate="0.000025", **slow)
     assert "10,000" in table
     assert not re.search(r"\de\+\d", table)
-    assert json.loads(call("predict", "--json", policy="single", arrival_rate="0.000025", **slow))["queueing_delay"]["mean"] > 9999
+    assert (
+        json.loads(call("predict", "--json", policy="single", arrival_rate="0.000025", **slow))[
+            "queueing_delay"
+        ]["mean"]
+        > 9999
+    )
 
 
 def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the numbers did not converge, and where no formula covers the queue; an exact answer says nothing of the kind."""
+    """Where the numbers did not converge, and where no formula covers the queue; an exact answer
+    says nothing of the kind.
+    """
     monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 2000)
     assert call("predict", policy="elastic:max_batch_size=4").splitlines()[0].endswith("(exact)")
     several = call("predict", policy="elastic:max_batch_size=4", servers="2")
     assert several.splitlines()[0].endswith("(simulation, not")  # goes on below at 80 columns
-    assert "(simulation, not exact: no formula covers elastic:max_batch_size=4 with 2 servers)" in " ".join(several.split())
+    assert (
+        "(simulation, not exact: no formula covers elastic:max_batch_size=4 with 2 servers)"
+        in " ".join(several.split())
+    )
 
     def fails(*arguments: object) -> None:
         raise NotConvergedError("the chain", 2.48e-5)
@@ -169,11 +258,18 @@ def test_the_first_line_says_why_auto_simulated(monkeypatch: pytest.MonkeyPatch)
         ("simulate", {"policy": "capped:max_batch_size=4", "num_requests": "2000"}),
     ],
 )
-def test_with_patience_one_note_says_what_each_mean_is_over(command: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost request counts as one that waited for its patience; it has no first token. So the delay may exceed the time to it."""
+def test_with_patience_one_note_says_what_each_mean_is_over(
+    command: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost request counts as one that waited for its patience; it has no first token. So the
+    delay may exceed the time to it.
+    """
     monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 2000)
     given = options | {"patience": "50ms", "arrival_rate": "300"}
-    note = "queueing delay: of all requests, a lost one counts as 0.05 s; the other durations: of the requests that are served"
+    note = (
+        "queueing delay: of all requests, a lost one counts as 0.05 s; the other durations: of "
+        "the requests that are served"
+    )
     printed = answer(command, **given)
     assert printed["time_to_first_token"]["mean"] < printed["queueing_delay"]["mean"]
     assert printed["assumptions"].count(note) == 1
@@ -206,8 +302,14 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
         ({"policy": "singel"}, "single"),
         ({"policy": "single", "method": "exakt"}, "expected one of auto"),
         ({"policy": "single", "method": "bound"}, "expected auto, exact, paper or simulation"),
-        ({"policy": "single", "servers": "2", "method": "exact"}, "expected auto, approximation or simulation"),
-        ({"policy": "capped:max_batch_size=2", "patience": "1", "method": "exact"}, "expected auto or simulation"),
+        (
+            {"policy": "single", "servers": "2", "method": "exact"},
+            "expected auto, approximation or simulation",
+        ),
+        (
+            {"policy": "capped:max_batch_size=2", "patience": "1", "method": "exact"},
+            "expected auto or simulation",
+        ),
         ({"policy": "single", "arrival_rate": "0"}, "expected requests per second > 0"),
         ({"policy": "single", "servers": "0"}, "at least 1"),
         ({"policy": "single", "max_num_seqs": "0"}, "at least 1"),
@@ -216,22 +318,46 @@ def test_a_dash_has_its_meaning_below_the_table_where_there_is_one() -> None:
         ({"policy": "single", "latency": ""}, "^got an empty latency law; expected k1="),
         ({"policy": "single", "latency": " "}, "^got an empty latency law; expected k1="),
         ({"policy": ""}, "^got an empty policy; expected one of single, "),
-        ({"policy": "single", "output_tokens": " "}, "^got an empty distribution; expected one of deterministic, "),
+        (
+            {"policy": "single", "output_tokens": " "},
+            "^got an empty distribution; expected one of deterministic, ",
+        ),
         (
             {"policy": "single", "output_tokens": "empirical:path="},
             "^got path without a value in 'empirical:path='; expected path=VALUE, for ",
         ),
-        ({"policy": "single", "output_tokens": "empirical:path= "}, "^got path without a value in "),
+        (
+            {"policy": "single", "output_tokens": "empirical:path= "},
+            "^got path without a value in ",
+        ),
         ({"policy": "capped:max_batch_size="}, "^got max_batch_size without a value in "),
         ({"policy": "single", "latency": "a="}, "^got a without a value in 'a='; "),
-        ({"policy": "single", "latency": "a=-1,c=0"}, "^got a=-1 in 'a=-1,c=0'; expected finite seconds per token > 0$"),
+        (
+            {"policy": "single", "latency": "a=-1,c=0"},
+            "^got a=-1 in 'a=-1,c=0'; expected finite seconds per token > 0$",
+        ),
         ({"policy": "single", "latency": "a=0"}, "^got a=0 in 'a=0'; "),
         ({"policy": "single", "latency": "a=0.02,c=inf"}, "^got c=inf in 'a=0.02,c=inf'; "),
-        ({"policy": "single", "latency": "a=0.02,cv=-1"}, "^got cv=-1 in a latency law; expected a coefficient of variation >= 0$"),
-        ({"policy": "single", "latency": "a=0.02,speed=0"}, "^got speed=0 in a latency law; expected a factor > 0$"),
-        ({"policy": "single", "latency": "k1=0,k2=0,k3=0.1,k4=-1"}, "^got k4=-1 in a latency law; expected seconds >= 0$"),
-        ({"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=0"}, "^got k3=0, k4=0 in a latency law; "),
-        ({"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=1,stall_share=1.5,stall=2"}, "^got stall_share=1.5, stall=2 in "),
+        (
+            {"policy": "single", "latency": "a=0.02,cv=-1"},
+            "^got cv=-1 in a latency law; expected a coefficient of variation >= 0$",
+        ),
+        (
+            {"policy": "single", "latency": "a=0.02,speed=0"},
+            "^got speed=0 in a latency law; expected a factor > 0$",
+        ),
+        (
+            {"policy": "single", "latency": "k1=0,k2=0,k3=0.1,k4=-1"},
+            "^got k4=-1 in a latency law; expected seconds >= 0$",
+        ),
+        (
+            {"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=0"},
+            "^got k3=0, k4=0 in a latency law; ",
+        ),
+        (
+            {"policy": "single", "latency": "k1=0,k2=0,k3=0,k4=1,stall_share=1.5,stall=2"},
+            "^got stall_share=1.5, stall=2 in ",
+        ),
         ({"policy": "single", "max_output_tokens": "0"}, "at least 1"),
     ],
 )
@@ -240,7 +366,9 @@ def test_wrong_arguments_say_what_was_expected(options: dict[str, str], part: st
         call("predict", **options)
 
 
-def test_a_profile_is_found_by_name_and_by_path_the_users_own_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_found_by_name_and_by_path_the_users_own_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shipped = load_profile("reference")
     assert "example" in (shipped.note or "")
@@ -249,7 +377,9 @@ def test_a_profile_is_found_by_name_and_by_path_the_users_own_first(tmp_path: Pa
     assert load_profile("reference").law.speed == 2
     slower.save(tmp_path / "other.json")
     assert load_profile(str(tmp_path / "other.json")) == slower
-    assert answer("predict", policy="single", arrival_rate="10", latency="reference")["stable"] is True
+    assert (
+        answer("predict", policy="single", arrival_rate="10", latency="reference")["stable"] is True
+    )
 
 
 @pytest.fixture
@@ -274,16 +404,25 @@ def test_the_profile_of_the_tiny_model_is_shipped_and_names_its_run() -> None:
 @pytest.mark.usefixtures("no_profiles")
 @pytest.mark.parametrize(
     ("app", "command", "options"),
-    [(app, "predict", {"policy": "single"}), (app, "simulate", {"policy": "single"}), (optimize_app, None, {"target": "batch-size"})],
+    [
+        (app, "predict", {"policy": "single"}),
+        (app, "simulate", {"policy": "single"}),
+        (optimize_app, None, {"target": "batch-size"}),
+    ],
 )
-def test_the_output_names_the_profile_that_was_used(app: typer.Typer, command: str | None, options: dict[str, str]) -> None:
+def test_the_output_names_the_profile_that_was_used(
+    app: typer.Typer, command: str | None, options: dict[str, str]
+) -> None:
     flags = {
         "arrival-rate": "2",
         "output-tokens": "uniform:low=8,high=24",
         "latency": "tiny",
         "policy": "capped:max_batch_size=4",
     } | options
-    arguments = [*([command] if command else []), *(part for name, value in flags.items() for part in (f"--{name}", value))]
+    arguments = [
+        *([command] if command else []),
+        *(part for name, value in flags.items() for part in (f"--{name}", value)),
+    ]
 
     def printed(*more: str) -> str:
         result = CliRunner().invoke(app, [*arguments, *more], catch_exceptions=False)
@@ -291,7 +430,10 @@ def test_the_output_names_the_profile_that_was_used(app: typer.Typer, command: s
         return " ".join(result.stdout.split()) if not more else result.stdout
 
     shipped = printed()
-    assert "latency profile tiny, shipped with Kendall; `kendall calibrate tiny` measures yours measured: vllm" in shipped
+    assert (
+        "latency profile tiny, shipped with Kendall; `kendall calibrate tiny` measures yours "
+        "measured: vllm"
+    ) in shipped
     assert re.search(r"measured: vllm \d\S+, tiny, .+, 2 cores, 20\d\d-\d\d-\d\d", shipped)
     assert json.loads(printed("--json"))["latency_profile"]["source"] == "shipped"
     load_profile("tiny").save(profile_path("tiny"))
@@ -318,24 +460,43 @@ POOR = 0.724
 @pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize(
     ("app", "command", "options"),
-    [(app, "predict", {}), (app, "simulate", {"num-requests": "100"}), (optimize_app, None, {"target": "batch-size", "largest": "2"})],
+    [
+        (app, "predict", {}),
+        (app, "simulate", {"num-requests": "100"}),
+        (optimize_app, None, {"target": "batch-size", "largest": "2"}),
+    ],
 )
 def test_a_profile_that_fits_poorly_is_named_in_one_line_on_stderr_each_time_it_is_used(
     app: typer.Typer, command: str | None, options: dict[str, str], more: tuple[str, ...]
 ) -> None:
-    """With the number that `kendall calibrate` found; a profile without a number, or with a good one, says nothing."""
-    flags = {"arrival-rate": "2", "output-tokens": "uniform:low=8,high=24", "policy": "capped:max_batch_size=4"} | options
+    """With the number that `kendall calibrate` found; a profile without a number, or with a good
+    one, says nothing.
+    """
+    flags = {
+        "arrival-rate": "2",
+        "output-tokens": "uniform:low=8,high=24",
+        "policy": "capped:max_batch_size=4",
+    } | options
     tiny = load_profile("tiny")
 
     def run(r2: float | None) -> Result:
         msgspec.structs.replace(tiny, name="mine", r2=r2).save(profile_path("mine"))
-        given = [part for name, value in (flags | {"latency": "mine"}).items() for part in (f"--{name}", value)]
-        return CliRunner().invoke(app, [*([command] if command else []), *given, *more], catch_exceptions=False)
+        given = [
+            part
+            for name, value in (flags | {"latency": "mine"}).items()
+            for part in (f"--{name}", value)
+        ]
+        return CliRunner().invoke(
+            app, [*([command] if command else []), *given, *more], catch_exceptions=False
+        )
 
     found = run(POOR)
     assert found.exit_code == 0
     (said,) = found.stderr.splitlines()
-    assert said.startswith("kendall: warning: profile mine: the law fits poorly: R2 0.72, where a quiet machine gives at least 0.9; ")
+    assert said.startswith(
+        "kendall: warning: profile mine: the law fits poorly: R2 0.72, where a quiet machine "
+        "gives at least 0.9; "
+    )
     if more:
         assert json.loads(found.stdout)["latency_profile"]["r2"] == POOR
     assert "R2 0.90" in run(0.8999).stderr

@@ -1,4 +1,6 @@
-"""The fluid model of continuous batching against closed forms and against an event simulation of the fluid, written here."""
+"""The fluid model of continuous batching against closed forms and against an event simulation of
+the fluid, written here.
+"""
 
 import math
 from dataclasses import replace
@@ -13,7 +15,12 @@ from numba import njit
 from policies.text import SpecError
 from queueing.errors import UnstableQueueError
 from queueing.models.mgc import ExponentialServers
-from queueing.models.processor_sharing import SharedEngine, SharedQueue, solve_sharing, unbounded_states
+from queueing.models.processor_sharing import (
+    SharedEngine,
+    SharedQueue,
+    solve_sharing,
+    unbounded_states,
+)
 
 Vector = npt.NDArray[np.float64]
 ENGINE = SharedEngine(per_member=0.2, per_step=0.8, mean_tokens=1.0, slots=4)
@@ -21,7 +28,9 @@ ENGINE = SharedEngine(per_member=0.2, per_step=0.8, mean_tokens=1.0, slots=4)
 
 @njit(cache=False)
 def _fluid(arrived, lengths, per_member, per_step, admission, slots):  # type: ignore[no-untyped-def]
-    """Waits and sojourns: all in service gain 1 / t(a) tokens a second, but none while an admission lasts."""
+    """Waits and sojourns: all in service gain 1 / t(a) tokens a second, but none while an
+    admission lasts.
+    """
     count = len(arrived)
     started, ended = np.empty(count), np.empty(count)
     goal, name = np.empty(slots), np.empty(slots, dtype=np.int64)
@@ -65,7 +74,9 @@ def draw(kind: str, rng: np.random.Generator, size: int) -> tuple[Vector, float]
     return rng.lognormal(-(sigma**2) / 2, sigma, size), math.expm1(sigma**2)
 
 
-def simulate(engine: SharedEngine, rate: float, kind: str, requests: int = 100_000, runs: int = 8) -> tuple[Vector, Vector, Vector, float]:
+def simulate(
+    engine: SharedEngine, rate: float, kind: str, requests: int = 100_000, runs: int = 8
+) -> tuple[Vector, Vector, Vector, float]:
     """Delays and sojourns by run, the lengths of all, and the SCV."""
     delays, sojourns, lengths = [], [], []
     slots = 500 if engine.slots is None else engine.slots
@@ -73,7 +84,9 @@ def simulate(engine: SharedEngine, rate: float, kind: str, requests: int = 100_0
         rng = np.random.default_rng(stream)
         tokens, scv = draw(kind, rng, requests)
         arrived = np.cumsum(rng.exponential(1 / rate, requests))
-        wait, sojourn = _fluid(arrived, tokens, engine.per_member, engine.per_step, engine.admission, slots)
+        wait, sojourn = _fluid(
+            arrived, tokens, engine.per_member, engine.per_step, engine.admission, slots
+        )
         delays.append(wait[requests // 10 :])
         sojourns.append(sojourn[requests // 10 :])
         lengths.append(tokens[requests // 10 :])
@@ -93,7 +106,9 @@ def test_exponential_lengths_are_exact(slots: int, load: float) -> None:
     """Sojourn, delay, P(Wq > 0), P(Wq > x), seconds per token: within 4 standard errors."""
     engine = replace(ENGINE, slots=slots)
     queue = solve_sharing(engine, load * engine.capacity)
-    delays, sojourns, lengths, _ = simulate(engine, queue.arrival_rate, "exponential", 400_000 if load > 0.85 else 100_000)
+    delays, sojourns, lengths, _ = simulate(
+        engine, queue.arrival_rate, "exponential", 400_000 if load > 0.85 else 100_000
+    )
     beyond = 1 / (engine.capacity - queue.arrival_rate)
     pairs = [
         (queue.sojourn_time, sojourns),
@@ -113,7 +128,9 @@ def test_exponential_lengths_are_exact(slots: int, load: float) -> None:
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("kind", ["exponential", "deterministic", "0.7", "1.2"])
 def test_without_a_cap_the_law_of_the_lengths_does_not_matter(kind: str, load: float) -> None:
-    """E[T], and E[T | N = x] proportional to x: the sojourn over the length has the same mean for short and long requests."""
+    """E[T], and E[T | N = x] proportional to x: the sojourn over the length has the same mean
+    for short and long requests.
+    """
     engine = replace(ENGINE, slots=None)
     queue = solve_sharing(engine, load * engine.capacity)
     delays, sojourns, lengths, _ = simulate(engine, queue.arrival_rate, kind)
@@ -123,27 +140,44 @@ def test_without_a_cap_the_law_of_the_lengths_does_not_matter(kind: str, load: f
     assert abs(queue.sojourn_time - mean) <= 4 * error
     for chosen in (lengths < 0.7, lengths > 1.3):
         if chosen.any():
-            given_length = np.array([(s[c].mean(), x[c].mean()) for s, x, c in zip(sojourns, lengths, chosen, strict=True)])
+            given_length = np.array(
+                [
+                    (s[c].mean(), x[c].mean())
+                    for s, x, c in zip(sojourns, lengths, chosen, strict=True)
+                ]
+            )
             ratios = given_length[:, 0] / given_length[:, 1]
-            assert abs(queue.seconds_per_token - ratios.mean()) <= 4 * ratios.std(ddof=1) / np.sqrt(len(ratios))
+            assert abs(queue.seconds_per_token - ratios.mean()) <= 4 * ratios.std(ddof=1) / np.sqrt(
+                len(ratios)
+            )
             assert queue.sojourn_given(2.0) == 2 * queue.seconds_per_token
 
 
 # The largest errors that the module states, of delay and sojourn
 GENERAL = [
-    *(("deterministic", slots, load, 0.09, 0.01) for slots in (2, 4, 8) for load in (0.6, 0.85) if (slots, load) != (8, 0.6)),
+    *(
+        ("deterministic", slots, load, 0.09, 0.01)
+        for slots in (2, 4, 8)
+        for load in (0.6, 0.85)
+        if (slots, load) != (8, 0.6)
+    ),
     *(("0.7", slots, load, 0.03, 0.012) for slots in (2, 4, 8) for load in (0.6, 0.85)),
     *(("1.2", slots, load, 0.37, 0.07) for slots in (2, 4, 8) for load in (0.6, 0.85)),
 ]
 
 
 @pytest.mark.parametrize(("kind", "slots", "load", "delay_error", "sojourn_error"), GENERAL)
-def test_two_moments_of_the_lengths_err_as_stated(kind: str, slots: int, load: float, delay_error: float, sojourn_error: float) -> None:
+def test_two_moments_of_the_lengths_err_as_stated(
+    kind: str, slots: int, load: float, delay_error: float, sojourn_error: float
+) -> None:
     engine = replace(ENGINE, slots=slots)
     rate = load * engine.capacity
     delays, sojourns, _, scv = simulate(engine, rate, kind, 500_000 if kind == "1.2" else 100_000)
     queue = solve_sharing(engine, rate, scv)
-    for value, values, allowed in ((queue.delay.mean or 0.0, delays, delay_error), (queue.sojourn_time, sojourns, sojourn_error)):
+    for value, values, allowed in (
+        (queue.delay.mean or 0.0, delays, delay_error),
+        (queue.sojourn_time, sojourns, sojourn_error),
+    ):
         mean, error = mean_and_error(values)
         assert error <= 0.06 * mean
         assert abs(value - mean) <= allowed * mean + 4 * error
@@ -156,12 +190,17 @@ def test_two_moments_of_the_lengths_err_as_stated(kind: str, slots: int, load: f
 @pytest.mark.parametrize("slots", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", ["exponential", "0.7"])
 def test_admissions_that_stop_everybody_err_as_stated(kind: str, slots: int, load: float) -> None:
-    """5 % of a mean request, up to 14 % of the engine at capacity. Without phi the delay at c = 8 would be 15 % too long."""
+    """5 % of a mean request, up to 14 % of the engine at capacity. Without phi the delay at c =
+    8 would be 15 % too long.
+    """
     engine = replace(ENGINE, slots=slots, admission=0.05)
     rate = load * engine.capacity
     delays, sojourns, _, scv = simulate(engine, rate, kind)
     queue = solve_sharing(engine, rate, scv)
-    for value, values, allowed in ((queue.delay.mean or 0.0, delays, 0.08 if slots == 8 else 0.02), (queue.sojourn_time, sojourns, 0.01)):
+    for value, values, allowed in (
+        (queue.delay.mean or 0.0, delays, 0.08 if slots == 8 else 0.02),
+        (queue.sojourn_time, sojourns, 0.01),
+    ):
         mean, error = mean_and_error(values)
         assert error <= 0.05 * mean
         assert abs(value - mean) <= allowed * mean + 3 * error
@@ -175,13 +214,17 @@ def test_one_slot_is_m_m_1_and_with_two_moments_m_g_1() -> None:
     assert queue.delay.p90 == pytest.approx(math.log(0.7 / 0.1) / 0.3)
     assert solve_sharing(engine, 0.7, 3.0).delay.mean == pytest.approx(2 * 0.7 / (1 - 0.7))
     constant = replace(engine, admission=0.25)  # S = 0.25 + exponential of mean 1
-    assert solve_sharing(constant, 0.5).delay.mean == pytest.approx(0.5 * (0.25**2 + 2 * 0.25 + 2) / 2 / (1 - 0.5 * 1.25))
+    assert solve_sharing(constant, 0.5).delay.mean == pytest.approx(
+        0.5 * (0.25**2 + 2 * 0.25 + 2) / 2 / (1 - 0.5 * 1.25)
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 3, 50, None])
 def test_a_step_that_is_shared_fully_is_processor_sharing(slots: int | None) -> None:
     """k4 = 0: the total rate is constant, E[T] = E[S] / (1 - rho) whatever the cap."""
-    queue = solve_sharing(SharedEngine(per_member=0.02, per_step=0.0, mean_tokens=40.0, slots=slots), 1.0)
+    queue = solve_sharing(
+        SharedEngine(per_member=0.02, per_step=0.0, mean_tokens=40.0, slots=slots), 1.0
+    )
     assert queue.load == pytest.approx(0.8)
     assert queue.sojourn_time == pytest.approx(0.8 / (1 - 0.8))
     assert queue.utilisation == pytest.approx(0.8)
@@ -206,9 +249,13 @@ def test_no_cap_is_negative_binomial_and_poisson_at_its_limit() -> None:
     assert states @ np.arange(401) == pytest.approx(queue.active, rel=1e-12)
     assert queue.sojourn_time == pytest.approx(1 / 0.4)
     alone = SharedEngine(per_member=0.0, per_step=0.1, mean_tokens=30.0, slots=None)
-    assert unbounded_states(alone, 2.0, 20)[6] == pytest.approx(math.exp(-6) * 6**6 / math.factorial(6), rel=1e-12)
+    assert unbounded_states(alone, 2.0, 20)[6] == pytest.approx(
+        math.exp(-6) * 6**6 / math.factorial(6), rel=1e-12
+    )
     nearly = replace(alone, per_member=1e-13)
-    assert unbounded_states(nearly, 2.0, 20)[6] == pytest.approx(math.exp(-6) * 6**6 / math.factorial(6), rel=1e-8)
+    assert unbounded_states(nearly, 2.0, 20)[6] == pytest.approx(
+        math.exp(-6) * 6**6 / math.factorial(6), rel=1e-8
+    )
 
 
 def test_a_wide_cap_tends_to_none() -> None:
@@ -234,7 +281,9 @@ def test_the_balance_equations_hold(engine: SharedEngine, load: float) -> None:
     queue: SharedQueue = solve_sharing(engine, load * engine.capacity)
     assert 0 <= queue.waiting <= queue.utilisation * (1 + 1e-12) <= 1 + 2e-12
     assert queue.seconds_per_token >= (engine.per_member + engine.per_step) * (1 - 1e-9)
-    assert queue.seconds_per_token <= (engine.per_member * (engine.slots or 0) + engine.per_step) * (1 + 1e-9)
+    assert queue.seconds_per_token <= (
+        engine.per_member * (engine.slots or 0) + engine.per_step
+    ) * (1 + 1e-9)
     assert queue.delay.p99 is not None
     assert queue.delay.p99 == 0 or queue.exceeds(queue.delay.p99) == pytest.approx(0.01)
 
@@ -247,7 +296,12 @@ def test_what_has_no_answer_says_so() -> None:
         solve_sharing(ENGINE, 1.0).sojourn_given(10)
     with pytest.raises(SpecError, match="no cap"):
         unbounded_states(ENGINE, 1.0, 10)
-    for wrong in ({"slots": 0}, {"per_step": -1.0}, {"per_member": 0.0, "per_step": 0.0}, {"mean_tokens": 0.0}):
+    for wrong in (
+        {"slots": 0},
+        {"per_step": -1.0},
+        {"per_member": 0.0, "per_step": 0.0},
+        {"mean_tokens": 0.0},
+    ):
         with pytest.raises(SpecError, match="expected"):
             replace(ENGINE, **wrong)
     with pytest.raises(SpecError, match="arrival_rate"):

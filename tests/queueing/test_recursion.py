@@ -1,4 +1,6 @@
-"""When each request must have started, by hand: from arrivals, service times and what a policy waits for."""
+"""When each request must have started, by hand: from arrivals, service times and what a policy
+waits for.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,18 @@ ONE = Served(
 )
 
 
-def member(name: str, batch: int, arrived: float, start: float, free: float, **about: Any) -> Served:
-    return replace(ONE, id=name, batch_id=batch, arrived_at=arrived, dispatched_at=start, server_free_at=free, **about)
+def member(
+    name: str, batch: int, arrived: float, start: float, free: float, **about: Any
+) -> Served:
+    return replace(
+        ONE,
+        id=name,
+        batch_id=batch,
+        arrived_at=arrived,
+        dispatched_at=start,
+        server_free_at=free,
+        **about,
+    )
 
 
 def test_a_record_is_read_with_what_stands_for_what_is_missing() -> None:
@@ -49,16 +61,35 @@ def test_a_record_is_read_with_what_stands_for_what_is_missing() -> None:
     whole = Record(request_id="a", outcome="completed", **shared)
     (found,) = served([whole])
     assert found == Served(id="a", completed=True, **shared)
-    bare = Record(request_id="b", outcome="cancelled", policy="single", batch_id=0, arrived_at=0.0, dispatched_at=0.0, released_at=4.0)
+    bare = Record(
+        request_id="b",
+        outcome="cancelled",
+        policy="single",
+        batch_id=0,
+        arrived_at=0.0,
+        dispatched_at=0.0,
+        released_at=4.0,
+    )
     (found,) = served([bare])
     assert (found.epoch, found.server_id, found.batch_id, found.batch_size) == (0, 0, 0, 1)
-    assert (found.arrived_at, found.dispatched_at, found.server_free_at, found.released_at) == (0.0, 0.0, 4.0, 4.0)
+    assert (found.arrived_at, found.dispatched_at, found.server_free_at, found.released_at) == (
+        0.0,
+        0.0,
+        4.0,
+        4.0,
+    )
     assert (found.prompt_tokens, found.output_tokens, found.completed) == (0, 0, False)
 
 
 @pytest.mark.parametrize("missing", ["policy", "batch_id", "arrived_at", "dispatched_at"])
 def test_who_was_not_dispatched_is_left_out_and_the_rest_are_in_order(missing: str) -> None:
-    known: dict[str, Any] = {"outcome": "completed", "policy": "single", "batch_id": 1, "dispatched_at": 5.0, "released_at": 6.0}
+    known: dict[str, Any] = {
+        "outcome": "completed",
+        "policy": "single",
+        "batch_id": 1,
+        "dispatched_at": 5.0,
+        "released_at": 6.0,
+    }
     records = [Record(request_id=str(at), arrived_at=at, **known) for at in (3.0, 1.0, 2.0)]
     lost = Record(request_id="lost", **({"arrived_at": 0.5} | known | {missing: None}))
     assert [each.arrived_at for each in served([*records, lost])] == [1.0, 2.0, 3.0]
@@ -68,13 +99,21 @@ def test_who_was_not_dispatched_is_left_out_and_the_rest_are_in_order(missing: s
 
 def test_batches_stand_in_the_order_of_their_dispatch() -> None:
     given = (("a", 5, 0.0, 3.0), ("b", 2, 1.0, 3.0), ("c", 9, 2.0, 1.0), ("d", 5, 2.5, 3.0))
-    found = batches([member(name, batch, arrived, start, 9.0) for name, batch, arrived, start in given])
+    found = batches(
+        [member(name, batch, arrived, start, 9.0) for name, batch, arrived, start in given]
+    )
     assert [[each.id for each in batch] for batch in found] == [["c"], ["b"], ["a", "d"]]
 
 
 def test_a_single_request_starts_at_its_arrival_or_when_its_server_is_free() -> None:
     """However late the gateway sent it: half a second here."""
-    found = measured_starts([member("a", 0, 1.0, 1.5, 3.5), member("b", 1, 2.0, 4.0, 6.0), member("c", 2, 9.0, 9.5, 10.0)])
+    found = measured_starts(
+        [
+            member("a", 0, 1.0, 1.5, 3.5),
+            member("b", 1, 2.0, 4.0, 6.0),
+            member("c", 2, 9.0, 9.5, 10.0),
+        ]
+    )
     assert found == {"a": 1.0, "b": 3.5, "c": 9.0}
 
 
@@ -90,7 +129,9 @@ def test_servers_have_their_own_ends() -> None:
     assert found == {"a": 1.0, "b": 2.0, "c": 4.0, "d": 5.0}
 
 
-@pytest.mark.parametrize("policy", ["dynamic", "capped:max_batch_size=2", "elastic:max_batch_size=2"])
+@pytest.mark.parametrize(
+    "policy", ["dynamic", "capped:max_batch_size=2", "elastic:max_batch_size=2"]
+)
 def test_a_batch_starts_with_its_oldest_and_ends_with_its_last(policy: str) -> None:
     """Members of an elastic batch leave one by one; the server is free with the last."""
     found = measured_starts(
@@ -110,7 +151,10 @@ def fixed(policy: str, *dispatched: float) -> dict[str, float]:
         [
             member("a", 0, 1.0, 3.4, 5.0, policy=policy, batch_size=2),
             member("b", 0, 3.0, 3.4, 5.0, policy=policy, batch_size=2),
-            *(member(str(at), 1 + place, 10.0, at, at + 1, policy=policy) for place, at in enumerate(dispatched)),
+            *(
+                member(str(at), 1 + place, 10.0, at, at + 1, policy=policy)
+                for place, at in enumerate(dispatched)
+            ),
         ]
     )
 
@@ -119,13 +163,17 @@ def test_a_fixed_batch_starts_with_the_member_that_fills_it_or_when_its_oldest_h
     assert fixed("fixed:batch_size=2,max_wait=4", 14.6) == {"a": 3.0, "b": 3.0, "14.6": 14.0}
     assert fixed("fixed:batch_size=2,max_wait=4", 12.0)["12.0"] == 12.0, "the queue was closing"
     assert fixed("fixed:batch_size=2", 12.0)["12.0"] == 12.0
-    assert fixed("fixed:batch_size=9", 12.0) == {"a": 3.0, "b": 3.0, "12.0": 12.0}, "the engine takes two"
+    assert fixed("fixed:batch_size=9", 12.0) == {"a": 3.0, "b": 3.0, "12.0": 12.0}, (
+        "the engine takes two"
+    )
     assert fixed("fixed:batch_size=9,max_wait=1", 12.0)["a"] == 2.0, "two are not nine"
     assert fixed("fixed:batch_size=1", 12.0) == {"a": 3.0, "b": 3.0, "12.0": 10.0}
 
 
 def test_slots_are_taken_in_turn_for_as_long_as_each_was_held() -> None:
-    """Two slots, as the largest number seen in service says; each of the three was sent half a second late."""
+    """Two slots, as the largest number seen in service says; each of the three was sent half a
+    second late.
+    """
     policy = "continuous:max_batch_size=4"
     found = measured_starts(
         [

@@ -1,4 +1,6 @@
-"""`kendall reproduce`: the documents' numbers, the formulas as printed, and the numerics that only these need."""
+"""`kendall reproduce`: the documents' numbers, the formulas as printed, and the numerics that
+only these need.
+"""
 
 import json
 import math
@@ -35,15 +37,40 @@ from queueing.papers.reproduction.artefact import (
     largest_over,
 )
 from queueing.papers.reproduction.catalogue import CATALOGUE, chosen, make
-from queueing.papers.reproduction.heavy_tails import HeavyTailedTime, dynamic_batches, fixed_batches, unlimited_batches
+from queueing.papers.reproduction.heavy_tails import (
+    HeavyTailedTime,
+    dynamic_batches,
+    fixed_batches,
+    unlimited_batches,
+)
 from queueing.papers.reproduction.inoue import device
-from queueing.papers.reproduction.lengths import clipped_lognormal, exponential, lognormal, truncated_gaussian, uniform
+from queueing.papers.reproduction.lengths import (
+    clipped_lognormal,
+    exponential,
+    lognormal,
+    truncated_gaussian,
+    uniform,
+)
 from queueing.papers.reproduction.report import as_object, page
-from queueing.papers.reproduction.simulate import BatchRun, Simulated, simulate_batches, simulate_single
+from queueing.papers.reproduction.simulate import (
+    BatchRun,
+    Simulated,
+    simulate_batches,
+    simulate_single,
+)
 from queueing.papers.reproduction.yang_single import SingleLaw, inferred_law
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction"
-CHEAP = ("yang-table1", "yang-fig3", "inoue-table1", "inoue-fig2", "inoue-fig3", "chapter-latency", "chapter-variability", "chapter-case")
+CHEAP = (
+    "yang-table1",
+    "yang-fig3",
+    "inoue-table1",
+    "inoue-fig2",
+    "inoue-fig3",
+    "chapter-latency",
+    "chapter-variability",
+    "chapter-case",
+)
 DEAR = tuple(name for name in CATALOGUE if name not in CHEAP)
 
 
@@ -105,7 +132,9 @@ def test_every_stated_number_of_the_dear_artefacts_is_met_or_explained(name):
 
 
 def compare_with_committed(artefact: Artefact) -> None:
-    """Numbers to 1e-5; texts that hold numbers are not compared (their last digit may round either way)."""
+    """Numbers to 1e-5; texts that hold numbers are not compared (their last digit may round
+    either way).
+    """
     committed = json.loads((RESULTS / f"{artefact.name}.json").read_text())
     fresh = json.loads(json.dumps(as_object(artefact)))
     for mine, theirs in zip(fresh["statements"], committed["statements"], strict=True):
@@ -159,17 +188,23 @@ def test_simulated_clipping_meets_the_exact_delay():
 def test_the_longest_of_b_has_its_closed_form_mean(b):
     assert uniform(1000).longest_mean(b) == pytest.approx(1000 * b / (b + 1), rel=1e-11)
     assert uniform(1000).longest_mean(b, 2) == pytest.approx(1e6 * b / (b + 2), rel=1e-11)
-    assert exponential(200).longest_mean(b) == pytest.approx(200 * sum(1 / k for k in range(1, b + 1)), rel=1e-11)
+    assert exponential(200).longest_mean(b) == pytest.approx(
+        200 * sum(1 / k for k in range(1, b + 1)), rel=1e-11
+    )
 
 
 def test_one_draw_has_the_mean_of_its_law():
     assert lognormal(7, 0.7).longest_mean(1) == pytest.approx(math.exp(7.245), rel=1e-12)
     assert lognormal(7, 0.7).longest_mean(1, 2) == pytest.approx(math.exp(14.98), rel=1e-12)
-    assert truncated_gaussian(0, 1).longest_mean(1) == pytest.approx(math.sqrt(2 / math.pi), rel=1e-12)
+    assert truncated_gaussian(0, 1).longest_mean(1) == pytest.approx(
+        math.sqrt(2 / math.pi), rel=1e-12
+    )
     assert truncated_gaussian(800, 20).longest_mean(1) == pytest.approx(800, rel=1e-12)
 
 
-@pytest.mark.parametrize("law", [uniform(600), exponential(200), lognormal(7, 0.7), truncated_gaussian(10, 20)])
+@pytest.mark.parametrize(
+    "law", [uniform(600), exponential(200), lognormal(7, 0.7), truncated_gaussian(10, 20)]
+)
 def test_samples_have_the_law_that_quadrature_integrates(law):
     draws = law.sample(np.random.default_rng(5), 400_000)
     longest = draws.reshape(-1, 4).max(axis=1)
@@ -195,11 +230,17 @@ LAWS = {
 def test_truncated_chains_equal_the_ladder_solution_where_both_exist(padded, load):
     """The ladder solver counts whole tokens, hence the tolerance."""
     time = HeavyTailedTime(CONSTANTS, uniform(1000), padded)
-    whole = BatchTime(LatencyModel(*CONSTANTS), parse_distribution("uniform:low=0,high=1000"), None, padded)
+    whole = BatchTime(
+        LatencyModel(*CONSTANTS), parse_distribution("uniform:low=0,high=1000"), None, padded
+    )
     lam = load * 4 / time.mean(4)
     assert time.second_moment(4) == pytest.approx(whole.second_moment(4), rel=2e-5)
-    assert dynamic_batches(time, lam, 4).delay == pytest.approx(solve_batch_chain(whole, lam, 4).queueing_delay, rel=1e-4)
-    assert fixed_batches(time, lam, 4).delay == pytest.approx(solve_fixed_batches(whole, lam, 4, quantiles=False).delay.mean, rel=1e-4)
+    assert dynamic_batches(time, lam, 4).delay == pytest.approx(
+        solve_batch_chain(whole, lam, 4).queueing_delay, rel=1e-4
+    )
+    assert fixed_batches(time, lam, 4).delay == pytest.approx(
+        solve_fixed_batches(whole, lam, 4, quantiles=False).delay.mean, rel=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -211,8 +252,14 @@ def test_truncated_chains_agree_with_simulation(name, load, padded):
     lam = load * 6 / time.mean(6)
     settings = {"constants": CONSTANTS, "lengths": LAWS[name], "padded": padded, "bound": 6}
     label = f"{name} {load} {padded}"
-    agrees(simulate_batches(f"dynamic {label}", BatchRun(**settings), lam, 400_000)[0], dynamic_batches(time, lam, 6).delay)
-    agrees(simulate_batches(f"fixed {label}", BatchRun(**settings, fixed=True), lam, 400_000)[0], fixed_batches(time, lam, 6).delay)
+    agrees(
+        simulate_batches(f"dynamic {label}", BatchRun(**settings), lam, 400_000)[0],
+        dynamic_batches(time, lam, 6).delay,
+    )
+    agrees(
+        simulate_batches(f"fixed {label}", BatchRun(**settings, fixed=True), lam, 400_000)[0],
+        fixed_batches(time, lam, 6).delay,
+    )
 
 
 @pytest.mark.slow
@@ -222,7 +269,10 @@ def test_elastic_batches_without_a_bound_agree_with_simulation(name, load):
     time = HeavyTailedTime(CONSTANTS, LAWS[name], padded=False)
     lam = load / (CONSTANTS[0] + CONSTANTS[2] * LAWS[name].longest_mean(1))
     run = BatchRun(constants=CONSTANTS, lengths=LAWS[name], padded=False)
-    agrees(simulate_batches(f"elastic {name} {load}", run, lam, 200_000)[0], unlimited_batches(time, lam).delay)
+    agrees(
+        simulate_batches(f"elastic {name} {load}", run, lam, 200_000)[0],
+        unlimited_batches(time, lam).delay,
+    )
 
 
 def test_batches_beyond_their_capacity_have_no_delay():
@@ -241,19 +291,29 @@ RATES = st.floats(0.01, 0.95)
 def test_inoues_bounds_and_yangs_are_one_family(load, alpha, tau0):
     """phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i: a sojourn and a queueing delay."""
     lam = load / alpha
-    for phi, psi in ((printed.phi0, printed.psi0), (printed.phi1, printed.psi1), (printed.phi, printed.psi)):
-        assert phi(lam, alpha, tau0) == pytest.approx(alpha + tau0 + (1 + 2 * load) * psi(lam, alpha, tau0), rel=1e-9)
+    for phi, psi in (
+        (printed.phi0, printed.psi0),
+        (printed.phi1, printed.psi1),
+        (printed.phi, printed.psi),
+    ):
+        assert phi(lam, alpha, tau0) == pytest.approx(
+            alpha + tau0 + (1 + 2 * load) * psi(lam, alpha, tau0), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("load", [0.05, 0.3, 0.8])
 def test_inoues_bound_holds_for_constant_batch_times(load):
-    time = BatchTime(LatencyModel(k2=2.0, k3=0.5), parse_distribution("deterministic:value=1"), None, padded=True)
+    time = BatchTime(
+        LatencyModel(k2=2.0, k3=0.5), parse_distribution("deterministic:value=1"), None, padded=True
+    )
     exact = solve_batch_chain(time, load / 0.5, None).sojourn_time
     assert exact <= printed.phi(load / 0.5, 0.5, 2.0) < 1.2 * exact
 
 
 def poisson_chain(load: float, alpha: float, tau0: float) -> tuple[float, float]:
-    """Inoue's queue solved by a plain truncated chain, B' = A + [A = 0], A Poisson(lam (alpha B + tau0)): E[W] and E[B]."""
+    """Inoue's queue solved by a plain truncated chain, B' = A + [A = 0], A Poisson(lam (alpha B
+    + tau0)): E[W] and E[B].
+    """
     lam = load / alpha
     sizes = np.arange(1, 40 + int(8 * lam * tau0 / (1 - load) ** 1.5))
     landing = scipy_poisson.pmf(sizes[None, :], lam * (alpha * sizes[:, None] + tau0))
@@ -273,8 +333,12 @@ def poisson_chain(load: float, alpha: float, tau0: float) -> tuple[float, float]
         ("inoue-p4", 0.58330, 1.42839, 36.629e-3, 51.436e-3, 0.080, 0.227),
     ],
 )
-def test_the_worst_of_inoues_closed_forms_is_where_their_branches_cross(name, alpha, tau0, beta, c0, phi_excess, eta_excess):
-    """An own chain on 60 loads and at the crossing, from the printed constants, finds no larger ratio; the grid of the figure misses it."""
+def test_the_worst_of_inoues_closed_forms_is_where_their_branches_cross(
+    name, alpha, tau0, beta, c0, phi_excess, eta_excess
+):
+    """An own chain on 60 loads and at the crossing, from the printed constants, finds no larger
+    ratio; the grid of the figure misses it.
+    """
     crossing = alpha / (alpha + tau0)
     phi_ratios, eta_ratios = [], []
     for load in (crossing, *np.linspace(0.02, 0.6, 60)):
@@ -288,7 +352,10 @@ def test_the_worst_of_inoues_closed_forms_is_where_their_branches_cross(name, al
     assert eta_ratios[0] - 1 == pytest.approx(eta_excess, abs=5e-4)
     ours = inoue_queue.worst_phi(device(name)), inoue_queue.worst_efficiency(device(name))
     assert ours == pytest.approx((phi_ratios[0], eta_ratios[0]), rel=1e-4)
-    for figure, column in (("inoue-fig4", f"+{100 * phi_excess:.1f} %"), ("inoue-fig7", f"{100 * phi_excess:.1f} %")):
+    for figure, column in (
+        ("inoue-fig4", f"+{100 * phi_excess:.1f} %"),
+        ("inoue-fig7", f"{100 * phi_excess:.1f} %"),
+    ):
         statements = json.loads((RESULTS / f"{figure}.json").read_text())["statements"]
         assert any(column in str(row["ours"]) for row in statements)
 
@@ -304,7 +371,9 @@ def test_the_largest_value_is_found_between_the_points_of_a_grid():
 @pytest.mark.parametrize("load", [0.1, 0.6, 0.9])
 def test_eq_25_is_the_formed_wait_plus_the_service(b, load):
     """Not the queueing delay: that is Eq. 25 - H + (b - 1)/(2 lam)."""
-    time = BatchTime(LatencyModel(k4=2.0), parse_distribution("deterministic:value=1"), None, padded=True)
+    time = BatchTime(
+        LatencyModel(k4=2.0), parse_distribution("deterministic:value=1"), None, padded=True
+    )
     lam = load * b / 2.0
     exact = solve_fixed_batches(time, lam, b, quantiles=False).delay.mean
     value = printed.fixed_batch_delay(lam, 2.0, b, 4000)
@@ -318,7 +387,9 @@ def test_the_printed_md1_delay_lacks_a_factor_rho(load):
 
 
 def test_the_sign_of_eq_11_rewards_waiting():
-    assert printed.objective_impatient(0.95, 1.0, 10.0, 0.1, 4.0) > printed.objective_impatient(0.95, 1.0, 5.0, 0.1, 4.0)
+    assert printed.objective_impatient(0.95, 1.0, 10.0, 0.1, 4.0) > printed.objective_impatient(
+        0.95, 1.0, 5.0, 0.1, 4.0
+    )
     assert printed.objective_patient(0.95, 1.0, 10.0) < printed.objective_patient(0.95, 1.0, 5.0)
 
 
@@ -348,20 +419,30 @@ def test_json_is_one_object_and_nothing_else():
     result = CliRunner().invoke(cli.app, ["chapter-case", "chapter-latency", "--json"])
     assert result.exit_code == 0
     found = json.loads(result.stdout)
-    assert [artefact["name"] for artefact in found["artefacts"]] == ["chapter-latency", "chapter-case"]
+    assert [artefact["name"] for artefact in found["artefacts"]] == [
+        "chapter-latency",
+        "chapter-case",
+    ]
     assert "chapter-case" in result.stderr  # progress
 
 
 def test_output_writes_pictures_and_data_but_no_page_for_a_part(tmp_path):
     result = CliRunner().invoke(cli.app, ["chapter-case", "--output", str(tmp_path)])
     assert result.exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chapter-case.json", "chapter-case.png"]
-    assert json.loads((tmp_path / "chapter-case.json").read_text())["statements"][1]["ours"] == pytest.approx(1.25)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "chapter-case.json",
+        "chapter-case.png",
+    ]
+    assert json.loads((tmp_path / "chapter-case.json").read_text())["statements"][1][
+        "ours"
+    ] == pytest.approx(1.25)
     assert "stated 1.25 / ours 1.25 / deviation 0  [met]" in result.stdout
 
 
 def test_an_unexplained_deviation_ends_with_status_three(monkeypatch):
-    monkeypatch.setattr(cli, "make", lambda name, _: Artefact(name, "wrong", (Statement("x", "1", 2.0),)))
+    monkeypatch.setattr(
+        cli, "make", lambda name, _: Artefact(name, "wrong", (Statement("x", "1", 2.0),))
+    )
     assert CliRunner().invoke(cli.app, ["chapter-case"]).exit_code == 3
 
 

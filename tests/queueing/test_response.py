@@ -15,9 +15,24 @@ from queueing.control.advice.sentence import percent
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 
 
-def response(load: float, *, rate: float = 0.1, smooth: float = 0.0, pole: bool = True, stable: bool = True, own: float = 0.0) -> Response:
+def response(
+    load: float,
+    *,
+    rate: float = 0.1,
+    smooth: float = 0.0,
+    pole: bool = True,
+    stable: bool = True,
+    own: float = 0.0,
+) -> Response:
     """Of one estimate, whose half width moves ln load by `rate` and ln g by `smooth`."""
-    return Response(smooth=np.array([smooth]), loads=np.array([rate]), load=load, pole=pole, needs_stability=stable, own=own)
+    return Response(
+        smooth=np.array([smooth]),
+        loads=np.array([rate]),
+        load=load,
+        pole=pole,
+        needs_stability=stable,
+        own=own,
+    )
 
 
 def test_a_delay_with_a_pole_moves_as_one_over_the_free_capacity() -> None:
@@ -28,7 +43,9 @@ def test_a_delay_with_a_pole_moves_as_one_over_the_free_capacity() -> None:
 
 
 @pytest.mark.parametrize(("load", "bounded"), [(0.9, True), (0.91, False)])
-def test_the_interval_is_open_where_a_step_leaves_no_steady_state(load: float, bounded: bool) -> None:
+def test_the_interval_is_open_where_a_step_leaves_no_steady_state(
+    load: float, bounded: bool
+) -> None:
     """0.9 e^0.1 = 0.995, 0.91 e^0.1 = 1.006."""
     found = response(load).interval(2.0, 77.0)
     assert math.isfinite(found.high) == bounded
@@ -52,7 +69,9 @@ def test_the_methods_own_error_adds_up_as_squares() -> None:
 
 
 def test_several_estimates_move_it_in_the_direction_in_which_it_moves_most() -> None:
-    found = Response(smooth=np.array([0.3, 0.4]), loads=np.zeros(2), load=0.5, pole=False, needs_stability=True).interval(1.0, 77.0)
+    found = Response(
+        smooth=np.array([0.3, 0.4]), loads=np.zeros(2), load=0.5, pole=False, needs_stability=True
+    ).interval(1.0, 77.0)
     assert (found.low, found.high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
 
 
@@ -71,10 +90,14 @@ def test_a_gain_shares_the_errors_of_both_settings() -> None:
     assert more < 0 < less
     found = response(0.5, rate=0.05).gain(1.0, response(0.8, rate=0.05), 2.0, 77.0)
     assert found.value == pytest.approx(0.5)
-    assert (found.low, found.high) == pytest.approx((1 - 0.5 * math.exp(less), 1 - 0.5 * math.exp(more)))
+    assert (found.low, found.high) == pytest.approx(
+        (1 - 0.5 * math.exp(less), 1 - 0.5 * math.exp(more))
+    )
     loss = response(0.8, rate=0.05).gain(2.0, response(0.5, rate=0.05), 1.0, 77.0)
     assert loss.value == pytest.approx(-1.0)
-    assert (loss.low, loss.high) == pytest.approx((1 - 2 * math.exp(-more), 1 - 2 * math.exp(-less)))
+    assert (loss.low, loss.high) == pytest.approx(
+        (1 - 2 * math.exp(-more), 1 - 2 * math.exp(-less))
+    )
 
 
 def test_a_gain_is_open_towards_the_setting_that_may_lose_its_steady_state() -> None:
@@ -142,7 +165,9 @@ def test_a_fraction_that_is_not_0_is_never_shown_as_0_percent(value: float) -> N
     assert (shown == "0 %") == (value == 0)
     assert (shown == "under 0.5 %") == (0 < value < HALF_A_PERCENT)
     if value >= HALF_A_PERCENT:
-        assert shown.startswith("over") or float(shown.removesuffix(" %")) == pytest.approx(100 * value, abs=0.5 + 1e-9)
+        assert shown.startswith("over") or float(shown.removesuffix(" %")) == pytest.approx(
+            100 * value, abs=0.5 + 1e-9
+        )
 
 
 @given(st.floats(-10, 10))
@@ -157,7 +182,13 @@ def test_gains_and_losses_of_one_size_are_rounded_alike(value: float) -> None:
 
 
 def test_a_duration_is_said_in_milliseconds_below_a_second() -> None:
-    assert [seconds(value) for value in (None, 0.0124, 0.9, 1.0, 1.5)] == ["without bound", "12.4 ms", "900 ms", "1 s", "1.5 s"]
+    assert [seconds(value) for value in (None, 0.0124, 0.9, 1.0, 1.5)] == [
+        "without bound",
+        "12.4 ms",
+        "900 ms",
+        "1 s",
+        "1.5 s",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +207,12 @@ def test_a_gain_is_said_with_its_sign_and_both_ends(gain: Estimate, words: str) 
 def test_an_estimate_knows_itself() -> None:
     found = symmetric(-2.0, 0.5, 30.0)
     assert (found.low, found.high, found.relative) == (-2.5, -1.5, 0.25)
-    assert [found.covers(each) for each in (-2.51, -2.49, -1.51, -1.49)] == [False, True, True, False]
+    assert [found.covers(each) for each in (-2.51, -2.49, -1.51, -1.49)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert found.scaled(2.0) == Estimate(-4.0, -5.0, -3.0, 30.0)
     assert symmetric(0.2, 0.3, 30.0).of_duration() == Estimate(0.2, 0.0, 0.5, 30.0)
     assert symmetric(0.2, 0.3, 30.0).at_least(0.1) == Estimate(0.2, 0.1, 0.5, 30.0)

@@ -1,4 +1,6 @@
-"""A run of the advised length says what was asked: its interval covers, is narrow enough, and is seldom too short."""
+"""A run of the advised length says what was asked: its interval covers, is narrow enough, and is
+seldom too short.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from queueing.measurement.statistics import FloatArray, find_warm_up, mean_inter
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import draw_jobs, simulate_run
-from queueing.simulation.run_length import LEAST_MEMORIES, RunLength, _exact, _pilot, advice_lines, advise, advise_model, describe
+from queueing.simulation.run_length import (
+    LEAST_MEMORIES,
+    RunLength,
+    _exact,
+    _pilot,
+    advice_lines,
+    advise,
+    advise_model,
+    describe,
+)
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
@@ -42,45 +53,75 @@ def printed(delays: FloatArray) -> Interval:
     return mean_interval(delays[find_warm_up(delays).dropped :])
 
 
-def runs_of_advised_length(policy: str, load: float, relative: float) -> tuple[list[Interval], float]:
+def runs_of_advised_length(
+    policy: str, load: float, relative: float
+) -> tuple[list[Interval], float]:
     model = model_of(policy)
     rate = at_load(model, load)
     advice = advise_model(model, rate, relative=relative)
     seeds = (np.random.SeedSequence((seed, 4)) for seed in range(RUNS))
     exact = predict_model(model, rate)
     assert exact.method == "exact"
-    intervals = [printed(simulate_run(model, rate, advice.requests, seed).queueing_delay) for seed in seeds]
+    intervals = [
+        printed(simulate_run(model, rate, advice.requests, seed).queueing_delay) for seed in seeds
+    ]
     return intervals, float(exact.queueing_delay.mean or 0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "load"), CELLS)
-def test_intervals_of_runs_as_long_as_advised_cover_the_exact_mean_delay(policy: str, load: float) -> None:
-    """200 runs of the length advised for +-20 %: 88 % cover and are not too short, at most 10 % are too short, nine of ten are as narrow.
+def test_intervals_of_runs_as_long_as_advised_cover_the_exact_mean_delay(
+    policy: str, load: float
+) -> None:
+    """200 runs of the length advised for +-20 %: 88 % cover and are not too short, at most 10 % are
+    too short, nine of ten are as narrow.
 
-    The runs are the simulator's: on virtual time the gateway takes about a millisecond a request, so 200 runs at load 0.9
-    would take it hours. That its delays are the same numbers, not only the same law, is the test after this one.
+    The runs are the simulator's: on virtual time the gateway takes about a millisecond a request,
+    so 200 runs at load 0.9 would take it hours. That its delays are the same numbers, not only the
+    same law, is the test after this one.
     """
     intervals, exact = runs_of_advised_length(policy, load, 0.2)
-    assert sum(interval.covers(exact) and not interval.too_short for interval in intervals) >= 0.88 * RUNS
+    assert (
+        sum(interval.covers(exact) and not interval.too_short for interval in intervals)
+        >= 0.88 * RUNS
+    )
     assert sum(interval.too_short for interval in intervals) <= 0.1 * RUNS
     assert np.quantile([interval.relative for interval in intervals], 0.9) < 0.21
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "load", "seeds", "most"), [("single", 0.5, 1, 5000), (CAPPED, 0.5, 4, 5000), (CAPPED, 0.7, 2, 5000), (CAPPED, 0.9, 1, 6000)]
+    ("policy", "load", "seeds", "most"),
+    [
+        ("single", 0.5, 1, 5000),
+        (CAPPED, 0.5, 4, 5000),
+        (CAPPED, 0.7, 2, 5000),
+        (CAPPED, 0.9, 1, 6000),
+    ],
 )
-def test_the_gateway_on_virtual_time_prints_the_interval_that_the_simulator_prints(policy: str, load: float, seeds: int, most: int) -> None:
-    """The runs of the test above, as long as advised or as their first `most` requests, through batcher and emulated engine."""
+def test_the_gateway_on_virtual_time_prints_the_interval_that_the_simulator_prints(
+    policy: str, load: float, seeds: int, most: int
+) -> None:
+    """The runs of the test above, as long as advised or as their first `most` requests, through
+    batcher and emulated engine.
+    """
     model = model_of(policy)
     rate = at_load(model, load)
     count = min(most, advise_model(model, rate, relative=0.2).requests)
     for seed in range(seeds):
         jobs, _ = draw_jobs(model, rate, count, np.random.SeedSequence((seed, 4)))
-        records = run_virtual(replay(model.policy, [(job.request, job.output_tokens) for job in jobs], LAW))
-        live = np.array([record.queueing_delay for record in sorted(records, key=lambda record: int(record.request_id))])
-        simulated = simulate_run(model, rate, count, np.random.SeedSequence((seed, 4))).queueing_delay
+        records = run_virtual(
+            replay(model.policy, [(job.request, job.output_tokens) for job in jobs], LAW)
+        )
+        live = np.array(
+            [
+                record.queueing_delay
+                for record in sorted(records, key=lambda record: int(record.request_id))
+            ]
+        )
+        simulated = simulate_run(
+            model, rate, count, np.random.SeedSequence((seed, 4))
+        ).queueing_delay
         np.testing.assert_allclose(live, simulated, rtol=0, atol=1e-9)
         assert printed(live).half_width == pytest.approx(printed(simulated).half_width, rel=1e-9)
 
@@ -90,7 +131,9 @@ def test_the_variance_of_the_mean_wait_in_an_mm1_queue_is_daleys(load: float) ->
     model = Model.clipped(parse_policy("single"), ONE, EXPONENTIAL)
     found = _exact(model, load)
     assert found.mean == pytest.approx(load / (1 - load))
-    assert found.asymptotic_variance == pytest.approx(load * (2 + 5 * load - 4 * load**2 + load**3) / (1 - load) ** 4)
+    assert found.asymptotic_variance == pytest.approx(
+        load * (2 + 5 * load - 4 * load**2 + load**3) / (1 - load) ** 4
+    )
 
 
 @pytest.mark.parametrize("law", ["k1=0,k2=0.01,k3=0,k4=0.002", "k1=0,k2=0.01,k3=0,k4=0.002,cv=0.8"])
@@ -107,22 +150,38 @@ def test_the_variance_of_simulated_means_is_the_one_that_was_planned_with() -> N
     model = model_of("single")
     rate, count = at_load(model, 0.7), 20_000
     exact = _exact(model, rate)
-    means = [simulate_run(model, rate, count, np.random.SeedSequence(seed)).queueing_delay.mean() for seed in range(400)]
-    assert np.var(means) * count == pytest.approx(exact.asymptotic_variance, rel=0.2)  # three standard errors
+    means = [
+        simulate_run(model, rate, count, np.random.SeedSequence(seed)).queueing_delay.mean()
+        for seed in range(400)
+    ]
+    assert np.var(means) * count == pytest.approx(
+        exact.asymptotic_variance, rel=0.2
+    )  # three standard errors
 
 
-def test_a_finer_precision_takes_more_requests_by_the_square_of_the_interval_before_it_is_widened() -> None:
-    """Twice the precision takes four times the requests in the limit; a rough one needs more, as its interval is widened more."""
+def test_a_finer_precision_takes_more_requests_by_the_square_of_the_interval_before_it_is_widened() -> (
+    None
+):
+    """Twice the precision takes four times the requests in the limit; a rough one needs more, as
+    its interval is widened more.
+    """
     model = model_of("single")
-    rough, fine, finer, finest = (advise_model(model, at_load(model, 0.7), relative=relative) for relative in (0.1, 0.05, 0.002, 0.001))
-    assert fine.requests == pytest.approx((plug_in(0.1) / plug_in(0.05)) ** 2 * rough.requests, abs=4)
+    rough, fine, finer, finest = (
+        advise_model(model, at_load(model, 0.7), relative=relative)
+        for relative in (0.1, 0.05, 0.002, 0.001)
+    )
+    assert fine.requests == pytest.approx(
+        (plug_in(0.1) / plug_in(0.05)) ** 2 * rough.requests, abs=4
+    )
     assert finest.requests == pytest.approx(4 * finer.requests, rel=0.01)
     assert rough.relative_half_width == pytest.approx(0.1)
     assert fine.seconds == fine.requests / at_load(model, 0.7)
 
 
 def test_no_run_is_advised_that_is_too_short_for_its_interval() -> None:
-    """Uncapped batches vary little and remember long: +-25 % alone would ask for a run that batch means cannot judge."""
+    """Uncapped batches vary little and remember long: +-25 % alone would ask for a run that
+    batch means cannot judge.
+    """
     model = model_of("dynamic")
     advice = advise_model(model, at_load(model, 0.8), relative=0.25)
     assert advice.requests >= LEAST_MEMORIES * advice.memory
@@ -132,7 +191,9 @@ def test_no_run_is_advised_that_is_too_short_for_its_interval() -> None:
 def test_a_policy_that_joins_running_batches_is_advised_by_its_sojourn() -> None:
     advice = advise(parse_policy("continuous:max_batch_size=4"), 4.0, LENGTHS, LAW, relative=0.2)
     assert advice.quantity == "sojourn_time"
-    assert advise(parse_policy("single"), 4.0, LENGTHS, LAW, quantity="sojourn_time").how.startswith("pilot of")
+    assert advise(
+        parse_policy("single"), 4.0, LENGTHS, LAW, quantity="sojourn_time"
+    ).how.startswith("pilot of")
 
 
 def test_advice_for_a_lossy_queue_comes_from_a_pilot_even_above_load_1() -> None:
@@ -143,7 +204,10 @@ def test_advice_for_a_lossy_queue_comes_from_a_pilot_even_above_load_1() -> None
 
 def test_one_line_tells_load_length_and_precision() -> None:
     advice = RunLength(11_940, 6000.0, 0.1, 0.95, 0.9, "queueing_delay", 30.0, "exact")
-    assert describe(advice) == "load 0.90: 12,000 requests (100 min) for +-10 % of the mean queueing delay in nine runs of ten (exact)"
+    assert describe(advice) == (
+        "load 0.90: 12,000 requests (100 min) for +-10 % of the mean queueing delay in nine "
+        "runs of ten (exact)"
+    )
     lines = advice_lines(parse_policy("single"), (0.5, 0.9), LENGTHS, LAW)
     assert [line[:10] for line in lines] == ["load 0.50:", "load 0.90:"]
 
@@ -165,4 +229,6 @@ def test_an_unstable_queue_has_no_run_length_and_one_where_nobody_waits_none_eit
     with pytest.raises(UnstableQueueError):
         advise(parse_policy("single"), 1000.0, LENGTHS, LAW)
     with pytest.raises(SpecError, match="no request waits"):
-        advise(parse_policy("continuous:max_batch_size=64"), 0.01, ONE, LAW, quantity="queueing_delay")
+        advise(
+            parse_policy("continuous:max_batch_size=64"), 0.01, ONE, LAW, quantity="queueing_delay"
+        )

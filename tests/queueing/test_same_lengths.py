@@ -1,4 +1,6 @@
-"""Lengths of earlier epochs are used where they are of one law with this epoch's, and only there."""
+"""Lengths of earlier epochs are used where they are of one law with this epoch's, and only
+there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ UNIFORM, SAME, GEOMETRIC = "uniform:low=1,high=31", "deterministic:value=16", "g
 
 def run(law: TokenDistribution, count: int, seed: int) -> Snapshot:
     model = Model(policy=parse_policy(POLICY), output_tokens=law, law=LAW, max_num_seqs=16)
-    return snapshot_of_run(simulate_run(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(seed)), model)
+    return snapshot_of_run(
+        simulate_run(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(seed)),
+        model,
+    )
 
 
 def window(*texts: str, count: int = 1000, limit: int | None = None) -> Snapshot:
@@ -40,7 +45,12 @@ def window(*texts: str, count: int = 1000, limit: int | None = None) -> Snapshot
         part[:, COLUMN["epoch"]], part[:, COLUMN["prompt_tokens"]] = epoch, 8
         if epoch == len(texts) - 1:
             last = replace(
-                now, start=now.start + epoch_at, now=now.now + epoch_at, arrivals=now.arrivals + epoch_at, epoch=epoch, epoch_at=epoch_at
+                now,
+                start=now.start + epoch_at,
+                now=now.now + epoch_at,
+                arrivals=now.arrivals + epoch_at,
+                epoch=epoch,
+                epoch_at=epoch_at,
             )
             if limit is not None:
                 cut = part[:, COLUMN["output_tokens"]] > limit
@@ -52,7 +62,11 @@ def window(*texts: str, count: int = 1000, limit: int | None = None) -> Snapshot
 
 def answers(seen: Snapshot, *epochs: int) -> int:
     """How many met their end."""
-    return int(np.count_nonzero(np.isin(seen.column("epoch"), epochs) & (seen.column("ending") < WITHOUT_LENGTH)))
+    return int(
+        np.count_nonzero(
+            np.isin(seen.column("epoch"), epochs) & (seen.column("ending") < WITHOUT_LENGTH)
+        )
+    )
 
 
 def found(seen: Snapshot) -> Estimates:
@@ -76,7 +90,9 @@ def test_a_lower_limit_is_no_other_law_and_what_lies_beyond_it_is_known_from_bef
     assert told.output_tokens.mean(31).value == pytest.approx(16, rel=0.05)
 
 
-@pytest.mark.parametrize(("before", "now"), [(UNIFORM, SAME), (SAME, UNIFORM), (UNIFORM, GEOMETRIC), (GEOMETRIC, SAME)])
+@pytest.mark.parametrize(
+    ("before", "now"), [(UNIFORM, SAME), (SAME, UNIFORM), (UNIFORM, GEOMETRIC), (GEOMETRIC, SAME)]
+)
 def test_lengths_of_another_law_with_the_same_mean_are_not_used(before: str, now: str) -> None:
     seen = window(before, now)
     told = found(seen)
@@ -88,7 +104,9 @@ def test_lengths_of_another_law_with_the_same_mean_are_not_used(before: str, now
 def test_what_lies_behind_another_law_is_not_used_either() -> None:
     seen = window(SAME, UNIFORM, SAME, SAME)
     assert found(seen).output_tokens.counts.size == answers(seen, 2, 3)
-    assert lengths_from(seen) == pytest.approx(np.min(seen.column("dispatched_at")[seen.column("epoch") == 2]))
+    assert lengths_from(seen) == pytest.approx(
+        np.min(seen.column("dispatched_at")[seen.column("epoch") == 2])
+    )
 
 
 def test_prompts_that_changed_make_the_answers_before_those_of_others() -> None:
@@ -107,7 +125,9 @@ def test_an_epoch_that_has_just_begun_has_the_lengths_of_the_last() -> None:
 
 
 def test_the_prediction_after_a_change_of_clients_is_that_of_the_new_ones() -> None:
-    """On a real engine it was 57 % too large: lengths of 1 to 31 tokens, then always 16, in two epochs."""
+    """On a real engine it was 57 % too large: lengths of 1 to 31 tokens, then always 16, in two
+    epochs.
+    """
     seen = window(UNIFORM, SAME, count=20_000)
     compared = assess(seen, LAW, Limits(max_num_seqs=16)).compared
     assert compared.error == pytest.approx(0, abs=0.05)
@@ -118,10 +138,16 @@ def sample(law: str, count: int, seed: int) -> Lengths:
 
 
 def test_samples_of_one_law_pass_and_material_differences_do_not() -> None:
-    pairs = [(sample(GEOMETRIC, 200, seed), sample(GEOMETRIC, 3000, 1000 + seed)) for seed in range(200)]
+    pairs = [
+        (sample(GEOMETRIC, 200, seed), sample(GEOMETRIC, 3000, 1000 + seed)) for seed in range(200)
+    ]
     assert sum(differ(*pair) for pair in pairs) <= 2
-    assert not differ(sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=104", 100_000, 2))  # 4 % apart
-    assert differ(sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=107", 100_000, 2))  # 6.5 %
+    assert not differ(
+        sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=104", 100_000, 2)
+    )  # 4 % apart
+    assert differ(
+        sample("uniform:low=1,high=100", 100_000, 1), sample("uniform:low=1,high=107", 100_000, 2)
+    )  # 6.5 %
     assert not differ(lengths([]), sample(SAME, 100, 3))
 
 
@@ -143,13 +169,17 @@ def share_of_twos(twos: int, count: int) -> Lengths:
         ((5001, 100_000), (0, 100_000), True),
     ],
 )
-def test_two_samples_differ_beyond_chance_and_a_twentieth(one: tuple[int, int], other: tuple[int, int], different: bool) -> None:
+def test_two_samples_differ_beyond_chance_and_a_twentieth(
+    one: tuple[int, int], other: tuple[int, int], different: bool
+) -> None:
     assert differ(share_of_twos(*one), share_of_twos(*other)) == different
 
 
 def test_samples_are_compared_as_far_as_a_tenth_of_either_is_cut() -> None:
     def cut(number: int) -> Lengths:
-        return lengths([30] * (200 - number) + [10] * number, [False] * (200 - number) + [True] * number)
+        return lengths(
+            [30] * (200 - number) + [10] * number, [False] * (200 - number) + [True] * number
+        )
 
     assert _told_to(cut(0)) == np.inf
     assert _told_to(cut(20)) == np.inf
@@ -175,7 +205,9 @@ def test_only_what_the_window_carries_is_told() -> None:
     kept = (seen.column("dispatched_at") >= middle) & (seen.column("ending") < WITHOUT_LENGTH)
     assert told.output_tokens.counts.size == np.count_nonzero(kept)
     (note,) = told.notes
-    assert note.startswith(f"lengths of {np.count_nonzero(dispatched >= middle)} requests of earlier epochs are used")
+    assert note.startswith(
+        f"lengths of {np.count_nonzero(dispatched >= middle)} requests of earlier epochs are used"
+    )
     other = replace(window(UNIFORM, SAME), carried_from=middle)
     assert lengths_from(other) == other.epoch_at
 

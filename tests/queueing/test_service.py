@@ -1,4 +1,6 @@
-"""The service process: jumping from change to change and moving step by step are the same to the last bit, and H obeys the law."""
+"""The service process: jumping from change to change and moving step by step are the same to the
+last bit, and H obeys the law.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +13,16 @@ from hypothesis import strategies as st
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.service import Member, ServiceProcess
 
-LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3)
+LAW = LatencyModel(
+    k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, kp=7e-6, cv=0.3, turnaround=1.55e-3, speed=1.3
+)
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happens to the process from outside: `members` enter, or one of them leaves (removed > 0)."""
+    """What happens to the process from outside: `members` enter, or one of them leaves (removed
+    > 0).
+    """
 
     after: float
     members: tuple[tuple[int, int], ...]  # prompt and output tokens
@@ -24,12 +30,16 @@ class Event:
 
 
 lengths = st.tuples(st.integers(0, 40), st.integers(1, 12))
-admissions = st.builds(Event, st.floats(0, 0.03), st.lists(lengths, min_size=1, max_size=4).map(tuple))
+admissions = st.builds(
+    Event, st.floats(0, 0.03), st.lists(lengths, min_size=1, max_size=4).map(tuple)
+)
 removals = st.builds(Event, st.floats(0, 0.03), st.just(()), st.integers(1, 20))
 schedules = st.lists(st.one_of(admissions, removals), min_size=1, max_size=14)
 
 
-def play(schedule: list[Event], *, jump: bool, joining: bool, padded: bool) -> list[tuple[str, float, float | None, float | None]]:
+def play(
+    schedule: list[Event], *, jump: bool, joining: bool, padded: bool
+) -> list[tuple[str, float, float | None, float | None]]:
     """Ends as (id, instant, first token, last token)."""
     process, now, names, ends = ServiceProcess(LAW, np.random.default_rng(5)), 0.0, 0, []
 
@@ -39,7 +49,10 @@ def play(schedule: list[Event], *, jump: bool, joining: bool, padded: bool) -> l
     def run_to(instant: float) -> None:
         while due() <= instant and due() < math.inf:
             at = due()
-            ends.extend((m.id, at, m.first_token_at, m.last_token_at) for m in process.advance(to_change=jump))
+            ends.extend(
+                (m.id, at, m.first_token_at, m.last_token_at)
+                for m in process.advance(to_change=jump)
+            )
 
     for event in [*schedule, Event(math.inf, ())]:
         now += event.after
@@ -47,7 +60,10 @@ def play(schedule: list[Event], *, jump: bool, joining: bool, padded: bool) -> l
         if event.removed:
             process.remove(str(names - event.removed), now)
         elif event.members and (joining or process.idle):
-            members = [Member(str(names + i), prompt, output) for i, (prompt, output) in enumerate(event.members)]
+            members = [
+                Member(str(names + i), prompt, output)
+                for i, (prompt, output) in enumerate(event.members)
+            ]
             names += len(members)
             process.admit(now, members, padded=padded, joining=joining)
     assert process.idle
@@ -63,13 +79,19 @@ def test_jumping_equals_stepping_for_a_continuous_engine(schedule: list[Event]) 
 
 @given(schedules)
 def test_jumping_equals_stepping_for_an_unpadded_batch(schedule: list[Event]) -> None:
-    assert play(schedule, jump=True, joining=False, padded=False) == play(schedule, jump=False, joining=False, padded=False)
+    assert play(schedule, jump=True, joining=False, padded=False) == play(
+        schedule, jump=False, joining=False, padded=False
+    )
 
 
 @given(schedules)
 def test_jumping_equals_stepping_for_a_padded_batch(schedule: list[Event]) -> None:
-    """A jump reports all ends with the last, a walk each at its own: the instants of the tokens are the same."""
-    jumped, walked = (play(schedule, jump=jump, joining=False, padded=True) for jump in (True, False))
+    """A jump reports all ends with the last, a walk each at its own: the instants of the tokens
+    are the same.
+    """
+    jumped, walked = (
+        play(schedule, jump=jump, joining=False, padded=True) for jump in (True, False)
+    )
     tokens = {name: (first, last) for name, _, first, last in walked}
     assert all(tokens[name] == (first, last) for name, _, first, last in jumped)
     assert all(at == last for _, at, _, last in walked)
@@ -80,13 +102,20 @@ def test_a_batch_takes_what_the_law_says(padded: bool) -> None:
     process = ServiceProcess(LAW, np.random.default_rng(9))
     residual = LAW.residual(np.random.default_rng(9))
     outputs, prompts = [7, 3, 12, 3], [10, 0, 5, 20]
-    members = [Member(str(i), prompt, output) for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))]
+    members = [
+        Member(str(i), prompt, output)
+        for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+    ]
     process.admit(2.0, members, padded=padded, joining=False)
     end = 2.0
     while not process.idle:
         end = process.next_change_at()
         process.advance(to_change=True)
-    law = LAW.padded(4, 12, sum(prompts)) if padded else LAW.unpadded(4, sum(outputs), 12, sum(prompts))
+    law = (
+        LAW.padded(4, 12, sum(prompts))
+        if padded
+        else LAW.unpadded(4, sum(outputs), 12, sum(prompts))
+    )
     assert end - 2.0 == pytest.approx(residual * law, rel=1e-12)
 
 

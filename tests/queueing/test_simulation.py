@@ -1,4 +1,6 @@
-"""The simulator: hand-made traces, conservation, Little's law, switches, cancellations, patience, and agreement with the exact delay."""
+"""The simulator: hand-made traces, conservation, Little's law, switches, cancellations,
+patience, and agreement with the exact delay.
+"""
 
 import math
 
@@ -36,15 +38,28 @@ POLICIES = [
 
 def jobs(*arrivals_and_lengths: tuple[float, int], patience: float = math.inf) -> list[Job]:
     return [
-        Job(Request(id=str(i), arrived_at=at, prompt_tokens=3, max_output_tokens=99, deadline=at + patience), length)
+        Job(
+            Request(
+                id=str(i),
+                arrived_at=at,
+                prompt_tokens=3,
+                max_output_tokens=99,
+                deadline=at + patience,
+            ),
+            length,
+        )
         for i, (at, length) in enumerate(arrivals_and_lengths)
     ]
 
 
-def run(policy: str, trace: list[Job], law: LatencyModel = SECOND, **options: object) -> dict[str, Record]:
+def run(
+    policy: str, trace: list[Job], law: LatencyModel = SECOND, **options: object
+) -> dict[str, Record]:
     servers = options.get("servers", 1)
     assert isinstance(servers, int)
-    records = simulate_trace(parse_policy(policy), trace, law, np.random.default_rng(0).spawn(servers), **options)  # type: ignore[arg-type]
+    records = simulate_trace(
+        parse_policy(policy), trace, law, np.random.default_rng(0).spawn(servers), **options
+    )  # type: ignore[arg-type]
     return {record.request_id: record for record in records}
 
 
@@ -107,7 +122,11 @@ def test_two_servers_share_one_queue() -> None:
 
 
 def test_a_switch_waits_for_the_old_batch_and_leaves_it_its_own_rules() -> None:
-    records = run("elastic", jobs((0, 1), (0.1, 2), (0.2, 6), (2, 1), (3, 1)), switches=[(2.5, parse_policy("continuous"))])
+    records = run(
+        "elastic",
+        jobs((0, 1), (0.1, 2), (0.2, 6), (2, 1), (3, 1)),
+        switches=[(2.5, parse_policy("continuous"))],
+    )
     assert times(records, "released_at") == [1, 3, 7, 8, 8]
     assert times(records, "dispatched_at") == [0, 1, 1, 7, 7]
     assert times(records, "epoch") == [0, 0, 0, 1, 1]
@@ -123,8 +142,18 @@ def test_two_engines_change_policy_one_by_one() -> None:
 
 def test_a_cancelled_member_leaves_at_once_and_may_end_its_batch() -> None:
     trace = jobs((0, 1), (0.1, 2), (0.2, 9), (0.3, 1), (1.5, 1))
-    records = run("capped:max_batch_size=2", trace, cancellations={"2": 4.5, "3": 2.0, "4": 9.0, "absent": 1.0})
-    assert [records[str(i)].outcome for i in range(5)] == ["completed", "completed", "cancelled", "cancelled", "completed"]
+    records = run(
+        "capped:max_batch_size=2",
+        trace,
+        cancellations={"2": 4.5, "3": 2.0, "4": 9.0, "absent": 1.0},
+    )
+    assert [records[str(i)].outcome for i in range(5)] == [
+        "completed",
+        "completed",
+        "cancelled",
+        "cancelled",
+        "completed",
+    ]
     assert records["1"].released_at == records["4"].dispatched_at == 4.5
     assert records["3"].dispatched_at is None
     assert records["2"].output_tokens == 3
@@ -147,7 +176,9 @@ def test_generators_are_one_per_server() -> None:
         simulate_trace(parse_policy("single"), jobs((0, 1)), LAW, [], servers=1)
 
 
-gaps_and_lengths = st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 20)), min_size=1, max_size=40)
+gaps_and_lengths = st.lists(
+    st.tuples(st.floats(0, 0.05), st.integers(1, 20)), min_size=1, max_size=40
+)
 
 
 @given(
@@ -158,13 +189,25 @@ gaps_and_lengths = st.lists(st.tuples(st.floats(0, 0.05), st.integers(1, 20)), m
     st.dictionaries(st.integers(0, 40), st.floats(0, 2)),
 )
 def test_nothing_is_lost_or_served_twice(
-    steps: list[tuple[float, int]], policy: str, servers: int, patience: float, cancelled: dict[int, float]
+    steps: list[tuple[float, int]],
+    policy: str,
+    servers: int,
+    patience: float,
+    cancelled: dict[int, float],
 ) -> None:
     arrivals = np.cumsum([gap for gap, _ in steps]).tolist()
     trace = jobs(*zip(arrivals, (length for _, length in steps), strict=True), patience=patience)
     leaves = {str(name): at for name, at in cancelled.items()}
     switches = [(0.2, parse_policy("continuous:max_batch_size=2")), (0.4, parse_policy("dynamic"))]
-    records = run(policy, trace, LAW, servers=servers, cancellations=leaves, switches=switches, max_batch_size=3)
+    records = run(
+        policy,
+        trace,
+        LAW,
+        servers=servers,
+        cancellations=leaves,
+        switches=switches,
+        max_batch_size=3,
+    )
     assert sorted(records, key=int) == [job.request.id for job in trace]
     for job in trace:
         record = records[job.request.id]
@@ -179,29 +222,50 @@ def test_nothing_is_lost_or_served_twice(
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_littles_law_holds_on_every_run(policy: str) -> None:
-    """Area under the number in system, by sweeping events, = sum of sojourns; here as means over one run."""
+    """Area under the number in system, by sweeping events, = sum of sojourns; here as means over
+    one run.
+    """
     model = Model(policy=parse_policy(policy), output_tokens=UNIFORM, law=LAW, max_num_seqs=16)
     trace, rngs = draw_jobs(model, 0.7 * model.largest_stable_rate, 2000, np.random.SeedSequence(4))
     records = simulate_trace(model.policy, trace, LAW, rngs, max_batch_size=16)
-    events = sorted([(r.arrived_at or 0.0, 1) for r in records] + [(r.released_at or 0.0, -1) for r in records])
+    events = sorted(
+        [(r.arrived_at or 0.0, 1) for r in records] + [(r.released_at or 0.0, -1) for r in records]
+    )
     area, inside, last = 0.0, 0, 0.0
     for at, change in events:
         area, inside, last = area + inside * (at - last), inside + change, at
     assert inside == 0
     assert area == pytest.approx(sum(r.sojourn_time or 0.0 for r in records), rel=1e-9)
     starts = {r.batch_id: r.dispatched_at for r in records}
-    assert [starts[i] for i in sorted(key for key in starts if key is not None)] == sorted(at for at in starts.values() if at is not None)
+    assert [starts[i] for i in sorted(key for key in starts if key is not None)] == sorted(
+        at for at in starts.values() if at is not None
+    )
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
-    runs = [simulate(parse_policy("elastic:max_batch_size=4"), 80.0, UNIFORM, LAW, num_requests=500, seed=seed) for seed in (1, 1, 2)]
+    runs = [
+        simulate(
+            parse_policy("elastic:max_batch_size=4"),
+            80.0,
+            UNIFORM,
+            LAW,
+            num_requests=500,
+            seed=seed,
+        )
+        for seed in (1, 1, 2)
+    ]
     assert runs[0] == runs[1]
     assert runs[0].queueing_delay != runs[2].queueing_delay
 
 
 def test_policies_are_compared_on_the_same_arrivals_and_lengths() -> None:
     traces = [
-        draw_jobs(Model(policy=parse_policy(text), output_tokens=UNIFORM, law=LAW), 50.0, 50, np.random.SeedSequence(1))[0]
+        draw_jobs(
+            Model(policy=parse_policy(text), output_tokens=UNIFORM, law=LAW),
+            50.0,
+            50,
+            np.random.SeedSequence(1),
+        )[0]
         for text in ("single", "dynamic")
     ]
     assert traces[0] == traces[1]
@@ -209,12 +273,27 @@ def test_policies_are_compared_on_the_same_arrivals_and_lengths() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "bound"),
-    [("single", None), ("dynamic", 16), ("fixed:batch_size=4", None), ("capped:max_batch_size=4", None), ("elastic", 8)],
+    [
+        ("single", None),
+        ("dynamic", 16),
+        ("fixed:batch_size=4", None),
+        ("capped:max_batch_size=4", None),
+        ("elastic", 8),
+    ],
 )
 def test_simulation_agrees_with_the_exact_delay(policy: str, bound: int | None) -> None:
     rate = 0.6 * largest_stable_rate(parse_policy(policy), UNIFORM, LAW, max_num_seqs=bound)
     exact = predict(parse_policy(policy), rate, UNIFORM, LAW, max_num_seqs=bound)
-    simulated = simulate(parse_policy(policy), rate, UNIFORM, LAW, max_num_seqs=bound, num_requests=12_000, replications=4, seed=11)
+    simulated = simulate(
+        parse_policy(policy),
+        rate,
+        UNIFORM,
+        LAW,
+        max_num_seqs=bound,
+        num_requests=12_000,
+        replications=4,
+        seed=11,
+    )
     for name in ("queueing_delay", "sojourn_time", "batch_size"):
         wanted, got = getattr(exact, name).mean, getattr(simulated, name)
         assert got.standard_error <= 0.05 * wanted  # power guard
@@ -226,15 +305,23 @@ def test_single_quantiles_agree_with_the_exact_law() -> None:
     exact = predict(parse_policy("single"), 35.0, UNIFORM, LAW)
     simulated = simulate(parse_policy("single"), 35.0, UNIFORM, LAW, num_requests=60_000, seed=1)
     for level in ("p50", "p90", "p95", "p99"):
-        assert getattr(simulated.queueing_delay, level) == pytest.approx(getattr(exact.queueing_delay, level), rel=0.08)
-        assert getattr(simulated.sojourn_time, level) == pytest.approx(getattr(exact.sojourn_time, level), rel=0.08)
+        assert getattr(simulated.queueing_delay, level) == pytest.approx(
+            getattr(exact.queueing_delay, level), rel=0.08
+        )
+        assert getattr(simulated.sojourn_time, level) == pytest.approx(
+            getattr(exact.sojourn_time, level), rel=0.08
+        )
 
 
 def test_patience_with_exponential_service_loses_the_textbook_fraction() -> None:
-    """M/M/1+D (THEORY b): pi = 1 - U / (1 + rho U), U = 1 + lam (1 - e^{-d tau}) / d, d = mu - lam."""
+    """M/M/1+D (THEORY b): pi = 1 - U / (1 + rho U), U = 1 + lam (1 - e^{-d tau}) / d, d = mu -
+    lam.
+    """
     law, one = LatencyModel(k4=1.0, cv=1.0), parse_distribution("deterministic:value=1")
     u = 1 + 0.8 * -math.expm1(-0.2 * 2.0) / 0.2
-    answer = simulate(parse_policy("single"), 0.8, one, law, patience=2.0, num_requests=20_000, replications=4)
+    answer = simulate(
+        parse_policy("single"), 0.8, one, law, patience=2.0, num_requests=20_000, replications=4
+    )
     assert answer.loss_fraction == pytest.approx(1 - u / (1 + 0.8 * u), rel=0.05)
     exact = predict(parse_policy("single"), 0.8, one, law, patience=2.0)
     assert exact.method == "exact"
@@ -261,9 +348,17 @@ def test_the_waiting_queue_is_a_sequence_that_gives_up_any_member() -> None:
 
 
 def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
-    few = simulate_model(Model.read("fixed:batch_size=1000", "geometric:mean=8", "a=0.001,c=0.01"), 5.0, num_requests=1000)
+    few = simulate_model(
+        Model.read("fixed:batch_size=1000", "geometric:mean=8", "a=0.001,c=0.01"),
+        5.0,
+        num_requests=1000,
+    )
     assert few.assumptions[-1].startswith("TOO FEW BATCHES: only 1 batch in a replication")
-    many = simulate_model(Model.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"), 5.0, num_requests=1000)
+    many = simulate_model(
+        Model.read("fixed:batch_size=10", "geometric:mean=8", "a=0.001,c=0.01"),
+        5.0,
+        num_requests=1000,
+    )
     assert not any("BATCHES" in line for line in many.assumptions)
 
 

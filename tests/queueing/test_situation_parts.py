@@ -1,4 +1,6 @@
-"""The parts of a situation: lengths that are known, prices of a prediction, what a measured value does with its estimates."""
+"""The parts of a situation: lengths that are known, prices of a prediction, what a measured
+value does with its estimates.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,25 @@ from scipy import stats
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.control.advice import answer
-from queueing.control.advice.answer import _formula, own_error, precise, quick, rough, searched, simulated
+from queueing.control.advice.answer import (
+    _formula,
+    own_error,
+    precise,
+    quick,
+    rough,
+    searched,
+    simulated,
+)
 from queueing.control.advice.forecast import Knobs
 from queueing.control.advice.known_lengths import known_lengths
 from queueing.control.advice.measure import Measure
-from queueing.control.advice.reported import keeps_slo, largest_kept, reported, reported_slo, verified
+from queueing.control.advice.reported import (
+    keeps_slo,
+    largest_kept,
+    reported,
+    reported_slo,
+    verified,
+)
 from queueing.control.advice.situation import STEP, Situation, _half_width
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
@@ -35,13 +51,27 @@ from queueing.simulation.experiment import simulate_run
 from tests.queueing.autopilot_looks import LAW, LAWFUL, capacity, seen
 from tests.queueing.made import prediction_of
 
-FOUR, SINGLE, SLOTS = Knobs(policy="capped:max_batch_size=4"), Knobs(policy="single"), Knobs(policy="continuous:max_batch_size=4")
+FOUR, SINGLE, SLOTS = (
+    Knobs(policy="capped:max_batch_size=4"),
+    Knobs(policy="single"),
+    Knobs(policy="continuous:max_batch_size=4"),
+)
 DELAY = Measure()
 
 
 def situation(load: float = 0.5, **about: Any) -> Situation:
     shown = seen(0.0, Knobs(policy="elastic"), load * capacity(FOUR))
-    return Situation(**({"estimates": shown.estimates, "shape": LAW, "limits": Limits(max_num_seqs=8), "predict": quick} | about))
+    return Situation(
+        **(
+            {
+                "estimates": shown.estimates,
+                "shape": LAW,
+                "limits": Limits(max_num_seqs=8),
+                "predict": quick,
+            }
+            | about
+        )
+    )
 
 
 def but(of: Situation, **about: Any) -> Situation:
@@ -65,23 +95,39 @@ def test_parts_are_every_fifth_and_scatter_more_by_the_root() -> None:
     counts = np.arange(1, 101)
     found = known_lengths(lengths(counts))
     assert found is not None
-    assert [part.mean for part in found.parts] == pytest.approx([counts[group::5].mean() for group in range(5)])
+    assert [part.mean for part in found.parts] == pytest.approx(
+        [counts[group::5].mean() for group in range(5)]
+    )
     assert found.to_error == pytest.approx(5**-0.5)
     assert (found.known_to, found.reach, found.note) == (math.inf, math.inf, "")
-    assert (found.clipped_fraction(None), found.clipped_fraction(40), found.clipped_fraction(1000)) == (0.0, pytest.approx(0.6), 0.0)
+    assert (
+        found.clipped_fraction(None),
+        found.clipped_fraction(40),
+        found.clipped_fraction(1000),
+    ) == (0.0, pytest.approx(0.6), 0.0)
     assert found.notes(10**6) == ()
     assert found.refusal(None) is None
 
 
 def test_beyond_what_is_known_a_family_goes_on_or_nothing_is_said() -> None:
-    drawn = parse_distribution("lognormal:mu=3,sigma=0.7", 2000).sample(np.random.default_rng(1), 800)
+    drawn = parse_distribution("lognormal:mu=3,sigma=0.7", 2000).sample(
+        np.random.default_rng(1), 800
+    )
     cut = lengths(np.minimum(drawn, 30), drawn >= 30)
     plain, named = known_lengths(cut), known_lengths(cut, "lognormal")
     assert plain is not None
     assert named is not None
-    assert (plain.known_to, plain.reach, named.known_to, named.reach) == (30.0, 30.0, 30.0, math.inf)
+    assert (plain.known_to, plain.reach, named.known_to, named.reach) == (
+        30.0,
+        30.0,
+        30.0,
+        math.inf,
+    )
     said = plain.refusal(31) or ""
-    assert said.startswith("nothing is known at the token limit 31: limits so far say no more than how many answers go beyond 30 tokens; ")
+    assert said.startswith(
+        "nothing is known at the token limit 31: limits so far say no more than how many answers "
+        "go beyond 30 tokens; "
+    )
     assert "name a family for the longer ones" in said
     assert (plain.refusal(30), named.refusal(None), named.refusal(31)) == (None, None, None)
     assert (plain.notes(30), named.notes(30), named.notes(31)) == ((), (), (named.note,))
@@ -105,24 +151,37 @@ def test_which_answer_is_exact_and_which_is_simulated() -> None:
         ("capped:max_batch_size=4", "exact", "simulation"),
         ("continuous:max_batch_size=4", "approximation", "approximation"),
     ):
-        assert (precise(model(policy), rate).method, quick(model(policy), rate).method) == (method_precise, method_quick)
+        assert (precise(model(policy), rate).method, quick(model(policy), rate).method) == (
+            method_precise,
+            method_quick,
+        )
     for price in (precise, quick, searched):
         with pytest.raises(UnstableQueueError):
             price(model("single"), 1.01 * model("single").largest_stable_rate)
-    for policy, method, formula in (("single", "exact", True), ("dynamic", "exact", False), ("dynamic", "approximation", True)):
+    for policy, method, formula in (
+        ("single", "exact", True),
+        ("dynamic", "exact", False),
+        ("dynamic", "approximation", True),
+    ):
         assert _formula(model(policy), method) == formula
 
 
 @pytest.mark.parametrize(("size", "method"), [(64, "exact"), (65, "simulation")])
-def test_batches_of_up_to_sixty_four_are_solved(size: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_up_to_sixty_four_are_solved(
+    size: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(answer, "predict_model", lambda *given: asked.append(given[2]) or _prediction("exact"))
+    monkeypatch.setattr(
+        answer, "predict_model", lambda *given: asked.append(given[2]) or _prediction("exact")
+    )
     monkeypatch.setattr(answer, "simulated", lambda *_: _prediction("simulation"))
     assert precise(model(f"capped:max_batch_size={size}"), 1.0).method == method
     assert precise(model("dynamic"), 1.0).method == "simulation"
 
 
-def _prediction(method: str, *notes: str, delay: float = 0.5, sojourn: float = 1.2, error: float | None = None) -> Prediction:
+def _prediction(
+    method: str, *notes: str, delay: float = 0.5, sojourn: float = 1.2, error: float | None = None
+) -> Prediction:
     return prediction_of(
         effective_max_batch_size=1,
         method=method,
@@ -134,8 +193,13 @@ def _prediction(method: str, *notes: str, delay: float = 0.5, sojourn: float = 1
 
 def test_an_approximation_in_doubt_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer, "simulated", lambda *_: _prediction("simulation"))
-    for note, method in (("approximation in doubt: x", "simulation"), ("an approximation", "approximation")):
-        monkeypatch.setattr(answer, "predict_model", lambda *_, note=note: _prediction("approximation", note))
+    for note, method in (
+        ("approximation in doubt: x", "simulation"),
+        ("an approximation", "approximation"),
+    ):
+        monkeypatch.setattr(
+            answer, "predict_model", lambda *_, note=note: _prediction("approximation", note)
+        )
         assert precise(model("continuous:max_batch_size=4"), 1.0).method == method
 
 
@@ -149,12 +213,18 @@ def test_an_approximation_in_doubt_is_simulated(monkeypatch: pytest.MonkeyPatch)
         (_prediction("approximation", delay=0.025), "queueing_delay", 0.04),
         (_prediction("approximation", delay=0.023), "queueing_delay", 0.8),
         (_prediction("approximation"), "sojourn_time", math.hypot(0.04 * 0.5 / 1.2, 0.015)),
-        (_prediction("approximation", delay=0.02), "sojourn_time", math.hypot(0.8 * 0.02 / 1.2, 0.015)),
+        (
+            _prediction("approximation", delay=0.02),
+            "sojourn_time",
+            math.hypot(0.8 * 0.02 / 1.2, 0.015),
+        ),
         (_prediction("approximation", sojourn=0.0), "sojourn_time", 0.04),
     ],
 )
 def test_the_error_that_a_method_leaves(found: Prediction, quantity: Any, error: float) -> None:
-    """Of the continuous approximation 4 %, of a delay below two hundredths of the sojourn 80 %; 1.5 % of what follows the dispatch."""
+    """Of the continuous approximation 4 %, of a delay below two hundredths of the sojourn 80 %;
+    1.5 % of what follows the dispatch.
+    """
     assert own_error(found, quantity) == pytest.approx(error)
 
 
@@ -167,13 +237,17 @@ def test_a_rough_answer_is_that_of_one_run(patience: float | None) -> None:
     found = rough(queue, rate, parse_slo("p90_sojourn_time=1s"), 5000)
     assert found.loss_fraction == pytest.approx(np.mean(run.lost))
     assert (found.loss_fraction > 0) == (patience is not None)
-    assert found.queueing_delay.mean == pytest.approx(np.where(run.lost, patience or 0.0, run.queueing_delay).mean())
+    assert found.queueing_delay.mean == pytest.approx(
+        np.where(run.lost, patience or 0.0, run.queueing_delay).mean()
+    )
     assert found.served_queueing_delay.mean == pytest.approx(run.queueing_delay[kept].mean())
     assert (found.sojourn_time.mean, found.sojourn_time.p90) == pytest.approx(
         (run.sojourn_time[kept].mean(), np.quantile(run.sojourn_time[kept], 0.9))
     )
     assert (found.queueing_delay.p90, found.sojourn_time.p99) == (None, None)
-    assert found.time_to_first_token.mean == pytest.approx((run.first_token_at - run.arrived_at)[kept].mean())
+    assert found.time_to_first_token.mean == pytest.approx(
+        (run.first_token_at - run.arrived_at)[kept].mean()
+    )
     assert (found.method, found.stable, found.effective_max_batch_size) == ("simulation", True, 4)
 
 
@@ -183,8 +257,13 @@ def test_a_search_asks_for_a_formula_that_has_the_quantile() -> None:
     assert searched(queue, rate).method == "approximation"
     assert searched(queue, rate, parse_slo("p99_sojourn_time=1s")).method == "simulation"
     assert searched(queue, rate, parse_slo("mean_sojourn_time=1s")).method == "approximation"
-    assert searched(model("single"), rate / 10, parse_slo("p99_queueing_delay=1s")).method == "exact"
-    assert any("simulated with 100,000 requests" in note for note in simulated(model("single"), rate / 10).assumptions)
+    assert (
+        searched(model("single"), rate / 10, parse_slo("p99_queueing_delay=1s")).method == "exact"
+    )
+    assert any(
+        "simulated with 100,000 requests" in note
+        for note in simulated(model("single"), rate / 10).assumptions
+    )
 
 
 # what a value does with its estimates
@@ -193,10 +272,18 @@ def test_a_search_asks_for_a_formula_that_has_the_quantile() -> None:
 def test_what_is_known_of_a_window_bounds_what_is_known_of_a_setting() -> None:
     of = situation()
     assert (of.rate, of.effective_n) == (of.estimates.arrival_rate.value, 500.0)
-    assert [_half_width(each) for each in (symmetric(4.0, 1.0, 9.0), UNKNOWN, symmetric(0.0, 1.0, 9.0))] == [0.25, 2.0, 2.0]
-    assert but(of, arrival_rate=symmetric(0.0, 0.1, 9.0)).refusal(None) == "nothing arrived in the window: there is no rate to forecast at"
+    assert [
+        _half_width(each) for each in (symmetric(4.0, 1.0, 9.0), UNKNOWN, symmetric(0.0, 1.0, 9.0))
+    ] == [0.25, 2.0, 2.0]
+    assert (
+        but(of, arrival_rate=symmetric(0.0, 0.1, 9.0)).refusal(None)
+        == "nothing arrived in the window: there is no rate to forecast at"
+    )
     few = but(of, output_tokens=lengths([5] * 9))
-    assert few.refusal(None) == "nothing is known of the lengths yet: got 9 answers, expected at least 50"
+    assert (
+        few.refusal(None)
+        == "nothing is known of the lengths yet: got 9 answers, expected at least 50"
+    )
     assert few.forecast(FOUR).notes == (few.refusal(None),)
     assert of.refusal(None) is None
 
@@ -207,16 +294,22 @@ def test_a_continuous_window_has_the_calibrated_residual() -> None:
 
 
 def test_a_response_has_the_directions_of_every_estimate() -> None:
-    """Slopes by a step of a twentieth downwards at common random numbers, residual at its upper end, lengths by their parts."""
+    """Slopes by a step of a twentieth downwards at common random numbers, residual at its upper
+    end, lengths by their parts.
+    """
     of = situation(0.5)
     base, rate = of._ask(FOUR, DELAY), of._ask(FOUR, DELAY, rate=1 - STEP)
     found = of.response(FOUR, DELAY)
     assert (found.load, found.pole, found.needs_stability) == (base.load, True, True)
     assert found.loads[:4].tolist() == pytest.approx([0.01, 0.005, 0.0, 0.0])
-    per_rate = math.log(base.value * (1 - base.load) / (rate.value * (1 - rate.load))) / -math.log(0.95)
+    per_rate = math.log(base.value * (1 - base.load) / (rate.value * (1 - rate.load))) / -math.log(
+        0.95
+    )
     assert found.smooth[0] == pytest.approx(0.01 * per_rate, rel=1e-4)
     speed = of._ask(FOUR, DELAY, speed=1 - STEP)
-    per_speed = math.log(base.value * (1 - base.load) / (speed.value * (1 - speed.load))) / -math.log(0.95)
+    per_speed = math.log(
+        base.value * (1 - base.load) / (speed.value * (1 - speed.load))
+    ) / -math.log(0.95)
     assert found.smooth[1] == pytest.approx(0.005 * per_speed, rel=1e-4)
     wider = of._ask(FOUR, DELAY, cv=0.16)
     assert found.smooth[2] == pytest.approx(math.log(wider.value / base.value), rel=1e-4)
@@ -226,25 +319,41 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     scale = stats.t.ppf(0.975, 4) * 5**-0.5 / 2
     logs = np.log(heavier)
     assert found.loads[4:] == pytest.approx(scale * (logs - logs.mean()))
-    parts = [of._ask(FOUR, DELAY, rate=1 / each, whole=part) for each, part in zip(heavier, of.lengths.parts, strict=True)]
-    smooth = np.array([math.log(each.value * (1 - each.load)) + per_rate * log for each, log in zip(parts, logs, strict=True)])
+    parts = [
+        of._ask(FOUR, DELAY, rate=1 / each, whole=part)
+        for each, part in zip(heavier, of.lengths.parts, strict=True)
+    ]
+    smooth = np.array(
+        [
+            math.log(each.value * (1 - each.load)) + per_rate * log
+            for each, log in zip(parts, logs, strict=True)
+        ]
+    )
     assert found.smooth[4:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
     assert of.response(FOUR, DELAY) is found
-    assert situation(limits=Limits(max_num_seqs=8, patience=9.0)).response(FOUR, DELAY).pole is False
+    assert (
+        situation(limits=Limits(max_num_seqs=8, patience=9.0)).response(FOUR, DELAY).pole is False
+    )
 
 
 def test_another_rate_or_speed_is_asked_of_the_model_there() -> None:
     of = situation(0.5)
     assert of._ask(FOUR, DELAY, rate=0.8).load == pytest.approx(0.8 * of._ask(FOUR, DELAY).load)
     assert of._ask(FOUR, DELAY, speed=0.8).load == pytest.approx(0.8 * of._ask(FOUR, DELAY).load)
-    assert of.at_rate(FOUR, DELAY, 0.8) == of._ask(FOUR, DELAY, rate=0.8).value < of.at_rate(FOUR, DELAY, 1.0)
+    assert (
+        of.at_rate(FOUR, DELAY, 0.8)
+        == of._ask(FOUR, DELAY, rate=0.8).value
+        < of.at_rate(FOUR, DELAY, 1.0)
+    )
 
 
 def test_the_residual_counts_where_it_may_be_larger() -> None:
     of = situation()
     base = of._ask(FOUR, DELAY)
     vague = but(of, cv=symmetric(0.15, 0.3, 9.0))
-    assert vague._by_residual(FOUR, DELAY, base) == pytest.approx(math.log(of._ask(FOUR, DELAY, cv=0.45).value / base.value), rel=1e-4)
+    assert vague._by_residual(FOUR, DELAY, base) == pytest.approx(
+        math.log(of._ask(FOUR, DELAY, cv=0.45).value / base.value), rel=1e-4
+    )
     assert vague._by_residual(FOUR, DELAY, base) > 0
     assert of._by_residual(SLOTS, DELAY, base) == 0.0
     assert but(of, cv=UNKNOWN)._by_residual(FOUR, DELAY, base) == 0.0
@@ -256,7 +365,9 @@ def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> Non
     base = of._ask(FOUR, DELAY)
     calm = of._asked(FOUR, DELAY, of.law.without_stalls(), of.lengths.whole, 1.0, stalling=False)  # type: ignore[union-attr]
     assert calm.value < 0.8 * base.value
-    assert of._by_stalls(FOUR, DELAY, base) == pytest.approx(NORMAL * (1 - calm.value / base.value) / math.sqrt(count))
+    assert of._by_stalls(FOUR, DELAY, base) == pytest.approx(
+        NORMAL * (1 - calm.value / base.value) / math.sqrt(count)
+    )
     assert situation(0.4)._by_stalls(FOUR, DELAY, base) == 0.0
 
 
@@ -279,7 +390,9 @@ def test_a_backlog_of_a_hundredth_of_the_sojourn_is_named(share: float, named: b
 
 
 def told(values: dict[int, float]) -> Any:
-    """A situation whose predictions of a batch size have that mean delay; without one they have no steady state."""
+    """A situation whose predictions of a batch size have that mean delay; without one they have
+    no steady state.
+    """
 
     def predicted(knobs: Knobs, *_: Any) -> Prediction:
         size = parse_policy(knobs.policy).max_batch_size  # type: ignore[attr-defined]
@@ -303,19 +416,29 @@ def test_an_slo_is_kept_by_the_value_that_is_reported() -> None:
     of = told({1: 0.999, 2: 1.0, 3: 1.001})
     assert [reported(of, sized(size), Measure(SLO)) for size in (1, 2, 3)] == [0.999, 1.0, 1.001]
     assert [keeps_slo(of, sized(size), SLO) for size in (1, 2, 3, 4)] == [True, True, False, False]
-    assert (reported_slo(of, sized(4), SLO), reported_slo(of, sized(1), Objective(name="delay"))) == (None, None)
+    assert (
+        reported_slo(of, sized(4), SLO),
+        reported_slo(of, sized(1), Objective(name="delay")),
+    ) == (None, None)
     assert keeps_slo(of, sized(4), Objective(name="delay"))
 
 
 def test_a_choice_that_breaks_the_slo_when_it_is_reported_gives_way_to_the_next() -> None:
     scores: dict[int, float | None] = {3: 0.3, 2: 0.5, 1: 0.9, 4: None}
     same = {"sojourn_time": 1.0, "load": 0.5}
-    curve = [same | {"size": size, "score": score, "queueing_delay": score or 1.4} for size, score in scores.items()]
+    curve = [
+        same | {"size": size, "score": score, "queueing_delay": score or 1.4}
+        for size, score in scores.items()
+    ]
 
     def of(values: dict[int, float], current: int) -> tuple[int, Any]:
         optimum = Optimum("batch-size", "slo", curve[0], curve, compared="queueing_delay")
-        found = verified(told(values), SLO, optimum, lambda each: sized(each["size"]), sized(current))
-        return found.best["size"], next(each["score"] for each in found.curve if each["size"] == current)
+        found = verified(
+            told(values), SLO, optimum, lambda each: sized(each["size"]), sized(current)
+        )
+        return found.best["size"], next(
+            each["score"] for each in found.curve if each["size"] == current
+        )
 
     assert of({1: 0.9, 2: 0.5, 3: 0.3, 4: 1.4}, 1) == (3, 0.9)
     assert of({1: 0.9, 2: 0.5, 3: 1.1, 4: 1.4}, 1) == (2, 0.9)

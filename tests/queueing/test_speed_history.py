@@ -1,4 +1,6 @@
-"""The wander of the speed from an hour: found where no window shows it, by stretches that each have their own mean speed."""
+"""The wander of the speed from an hour: found where no window shows it, by stretches that each
+have their own mean speed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_too_little_says_nothing() -> None:
 def test_a_stretch_ends_after_four_minutes_wherever_the_clock_stands(start: float) -> None:
     history, whole = SpeedHistory(), batches(1, 600.0, 0.0, start=start)
     for end in range(20, 601, 20):
-        history.add(Speeds(whole.part((whole.at <= start + end) & (whole.at > start + end - 60))), 0)
+        history.add(
+            Speeds(whole.part((whole.at <= start + end) & (whole.at > start + end - 60))), 0
+        )
     ends = [each.end - start for each in history._over]
     assert ends == pytest.approx([250.0, 510.0], abs=21.0)
     assert [each.count for each in history._over] == pytest.approx([2500, 2600], abs=210)
@@ -83,7 +87,19 @@ def test_scatter_of_stretches_is_weighed_by_their_batches() -> None:
         rng, count = np.random.default_rng(epoch), round(seconds / PACE)
         fitted, ones = np.full(count, 0.1), np.ones(count)
         ratio = np.exp(cv * rng.normal(size=count))
-        found = history.add(Speeds(BatchTimes(1000.0 * epoch + PACE * np.arange(count), ratio * fitted, fitted, ones, ones, ones)), epoch)
+        found = history.add(
+            Speeds(
+                BatchTimes(
+                    1000.0 * epoch + PACE * np.arange(count),
+                    ratio * fitted,
+                    fitted,
+                    ones,
+                    ones,
+                    ones,
+                )
+            ),
+            epoch,
+        )
     assert found is not None
     assert found.fast_cv == pytest.approx(math.sqrt((4 * 0.1**2 + 0.4**2) / 5), rel=0.1)
 
@@ -93,7 +109,12 @@ def test_what_came_before_a_step_of_the_speed_is_dropped() -> None:
     before = batches(1, 100.0, 0.0)
     history.add(Speeds(before), 0)
     after = batches(2, 100.0, 0.0, start=100.0, level=2.0)
-    both = BatchTimes(*(np.concatenate([getattr(part, name) for part in (before, after)]) for name in BatchTimes.__dataclass_fields__))
+    both = BatchTimes(
+        *(
+            np.concatenate([getattr(part, name) for part in (before, after)])
+            for name in BatchTimes.__dataclass_fields__
+        )
+    )
     history.add(Speeds(both), 0)
     assert min(part.at[0] for part in history._open if part.count) == pytest.approx(100.0, abs=5.0)
 
@@ -104,25 +125,35 @@ def times_of(ratio: np.ndarray) -> BatchTimes:
 
 
 def test_the_likeliest_process_of_a_table_with_its_profile() -> None:
-    """Likelihoods that fall by one a place of sigma from the tenth of the third row; an interval of what is less than 1.92 below."""
+    """Likelihoods that fall by one a place of sigma from the tenth of the third row; an interval
+    of what is less than 1.92 below.
+    """
     taus = np.array([1.0, 10.0, 100.0, 1000.0])
     table = -np.abs(np.arange(SIGMAS.size) - 10)[None, :] - np.array([5.0, 3.0, 0.0, 4.0])[:, None]
     found = most_likely(table, taus, span=5000.0, fast_cv=0.2)
     assert (found.sigma.value, found.tau, found.fast_cv) == (SIGMAS[10], 100.0, 0.2)
-    assert (found.sigma.low, found.sigma.high) == (SIGMAS[8], SIGMAS[12]), "one place of the grid beyond the profile"
+    assert (found.sigma.low, found.sigma.high) == (SIGMAS[8], SIGMAS[12]), (
+        "one place of the grid beyond the profile"
+    )
     assert found.sigma.effective_n == 5000.0 / 200.0
     assert most_likely(table, taus, span=100.0, fast_cv=0.2).sigma.effective_n == 2.0
 
 
 @pytest.mark.parametrize(("below", "significant"), [(6.4, False), (6.6, True)])
-def test_a_wander_is_significant_where_none_is_less_likely_by_six_and_a_half(below: float, significant: bool) -> None:
+def test_a_wander_is_significant_where_none_is_less_likely_by_six_and_a_half(
+    below: float, significant: bool
+) -> None:
     table = np.zeros((2, SIGMAS.size))
     table[:, 0] = -below
-    assert most_likely(table, np.array([1.0, 2.0]), span=100.0, fast_cv=0.1).significant == significant
+    assert (
+        most_likely(table, np.array([1.0, 2.0]), span=100.0, fast_cv=0.1).significant == significant
+    )
 
 
 @pytest.mark.parametrize(("drop", "places"), [(1.9, 1), (1.94, 0)])
-def test_the_interval_of_the_wander_holds_what_is_less_likely_by_up_to_1_92(drop: float, places: int) -> None:
+def test_the_interval_of_the_wander_holds_what_is_less_likely_by_up_to_1_92(
+    drop: float, places: int
+) -> None:
     table = np.full((1, SIGMAS.size), -50.0)
     table[0, 9:12] = -drop, 0.0, -drop
     found = most_likely(table, np.array([1.0]), span=100.0, fast_cv=0.1)
@@ -153,7 +184,10 @@ def test_blocks_are_equal_stretches_of_time_with_their_means_and_noise() -> None
     fast = float(np.mean(np.diff(logs) ** 2)) / 2
     assert blocks.width == pytest.approx(3.9)
     assert blocks.at == pytest.approx(3.9 * (np.arange(10) + 0.5))
-    members = [np.flatnonzero((times.at >= 3.9 * k - 1e-9) & (times.at < 3.9 * (k + 1) + (k == 9))) for k in range(10)]
+    members = [
+        np.flatnonzero((times.at >= 3.9 * k - 1e-9) & (times.at < 3.9 * (k + 1) + (k == 9)))
+        for k in range(10)
+    ]
     assert blocks.level == pytest.approx([logs[each].mean() for each in members])
     assert blocks.noise == pytest.approx([fast / each.size for each in members])
     assert blocks.fast_cv == pytest.approx(math.sqrt(fast))
@@ -165,7 +199,9 @@ def test_blocks_are_equal_stretches_of_time_with_their_means_and_noise() -> None
 
 
 def test_likelihoods_are_those_of_a_normal_sample_with_its_mean_integrated_out() -> None:
-    """By determinants: the covariance of the module's head, REML; differences to sigma = 0, as constants are left out."""
+    """By determinants: the covariance of the module's head, REML; differences to sigma = 0, as
+    constants are left out.
+    """
     rng = np.random.default_rng(3)
     blocks = block_speeds(times_of(np.exp(0.1 * rng.normal(size=60))), 12)
     assert blocks is not None
@@ -182,25 +218,38 @@ def test_likelihoods_are_those_of_a_normal_sample_with_its_mean_integrated_out()
         ones = np.ones(blocks.level.size)
         weight = ones @ inverse @ ones
         rest = blocks.level - (ones @ inverse @ blocks.level) / weight
-        return float(-0.5 * (np.linalg.slogdet(covariance)[1] + rest @ inverse @ rest + math.log(weight)))
+        return float(
+            -0.5 * (np.linalg.slogdet(covariance)[1] + rest @ inverse @ rest + math.log(weight))
+        )
 
     for place in (1, 10, 20, 28):
-        assert found[place] - found[0] == pytest.approx(reml(SIGMAS[place]) - reml(0.0), rel=1e-6, abs=1e-9)
+        assert found[place] - found[0] == pytest.approx(
+            reml(SIGMAS[place]) - reml(0.0), rel=1e-6, abs=1e-9
+        )
 
 
-@pytest.mark.parametrize(("step", "found"), [(0.09, False), (0.11, True), (-0.09, False), (-0.11, True)])
+@pytest.mark.parametrize(
+    ("step", "found"), [(0.09, False), (0.11, True), (-0.09, False), (-0.11, True)]
+)
 def test_a_step_of_a_tenth_is_a_change(step: float, found: bool) -> None:
     rng = np.random.default_rng(4)
     ratio = np.exp(0.01 * rng.normal(size=480) + step * (np.arange(480) >= 240))
     change = speed_change(times_of(ratio))
     assert (change is not None) == found
     if change is not None:
-        assert (change.at, change.ratio) == (pytest.approx(240, abs=21), pytest.approx(math.exp(step), rel=0.01))
+        assert (change.at, change.ratio) == (
+            pytest.approx(240, abs=21),
+            pytest.approx(math.exp(step), rel=0.01),
+        )
 
 
 def test_a_staircase_is_no_step_and_a_step_with_a_little_else_is() -> None:
-    """Two equal steps: the likelier one explains three quarters of the spread, and four fifths are asked for."""
+    """Two equal steps: the likelier one explains three quarters of the spread, and four fifths
+    are asked for.
+    """
     rng, at = np.random.default_rng(5), np.arange(480)
     noise = 0.01 * rng.normal(size=480)
     assert speed_change(times_of(np.exp(noise + 0.2 * (at >= 160) + 0.2 * (at >= 320)))) is None
-    assert speed_change(times_of(np.exp(noise + 0.2 * (at >= 160) + 0.02 * (at >= 320)))) is not None
+    assert (
+        speed_change(times_of(np.exp(noise + 0.2 * (at >= 160) + 0.02 * (at >= 320)))) is not None
+    )

@@ -23,7 +23,9 @@ from queueing.measurement.statistics import (
 
 
 def mm1_waits(utilisation: float, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Lindley's recursion with service rate 1 / utilisation and arrival rate 1, from an empty system."""
+    """Lindley's recursion with service rate 1 / utilisation and arrival rate 1, from an empty
+    system.
+    """
     steps = rng.exponential(utilisation, n - 1) - rng.exponential(1.0, n - 1)
     walk = np.concatenate([[0.0], np.cumsum(steps)])
     waits: NDArray[np.float64] = walk - np.minimum.accumulate(walk)
@@ -43,7 +45,9 @@ def test_the_interval_covers_the_mean_wait_of_an_mm1_queue(utilisation: float, n
         widths.append(interval.relative)
     assert covered >= 72
     assert correlated < 16
-    assert np.median(widths) < 0.2  # an interval that covers everything says nothing; the true half widths are 10 and 8 %
+    assert (
+        np.median(widths) < 0.2
+    )  # an interval that covers everything says nothing; the true half widths are 10 and 8 %
 
 
 def test_an_interval_that_takes_waits_as_independent_misses() -> None:
@@ -74,9 +78,16 @@ def autoregression(phi: float, n: int, rng: np.random.Generator) -> NDArray[np.f
 
 
 def test_batch_means_that_hang_together_widen_the_interval() -> None:
-    """20 batches of 100 values whose memory is 39: uncorrected, the interval would be a tenth too narrow."""
+    """20 batches of 100 values whose memory is 39: uncorrected, the interval would be a tenth
+    too narrow.
+    """
     runs = [autoregression(0.95, 2000, np.random.default_rng(seed)) for seed in range(400)]
-    uncorrected = [stats.t.interval(0.95, 19, run.mean(), run.reshape(20, 100).mean(1).std(ddof=1) / np.sqrt(20)) for run in runs]
+    uncorrected = [
+        stats.t.interval(
+            0.95, 19, run.mean(), run.reshape(20, 100).mean(1).std(ddof=1) / np.sqrt(20)
+        )
+        for run in runs
+    ]
     covered = sum(mean_interval(run).covers(0.0) for run in runs)
     assert covered >= 372
     assert covered > sum(low <= 0 <= high for low, high in uncorrected)
@@ -84,15 +95,30 @@ def test_batch_means_that_hang_together_widen_the_interval() -> None:
 
 @pytest.mark.parametrize(("utilisation", "memory"), [(0.7, 33.0), (0.9, 363.0)])
 @pytest.mark.parametrize("length", [10, 40, 1000])
-def test_short_runs_are_refused_rather_than_answered_wrongly(utilisation: float, memory: float, length: int) -> None:
-    """Printed AND wrong in 1 % of runs at most, however short they are; hardly any is refused once it is long."""
+def test_short_runs_are_refused_rather_than_answered_wrongly(
+    utilisation: float, memory: float, length: int
+) -> None:
+    """Printed AND wrong in 1 % of runs at most, however short they are; hardly any is refused
+    once it is long.
+    """
     exact = utilisation**2 / (1 - utilisation)
     count = int(length * memory)
-    runs = [mm1_waits(utilisation, count, np.random.default_rng(seed)) for seed in range(200 if length < 1000 else 20)]
+    runs = [
+        mm1_waits(utilisation, count, np.random.default_rng(seed))
+        for seed in range(200 if length < 1000 else 20)
+    ]
     intervals = [printed(run) for run in runs]
-    assert sum(not interval.too_short and not interval.covers(exact) for interval in intervals) <= max(2, 0.01 * len(runs))
+    assert sum(
+        not interval.too_short and not interval.covers(exact) for interval in intervals
+    ) <= max(2, 0.01 * len(runs))
     if length == 10:  # batch means alone miss twice the 5 % that were promised
-        assert sum(not batch_means_interval(run[find_warm_up(run).dropped :]).covers(exact) for run in runs) > 20
+        assert (
+            sum(
+                not batch_means_interval(run[find_warm_up(run).dropped :]).covers(exact)
+                for run in runs
+            )
+            > 20
+        )
     assert length < 1000 or sum(interval.too_short for interval in intervals) <= 0.2 * len(runs)
 
 
@@ -110,13 +136,18 @@ def printed(waits: NDArray[np.float64]) -> Interval:
         (Interval(np.nan, np.inf, 0, 0.0, np.nan), True),
     ],
 )
-def test_too_short_is_wider_than_a_quarter_or_fewer_than_a_hundred_memories(interval: Interval, too_short: bool) -> None:
+def test_too_short_is_wider_than_a_quarter_or_fewer_than_a_hundred_memories(
+    interval: Interval, too_short: bool
+) -> None:
     assert interval.too_short is too_short
 
 
 def test_the_memory_is_that_of_the_sum_of_autocorrelations() -> None:
     """(1 + phi) / (1 - phi) for a first-order autoregression."""
-    found = [mean_interval(autoregression(0.9, 40_000, np.random.default_rng(seed))).memory for seed in range(60)]
+    found = [
+        mean_interval(autoregression(0.9, 40_000, np.random.default_rng(seed))).memory
+        for seed in range(60)
+    ]
     assert np.median(found) == pytest.approx(19.0, rel=0.15)
     assert mean_interval(np.full(100, 0.1)).memory == 1.0
 
@@ -125,7 +156,9 @@ def test_replications_cover_with_students_interval_over_the_seeds() -> None:
     covered = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        covered += replications_interval([mm1_waits(0.7, 3000, rng)[100:] for _ in range(8)]).covers(0.49 / 0.3)
+        covered += replications_interval(
+            [mm1_waits(0.7, 3000, rng)[100:] for _ in range(8)]
+        ).covers(0.49 / 0.3)
     assert 180 <= covered <= 199
 
 
@@ -168,21 +201,28 @@ def test_the_warm_up_is_twice_the_memory_and_says_so() -> None:
     found = find_warm_up(waits)
     assert 8 <= found.dropped <= 60
     assert found.dropped == np.ceil(2 * found.memory)
-    told = f"the queue began empty, and delays are correlated over about {found.memory:.3g} requests (twice that, at most 5 % of the run)"
+    told = (
+        f"the queue began empty, and delays are correlated over about {found.memory:.3g} "
+        "requests (twice that, at most 5 % of the run)"
+    )
     assert found.why == f"the first {found.dropped} of 20,000 requests are left out: {told}"
 
 
 def test_the_warm_up_of_a_short_run_is_no_more_than_a_twentieth() -> None:
     found = find_warm_up(mm1_waits(0.9, 1000, np.random.default_rng(2)))
     assert found.dropped == 50
-    assert found.why.startswith("the first 50 of 1,000 requests are left out: the queue began empty")
+    assert found.why.startswith(
+        "the first 50 of 1,000 requests are left out: the queue began empty"
+    )
     assert found.why.endswith("(twice that would exceed 5 % of the run, the most that is left out)")
     assert find_warm_up(np.array([1.0])).dropped == 0
     assert find_warm_up(np.full(400, 0.02)).dropped == 2
 
 
 def test_the_warm_up_removes_the_bias_of_an_empty_beginning() -> None:
-    """Summed over a run it is 1 / (1 - load)^2 mean waits: 25 at load 0.8, 2 % of the mean of 1,250 requests."""
+    """Summed over a run it is 1 / (1 - load)^2 mean waits: 25 at load 0.8, 2 % of the mean of
+    1,250 requests.
+    """
     whole, kept = [], []
     for seed in range(4000):
         waits = mm1_waits(0.8, 1250, np.random.default_rng(seed))
@@ -216,7 +256,9 @@ def test_an_interval_of_a_quantile_that_takes_waits_as_independent_misses() -> N
     h = int(1.96 * np.sqrt(n * 0.9 * 0.1))
     for seed in range(200):
         ordered = np.sort(mm1_waits(0.7, n, np.random.default_rng(seed)))
-        wrong += not ordered[int(0.9 * n) - h] <= 0.7 * np.log(7.0) / 0.3 <= ordered[int(0.9 * n) + h]
+        wrong += (
+            not ordered[int(0.9 * n) - h] <= 0.7 * np.log(7.0) / 0.3 <= ordered[int(0.9 * n) + h]
+        )
     assert wrong > 60
 
 
@@ -244,7 +286,13 @@ def test_warm_up_is_a_share_stated_beforehand() -> None:
 def test_a_summary_of_nothing_is_not_a_number() -> None:
     assert np.isnan(summarise(np.array([])).mean)
     summary = summarise(np.arange(101.0))
-    assert (summary.mean, summary.p50, summary.p99, summary.max, summary.n) == (50.0, 50.0, 99.0, 100.0, 101)
+    assert (summary.mean, summary.p50, summary.p99, summary.max, summary.n) == (
+        50.0,
+        50.0,
+        99.0,
+        100.0,
+        101,
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +300,13 @@ def test_a_summary_of_nothing_is_not_a_number() -> None:
     [
         ([], "no request was completed: too few to leave out a warm-up"),
         ([0.1], "one request was completed: too few to leave out a warm-up"),
-        ([0.1] * 30, "the first of 30 requests is left out: the queue began empty, and delays are correlated over about 1 request ("),
+        (
+            [0.1] * 30,
+            (
+                "the first of 30 requests is left out: the queue began empty, and delays are "
+                "correlated over about 1 request ("
+            ),
+        ),
         ([0.1] * 10, "none of 10 requests is left out: the queue began empty"),
     ],
 )

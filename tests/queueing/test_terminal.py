@@ -1,4 +1,6 @@
-"""Tables lose no character at any width; the width follows COLUMNS, the terminal, else 80; sentences break at words."""
+"""Tables lose no character at any width; the width follows COLUMNS, the terminal, else 80;
+sentences break at words.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_every_cell_stands_whole_within_the_width(table: Table, width: int) -> N
 
 
 @given(table=tables(), width=st.integers(1, 25))
-def test_where_not_even_one_value_fits_a_line_its_characters_go_on_in_the_next(table: Table, width: int) -> None:
+def test_where_not_even_one_value_fits_a_line_its_characters_go_on_in_the_next(
+    table: Table, width: int
+) -> None:
     lines = table.lines(width)
     assert max(map(len, lines)) <= width
     text = "".join(lines).replace(" ", "")
@@ -52,16 +56,31 @@ def test_where_not_even_one_value_fits_a_line_its_characters_go_on_in_the_next(t
 
 
 NUMBERS = Table(
-    [Column(heading="name", left=True), Column(heading="delay\n(ms)"), Column(heading="n")], [["a", "46.12", "1200"], ["b", "9", "7"]]
+    [Column(heading="name", left=True), Column(heading="delay\n(ms)"), Column(heading="n")],
+    [["a", "46.12", "1200"], ["b", "9", "7"]],
 )
 
 
 def test_numbers_are_set_to_the_right_below_their_headings_and_units() -> None:
-    assert NUMBERS.lines(80) == ["      delay", "name   (ms)     n", "a     46.12  1200", "b         9     7"]
+    assert NUMBERS.lines(80) == [
+        "      delay",
+        "name   (ms)     n",
+        "a     46.12  1200",
+        "b         9     7",
+    ]
 
 
 def test_blocks_repeat_the_first_column() -> None:
-    assert NUMBERS.lines(12) == ["      delay", "name   (ms)", "a     46.12", "b         9", "", "name     n", "a     1200", "b        7"]
+    assert NUMBERS.lines(12) == [
+        "      delay",
+        "name   (ms)",
+        "a     46.12",
+        "b         9",
+        "",
+        "name     n",
+        "a     1200",
+        "b        7",
+    ]
 
 
 def test_a_line_per_value_where_no_two_columns_fit() -> None:
@@ -69,14 +88,18 @@ def test_a_line_per_value_where_no_two_columns_fit() -> None:
 
 
 def test_short_forms_are_used_only_where_the_table_is_too_wide() -> None:
-    table = Table([Column(heading="policy", left=True, short=lambda text: text[:5]), Column(heading="n")], [["fixed:batch_size=4", "1"]])
+    table = Table(
+        [Column(heading="policy", left=True, short=lambda text: text[:5]), Column(heading="n")],
+        [["fixed:batch_size=4", "1"]],
+    )
     assert table.lines(40)[-1] == "fixed:batch_size=4  1"
     assert table.lines(12)[-1] == "fixed   1"
 
 
 def test_a_sentence_takes_what_the_numbers_leave_and_breaks_at_words_only() -> None:
     table = Table(
-        [Column(heading="p"), Column(heading="says", sentence=True)], [["0.5", "far too many short gaps, by 1e-05 of what 95 % would be"]]
+        [Column(heading="p"), Column(heading="says", sentence=True)],
+        [["0.5", "far too many short gaps, by 1e-05 of what 95 % would be"]],
     )
     assert table.lines(35) == [
         *("  p  says", "0.5  far too many short gaps, by", "     1e-05 of what 95 % would be"),
@@ -85,14 +108,30 @@ def test_a_sentence_takes_what_the_numbers_leave_and_breaks_at_words_only() -> N
 
 def test_a_sentence_goes_on_below_its_beginning_and_words_stay_whole() -> None:
     out = io.StringIO()
-    say(Console(file=out, width=30), "arrivals  not Poisson at 95 %, /a/very/long/path/that/stays/whole.jsonl", hang=10)
-    assert out.getvalue().split("\n")[:2] == ["arrivals  not Poisson at 95 %,", "          /a/very/long/path/that/stays/whole.jsonl"]
+    say(
+        Console(file=out, width=30),
+        "arrivals  not Poisson at 95 %, /a/very/long/path/that/stays/whole.jsonl",
+        hang=10,
+    )
+    assert out.getvalue().split("\n")[:2] == [
+        "arrivals  not Poisson at 95 %,",
+        "          /a/very/long/path/that/stays/whole.jsonl",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"), [(None, NO_TERMINAL), ("100", 100), ("0", NO_TERMINAL), ("wide", NO_TERMINAL), ("", NO_TERMINAL)]
+    ("columns", "width"),
+    [
+        (None, NO_TERMINAL),
+        ("100", 100),
+        ("0", NO_TERMINAL),
+        ("wide", NO_TERMINAL),
+        ("", NO_TERMINAL),
+    ],
 )
-def test_without_a_terminal_the_width_is_that_of_columns_or_80(monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int) -> None:
+def test_without_a_terminal_the_width_is_that_of_columns_or_80(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -110,7 +149,9 @@ say(to, "[mean=1ms,p99=5ms] :smile: " + "± 3 " * 20)
 def on_a_terminal(width: int) -> list[str]:
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")} | {"TERM": "dumb"}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")
+    } | {"TERM": "dumb"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         stdin=child,
@@ -128,7 +169,10 @@ def on_a_terminal(width: int) -> list[str]:
 def written_to(terminal: int) -> bytes:
     """All of it: what was written comes through in pieces, when the kernel has the time."""
     written = b""
-    with os.fdopen(terminal, "rb") as stream, contextlib.suppress(OSError):  # how a terminal ends on Linux
+    with (
+        os.fdopen(terminal, "rb") as stream,
+        contextlib.suppress(OSError),
+    ):  # how a terminal ends on Linux
         while piece := stream.read1(65536):
             written += piece
     return written
@@ -144,6 +188,14 @@ def test_a_real_terminal_is_used_to_its_width(width: int) -> None:
 
 
 def test_an_encoding_without_plus_minus_costs_no_output() -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"} | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, env=environment, check=True, timeout=240)
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"} | {
+        "PYTHONIOENCODING": "ascii"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        env=environment,
+        check=True,
+        timeout=240,
+    )
     assert done.stdout.count(b"? 3") == 20

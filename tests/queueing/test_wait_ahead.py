@@ -1,4 +1,6 @@
-"""The wait of the k-th in the queue: by hand where it is certain, and against simulated requests with what each found at its arrival."""
+"""The wait of the k-th in the queue: by hand where it is certain, and against simulated requests
+with what each found at its arrival.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ import pytest
 
 from policies import Fixed, parse_policy
 from queueing.control.service_ahead import service_ahead
-from queueing.control.wait_ahead import BatchService, Company, InService, SlotService, Together, Wait, Waiting, company
+from queueing.control.wait_ahead import (
+    BatchService,
+    Company,
+    InService,
+    SlotService,
+    Together,
+    Wait,
+    Waiting,
+    company,
+)
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
@@ -47,7 +58,9 @@ def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
         (0, 2, 0.0, 1.5),  # between known sizes: on the line
     ],
 )
-def test_batches_before_it_are_full_ones(place: int, size: int, elapsed: float, expected: float) -> None:
+def test_batches_before_it_are_full_ones(
+    place: int, size: int, elapsed: float, expected: float
+) -> None:
     assert CERTAIN.wait(place, [InService(size, elapsed)]).mean == pytest.approx(expected)
 
 
@@ -67,9 +80,13 @@ def test_free_slots_start_at_once_and_full_ones_by_departures() -> None:
     assert slots.wait(1, taken=2) == Wait(0.0)
     assert slots.wait(2, taken=2).mean == pytest.approx(0.5)
     third = slots.wait(2, taken=4)
-    assert (third.mean, third.variance) == pytest.approx((1.5, 0.75))  # Erlang: three departures at rate 2
+    assert (third.mean, third.variance) == pytest.approx(
+        (1.5, 0.75)
+    )  # Erlang: three departures at rate 2
     alone = SlotService(slots=1, throughput=2.0, scv=0.0)
-    assert alone.wait(0, taken=1).mean == pytest.approx(0.25)  # half of a certain service, not all of it
+    assert alone.wait(0, taken=1).mean == pytest.approx(
+        0.25
+    )  # half of a certain service, not all of it
 
 
 def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
@@ -80,7 +97,9 @@ def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
 
 def test_company_is_waited_for_beside_the_server() -> None:
     """Erlang arrivals or max_wait, whichever is sooner, and never less than the server takes."""
-    assert company(place=5, waiting=6, batch_size=4, rate=2.0, left=math.inf) == Company(2, 2.0, math.inf)
+    assert company(place=5, waiting=6, batch_size=4, rate=2.0, left=math.inf) == Company(
+        2, 2.0, math.inf
+    )
     assert company(place=3, waiting=4, batch_size=4, rate=2.0, left=math.inf) is None
     assert company(place=0, waiting=6, batch_size=4, rate=2.0, left=math.inf) is None
     assert Together(Wait(0.0), Company(2, 2.0, math.inf)).mean == pytest.approx(1.0, rel=1e-3)
@@ -92,15 +111,22 @@ def test_company_is_waited_for_beside_the_server() -> None:
     assert Together(Wait(0.0), Company(1, 0.0, math.inf)).mean == math.inf
 
 
-def _waits(records: list[Record], service: BatchService | SlotService, policy: object, rate: float) -> list[tuple[float, Waiting]]:
+def _waits(
+    records: list[Record], service: BatchService | SlotService, policy: object, rate: float
+) -> list[tuple[float, Waiting]]:
     """Every request's delay, and its wait by what it found at its arrival."""
-    arrived, begun, free = (np.array([getattr(r, f) for r in records]) for f in ("arrived_at", "dispatched_at", "server_free_at"))
+    arrived, begun, free = (
+        np.array([getattr(r, f) for r in records])
+        for f in ("arrived_at", "dispatched_at", "server_free_at")
+    )
     found = []
     for record in records[len(records) // 10 : -200]:
         at = record.arrived_at
         assert at is not None
         assert record.queueing_delay is not None
-        place = int(np.count_nonzero((arrived < at) & (begun >= at)))  # those that its own arrival starts with it waited until then
+        place = int(
+            np.count_nonzero((arrived < at) & (begun >= at))
+        )  # those that its own arrival starts with it waited until then
         inside = np.flatnonzero((begun < at) & (free > at))
         wait: Waiting
         if isinstance(service, SlotService):
@@ -109,8 +135,12 @@ def _waits(records: list[Record], service: BatchService | SlotService, policy: o
             served = [InService(len(inside), at - float(begun[inside[0]]))] if len(inside) else []
             wait = service.wait(place, served)
             if isinstance(policy, Fixed):
-                first = np.sort(arrived[(arrived <= at) & (begun >= at)])[place // service.largest * service.largest]
-                together = company(place, place + 1, service.largest, rate, float(first) + policy.max_wait - at)
+                first = np.sort(arrived[(arrived <= at) & (begun >= at)])[
+                    place // service.largest * service.largest
+                ]
+                together = company(
+                    place, place + 1, service.largest, rate, float(first) + policy.max_wait - at
+                )
                 wait = wait if together is None else Together(wait, together)  # type: ignore[arg-type]
         found.append((record.queueing_delay, wait))
     return found
@@ -129,13 +159,25 @@ def _waits(records: list[Record], service: BatchService | SlotService, policy: o
         pytest.param("continuous:max_batch_size=16", 0.95, 0.08, marks=pytest.mark.slow),
     ],
 )
-def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load: float, tolerance: float) -> None:
-    """Mean over requests within the tolerance; the 50 % and 90 % levels are exceeded about as often as they say."""
+def test_the_mean_and_the_levels_are_those_of_simulated_requests(
+    text: str, load: float, tolerance: float
+) -> None:
+    """Mean over requests within the tolerance; the 50 % and 90 % levels are exceeded about as
+    often as they say.
+    """
     policy = parse_policy(text)
-    model = Model(policy=policy, output_tokens=parse_distribution("geometric:mean=24").clip(200), law=LAW, max_num_seqs=32)
+    model = Model(
+        policy=policy,
+        output_tokens=parse_distribution("geometric:mean=24").clip(200),
+        law=LAW,
+        max_num_seqs=32,
+    )
     rate = load * model.largest_stable_rate
     jobs, rngs = draw_jobs(model, rate, 5000, np.random.SeedSequence(7))
-    records = sorted(simulate_trace(policy, jobs, LAW, rngs, max_batch_size=32), key=lambda record: record.arrived_at or 0.0)
+    records = sorted(
+        simulate_trace(policy, jobs, LAW, rngs, max_batch_size=32),
+        key=lambda record: record.arrived_at or 0.0,
+    )
     waits = _waits(records, service_ahead(model), policy, rate)
     observed = np.array([delay for delay, _ in waits])
     predicted = np.array([wait.mean for _, wait in waits])
@@ -144,24 +186,39 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(text: str, load
     waiting = [(delay, wait) for delay, wait in waits if wait.mean > 1e-3]
     assert len(waiting) > 2000
     for level in (0.5, 0.9):
-        over = np.array([delay - wait.quantile(level) for delay, wait in waiting[::4]])  # a level may be an atom: many end with `max_wait`
+        over = np.array(
+            [delay - wait.quantile(level) for delay, wait in waiting[::4]]
+        )  # a level may be an atom: many end with `max_wait`
         assert np.mean(over < -1e-6) < level + 0.08
         assert np.mean(over < 1e-6) > level - 0.08
 
 
 @pytest.mark.parametrize(
-    "text", ["single", "capped:max_batch_size=6", "elastic:max_batch_size=16", "fixed:batch_size=8", "continuous:max_batch_size=8"]
+    "text",
+    [
+        "single",
+        "capped:max_batch_size=6",
+        "elastic:max_batch_size=16",
+        "fixed:batch_size=8",
+        "continuous:max_batch_size=8",
+    ],
 )
 def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
-    """What is drained per second while the queue is long is the capacity that the predictions use, of all servers together."""
+    """What is drained per second while the queue is long is the capacity that the predictions
+    use, of all servers together.
+    """
     lengths = parse_distribution("uniform:low=1,high=40")
-    model = Model(policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32, servers=2)
+    model = Model(
+        policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32, servers=2
+    )
     service = service_ahead(model)
     if isinstance(service, SlotService):
         assert service.throughput == pytest.approx(model.largest_stable_rate)
         assert service.slots == 16
     else:
-        assert service.servers * service.largest / service.means[-1] == pytest.approx(model.largest_stable_rate)
+        assert service.servers * service.largest / service.means[-1] == pytest.approx(
+            model.largest_stable_rate
+        )
         assert service.sizes[-1] == service.largest == model.bound
         assert service.time(1).mean == pytest.approx(model.batch_time.mean(1))
         between = service.time(3).mean if service.largest >= 4 else model.batch_time.mean(3)

@@ -1,4 +1,6 @@
-"""Priorities that age: the order of the queue, its starvation bound, and the count of waiting tokens through every change."""
+"""Priorities that age: the order of the queue, its starvation bound, and the count of waiting
+tokens through every change.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:
-    return Waiting(Request(id=name, arrived_at=at, prompt_tokens=prompt, max_output_tokens=9, priority=priority))
+    return Waiting(
+        Request(
+            id=name, arrived_at=at, prompt_tokens=prompt, max_output_tokens=9, priority=priority
+        )
+    )
 
 
 def names(queue: WaitingQueue) -> list[str]:
@@ -23,7 +29,12 @@ def names(queue: WaitingQueue) -> list[str]:
 
 def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
     queue = PriorityQueue(aging=10.0)
-    for waiting in (one("late-class", 0.0, 1), one("urgent-soon", 9.0, 0), one("urgent-too-late", 11.0, 0), one("peer", 11.5, 0)):
+    for waiting in (
+        one("late-class", 0.0, 1),
+        one("urgent-soon", 9.0, 0),
+        one("urgent-too-late", 11.0, 0),
+        one("peer", 11.5, 0),
+    ):
         queue.append(waiting)
     assert names(queue) == ["urgent-soon", "late-class", "urgent-too-late", "peer"]
     assert queue.place_of(one("x", 10.5, 0).request) == 2
@@ -33,7 +44,11 @@ def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
 def test_a_priority_beyond_the_bound_counts_as_the_bound() -> None:
     """One that was admitted while priorities did not age, where any is allowed."""
     queue = PriorityQueue(aging=1.0)
-    for waiting in (one("never", 0.0, 10**9), one("last", 2 * MOST + 1.0, 0), one("pushy", MOST + 0.5, -(10**9))):
+    for waiting in (
+        one("never", 0.0, 10**9),
+        one("last", 2 * MOST + 1.0, 0),
+        one("pushy", MOST + 0.5, -(10**9)),
+    ):
         queue.append(waiting)
     assert names(queue) == ["pushy", "never", "last"]
 
@@ -53,23 +68,32 @@ arrivals = st.lists(st.tuples(st.floats(0, 100), st.integers(-5, 5)), min_size=1
 
 
 @given(arrivals, st.floats(0.1, 30), st.floats(100, 200))
-def test_the_order_is_that_of_aged_levels_at_any_instant(given_: list[tuple[float, int]], aging: float, now: float) -> None:
+def test_the_order_is_that_of_aged_levels_at_any_instant(
+    given_: list[tuple[float, int]], aging: float, now: float
+) -> None:
     queue = PriorityQueue(aging)
     for index, (at, priority) in enumerate(sorted(given_)):
         queue.append(one(str(index), at, priority))
-    levels = [waiting.request.priority - (now - waiting.request.arrived_at) / aging for waiting in queue]
+    levels = [
+        waiting.request.priority - (now - waiting.request.arrived_at) / aging for waiting in queue
+    ]
     assert all(before <= after + 1e-9 for before, after in itertools.pairwise(levels))
 
 
 @given(arrivals, st.floats(0.1, 30))
-def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(given_: list[tuple[float, int]], aging: float) -> None:
+def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(
+    given_: list[tuple[float, int]], aging: float
+) -> None:
     queue = PriorityQueue(aging)
     for index, (at, priority) in enumerate(sorted(given_)):
         queue.append(one(str(index), at, priority))
     order = [waiting.request for waiting in queue]
     for place, behind in enumerate(order):
         for ahead in order[:place]:
-            assert ahead.arrived_at - behind.arrived_at <= (behind.priority - ahead.priority) * aging + 1e-9
+            assert (
+                ahead.arrived_at - behind.arrived_at
+                <= (behind.priority - ahead.priority) * aging + 1e-9
+            )
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
@@ -84,11 +108,18 @@ def test_those_taken_are_not_kept_while_others_wait(prioritised: bool) -> None:
     assert len(kept) == 100
 
 
-changes = st.lists(st.tuples(st.sampled_from(["append", "take", "remove", "back"]), st.integers(0, 9), st.integers(1, 50)), max_size=60)
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "take", "remove", "back"]), st.integers(0, 9), st.integers(1, 50)
+    ),
+    max_size=60,
+)
 
 
 @given(changes, st.booleans())
-def test_the_count_of_waiting_tokens_never_drifts(steps: list[tuple[str, int, int]], prioritised: bool) -> None:
+def test_the_count_of_waiting_tokens_never_drifts(
+    steps: list[tuple[str, int, int]], prioritised: bool
+) -> None:
     queue = PriorityQueue(5.0) if prioritised else WaitingQueue()
     taken: list[Waiting] = []
     for number, (what, which, prompt) in enumerate(steps):
@@ -96,7 +127,9 @@ def test_the_count_of_waiting_tokens_never_drifts(steps: list[tuple[str, int, in
         if what == "append":
             queue.append(one(str(number), float(number), which % 3, prompt))
         elif what == "take" and ids:
-            taken += queue.take([ids[which % len(ids)]] if which % 2 else ids[: 1 + which % len(ids)])
+            taken += queue.take(
+                [ids[which % len(ids)]] if which % 2 else ids[: 1 + which % len(ids)]
+            )
         elif what == "remove" and ids:
             assert queue.remove(ids[which % len(ids)]) is not None
             assert queue.remove("nobody") is None

@@ -22,9 +22,12 @@ from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 
 OPERATOR = "an-admin-key-of-these-tests"
-FOR_THE_RUN = SecuritySettings(made_admin_keys=read_keys("--admin-key", [OPERATOR], None))  # as `kendall serve` makes one
+FOR_THE_RUN = SecuritySettings(
+    made_admin_keys=read_keys("--admin-key", [OPERATOR], None)
+)  # as `kendall serve` makes one
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
-SLOW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=50e-3"  # 2,000 tokens take 100 s: longer than a test in real time waits for anything
+# 2,000 tokens take 100 s: longer than a test in real time waits for anything
+SLOW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=50e-3"
 
 
 @asynccontextmanager
@@ -32,10 +35,20 @@ async def running(
     policy: str = "continuous:max_batch_size=4", *, law: str = LAW, **settings: Any
 ) -> AsyncIterator[tuple[FastAPI, Gateway]]:
     """A gateway on the emulated engine, started; its lifespan is run."""
-    defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
+    defaults = {
+        "model": "tiny",
+        "served_model_name": "tiny",
+        "policy": policy,
+        "prediction_interval": 0,
+        "allow_forced_lengths": True,
+    }
     defaults["security"] = FOR_THE_RUN
-    defaults["supervision"] = SupervisionSettings(stuck_timeout=0)  # no timer of its own: a deadlock is seen as one
-    gateway = Gateway(Settings(**(defaults | settings)), EmulatedEngine(parse_law(law)), parse_law(law))
+    defaults["supervision"] = SupervisionSettings(
+        stuck_timeout=0
+    )  # no timer of its own: a deadlock is seen as one
+    gateway = Gateway(
+        Settings(**(defaults | settings)), EmulatedEngine(parse_law(law)), parse_law(law)
+    )
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     async with app.router.lifespan_context(app):
@@ -57,8 +70,14 @@ class Call:
         query: bytes = b"",
         client: str = "127.0.0.1",
     ) -> None:
-        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        given = {"authorization": f"Bearer {OPERATOR}"} if headers is None and path in paths("admin key") else headers or {}
+        raw = (
+            body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        )
+        given = (
+            {"authorization": f"Bearer {OPERATOR}"}
+            if headers is None and path in paths("admin key")
+            else headers or {}
+        )
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": raw, "more_body": False})
         self.status: int | None = None
@@ -76,7 +95,10 @@ class Call:
             "query_string": query,
             "root_path": "",
             "scheme": "http",
-            "headers": [(b"host", b"127.0.0.1"), *((key.encode(), value.encode()) for key, value in given.items())],
+            "headers": [
+                (b"host", b"127.0.0.1"),
+                *((key.encode(), value.encode()) for key, value in given.items()),
+            ],
             "server": ("test", 80),
             "client": (client, 1),
         }
@@ -108,7 +130,9 @@ class Call:
         return ["[DONE]" if item == b"[DONE]" else json.loads(item) for item in data]
 
 
-async def call(app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Call:
+async def call(
+    app: FastAPI, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+) -> Call:
     """A call that is waited for."""
     made = Call(app, method, path, body, headers)
     await made.task
@@ -120,8 +144,12 @@ def through(client: httpx.AsyncClient) -> FastAPI:
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         message = await receive()
-        headers = [(key.decode(), value.decode()) for key, value in scope["headers"] if key != b"host"]
-        answer = await client.request(scope["method"], scope["path"], content=message["body"], headers=headers)
+        headers = [
+            (key.decode(), value.decode()) for key, value in scope["headers"] if key != b"host"
+        ]
+        answer = await client.request(
+            scope["method"], scope["path"], content=message["body"], headers=headers
+        )
         raw = [(key.lower(), value) for key, value in answer.headers.raw]
         await send({"type": "http.response.start", "status": answer.status_code, "headers": raw})
         await send({"type": "http.response.body", "body": answer.content, "more_body": False})

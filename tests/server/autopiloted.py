@@ -1,4 +1,6 @@
-"""A gateway core on virtual time with an autopilot: does what the gateway's own driver does, and keeps what happened."""
+"""A gateway core on virtual time with an autopilot: does what the gateway's own driver does, and
+keeps what happened.
+"""
 
 from __future__ import annotations
 
@@ -106,16 +108,26 @@ class Driver:
 
     def decide(self, now: float) -> Decision | None:
         waiting = self.batcher.queue_length
-        seen = self.fed.window.snapshot(self.batcher.policy_text, now, in_service=self.fed.in_service(), waiting=waiting)
+        seen = self.fed.window.snapshot(
+            self.batcher.policy_text, now, in_service=self.fed.in_service(), waiting=waiting
+        )
         limits = Limits(max_output_tokens=self.limit, max_num_seqs=self.max_num_seqs)
         kept = self.known_at[0] == seen.epoch and now - self.known_at[1] < 60
         try:
-            found = assess(seen, self.shape, limits, known=self.known if kept else None, waiting_before=self.waited)
+            found = assess(
+                seen,
+                self.shape,
+                limits,
+                known=self.known if kept else None,
+                waiting_before=self.waited,
+            )
             if found.sensitivity is not None and not kept:
                 self.known, self.known_at = found.sensitivity, (seen.epoch, now)
         except SpecError:
             found = None
-        return self.autopilot.decide(look(seen, self.shape, self.knobs, limits, found, longest=LONGEST))
+        return self.autopilot.decide(
+            look(seen, self.shape, self.knobs, limits, found, longest=LONGEST)
+        )
 
 
 def steered(
@@ -130,13 +142,23 @@ def steered(
     seed: int = 0,
     interval: float = 5.0,
 ) -> Run:
-    """Poisson arrivals at each (seconds, rate) in turn; returns what the autopilot did. `shape`: what it believes of the law."""
+    """Poisson arrivals at each (seconds, rate) in turn; returns what the autopilot did. `shape`:
+    what it believes of the law.
+    """
 
     async def main() -> Run:
-        engine = EmulatedEngine(law, seed=seed, max_num_seqs=max_num_seqs, max_model_len=LONGEST + 16, kv_cache_tokens=2**30)
+        engine = EmulatedEngine(
+            law,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            max_model_len=LONGEST + 16,
+            kv_cache_tokens=2**30,
+        )
         fed = Fed()
         batcher = Batcher(engine, await engine.start(), parse_policy(start.policy), [fed])
-        driver = Driver(autopilot, shape or law, batcher, fed, max_num_seqs, start.max_output_tokens, interval)
+        driver = Driver(
+            autopilot, shape or law, batcher, fed, max_num_seqs, start.max_output_tokens, interval
+        )
         feeding = asyncio.create_task(feed(driver))
         await driver.drive(sum(seconds for seconds, _ in rates))
         feeding.cancel()
@@ -149,7 +171,9 @@ def steered(
             begin, end = end, end + seconds
             for at in begin + np.sort(rng.uniform(0, seconds, rng.poisson(rate * seconds))):
                 await asyncio.sleep(float(at) - loop.time())
-                arrive(driver, str(number := number + 1), int(lengths.sample(rng, 1)[0]), loop.time())
+                arrive(
+                    driver, str(number := number + 1), int(lengths.sample(rng, 1)[0]), loop.time()
+                )
 
     def arrive(driver: Driver, name: str, tokens: int, now: float) -> None:
         limit = LONGEST if driver.limit is None else driver.limit

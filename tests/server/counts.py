@@ -1,4 +1,6 @@
-"""What a chaos test counts: outcomes by `/metrics`, resident memory; and its line of JSON on standard output, which `pytest -rP` shows."""
+"""What a chaos test counts: outcomes by `/metrics`, resident memory; and its line of JSON on
+standard output, which `pytest -rP` shows.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ def tell(what: str, **counts: Any) -> None:
 def outcomes(metrics: str) -> Counter[str]:
     """Requests that have ended, by outcome, over all policies; none that is 0."""
     ended = Counter[str]()
-    for outcome, value in re.findall(r'^kendall_requests_total\{outcome="(\w+)",policy="[^"]*"\} (\S+)$', metrics, re.MULTILINE):
+    for outcome, value in re.findall(
+        r'^kendall_requests_total\{outcome="(\w+)",policy="[^"]*"\} (\S+)$', metrics, re.MULTILINE
+    ):
         ended[outcome] += int(float(value))
     return +ended
 
 
 def open_files() -> set[tuple[str, str]]:
-    """Of this process: each number and what it is. Other threads may close theirs meanwhile: what is left open is a difference of sets."""
+    """Of this process: each number and what it is. Other threads may close theirs meanwhile:
+    what is left open is a difference of sets.
+    """
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the folder's own

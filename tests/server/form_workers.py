@@ -12,7 +12,9 @@ from server.engines.vllm.forms import READY, Refused
 
 
 def work(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
-    """`slow` takes for ever, `crash` ends the process, `bad` is refused; `pid` answers who compiled it."""
+    """`slow` takes for ever, `crash` ends the process, `bad` is refused; `pid` answers who
+    compiled it.
+    """
     del cpus
     channel.send(READY)
     while True:

@@ -85,17 +85,23 @@ async def replay(
     tickets: dict[str, Ticket] = {}
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
-        for consumer in submitted(batcher, [work_of(request, output_tokens) for request, output_tokens in call]):
+        for consumer in submitted(
+            batcher, [work_of(request, output_tokens) for request, output_tokens in call]
+        ):
             assert consumer.ticket is not None
             tickets[consumer.ticket.id] = consumer.ticket
 
-    for (at, _), call in itertools.groupby(jobs, key=lambda job: (job[0].arrived_at, call_of(job[0].id) or job[0].id)):
+    for (at, _), call in itertools.groupby(
+        jobs, key=lambda job: (job[0].arrived_at, call_of(job[0].id) or job[0].id)
+    ):
         loop.call_at(at, arrive, list(call))
     for request_id, at in (cancellations or {}).items():
         loop.call_at(at, lambda request_id=request_id: tickets[request_id].cancel())
     for at, other in switches:
         loop.call_at(at, batcher.switch, other)
-    loop.call_at(max(request.arrived_at for request, _ in jobs), lambda: loop.call_soon(batcher.close))
+    loop.call_at(
+        max(request.arrived_at for request, _ in jobs), lambda: loop.call_soon(batcher.close)
+    )
     await asyncio.sleep(max(request.arrived_at for request, _ in jobs))
     await batcher.answered()
     await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""A serving gateway whose assumptions are broken one at a time, and what its live model says while the last requests come."""
+"""A serving gateway whose assumptions are broken one at a time, and what its live model says
+while the last requests come.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ PATIENCE = 90.0  # seconds that a look may come too late
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Site:
-    """A gateway in a process of its own, ready and calibrated. `seconds` is how long a run takes."""
+    """A gateway in a process of its own, ready and calibrated. `seconds` is how long a run
+    takes.
+    """
 
     gateway: GatewayProcess
     runner: asyncio.Runner
@@ -62,15 +66,29 @@ class Site:
 
     def capacity(self, policy: str = CAPPED, lengths: TokenDistribution = LENGTHS) -> float:
         """Requests/s at which the load is 1."""
-        return largest_stable_rate(parse_policy(policy), lengths, self.law.at_speed(self.speed), max_num_seqs=BOUND)
-
-    def timetable(self, process: Arrivals, seed: int, seconds: float | None = None, lengths: TokenDistribution = LENGTHS) -> Timetable:
-        """As long as a run may take at most."""
-        return draw_timetable(
-            process, duration=(seconds or self.seconds) + PATIENCE, seed=seed, prompt_tokens=PROMPTS, output_tokens=lengths
+        return largest_stable_rate(
+            parse_policy(policy), lengths, self.law.at_speed(self.speed), max_num_seqs=BOUND
         )
 
-    def poisson(self, load: float, seed: int, policy: str = CAPPED, seconds: float | None = None) -> Timetable:
+    def timetable(
+        self,
+        process: Arrivals,
+        seed: int,
+        seconds: float | None = None,
+        lengths: TokenDistribution = LENGTHS,
+    ) -> Timetable:
+        """As long as a run may take at most."""
+        return draw_timetable(
+            process,
+            duration=(seconds or self.seconds) + PATIENCE,
+            seed=seed,
+            prompt_tokens=PROMPTS,
+            output_tokens=lengths,
+        )
+
+    def poisson(
+        self, load: float, seed: int, policy: str = CAPPED, seconds: float | None = None
+    ) -> Timetable:
         """Stationary load."""
         return self.timetable(Poisson(load * self.capacity(policy)), seed, seconds)
 
@@ -80,14 +98,24 @@ class Site:
 
 
 @contextlib.contextmanager
-def serving(gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about: Any) -> Iterator[Site]:
-    """Start it, measure its law, and unless told otherwise wait for a first look, which loads the mathematics; end it.
+def serving(
+    gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about: Any
+) -> Iterator[Site]:
+    """Start it, measure its law, and unless told otherwise wait for a first look, which loads the
+    mathematics; end it.
 
     `about`: the other fields of the site.
     """
-    body = {"max_output_tokens": LONGEST, "max_batch_size": BOUND, "prompt_tokens": PROMPT, "repeats": repeats}
+    body = {
+        "max_output_tokens": LONGEST,
+        "max_batch_size": BOUND,
+        "prompt_tokens": PROMPT,
+        "repeats": repeats,
+    }
     with started(gateway) as runner:
-        law = Profile.from_dict(runner.run(gateway.ask("POST", "/admin/calibrate", body))).law.at_speed(1.0)
+        law = Profile.from_dict(
+            runner.run(gateway.ask("POST", "/admin/calibrate", body))
+        ).law.at_speed(1.0)
         site = Site(gateway=gateway, runner=runner, law=law, **about)
         if warm:
             runner.run(looked(site, CAPPED, sent(site, site.poisson(0.5, 0)), 2.0))
@@ -96,11 +124,17 @@ def serving(gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about
 
 @contextlib.contextmanager
 def real_site(folder: Path, *, repeats: int = 5, warm: bool = True) -> Iterator[Site]:
-    """A gateway on the real engine; this process keeps off the engine's CPU while it serves. `repeats`: of each cell of its law."""
+    """A gateway on the real engine; this process keeps off the engine's CPU while it serves.
+    `repeats`: of each cell of its law.
+    """
     records, interval, cpus = folder / "records.jsonl", 2.0, os.sched_getaffinity(0)
-    gateway = GatewayProcess(arguments(interval, records, "--engine", "vllm"), free_port(0), folder / "gateway.log")
+    gateway = GatewayProcess(
+        arguments(interval, records, "--engine", "vllm"), free_port(0), folder / "gateway.log"
+    )
     slower = partial(stopped_half_of_the_time, gateway)
-    with serving(gateway, repeats, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower) as site:
+    with serving(
+        gateway, repeats, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower
+    ) as site:
         share_the_gateways_cpus()
         try:
             yield site
@@ -110,33 +144,73 @@ def real_site(folder: Path, *, repeats: int = 5, warm: bool = True) -> Iterator[
 
 def arguments(interval: float, records: Path, *more: str) -> list[str]:
     """Of `kendall serve`; what-ifs only when asked for."""
-    live = ["--prediction-interval", f"{interval:g}", "--prediction-window", "300", "--what-if-interval", "100000"]
-    return ["tiny", "--policy", CAPPED, "--max-num-seqs", str(BOUND), "--allow-forced-lengths", *live, "--record-file", str(records), *more]
+    live = [
+        "--prediction-interval",
+        f"{interval:g}",
+        "--prediction-window",
+        "300",
+        "--what-if-interval",
+        "100000",
+    ]
+    return [
+        "tiny",
+        "--policy",
+        CAPPED,
+        "--max-num-seqs",
+        str(BOUND),
+        "--allow-forced-lengths",
+        *live,
+        "--record-file",
+        str(records),
+        *more,
+    ]
 
 
 # load
 
 
 async def sent(
-    site: Site, timetable: Timetable, seed: int = 1, *, users: int | None = None, think: float = 0.0, longest: int = LONGEST
+    site: Site,
+    timetable: Timetable,
+    seed: int = 1,
+    *,
+    users: int | None = None,
+    think: float = 0.0,
+    longest: int = LONGEST,
 ) -> None:
-    """Send it; in a closed loop, by so many users who think for `think` seconds on average, if told. `longest`: the clients' limit."""
+    """Send it; in a closed loop, by so many users who think for `think` seconds on average, if
+    told. `longest`: the clients' limit.
+    """
     thinking = streams(seed).think_times.exponential(think, len(timetable))
     loop = None if users is None else ClosedLoop(users=users, think_times=thinking)
-    await run_load(Target(base_url=site.gateway.url, model="tiny", max_tokens=longest), timetable, seed=seed, closed_loop=loop)
+    await run_load(
+        Target(base_url=site.gateway.url, model="tiny", max_tokens=longest),
+        timetable,
+        seed=seed,
+        closed_loop=loop,
+    )
 
 
 async def retried(site: Site, timetable: Timetable, patience: float) -> None:
-    """OpenAI's own client, told to wait `patience` seconds: it hangs up, waits a little and asks again, twice at most."""
+    """OpenAI's own client, told to wait `patience` seconds: it hangs up, waits a little and asks
+    again, twice at most.
+    """
     loop, url = asyncio.get_running_loop(), site.gateway.url + "/v1"
     start = loop.time()
     prompts = draw_prompts(timetable, 1, range(10, 250))
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", timeout=patience, max_retries=2) as client:
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key="none", timeout=patience, max_retries=2
+    ) as client:
 
         async def ask(row: int) -> None:
             forced = {"kendall_forced_output_tokens": int(timetable.output_tokens[row])}
             with contextlib.suppress(openai.APITimeoutError):
-                await client.completions.create(model="tiny", prompt=prompts[row].tolist(), max_tokens=LONGEST, extra_body=forced)
+                await client.completions.create(
+                    model="tiny",
+                    prompt=prompts[row].tolist(),
+                    max_tokens=LONGEST,
+                    extra_body=forced,
+                )
 
         async with asyncio.TaskGroup() as group:
             for row, instant in enumerate(timetable.intended_at):
@@ -164,23 +238,33 @@ async def looked(
     limit: int | None = None,
     asked: Sequence[str] = (),
 ) -> Look:
-    """A new epoch under that policy, loaded until there is a look at its first `seconds`; that look. The load is then ended.
+    """A new epoch under that policy, loaded until there is a look at its first `seconds`; that
+    look. The load is then ended.
 
     Before its end the paths in `asked` are asked for; the answers stand in the look under the path.
 
-    The look comes when the predicting process, which is niced, finds the time: on a busy machine the run is longer.
+    The look comes when the predicting process, which is niced, finds the time: on a busy machine
+    the run is longer.
     """
     gateway, loop, seconds = site.gateway, asyncio.get_running_loop(), seconds or site.seconds
-    other = "single" if policy.startswith("dynamic") else "dynamic"  # the policy that is in force already begins no epoch
+    other = (
+        "single" if policy.startswith("dynamic") else "dynamic"
+    )  # the policy that is in force already begins no epoch
     await gateway.ask("PUT", "/admin/policy", {"policy": other, "max_output_tokens": limit})
-    epoch = (await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit}))["epoch"]
+    epoch = (
+        await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit})
+    )["epoch"]
     deadline = loop.time() + seconds + PATIENCE
     loading = asyncio.ensure_future(load)
     try:
         while not loading.done() and loop.time() < deadline:
             await asyncio.wait([loading], timeout=min(0.2, site.interval / 4))
             found: Look | None = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
-            if found is not None and found["epoch"] == epoch and found["window"]["seconds"] >= seconds:
+            if (
+                found is not None
+                and found["epoch"] == epoch
+                and found["window"]["seconds"] >= seconds
+            ):
                 return found | {path: await gateway.ask("GET", path) for path in asked}
     finally:
         loading.cancel()
@@ -203,7 +287,13 @@ async def idle(gateway: GatewayProcess) -> None:
 
 async def speed_now(site: Site) -> float:
     """Of the machine, against the calibrated law."""
-    body = {"speed_only": True, "seconds": 2.0, "max_output_tokens": LONGEST, "prompt_tokens": PROMPT, "max_batch_size": BOUND}
+    body = {
+        "speed_only": True,
+        "seconds": 2.0,
+        "max_output_tokens": LONGEST,
+        "prompt_tokens": PROMPT,
+        "max_batch_size": BOUND,
+    }
     found = await site.gateway.ask("POST", "/admin/calibrate", body | {"latency": str(site.law)})
     return Profile.from_dict(found).law.speed
 

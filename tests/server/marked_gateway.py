@@ -1,4 +1,6 @@
-"""`kendall serve` on the real engine, which marked prompts kill or lose; few records may wait for the disk."""
+"""`kendall serve` on the real engine, which marked prompts kill or lose; few records may wait
+for the disk.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ QUEUE_BYTES = 1 << 17
 
 
 class Deaf:
-    """Hears the first tokens of a stream and nothing after them: a sequence that the engine has forgotten."""
+    """Hears the first tokens of a stream and nothing after them: a sequence that the engine has
+    forgotten.
+    """
 
     def __init__(self, stream: TokenStream) -> None:
         assert stream.listener is not None
@@ -39,9 +43,13 @@ class Deaf:
 
 
 class MarkedEngine(vllm_engine.VllmEngine):
-    """Its process is killed by each poisonous prompt; a sequence to be lost is lost once, after its first tokens."""
+    """Its process is killed by each poisonous prompt; a sequence to be lost is lost once, after
+    its first tokens.
+    """
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         streams = super().dispatch(server_id, works, padded=padded, joining=joining)
         loop = asyncio.get_running_loop()
         for work, stream in zip(works, streams, strict=True):

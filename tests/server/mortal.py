@@ -1,4 +1,6 @@
-"""An emulated engine that can die, hang, refuse to start again and answer differently; and a gateway on it."""
+"""An emulated engine that can die, hang, refuse to start again and answer differently; and a
+gateway on it.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ class Given:
 
 
 class MortalEngine(EmulatedEngine):
-    """`start_takes` seconds a start (the first is at once); `start_fails` starts fail after the first."""
+    """`start_takes` seconds a start (the first is at once); `start_fails` starts fail after the
+    first.
+    """
 
-    def __init__(self, law: LatencyModel, *, start_takes: float = 2.0, start_fails: int = 0, **bounds: Any) -> None:
+    def __init__(
+        self, law: LatencyModel, *, start_takes: float = 2.0, start_fails: int = 0, **bounds: Any
+    ) -> None:
         super().__init__(law, **bounds)
         self.start_takes, self.start_fails = start_takes, start_fails
         self.life = 0
@@ -65,7 +71,9 @@ class MortalEngine(EmulatedEngine):
             raise RuntimeError("the engine is not running")
         return await super().encode(text, special_tokens=special_tokens)
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         assert self.alive, "a dispatch to an engine that is down"
         self.given.append(Given(self.life, tuple(works), padded, joining))
         return super().dispatch(server_id, works, padded=padded, joining=joining)
@@ -94,7 +102,9 @@ class MortalEngine(EmulatedEngine):
 class Forgetful(MortalEngine):
     """Its second life answers differently."""
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         streams = super().dispatch(server_id, works, padded=padded, joining=joining)
         if self.life > 1:
             for stream in streams:
@@ -105,12 +115,24 @@ class Forgetful(MortalEngine):
 
 @asynccontextmanager
 async def faulty(
-    policy: str = "continuous:max_batch_size=4", engine: MortalEngine | None = None, law: LatencyModel | None = None, **settings: Any
+    policy: str = "continuous:max_batch_size=4",
+    engine: MortalEngine | None = None,
+    law: LatencyModel | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[FastAPI, Gateway, MortalEngine, list[Record]]]:
     """A gateway on a mortal engine, started, and the records it writes."""
-    defaults = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "allow_forced_lengths": True}
+    defaults = {
+        "model": "tiny",
+        "served_model_name": "tiny",
+        "policy": policy,
+        "prediction_interval": 0,
+        "allow_forced_lengths": True,
+    }
     engine = engine or MortalEngine(parse_law(LAW))
-    settings = {"supervision": SupervisionSettings(stuck_timeout=0), "security": FOR_THE_RUN} | settings
+    settings = {
+        "supervision": SupervisionSettings(stuck_timeout=0),
+        "security": FOR_THE_RUN,
+    } | settings
     gateway = Gateway(Settings(**(defaults | settings)), engine, law or parse_law(LAW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
@@ -123,4 +145,6 @@ async def faulty(
 
 def words(count: int) -> str:
     """What the emulated engine answers with so many tokens: each position has its word."""
-    return "".join(VOCABULARY[1 + position % (len(VOCABULARY) - 1)] for position in range(1, count + 1))
+    return "".join(
+        VOCABULARY[1 + position % (len(VOCABULARY) - 1)] for position in range(1, count + 1)
+    )

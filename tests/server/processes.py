@@ -13,9 +13,17 @@ from server.engines.vllm.process import descendants
 from tests.eventually import eventually
 
 
-def gateway(folder: Path, *arguments: str, kind: type[GatewayProcess] = GatewayProcess) -> GatewayProcess:
+def gateway(
+    folder: Path, *arguments: str, kind: type[GatewayProcess] = GatewayProcess
+) -> GatewayProcess:
     """`kendall serve`, not yet started; its log and records lie in `folder`."""
-    records = ["--record-file", str(folder / "records.jsonl"), "--prediction-interval", "0", "--allow-forced-lengths"]
+    records = [
+        "--record-file",
+        str(folder / "records.jsonl"),
+        "--prediction-interval",
+        "0",
+        "--allow-forced-lengths",
+    ]
     return kind([*records, *arguments], free_port(0), folder / "gateway.log")
 
 
@@ -61,7 +69,9 @@ async def gone(pids: list[int]) -> list[int]:
 class SocketCall:
     """One POST on a connection of its own."""
 
-    def __init__(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         self._address = host, int(port)
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
@@ -72,7 +82,10 @@ class SocketCall:
     async def send(self, *, limit: int = 1 << 16) -> SocketCall:
         """The whole request."""
         self.reader, self.writer = await asyncio.open_connection(*self._address, limit=limit)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: {len(self._body)}\r\n"
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(self._body)}\r\n"
+        )
         self.writer.write(f"{head}{self._headers}connection: close\r\n\r\n".encode() + self._body)
         await self.writer.drain()
         return self

@@ -1,4 +1,6 @@
-"""`kendall serve` on an emulated engine that can be slowed down from outside: SIGUSR1 doubles its law's times, SIGUSR2 ends that."""
+"""`kendall serve` on an emulated engine that can be slowed down from outside: SIGUSR1 doubles
+its law's times, SIGUSR2 ends that.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ FACTOR = 2.0
 
 
 class SlowingEngine(emulated.EmulatedEngine):
-    """What it is in the middle of goes on at the old speed until the next change of its composition."""
+    """What it is in the middle of goes on at the old speed until the next change of its
+    composition.
+    """
 
     async def start(self) -> Capabilities:
         loop = asyncio.get_running_loop()

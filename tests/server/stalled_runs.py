@@ -14,20 +14,32 @@ SHARE, STALL = 0.02, 0.1  # of the time; seconds each
 SLOWED = 1e-6  # speed of a machine that stalls: it keeps the order of what arrives meanwhile
 
 
-def stalled_run(model: Model, rate: float, count: int, seed: int, *, share: float = SHARE, stall: float = STALL) -> SimulatedRun:
-    """The same machine on a clock that all but stands still for `stall` s at a time, the `share` of the time."""
+def stalled_run(
+    model: Model, rate: float, count: int, seed: int, *, share: float = SHARE, stall: float = STALL
+) -> SimulatedRun:
+    """The same machine on a clock that all but stands still for `stall` s at a time, the `share`
+    of the time.
+    """
     trace = draw_trace(model, rate, count, np.random.SeedSequence(seed))
-    wall, machine = clocks(float(trace.arrived_at[-1]), np.random.default_rng((seed, 1)), share, stall)
+    wall, machine = clocks(
+        float(trace.arrived_at[-1]), np.random.default_rng((seed, 1)), share, stall
+    )
     run = replay(model, replace(trace, arrived_at=np.interp(trace.arrived_at, wall, machine)))
     columns = {name: getattr(run, name) for name in ("batch_id", "batch_size", "server_id")}
     instants = ("dispatched_at", "released_at", "first_token_at", "server_free_at")
     return SimulatedRun(
-        trace.arrived_at, trace.output_tokens, columns | {name: np.interp(getattr(run, name), machine, wall) for name in instants}
+        trace.arrived_at,
+        trace.output_tokens,
+        columns | {name: np.interp(getattr(run, name), machine, wall) for name in instants},
     )
 
 
-def clocks(until: float, rng: np.random.Generator, share: float, stall: float) -> tuple[Vector, Vector]:
-    """The same instants by the wall clock and by the machine's, which counts a stall as `SLOWED` of its length."""
+def clocks(
+    until: float, rng: np.random.Generator, share: float, stall: float
+) -> tuple[Vector, Vector]:
+    """The same instants by the wall clock and by the machine's, which counts a stall as `SLOWED`
+    of its length.
+    """
     gaps = rng.exponential(stall * (1 - share) / share, int(2 * until * share / stall) + 20)
     steps = np.column_stack([gaps, np.full(gaps.size, stall)]).ravel()
     slow = np.column_stack([gaps, np.full(gaps.size, SLOWED * stall)]).ravel()

@@ -65,7 +65,14 @@ class WireRow:
     async def ask(self) -> tuple[int, dict[str, str], dict[str, Any]]:
         """Status, headers and body, over a socket and in real time."""
         with socket.create_server(("127.0.0.1", 0)) as sock:
-            config = uvicorn.Config(_nobody, http=_Hasty, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+            config = uvicorn.Config(
+                _nobody,
+                http=_Hasty,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                timeout_graceful_shutdown=1,
+            )
             server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve(sockets=[sock]))
             reader, writer = await asyncio.open_connection(*sock.getsockname())
@@ -96,7 +103,10 @@ class _Slow(EmulatedEngine):
 
 @asynccontextmanager
 async def _starting() -> AsyncIterator[tuple[FastAPI, Gateway]]:
-    gateway = Gateway(Settings(model="tiny", served_model_name="tiny", prediction_interval=0), _Slow(parse_law(LAW)))
+    gateway = Gateway(
+        Settings(model="tiny", served_model_name="tiny", prediction_interval=0),
+        _Slow(parse_law(LAW)),
+    )
     app = create_app(gateway)
     async with app.router.lifespan_context(app):
         await asyncio.sleep(0)
@@ -127,7 +137,9 @@ async def _out_of_patience(app: FastAPI, _: Gateway) -> Call:
 
 
 async def _too_many(app: FastAPI, _: Gateway) -> Call:
-    await call(app, "POST", "/v1/completions", completion(max_tokens=500))  # seen: what a service takes
+    await call(
+        app, "POST", "/v1/completions", completion(max_tokens=500)
+    )  # seen: what a service takes
     calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(4)]
     await asyncio.sleep(0.001)
     refused = await call(app, "POST", "/v1/completions", completion(max_tokens=500))
@@ -235,7 +247,13 @@ SMALL = {"security": SecuritySettings(max_body_bytes=2048)}
 GIVES_UP = {"supervision": SupervisionSettings(max_restarts=0, stuck_timeout=0)}
 FULL: dict[str, Any] = {"max_num_queued_reqs": 4}
 ROWS = [
-    Row(says="a body that is no JSON", status=400, code="invalid_json", ask=send("POST", "/v1/completions", b'{"model":'), anywhere=True),
+    Row(
+        says="a body that is no JSON",
+        status=400,
+        code="invalid_json",
+        ask=send("POST", "/v1/completions", b'{"model":'),
+        anywhere=True,
+    ),
     Row(
         says="a field of the wrong kind",
         status=400,
@@ -244,7 +262,14 @@ ROWS = [
         ask=complete(max_tokens=0),
         anywhere=True,
     ),
-    Row(says="an unknown field", status=400, code="unknown_field", param="temprature", ask=complete(temprature=1), anywhere=True),
+    Row(
+        says="an unknown field",
+        status=400,
+        code="unknown_field",
+        param="temprature",
+        ask=complete(temprature=1),
+        anywhere=True,
+    ),
     Row(
         says="a prompt longer than the context",
         status=400,
@@ -269,7 +294,14 @@ ROWS = [
         ask=complete(max_tokens=5000),
         anywhere=True,
     ),
-    Row(says="an empty prompt", status=400, code="invalid_prompt", param="prompt", ask=complete(prompt=[]), anywhere=True),
+    Row(
+        says="an empty prompt",
+        status=400,
+        code="invalid_prompt",
+        param="prompt",
+        ask=complete(prompt=[]),
+        anywhere=True,
+    ),
     Row(
         says="a form beyond its bound",
         status=400,
@@ -300,14 +332,27 @@ ROWS = [
         ask=complete(kendall_forced_output_tokens=3),
         settings={"allow_forced_lengths": False},
     ),
-    Row(says="a call of too many sequences", status=400, code="too_many_sequences", param="prompt", ask=complete(prompt=["a"] * 1024)),
+    Row(
+        says="a call of too many sequences",
+        status=400,
+        code="too_many_sequences",
+        param="prompt",
+        ask=complete(prompt=["a"] * 1024),
+    ),
     Row(
         says="a content type that any page may send, without keys",
         status=400,
         code="unsupported_media_type",
         ask=send("POST", "/v1/completions", completion(), **{"content-type": "text/plain"}),
     ),
-    Row(says="no key where one is needed", status=401, code="invalid_api_key", type="authentication_error", ask=complete(), settings=KEYS),
+    Row(
+        says="no key where one is needed",
+        status=401,
+        code="invalid_api_key",
+        type="authentication_error",
+        ask=complete(),
+        settings=KEYS,
+    ),
     Row(
         says="an API key where an admin key is needed",
         status=403,
@@ -332,10 +377,30 @@ ROWS = [
         ask=complete(model="other"),
         anywhere=True,
     ),
-    Row(says="a path that is none", status=404, code="not_found", type="not_found_error", ask=send("GET", "/nowhere"), anywhere=True),
-    Row(says="a method that the path has not", status=405, code="method_not_allowed", ask=send("GET", "/v1/completions"), anywhere=True),
-    Row(says="a drain that is undone while the gateway shuts down", status=409, code="shutting_down", ask=_drain_at_the_end),
-    Row(says="a calibration while another one runs", status=409, code="busy", ask=_calibrating_twice),
+    Row(
+        says="a path that is none",
+        status=404,
+        code="not_found",
+        type="not_found_error",
+        ask=send("GET", "/nowhere"),
+        anywhere=True,
+    ),
+    Row(
+        says="a method that the path has not",
+        status=405,
+        code="method_not_allowed",
+        ask=send("GET", "/v1/completions"),
+        anywhere=True,
+    ),
+    Row(
+        says="a drain that is undone while the gateway shuts down",
+        status=409,
+        code="shutting_down",
+        ask=_drain_at_the_end,
+    ),
+    Row(
+        says="a calibration while another one runs", status=409, code="busy", ask=_calibrating_twice
+    ),
     Row(
         says="a body that is too large",
         status=413,
@@ -391,7 +456,13 @@ ROWS = [
         settings={"patience": 0.05},
     ),
     Row(says="a bug of ours", status=500, code="internal_error", type=SERVER, ask=_bug),
-    Row(says="an engine that refuses one request", status=500, code="engine_error", type=SERVER, ask=_engine_refuses),
+    Row(
+        says="an engine that refuses one request",
+        status=500,
+        code="engine_error",
+        type=SERVER,
+        ask=_engine_refuses,
+    ),
     Row(
         says="an engine that fails over one request",
         status=500,
@@ -399,8 +470,20 @@ ROWS = [
         type=SERVER,
         ask=_engine_fails("no", "engine_error"),
     ),
-    Row(says="a request that killed the engine", status=500, code="engine_killed", type=SERVER, ask=deaths_in_service(2)),
-    Row(says="a prompt that killed the engine before", status=400, code="engine_killed", param="prompt", ask=_killed_the_engine_before),
+    Row(
+        says="a request that killed the engine",
+        status=500,
+        code="engine_killed",
+        type=SERVER,
+        ask=deaths_in_service(2),
+    ),
+    Row(
+        says="a prompt that killed the engine before",
+        status=400,
+        code="engine_killed",
+        param="prompt",
+        ask=_killed_the_engine_before,
+    ),
     Row(
         says="an answer that takes longer than it may",
         status=504,
@@ -415,7 +498,13 @@ ROWS = [
         type=SERVER,
         ask=complete(first_token_timeout=0.0001),
     ),
-    Row(says="an answer that the engine makes no token of", status=504, code="sequence_stalled", type=SERVER, ask=_no_token),
+    Row(
+        says="an answer that the engine makes no token of",
+        status=504,
+        code="sequence_stalled",
+        type=SERVER,
+        ask=_no_token,
+    ),
     Row(
         says="a field that others serve",
         status=501,
@@ -433,8 +522,22 @@ ROWS = [
         param="structured_outputs",
         ask=complete(response_format={"type": "json_object"}),
     ),
-    Row(says="an engine that is coming up", status=503, code="engine_unavailable", type=SERVER, ask=complete(), starting=True),
-    Row(says="an engine that is lost", status=503, code="engine_unavailable", type=SERVER, ask=_engine_lost, settings=GIVES_UP),
+    Row(
+        says="an engine that is coming up",
+        status=503,
+        code="engine_unavailable",
+        type=SERVER,
+        ask=complete(),
+        starting=True,
+    ),
+    Row(
+        says="an engine that is lost",
+        status=503,
+        code="engine_unavailable",
+        type=SERVER,
+        ask=_engine_lost,
+        settings=GIVES_UP,
+    ),
     Row(
         says="an engine lost in the middle of service",
         status=503,
@@ -449,6 +552,13 @@ _POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
 WIRE_ROWS = [
     WireRow("what is no HTTP", 400, "invalid_http", b"nonsense\r\n\r\n"),
     WireRow("a request without a Host", 400, "invalid_http", b"GET / HTTP/1.1\r\n\r\n"),
-    WireRow("a body that does not come", 408, "request_timeout", _POST + b"content-length: 9\r\n\r\nab"),
-    WireRow("a head of too many headers", 431, "head_too_large", _POST + b"h: x\r\n" * MAX_HEADERS + b"\r\n"),
+    WireRow(
+        "a body that does not come", 408, "request_timeout", _POST + b"content-length: 9\r\n\r\nab"
+    ),
+    WireRow(
+        "a head of too many headers",
+        431,
+        "head_too_large",
+        _POST + b"h: x\r\n" * MAX_HEADERS + b"\r\n",
+    ),
 ]

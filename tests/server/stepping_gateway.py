@@ -1,4 +1,6 @@
-"""`kendall serve` in a process whose wall clock steps by an hour, forwards and back, five times a second."""
+"""`kendall serve` in a process whose wall clock steps by an hour, forwards and back, five times
+a second.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ class SteppingGateway(GatewayProcess):
 
 
 def step_the_wall_clock() -> None:
-    """Whatever in this process reads it sees it stepping; the kernel's stamps do not, as those of before a step."""
+    """Whatever in this process reads it sees it stepping; the kernel's stamps do not, as those
+    of before a step.
+    """
     monotonic = time.monotonic  # noqa: TID251 - not the gateway
 
     def stepped() -> float:
         return STEP if int(monotonic() / EVERY) % 2 else 0.0
 
     def shifted(read: Callable[[int], float], unit: float) -> Callable[[int], float]:
-        return lambda clock: read(clock) + (type(read(clock))(stepped() * unit) if clock == time.CLOCK_REALTIME else 0)
+        return lambda clock: (
+            read(clock)
+            + (type(read(clock))(stepped() * unit) if clock == time.CLOCK_REALTIME else 0)
+        )
 
     wall, wall_ns = time.time, time.time_ns  # noqa: TID251 - not the gateway
     time.time = lambda: wall() + stepped()  # noqa: TID251 - this is the step

@@ -13,9 +13,18 @@ from tests.server.mortal import MortalEngine
 
 
 class Stubborn(MortalEngine):
-    """Its starts are numbered from 0. `hangs`: those that never return; `deaf`: nor end when they are cancelled, until `release`."""
+    """Its starts are numbered from 0. `hangs`: those that never return; `deaf`: nor end when
+    they are cancelled, until `release`.
+    """
 
-    def __init__(self, *, hangs: Collection[int] = (), deaf: bool = False, first_takes: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        hangs: Collection[int] = (),
+        deaf: bool = False,
+        first_takes: float = 0.0,
+        **options: Any,
+    ) -> None:
         super().__init__(parse_law(LAW), **options)
         self.hangs, self.deaf, self.first_takes = hangs, deaf, first_takes
         self.starts = 0

@@ -1,4 +1,6 @@
-"""The admin key that a gateway makes for a run: where it is kept, who finds it, and what it opens; nginx before the gateway."""
+"""The admin key that a gateway makes for a run: where it is kept, who finds it, and what it
+opens; nginx before the gateway.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_key_is_made_kept_privately_and_gone_at_the_end(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_is_made_kept_privately_and_gone_at_the_end(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO), with_admin_key(SecuritySettings(), 8080) as security:
         file = home / "kendall" / "admin-key-8080"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -93,7 +97,9 @@ def test_a_link_that_somebody_else_laid_there_is_not_followed(home: Path) -> Non
         assert not file.is_symlink()
 
 
-def test_without_a_place_for_the_file_the_gateway_starts_and_says_so(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_place_for_the_file_the_gateway_starts_and_says_so(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (home / "kendall").write_text("a file in the place of the folder")
     with caplog.at_level(logging.INFO), with_admin_key(SecuritySettings(), 8080) as security:
         assert len(security.made_admin_keys) == 1
@@ -109,7 +115,15 @@ def test_a_key_that_others_could_have_read_or_written_is_not_sent(home: Path, mo
 
 
 @pytest.mark.parametrize(
-    "url", ["http://gateway:8080", "http://192.168.1.7:8080", "http://127.0.0.1:8081", "tiny", "http://[", "http://x:y"]
+    "url",
+    [
+        "http://gateway:8080",
+        "http://192.168.1.7:8080",
+        "http://127.0.0.1:8081",
+        "tiny",
+        "http://[",
+        "http://x:y",
+    ],
 )
 def test_the_key_goes_to_no_other_server(home: Path, url: str) -> None:
     with with_admin_key(SecuritySettings(), 8080):
@@ -126,27 +140,45 @@ def test_a_key_that_is_named_wins_over_the_file_and_the_file_over_an_api_key(hom
 
 
 def test_the_key_of_the_run_survives_a_reload_and_keys_that_come_with_it_close_admin() -> None:
-    """SIGHUP: what was made for the run is in no configuration; an API key that is added ends what this machine may do without one."""
+    """SIGHUP: what was made for the run is in no configuration; an API key that is added ends
+    what this machine may do without one.
+    """
     made, api = read_keys("--admin-key", [ADMIN], None), read_keys("--api-key", [API], None)
-    before = Settings(model="m", served_model_name="m", security=SecuritySettings(made_admin_keys=made))
+    before = Settings(
+        model="m", served_model_name="m", security=SecuritySettings(made_admin_keys=made)
+    )
     after = Settings(model="m", served_model_name="m", security=SecuritySettings(api_keys=api))
     now = in_force(before, after)
     assert differences(now, after) == [], "nothing that an operator changed is left out"
-    head: dict[str, Any] = {"path": "/admin/policy", "method": "PUT", "client": ("127.0.0.1", 5), "http_version": "1.1"}
+    head: dict[str, Any] = {
+        "path": "/admin/policy",
+        "method": "PUT",
+        "client": ("127.0.0.1", 5),
+        "http_version": "1.1",
+    }
     bare = [(b"host", b"127.0.0.1:8080")]
     for security, open_to_this_machine in ((before.security, True), (now.security, False)):
         guard = Guard(security)
         assert (guard.refusal(head | {"headers": bare}) is None) == open_to_this_machine
-        assert guard.refusal(head | {"headers": [*bare, (b"authorization", b"Bearer " + ADMIN.encode())]}) is None
+        assert (
+            guard.refusal(
+                head | {"headers": [*bare, (b"authorization", b"Bearer " + ADMIN.encode())]}
+            )
+            is None
+        )
 
 
-def test_commands_of_the_user_come_in_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_user_come_in_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With an API key: the key in the log is the one in the file, and only it opens /admin."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     running = gateway(tmp_path, *EMULATED, "--api-key", API)
     with started(running) as runner:
         port = int(running.url.rpartition(":")[2])
-        (printed,) = eventually_here(lambda: re.findall(PRINTED, (tmp_path / "gateway.log").read_text()))
+        (printed,) = eventually_here(
+            lambda: re.findall(PRINTED, (tmp_path / "gateway.log").read_text())
+        )
         assert key_file(port).read_text().strip() == printed
         with httpx.Client(base_url=running.url, trust_env=False) as client:
             for key, status in ((None, 401), ("wrong", 401), (API, 403), (printed, 200)):
@@ -193,20 +225,24 @@ PASSED_ON = {
     "plain": "proxy_pass {url};",
     "version 1.1": 'proxy_http_version 1.1; proxy_set_header Connection ""; proxy_pass {url};',
     "host": "proxy_set_header Host $host; proxy_pass {url};",
-    "forwarded": "proxy_set_header X-Forwarded-For $remote_addr; proxy_http_version 1.1; proxy_pass {url};",
+    "forwarded": (
+        "proxy_set_header X-Forwarded-For $remote_addr; proxy_http_version 1.1; proxy_pass {url};"
+    ),
 }
 
 
 @contextlib.contextmanager
 def nginx(folder: Path, url: str, pass_on: str) -> Iterator[str]:
     """Debian's nginx before this server; its URL."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin") or missing(
-        "nginx", "`make setup-system` installs it"
-    )
+    program = shutil.which(
+        "nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    ) or missing("nginx", "`make setup-system` installs it")
     folder.mkdir()
     port, file = free_port(0), folder / "nginx.conf"
     file.write_text(CONFIGURATION.format(folder=folder, port=port, pass_on=pass_on.format(url=url)))
-    process = subprocess.Popen([program, "-e", str(folder / "error.log"), "-c", str(file)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program, "-e", str(folder / "error.log"), "-c", str(file)], stderr=subprocess.DEVNULL
+    )
     try:
         found = f"http://127.0.0.1:{port}"
 
@@ -224,20 +260,34 @@ def nginx(folder: Path, url: str, pass_on: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("keys", [(), ("--api-key", API)], ids=["without keys", "with an API key"])
-def test_trap_behind_nginx_on_this_machine_nobody_drains_calibrates_or_becomes_admin(keys: tuple[str, ...], tmp_path: Path) -> None:
-    """Its plain `proxy_pass` rewrites Host and adds no header: the gateway sees a direct client of this machine."""
+def test_trap_behind_nginx_on_this_machine_nobody_drains_calibrates_or_becomes_admin(
+    keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its plain `proxy_pass` rewrites Host and adds no header: the gateway sees a direct client
+    of this machine.
+    """
     running = gateway(tmp_path, *EMULATED, *keys)
     headers = {"authorization": f"Bearer {API}"} if keys else {}
     with started(running) as runner:
         for number, (name, pass_on) in enumerate(PASSED_ON.items()):
-            with nginx(tmp_path / f"nginx-{number}", running.url, pass_on) as url, httpx.Client(base_url=url, trust_env=False) as client:
+            with (
+                nginx(tmp_path / f"nginx-{number}", running.url, pass_on) as url,
+                httpx.Client(base_url=url, trust_env=False) as client,
+            ):
                 body = {"model": "tiny", "prompt": "a", "max_tokens": 2}
-                assert client.post("/v1/completions", json=body, headers=headers).status_code == 200, name
+                assert (
+                    client.post("/v1/completions", json=body, headers=headers).status_code == 200
+                ), name
                 for method, path in (("POST", "/admin/drain"), ("POST", "/admin/calibrate")):
-                    assert client.request(method, path, json={}, headers=headers).status_code == (403 if keys else 401), name
+                    assert client.request(method, path, json={}, headers=headers).status_code == (
+                        403 if keys else 401
+                    ), name
                 changed = client.put("/admin/policy", json={"policy": "single"}, headers=headers)
-                # without any key, nothing tells a proxy that speaks HTTP/1.1 and adds no header from a client: SECURITY.md says so
-                assert changed.status_code == (200 if name == "version 1.1" and not keys else 403), name
+                # without any key, nothing tells a proxy that speaks HTTP/1.1 and adds no header
+                # from a client: SECURITY.md says so
+                assert changed.status_code == (
+                    200 if name == "version 1.1" and not keys else 403
+                ), name
         state = runner.run(running.ask("GET", "/admin/state"))
         assert state["draining"] is False
 
@@ -248,4 +298,6 @@ def test_the_drain_of_the_user_works_without_naming_a_key(tmp_path: Path) -> Non
         with httpx.Client(base_url=running.url, trust_env=False) as client:
             assert client.post("/admin/drain").status_code == 401
             assert client.put("/admin/policy", json={"policy": "single"}).status_code == 200
-        assert runner.run(asyncio.wait_for(running.ask("POST", "/admin/drain"), 60)) == {"drained": True}
+        assert runner.run(asyncio.wait_for(running.ask("POST", "/admin/drain"), 60)) == {
+            "drained": True
+        }

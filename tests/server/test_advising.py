@@ -1,4 +1,6 @@
-"""`kendall advise` against a stub gateway: the table, the JSON, the exit statuses, and what it asks."""
+"""`kendall advise` against a stub gateway: the table, the JSON, the exit statuses, and what it
+asks.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,17 @@ STABLE = prediction_of()
 
 
 def forecast(policy: str) -> Forecast:
-    return Forecast(knobs=Knobs(policy=policy), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0)
+    return Forecast(
+        knobs=Knobs(policy=policy), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0
+    )
 
 
 def advice(target: str = "policy", *, best: bool = True) -> dict[str, Any]:
     gain = Estimate(0.34, 0.28, 0.4, 900.0) if best else UNKNOWN
-    says = "set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less (95 %: 28 to 40 % less)"
+    says = (
+        "set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less (95 %: "
+        "28 to 40 % less)"
+    )
     return Advice(
         target=target,
         objective="delay",
@@ -81,7 +88,13 @@ def run(*arguments: str) -> int:
 def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(stub.url) == 0
     shown = capsys.readouterr().out
-    for part in ("dynamic", "elastic", "34 %", "28 % to 40 %", "policy: set elastic instead of dynamic"):
+    for part in (
+        "dynamic",
+        "elastic",
+        "34 %",
+        "28 % to 40 %",
+        "policy: set elastic instead of dynamic",
+    ):
         assert part in shown
     assert "gain: reduction of the quantity that the sentence below names" in shown
 
@@ -92,11 +105,28 @@ def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixt
 
 
 def test_the_question_is_the_contracts(stub: Stub) -> None:
-    flags = ["--objective", "v2", "--theta", "0.9", "--loss-cost", "3", "--family", "lognormal", "--target", "max-output-tokens"]
+    flags = [
+        "--objective",
+        "v2",
+        "--theta",
+        "0.9",
+        "--loss-cost",
+        "3",
+        "--family",
+        "lognormal",
+        "--target",
+        "max-output-tokens",
+    ]
     assert run(stub.url + "/", *flags) == 0
     asked = urlsplit(stub.path)
     assert asked.path == "/admin/advice"
-    expected = {"objective": "v2", "theta": "0.9", "loss_cost": "3.0", "family": "lognormal", "target": "max-output-tokens"}
+    expected = {
+        "objective": "v2",
+        "theta": "0.9",
+        "loss_cost": "3.0",
+        "family": "lognormal",
+        "target": "max-output-tokens",
+    }
     assert {name: values[0] for name, values in parse_qs(asked.query).items()} == expected
     assert run(stub.url, "--slo", "p99_queueing_delay=2s", "--json") == 0
     assert parse_qs(urlsplit(stub.path).query) == {"slo": ["p99_queueing_delay=2s"]}
@@ -111,30 +141,57 @@ def test_the_question_is_the_contracts(stub: Stub) -> None:
         (["--slo", "soon"], "expected {mean"),
     ],
 )
-def test_wrong_arguments_are_exit_2_without_asking(stub: Stub, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_exit_2_without_asking(
+    stub: Stub, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(stub.url, *flags) == 2
     assert message in capsys.readouterr().err
     assert stub.path == ""
 
 
-def test_an_url_that_is_no_gateway_is_exit_2(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    for body, status in (("<html>", 200), ({"detail": "Not Found"}, 404), ({"pages": []}, 200), ([1], 200)):
+def test_an_url_that_is_no_gateway_is_exit_2(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for body, status in (
+        ("<html>", 200),
+        ({"detail": "Not Found"}, 404),
+        ({"pages": []}, 200),
+        ([1], 200),
+    ):
         stub.answers(body, status)
         assert run(stub.url) == 2
         assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
-    for url, status in (("localhost:8080", 2), ("not a url", 2), ("http://127.0.0.1:9", 1)):  # nobody listens: not the arguments' fault
+    for url, status in (
+        ("localhost:8080", 2),
+        ("not a url", 2),
+        ("http://127.0.0.1:9", 1),
+    ):  # nobody listens: not the arguments' fault
         assert run(url) == status
         assert "expected the URL of a running `kendall serve`" in capsys.readouterr().err
 
 
-def test_what_the_gateway_refuses_is_exit_2_in_its_words(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.answers({"error": {"message": "got v2 without patience", "type": "invalid_request_error", "param": None, "code": "bad"}}, 400)
+def test_what_the_gateway_refuses_is_exit_2_in_its_words(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.answers(
+        {
+            "error": {
+                "message": "got v2 without patience",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "bad",
+            }
+        },
+        400,
+    )
     assert run(stub.url, "--objective", "v2") == 2
     assert "answered 400: got v2 without patience" in capsys.readouterr().err
 
 
 def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub.answers({"advice": [advice("policy", best=False), advice("batch-size", best=False)], "reason": None})
+    stub.answers(
+        {"advice": [advice("policy", best=False), advice("batch-size", best=False)], "reason": None}
+    )
     assert run(stub.url) == 3
     shown = capsys.readouterr().out
     assert "none is stable" in shown
@@ -147,12 +204,17 @@ def test_no_stable_choice_is_exit_3(stub: Stub, capsys: pytest.CaptureFixture[st
     ("says", "best", "word"),
     [
         (
-            "dynamic meets the SLO; no change is worth making: mean 12 ms with dynamic, 9 ms with elastic; the gain is uncertain",
+            "dynamic meets the SLO; no change is worth making: mean 12 ms with dynamic, 9 ms with "
+            "elastic; the gain is uncertain",
             "elastic",
             "keep",
         ),
         ("dynamic is the best choice already: mean queueing delay 12 ms", "dynamic", "keep"),
-        ("set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less", "elastic", "set"),
+        (
+            "set elastic instead of dynamic: mean queueing delay 12 ms -> 8 ms, 34 % less",
+            "elastic",
+            "set",
+        ),
     ],
 )
 def test_the_table_advises_what_the_sentence_advises(
@@ -170,7 +232,9 @@ def test_the_table_advises_what_the_sentence_advises(
     assert "best found" in text
 
 
-def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     open_below = advice("policy")
     open_below["gain"]["low"] = None
     open_below["says"] += " (95 %: minus much to 40 % less)"
@@ -182,13 +246,20 @@ def test_what_stands_in_place_of_a_number_has_its_word_below_the_tables(stub: St
         assert f"\n{mark}" in text
 
 
-def test_a_gateway_that_says_how_many_requests_have_ended_is_to_be_asked_again(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gateway_that_says_how_many_requests_have_ended_is_to_be_asked_again(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     stub.answers({"advice": [], "reason": "3 requests of this epoch have ended; 50 are needed"})
     assert run(stub.url) == 1
-    assert "no advice: 3 requests of this epoch have ended; 50 are needed; ask again then" in capsys.readouterr().err
+    assert (
+        "no advice: 3 requests of this epoch have ended; 50 are needed; ask again then"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_gateway_that_knows_too_little_yet_is_exit_1_with_its_reason(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gateway_that_knows_too_little_yet_is_exit_1_with_its_reason(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
     stub.answers({"advice": [], "reason": "50 requests so far; 200 are needed"})
     assert run(stub.url) == 1
     assert "no advice: 50 requests so far; 200 are needed" in capsys.readouterr().err

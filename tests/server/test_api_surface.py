@@ -28,7 +28,12 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "messages": [{"role": "user", "content": "hi there"}], "max_tokens": 4, "ignore_eos": True} | fields
+    return {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi there"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    } | fields
 
 
 def body(endpoint: str, **fields: Any) -> dict[str, Any]:
@@ -78,7 +83,9 @@ def test_values_that_ask_for_nothing_and_hints_are_no_reason_to_refuse(endpoint:
                 assert (await post(app, endpoint, **{name: value})).status == 200, (name, value)
         assert (await post(app, endpoint, **dict.fromkeys(HINTS, "text"))).status == 200
         assert (await post(app, endpoint, n=2, best_of=2)).status == 200
-        assert (await post(app, endpoint, add_special_tokens=endpoint == "completions")).status == 200
+        assert (
+            await post(app, endpoint, add_special_tokens=endpoint == "completions")
+        ).status == 200
         assert (await post(app, endpoint, add_special_tokens=endpoint == "chat")).status == 501
 
     on_gateway(main)
@@ -118,43 +125,94 @@ REFUSED = [
     ("completions", {"request_id": "spaces are not for headers"}, 400, "request_id"),
     ("completions", {"response_format": {"type": "xml"}}, 400, "response_format"),
     ("completions", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
-    ("completions", {"structured_outputs": {"regex": "a", "choice": ["b"]}}, 400, "structured_outputs"),
+    (
+        "completions",
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        400,
+        "structured_outputs",
+    ),
     ("completions", {"structured_outputs": {}}, 400, "structured_outputs"),
-    ("completions", {"guided_regex": "a", "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (
+        "completions",
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        400,
+        "response_format",
+    ),
     ("completions", {"structured_outputs": {"choice": ["b"]}}, 501, "structured_outputs"),
     ("completions", {"response_format": {"type": "json_object"}}, 501, "structured_outputs"),
     ("completions", {"guided_choice": ["b"]}, 501, "structured_outputs"),
     ("completions", {"allowed_token_ids": [1]}, 501, "allowed_token_ids"),
     ("completions", {"bad_words": ["x"]}, 501, "bad_words"),
-    ("completions", {"stream": True, "stream_options": {"include_obfuscation": True}}, 501, "stream_options.include_obfuscation"),
+    (
+        "completions",
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        501,
+        "stream_options.include_obfuscation",
+    ),
     ("completions", {"prompt": ["a"] * 1025}, 400, "prompt"),
     ("chat", {"top_logprobs": 3}, 400, "top_logprobs"),
     ("chat", {"continue_final_message": True}, 400, "continue_final_message"),
     ("chat", {"messages": []}, 400, "messages"),
     ("chat", {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
-    ("chat", {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]}, 400, "messages[0].tool_calls"),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]},
+        400,
+        "messages[0].tool_calls",
+    ),
     ("chat", {"messages": [{"role": "user"}, {"content": "x"}]}, 400, "messages[1].role"),
     ("completions", {"cache_salt": ""}, 400, "cache_salt"),
     ("completions", {"cache_salt": "s" * 1025}, 400, "cache_salt"),
     ("completions", {"bad_words": ["x", 5]}, 400, "bad_words[1]"),
     ("completions", {"prompt": [1, "x"]}, 400, "prompt"),
-    ("completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, 400, "response_format.json_schema.schema"),
+    (
+        "completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        400,
+        "response_format.json_schema.schema",
+    ),
     ("completions", {"stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
-    ("chat", {"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, 501, "chat_template_kwargs"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 501, "messages[0].content[0]"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0]"),
-    ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}]}]}, 400, "messages[0].content[0]"),
+    (
+        "chat",
+        {"chat_template_kwargs": {"chat_template": "{{ messages }}"}},
+        501,
+        "chat_template_kwargs",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        501,
+        "messages[0].content[0]",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        400,
+        "messages[0].content[0]",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "colour": 1}]}]},
+        400,
+        "messages[0].content[0]",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "status", "param"), REFUSED)
-def test_what_cannot_be_is_refused_before_it_queues(endpoint: str, fields: dict[str, Any], status: int, param: str | None) -> None:
+def test_what_cannot_be_is_refused_before_it_queues(
+    endpoint: str, fields: dict[str, Any], status: int, param: str | None
+) -> None:
     async def main(app: Any, gateway: Any) -> None:
         asked = await post(app, endpoint, **fields)
         error = asked.json()["error"]
         assert asked.status == status, error
         assert error["param"] is None if param is None else error["param"].startswith(param)
-        totals = [sample.value for sample in gateway.metrics.requests.collect()[0].samples if sample.name.endswith("_total")]
+        totals = [
+            sample.value
+            for sample in gateway.metrics.requests.collect()[0].samples
+            if sample.name.endswith("_total")
+        ]
         assert sum(totals) == gateway.batcher.unanswered == 0
 
     on_gateway(main)
@@ -165,7 +223,9 @@ def test_a_cache_salt_is_any_text_as_vllm_takes_it(salt: str) -> None:
     async def main(app: Any, gateway: Any) -> None:
         works: list[Any] = []
         dispatch = gateway.engine.dispatch
-        gateway.engine.dispatch = lambda server, given, **how: works.extend(given) or dispatch(server, given, **how)
+        gateway.engine.dispatch = lambda server, given, **how: (
+            works.extend(given) or dispatch(server, given, **how)
+        )
         assert (await post(app, "completions", cache_salt=salt)).status == 200
         assert [work.cache_salt for work in works] == [salt]
 
@@ -173,7 +233,9 @@ def test_a_cache_salt_is_any_text_as_vllm_takes_it(salt: str) -> None:
 
 
 def test_the_place_of_an_error_names_no_kind_of_the_schemas() -> None:
-    """`messages[0].content`, not `messages.0.content.str`; a list among several kinds by its index."""
+    """`messages[0].content`, not `messages.0.content.str`; a list among several kinds by its
+    index.
+    """
 
     async def main(app: Any, _: Any) -> None:
         for fields, param in (
@@ -193,7 +255,9 @@ def test_ids_of_answers_are_random_and_tell_no_count() -> None:
             ids = [(await post(app, endpoint)).json()["id"] for _ in range(50)]
             assert len(set(ids)) == 50
             assert all(re.fullmatch(prefix + "[0-9a-f]{24}", each) for each in ids)
-            assert len({each[: len(prefix) + 12] for each in ids}) == 50, "no number that begins alike"
+            assert len({each[: len(prefix) + 12] for each in ids}) == 50, (
+                "no number that begins alike"
+            )
 
     on_gateway(main)
 
@@ -219,11 +283,18 @@ def test_a_model_was_created_when_the_gateway_started() -> None:
 
 
 def test_an_error_stays_small_whatever_came_in() -> None:
-    """A list of wrong items in a union of lists is an error an item and kind, each with its input."""
+    """A list of wrong items in a union of lists is an error an item and kind, each with its
+    input.
+    """
 
     async def main(app: Any, _: Any) -> None:
         wrong = [{"x": "y" * 50}] * 20_000
-        for fields in ({"prompt": wrong}, {"stop_token_ids": wrong}, {"model": "m" * 100_000}, {"x" * 100_000: 1}):
+        for fields in (
+            {"prompt": wrong},
+            {"stop_token_ids": wrong},
+            {"model": "m" * 100_000},
+            {"x" * 100_000: 1},
+        ):
             asked = await post(app, "completions", **fields)
             assert asked.status in (400, 404)
             assert len(asked.body) < 2500
@@ -237,10 +308,23 @@ def test_an_error_stays_small_whatever_came_in() -> None:
 def test_null_stands_for_the_default_where_openai_has_it_so() -> None:
     async def main(app: Any, _: Any) -> None:
         nothing = dict.fromkeys(
-            ("n", "stream", "stop", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "logprobs")
+            (
+                "n",
+                "stream",
+                "stop",
+                "temperature",
+                "top_p",
+                "presence_penalty",
+                "frequency_penalty",
+                "seed",
+                "logit_bias",
+                "logprobs",
+            )
         )
         for endpoint in PATHS:
-            assert (await post(app, endpoint, **nothing)).json()["choices"][0]["finish_reason"] == "length"
+            assert (await post(app, endpoint, **nothing)).json()["choices"][0][
+                "finish_reason"
+            ] == "length"
 
     on_gateway(main)
 
@@ -249,12 +333,21 @@ def test_prompts_in_every_form_give_their_choices_in_order() -> None:
     async def main(app: Any, _: Any) -> None:
         for prompt, count in (("a b", 1), ([5, 6], 1), (["a", "b c"], 2), ([[5], [6, 7]], 2)):
             for stream in (False, True):
-                asked = await post(app, "completions", prompt=prompt, n=2, stream=stream, return_token_ids=True)
+                asked = await post(
+                    app, "completions", prompt=prompt, n=2, stream=stream, return_token_ids=True
+                )
                 if stream:
                     events = [event["choices"][0] for event in asked.events()[:-1]]
-                    prompts = {event["index"]: event["prompt_token_ids"] for event in events if "prompt_token_ids" in event}
+                    prompts = {
+                        event["index"]: event["prompt_token_ids"]
+                        for event in events
+                        if "prompt_token_ids" in event
+                    }
                 else:
-                    prompts = {choice["index"]: choice["prompt_token_ids"] for choice in asked.json()["choices"]}
+                    prompts = {
+                        choice["index"]: choice["prompt_token_ids"]
+                        for choice in asked.json()["choices"]
+                    }
                 assert sorted(prompts) == list(range(2 * count))
                 assert all(prompts[2 * place] == prompts[2 * place + 1] for place in range(count))
                 if isinstance(prompt, list) and isinstance(prompt[-1], list):
@@ -277,14 +370,24 @@ def test_token_ids_are_returned_once_each_streamed_or_not(endpoint: str) -> None
     on_gateway(main)
 
 
-def test_offsets_of_a_stream_are_those_of_the_whole_answer_where_text_is_held_back_for_a_stop_string() -> None:
+def test_offsets_of_a_stream_are_those_of_the_whole_answer_where_text_is_held_back_for_a_stop_string() -> (
+    None
+):
     async def main(app: Any, _: Any) -> None:
         whole = (await post(app, "completions", logprobs=1)).json()["choices"][0]
         for end in range(1, len(whole["text"])):
             stop = whole["text"][end - 1] + "\x00"
-            events = (await post(app, "completions", logprobs=1, stop=[stop], stream=True)).events()[:-1]
-            logprobs = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
-            assert [offset for each in logprobs for offset in each["text_offset"]] == whole["logprobs"]["text_offset"], stop
+            events = (
+                await post(app, "completions", logprobs=1, stop=[stop], stream=True)
+            ).events()[:-1]
+            logprobs = [
+                event["choices"][0]["logprobs"]
+                for event in events
+                if event["choices"][0]["logprobs"]
+            ]
+            assert [offset for each in logprobs for offset in each["text_offset"]] == whole[
+                "logprobs"
+            ]["text_offset"], stop
 
     on_gateway(main)
 
@@ -295,7 +398,9 @@ def test_logprobs_have_each_endpoints_own_form() -> None:
         assert given["token_logprobs"] == pytest.approx([UNIFORM] * 4)
         assert [len(top) for top in given["top_logprobs"]] == [3] * 4
         assert given["text_offset"] == [0, 6, 12, 18]
-        content = (await post(app, "chat", logprobs=True, top_logprobs=2)).json()["choices"][0]["logprobs"]["content"]
+        content = (await post(app, "chat", logprobs=True, top_logprobs=2)).json()["choices"][0][
+            "logprobs"
+        ]["content"]
         assert [len(item["top_logprobs"]) for item in content] == [2] * 4
         assert content[0]["bytes"] == list(content[0]["token"].encode())
         none = (await post(app, "chat", logprobs=True)).json()["choices"][0]["logprobs"]["content"]
@@ -311,7 +416,11 @@ def test_continuous_usage_counts_up_in_every_chunk() -> None:
         events = (await post(app, "completions", stream=True, stream_options=options)).events()[:-1]
         assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 4, 4]
         assert {event["usage"]["prompt_tokens"] for event in events} == {3}
-        alone = (await post(app, "completions", stream=True, stream_options={"continuous_usage_stats": True})).events()[:-1]
+        alone = (
+            await post(
+                app, "completions", stream=True, stream_options={"continuous_usage_stats": True}
+            )
+        ).events()[:-1]
         assert not any("usage" in event for event in alone), "as vLLM: with include_usage only"
 
     on_gateway(main)
@@ -320,7 +429,9 @@ def test_continuous_usage_counts_up_in_every_chunk() -> None:
 def test_a_prompt_is_cut_where_that_is_asked_for() -> None:
     async def main(app: Any, _: Any) -> None:
         async def kept(**fields: Any) -> list[int]:
-            made = await post(app, "completions", prompt=list(range(1, 2101)), return_token_ids=True, **fields)
+            made = await post(
+                app, "completions", prompt=list(range(1, 2101)), return_token_ids=True, **fields
+            )
             return list(made.json()["choices"][0]["prompt_token_ids"])
 
         assert await kept(truncate_prompt_tokens=3) == [2098, 2099, 2100]
@@ -334,8 +445,13 @@ def test_a_prompt_is_cut_where_that_is_asked_for() -> None:
 
 def test_text_parts_are_a_message_like_any_other() -> None:
     async def main(app: Any, _: Any) -> None:
-        parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}}]
-        assert (await post(app, "chat", messages=[{"role": "user", "content": parts}])).status == 200
+        parts = [
+            {"type": "text", "text": "hi"},
+            {"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}},
+        ]
+        assert (
+            await post(app, "chat", messages=[{"role": "user", "content": parts}])
+        ).status == 200
 
     on_gateway(main)
 
@@ -358,24 +474,44 @@ def test_kserves_paths_are_the_same_routes() -> None:
     async def main(app: Any, _: Any) -> None:
         for endpoint, path in PATHS.items():
             assert (await call(app, "POST", "/openai" + path, body(endpoint))).status == 200
-        assert (await call(app, "GET", "/openai/v1/models")).json() == (await call(app, "GET", "/v1/models")).json()
+        assert (await call(app, "GET", "/openai/v1/models")).json() == (
+            await call(app, "GET", "/v1/models")
+        ).json()
 
     on_gateway(main)
 
 
 def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
     async def main(app: Any, _: Any) -> None:
-        made = (await call(app, "POST", "/tokenize", {"model": "tiny", "prompt": "one two", "return_token_strs": True})).json()
-        assert (made["count"], len(made["tokens"]), len(made["token_strs"]), made["max_model_len"]) == (2, 2, 2, 2048)
+        made = (
+            await call(
+                app,
+                "POST",
+                "/tokenize",
+                {"model": "tiny", "prompt": "one two", "return_token_strs": True},
+            )
+        ).json()
+        assert (
+            made["count"],
+            len(made["tokens"]),
+            len(made["token_strs"]),
+            made["max_model_len"],
+        ) == (2, 2, 2, 2048)
         text = (await call(app, "POST", "/detokenize", {"tokens": made["tokens"]})).json()["prompt"]
         assert text == "".join(made["token_strs"])
-        talk = (await call(app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "hi there"}]})).json()
+        talk = (
+            await call(
+                app, "POST", "/tokenize", {"messages": [{"role": "user", "content": "hi there"}]}
+            )
+        ).json()
         usage = (await post(app, "chat")).json()["usage"]
         assert talk["count"] == usage["prompt_tokens"]
         for bad in ({}, {"prompt": "a", "messages": [{"role": "user"}]}, {"prompt": 3}):
             assert (await call(app, "POST", "/tokenize", bad)).status == 400
         assert (await call(app, "POST", "/detokenize", {"tokens": [2**31]})).status == 400
-        assert (await call(app, "POST", "/detokenize", {"model": "other", "tokens": []})).status == 404
+        assert (
+            await call(app, "POST", "/detokenize", {"model": "other", "tokens": []})
+        ).status == 404
 
     on_gateway(main)
 
@@ -383,11 +519,29 @@ def test_tokenize_says_what_the_model_sees_and_detokenize_reverses_it() -> None:
 def test_tokenize_takes_vllms_fields_and_refuses_by_name_what_would_change_the_tokens() -> None:
     async def main(app: Any, _: Any) -> None:
         talk = {"messages": [{"role": "user", "content": "hi there"}]}
-        plain = {"add_special_tokens": False, "chat_template": None, "tools": None, "mm_processor_kwargs": {}, "media_io_kwargs": {}}
-        end = {"add_generation_prompt": False, "continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
-        for taken in ({"prompt": "one"} | plain, {"prompt": "one", "add_special_tokens": True}, talk | plain | end):
+        plain = {
+            "add_special_tokens": False,
+            "chat_template": None,
+            "tools": None,
+            "mm_processor_kwargs": {},
+            "media_io_kwargs": {},
+        }
+        end = {
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        for taken in (
+            {"prompt": "one"} | plain,
+            {"prompt": "one", "add_special_tokens": True},
+            talk | plain | end,
+        ):
             assert (await call(app, "POST", "/tokenize", taken)).status == 200
-        for field, value in {"add_special_tokens": True, "chat_template": "{{ 1 }}", "tools": [{"type": "function"}]}.items():
+        for field, value in {
+            "add_special_tokens": True,
+            "chat_template": "{{ 1 }}",
+            "tools": [{"type": "function"}],
+        }.items():
             refused = await call(app, "POST", "/tokenize", talk | {field: value})
             assert (refused.status, refused.json()["error"]["param"]) == (501, field)
         both = await call(app, "POST", "/tokenize", talk | {"continue_final_message": True})
@@ -400,8 +554,16 @@ def test_tokenize_takes_vllms_fields_and_refuses_by_name_what_would_change_the_t
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
-def test_unknown_fields_are_refused_or_ignored_as_the_operator_says_and_others_extras_are_taken(endpoint: str) -> None:
-    extras = {"provider": {"order": ["x"]}, "route": "fallback", "models": ["tiny"], "cache_prompt": True, "keep_alive": "5m"}
+def test_unknown_fields_are_refused_or_ignored_as_the_operator_says_and_others_extras_are_taken(
+    endpoint: str,
+) -> None:
+    extras = {
+        "provider": {"order": ["x"]},
+        "route": "fallback",
+        "models": ["tiny"],
+        "cache_prompt": True,
+        "keep_alive": "5m",
+    }
 
     async def refusing(app: Any, _: Any) -> None:
         assert (await call(app, "POST", PATHS[endpoint], body(endpoint) | extras)).status == 200
@@ -410,9 +572,15 @@ def test_unknown_fields_are_refused_or_ignored_as_the_operator_says_and_others_e
         assert "did you mean temperature?" in refused.json()["error"]["message"]
 
     async def ignoring(app: Any, _: Any) -> None:
-        assert (await call(app, "POST", PATHS[endpoint], body(endpoint) | {"tempratur": 1, "zzz": {"a": [1]}})).status == 200
+        assert (
+            await call(
+                app, "POST", PATHS[endpoint], body(endpoint) | {"tempratur": 1, "zzz": {"a": [1]}}
+            )
+        ).status == 200
         assert (await call(app, "POST", "/tokenize", {"prompt": "one", "zzz": 1})).status == 200
-        unserved = await call(app, "POST", PATHS[endpoint], body(endpoint) | {"zzz": 1, "use_beam_search": True})
+        unserved = await call(
+            app, "POST", PATHS[endpoint], body(endpoint) | {"zzz": 1, "use_beam_search": True}
+        )
         assert (unserved.status, unserved.json()["error"]["param"]) == (501, "use_beam_search")
 
     on_gateway(refusing)
@@ -423,15 +591,31 @@ def test_every_answer_carries_a_request_id_the_callers_own_if_it_is_fit() -> Non
     async def main(app: Any, _: Any) -> None:
         async def given(path: str, content: object = None, **headers: str) -> str:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            return (await call(app, "POST" if content is not None else "GET", path, content, named)).headers["x-request-id"]
+            return (
+                await call(app, "POST" if content is not None else "GET", path, content, named)
+            ).headers["x-request-id"]
 
-        for path, content in (("/v1/completions", completion()), ("/v1/completions", {}), ("/v1/models", None), ("/nowhere", None)):
+        for path, content in (
+            ("/v1/completions", completion()),
+            ("/v1/completions", {}),
+            ("/v1/models", None),
+            ("/nowhere", None),
+        ):
             assert await given(path, content, x_request_id="mine-1") == "mine-1"
-            made = {await given(path, content), await given(path, content, x_request_id="not fit"), await given(path, content)}
+            made = {
+                await given(path, content),
+                await given(path, content, x_request_id="not fit"),
+                await given(path, content),
+            }
             assert len(made) == 3
             assert "" not in made
         assert await given("/v1/completions", completion(request_id="in-the-body")) == "in-the-body"
-        assert await given("/v1/completions", completion(request_id="in-the-body"), x_request_id="mine-2") == "mine-2"
+        assert (
+            await given(
+                "/v1/completions", completion(request_id="in-the-body"), x_request_id="mine-2"
+            )
+            == "mine-2"
+        )
 
     on_gateway(main)
 
@@ -444,14 +628,28 @@ def test_every_constraint_reaches_the_engine_under_vllms_names() -> None:
     asked = [
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, Structured("json_object", True)),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}, Structured("json", schema)),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": schema},
+                }
+            },
+            Structured("json", schema),
+        ),
         (
             {"response_format": {"type": "structural_tag", "format": {"a": 1}}},
             Structured("structural_tag", '{"type": "structural_tag", "format": {"a": 1}}'),
         ),
         ({"structured_outputs": {"json": schema}}, Structured("json", schema)),
-        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, Structured("regex", "a", {"whitespace_pattern": " "})),
-        ({"structured_outputs": {"grammar": "root ::= [a]"}}, Structured("grammar", "root ::= [a]")),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            Structured("regex", "a", {"whitespace_pattern": " "}),
+        ),
+        (
+            {"structured_outputs": {"grammar": "root ::= [a]"}},
+            Structured("grammar", "root ::= [a]"),
+        ),
         ({"guided_json": schema}, Structured("json", schema)),
         ({"guided_regex": "a+"}, Structured("regex", "a+")),
         ({"guided_choice": ["a", "b"]}, Structured("choice", ["a", "b"])),
@@ -490,14 +688,29 @@ def test_all_that_a_client_says_of_sampling_reaches_the_engine() -> None:
     async def main(app: Any, gateway: Any) -> None:
         seen: list[Any] = []
         dispatch = gateway.engine.dispatch
-        gateway.engine.dispatch = lambda server, works, **how: seen.extend(works) or dispatch(server, works, **how)
-        asked = await post(app, "completions", n=2, stop_token_ids=[9], logit_bias={"3": -5}, cache_salt="salt", priority=4, **fields)
+        gateway.engine.dispatch = lambda server, works, **how: (
+            seen.extend(works) or dispatch(server, works, **how)
+        )
+        asked = await post(
+            app,
+            "completions",
+            n=2,
+            stop_token_ids=[9],
+            logit_bias={"3": -5},
+            cache_salt="salt",
+            priority=4,
+            **fields,
+        )
         assert asked.status == 200
         for work, seed in zip(seen, (11, 12), strict=True):
             sampling = work.sampling
             for name, value in (fields | {"seed": seed, "stop": ("a", "b")}).items():
                 assert getattr(sampling, name) == value
-            assert (sampling.stop_token_ids, sampling.logit_bias, sampling.max_tokens) == ((9,), {3: -5.0}, 4)
+            assert (sampling.stop_token_ids, sampling.logit_bias, sampling.max_tokens) == (
+                (9,),
+                {3: -5.0},
+                4,
+            )
             assert (work.cache_salt, work.request.priority) == ("salt", 4)
 
     on_gateway(main)
@@ -519,17 +732,42 @@ def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_
             assert not set(schemas[name]["properties"]) & set(UNSERVED)
         for path in PATHS.values():
             operation = document["paths"][path]["post"]
-            assert set(operation["responses"]) >= {"200", "400", "401", "404", "413", "429", "500", "501", "503"}
-            assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+            assert set(operation["responses"]) >= {
+                "200",
+                "400",
+                "401",
+                "404",
+                "413",
+                "429",
+                "500",
+                "501",
+                "503",
+            }
+            assert set(operation["responses"]["200"]["content"]) == {
+                "application/json",
+                "text/event-stream",
+            }
             assert operation["requestBody"]["required"] is True
-            assert {"x-llm-d-inference-ttl", "x-llm-d-slo-ttft-ms"} <= {each["name"] for each in operation["parameters"]}
+            assert {"x-llm-d-inference-ttl", "x-llm-d-slo-ttft-ms"} <= {
+                each["name"] for each in operation["parameters"]
+            }
             assert (
                 "patience"
-                in schemas[operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]]["properties"]
+                in schemas[
+                    operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].split(
+                        "/"
+                    )[-1]
+                ]["properties"]
             )
-        asked = {each["name"]: each["schema"] for each in document["paths"]["/admin/advice"]["get"]["parameters"]}
+        asked = {
+            each["name"]: each["schema"]
+            for each in document["paths"]["/admin/advice"]["get"]["parameters"]
+        }
         assert set(asked) == {*FIELDS, *BESIDE}
-        assert (set(asked["objective"]["enum"]), set(asked["target"]["enum"])) == (set(OBJECTIVES), set(TARGETS))
+        assert (set(asked["objective"]["enum"]), set(asked["target"]["enum"])) == (
+            set(OBJECTIVES),
+            set(TARGETS),
+        )
         assert '"422"' not in text
 
     on_gateway(main)
@@ -537,21 +775,29 @@ def test_the_document_says_what_the_two_hot_routes_take_and_all_references_lead_
 
 def test_a_wrong_method_is_told_the_right_ones_of_all_routes_of_the_path() -> None:
     async def main(app: Any, _: Any) -> None:
-        for path, allowed in (("/admin/policy", "GET, PUT"), ("/v1/completions", "POST"), ("/v1/models/tiny", "GET")):
+        for path, allowed in (
+            ("/admin/policy", "GET, PUT"),
+            ("/v1/completions", "POST"),
+            ("/v1/models/tiny", "GET"),
+        ):
             asked = await call(app, "PATCH", path)
             assert (asked.status, asked.headers["allow"]) == (405, allowed)
 
     on_gateway(main)
 
 
-def test_a_bad_query_is_a_400_and_a_bug_in_an_admin_route_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_query_is_a_400_and_a_bug_in_an_admin_route_is_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main(app: Any, gateway: Any) -> None:
         made = Call(app, "GET", "/admin/prediction", query=b"what_if=perhaps")
         await made.task
         assert (made.status, made.json()["error"]["param"]) == (400, "what_if")
         monkeypatch.setattr(gateway, "policy_in_force", lambda: 1 / 0)
         broken = Call(app, "GET", "/admin/policy")
-        with pytest.raises(ZeroDivisionError):  # Starlette hands it on to the server, whose log shows it
+        with pytest.raises(
+            ZeroDivisionError
+        ):  # Starlette hands it on to the server, whose log shows it
             await broken.task
         assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
         await asyncio.sleep(0)

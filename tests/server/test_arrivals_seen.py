@@ -22,7 +22,13 @@ def test_one_call_is_one_arrival_and_retries_are_counted() -> None:
         async with running() as (app, _):
             await call(app, "POST", "/v1/completions", completion(n=3))
             for count in ("0", "1", "2"):
-                await call(app, "POST", "/v1/completions", completion(), headers={"x-stainless-retry-count": count})
+                await call(
+                    app,
+                    "POST",
+                    "/v1/completions",
+                    completion(),
+                    headers={"x-stainless-retry-count": count},
+                )
             await call(app, "POST", "/v1/completions", completion(model="another"))
             return await _state(app)
 
@@ -63,7 +69,9 @@ def test_the_verdict_is_about_what_arrives() -> None:
     assert run_virtual(verdict([1.0] * 200)).startswith("not poisson: gaps are nearly constant")
 
 
-@pytest.mark.parametrize("count", [KEPT - 1, KEPT, KEPT + 100, 2 * KEPT - 1, 2 * KEPT, 3 * KEPT + 7])
+@pytest.mark.parametrize(
+    "count", [KEPT - 1, KEPT, KEPT + 100, 2 * KEPT - 1, 2 * KEPT, 3 * KEPT + 7]
+)
 def test_the_last_instants_are_kept_and_the_audit_is_done_once(count: int) -> None:
     seen = ArrivalsSeen()
     for instant in range(count):

@@ -1,4 +1,6 @@
-"""The autopilot after an operator's switch: it keeps the kind of policy that was chosen last, on a gateway on virtual time."""
+"""The autopilot after an operator's switch: it keeps the kind of policy that was chosen last, on
+a gateway on virtual time.
+"""
 
 from __future__ import annotations
 
@@ -54,20 +56,35 @@ async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:
     rng, loop = np.random.default_rng(1), asyncio.get_running_loop()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(rng.exponential(1 / rate))
-        request = Request(id=f"{loop.time()}-{number}", arrived_at=loop.time(), prompt_tokens=8, max_output_tokens=64)
+        request = Request(
+            id=f"{loop.time()}-{number}",
+            arrived_at=loop.time(),
+            prompt_tokens=8,
+            max_output_tokens=64,
+        )
         consumer = Immediate()
-        (consumer.ticket,) = gateway.batcher.submit([work_of(request, int(rng.integers(4, 60)))], [consumer])
+        (consumer.ticket,) = gateway.batcher.submit(
+            [work_of(request, int(rng.integers(4, 60)))], [consumer]
+        )
 
 
 @pytest.mark.parametrize(("by_hand", "kind"), [(True, "capped"), (False, "elastic")])
-def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(*, by_hand: bool, kind: str) -> None:
-    """The start was elastic. After a manual switch to a queue without a steady state it enlarges the batch, of that kind.
+def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(
+    *, by_hand: bool, kind: str
+) -> None:
+    """The start was elastic. After a manual switch to a queue without a steady state it enlarges
+    the batch, of that kind.
 
     Where nobody chose the policy in force, the same autopilot moves back to the kind of the start.
     """
 
     async def main() -> None:
-        async with running("elastic:max_batch_size=4", autopilot="act", prediction_interval=2.0, what_if_interval=1e6) as (app, gateway):
+        async with running(
+            "elastic:max_batch_size=4",
+            autopilot="act",
+            prediction_interval=2.0,
+            what_if_interval=1e6,
+        ) as (app, gateway):
             assert gateway.live is not None
             await loaded(gateway, 10.0, 1.0)
             if by_hand:
@@ -86,7 +103,9 @@ def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(*, by_hand: bo
 
 
 def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
-    """From dynamic it may turn to capped, and back; the state file has the policy that an operator chose, for the next start."""
+    """From dynamic it may turn to capped, and back; the state file has the policy that an
+    operator chose, for the next start.
+    """
 
     async def main() -> None:
         file = tmp_path / "state.json"

@@ -9,7 +9,19 @@ from typing import ClassVar
 
 import pytest
 
-from policies import Continuous, Decision, Dispatch, Dynamic, Elastic, Policy, Preempt, QueueState, Request, Single, WaitUntil
+from policies import (
+    Continuous,
+    Decision,
+    Dispatch,
+    Dynamic,
+    Elastic,
+    Policy,
+    Preempt,
+    QueueState,
+    Request,
+    Single,
+    WaitUntil,
+)
 from queueing.latency.law import parse_law
 from server.engines.base import TokenStream, Work
 from server.engines.emulated import EmulatedEngine
@@ -22,7 +34,9 @@ LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
 
 @dataclass(frozen=True, kw_only=True)
 class Unpadded:
-    """What both preempting policies of these tests have in common; a dataclass, as a policy has to be."""
+    """What both preempting policies of these tests have in common; a dataclass, as a policy has
+    to be.
+    """
 
     padded: ClassVar[bool] = False
     release: ClassVar[str] = "request"
@@ -49,7 +63,9 @@ class YoungestFirst(Unpadded):
 
 
 class Evicting(Unpadded):
-    """Dispatches all that wait as one batch; preempts the request `evicted` as soon as another one waits."""
+    """Dispatches all that wait as one batch; preempts the request `evicted` as soon as another
+    one waits.
+    """
 
     name: ClassVar[str] = "evicting"
 
@@ -57,7 +73,9 @@ class Evicting(Unpadded):
         (server,) = state.servers
         if state.waiting and not server.in_service:
             return Dispatch(tuple(waiting.request.id for waiting in state.waiting), 0)
-        evicted = [running.request.id for running in server.in_service if running.request.id == "evicted"]
+        evicted = [
+            running.request.id for running in server.in_service if running.request.id == "evicted"
+        ]
         return Preempt(tuple(evicted)) if state.waiting and evicted else WaitUntil(float("inf"))
 
 
@@ -143,7 +161,9 @@ def test_a_batch_is_over_without_those_who_were_preempted() -> None:
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Evicting(), [collector])
-        first = submitted(batcher, [work_of(request("evicted", 0.0), 50), work_of(request("stays", 0.0), 30)])
+        first = submitted(
+            batcher, [work_of(request("evicted", 0.0), 50), work_of(request("stays", 0.0), 30)]
+        )
         await asyncio.sleep(0.01)
         last = submitted(batcher, [work_of(request("last", 0.01), 5)])
         await batcher.answered()
@@ -157,7 +177,9 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
-        leaves, _ = submitted(batcher, [work_of(request(name, 0.0), 50) for name in ("leaves", "stays")])
+        leaves, _ = submitted(
+            batcher, [work_of(request(name, 0.0), 50) for name in ("leaves", "stays")]
+        )
         await asyncio.sleep(0.01)
         assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (2, 2, 0)
         assert leaves.ticket is not None
@@ -171,13 +193,28 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
 
 
 @pytest.mark.parametrize("policy", [Single(), Elastic(), Continuous(max_batch_size=1)])
-def test_an_answer_that_ends_with_a_stop_token_leaves_the_engine_to_the_next(policy: Policy) -> None:
-    """The engine would go on to the limit; the next batch would be refused, or served beside nobody's answer."""
+def test_an_answer_that_ends_with_a_stop_token_leaves_the_engine_to_the_next(
+    policy: Policy,
+) -> None:
+    """The engine would go on to the limit; the next batch would be refused, or served beside
+    nobody's answer.
+    """
 
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), policy, [collector])
-        (stopped,) = submitted(batcher, [work_of(request("stopped", 0.0), None, max_tokens=100, stop_token_ids=(5,), ignore_eos=True)])
+        (stopped,) = submitted(
+            batcher,
+            [
+                work_of(
+                    request("stopped", 0.0),
+                    None,
+                    max_tokens=100,
+                    stop_token_ids=(5,),
+                    ignore_eos=True,
+                )
+            ],
+        )
         (after,) = submitted(batcher, [work_of(request("after", 0.0), 5)])
         await batcher.answered()
         assert (stopped.tokens, after.tokens) == (4, 5)
@@ -193,7 +230,10 @@ def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() ->
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Single(), [collector])
-        served, waiting = (submitted(batcher, [work_of(request(name, 0.0), 50)])[0] for name in ("served", "waiting"))
+        served, waiting = (
+            submitted(batcher, [work_of(request(name, 0.0), 50)])[0]
+            for name in ("served", "waiting")
+        )
         batcher.switch(Dynamic())
         assert waiting.ticket is not None
         waiting.ticket.cancel()
@@ -209,7 +249,9 @@ def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() ->
 class Refusing(EmulatedEngine):
     """Takes no batch with a request called `bad`."""
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         if any(work.request.id == "bad" for work in works):
             raise ValueError("no such batch")
         return super().dispatch(server_id, works, padded=padded, joining=joining)
@@ -222,7 +264,10 @@ def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
         submitted(batcher, [work_of(request(name, 0.0), 5) for name in ("bad", "good")])
         await batcher.answered()
         await asyncio.sleep(0)
-        assert [(record.request_id, record.outcome) for record in collector.records] == [("bad", "failed"), ("good", "completed")]
+        assert [(record.request_id, record.outcome) for record in collector.records] == [
+            ("bad", "failed"),
+            ("good", "completed"),
+        ]
         assert batcher.in_service == batcher.unrecorded == 0
 
     run_virtual(main())
@@ -231,7 +276,9 @@ def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
 class Noting(EmulatedEngine):
     """Notes how many it is given at once, and whether they join others."""
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         given.append((len(works), joining))
         return super().dispatch(server_id, works, padded=padded, joining=joining)
 

@@ -1,4 +1,6 @@
-"""Traps that other batchers fell into, between the queue and the engine. Which test is for which trap: tests/test_traps.py."""
+"""Traps that other batchers fell into, between the queue and the engine. Which test is for which
+trap: tests/test_traps.py.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Engine(EmulatedEngine):
 
 @pytest.mark.parametrize(("policy", "bound"), BOUNDED.items())
 def test_the_backlog_waits_here_and_never_in_the_engine(policy: str, bound: int) -> None:
-    """Places are counted here, at the instant of the dispatch: figures scraped from an engine are old, and let it fill up."""
+    """Places are counted here, at the instant of the dispatch: figures scraped from an engine
+    are old, and let it fill up.
+    """
 
     async def main() -> None:
         engine = Engine(parse_law(LAW), max_num_seqs=5)
@@ -60,7 +64,9 @@ def test_the_backlog_waits_here_and_never_in_the_engine(policy: str, bound: int)
         rng = np.random.default_rng(1)
         for index in range(60):
             consumer = Immediate()
-            (consumer.ticket,) = batcher.submit([work_of(request(f"r{index}", loop.time()), int(rng.integers(1, 9)))], [consumer])
+            (consumer.ticket,) = batcher.submit(
+                [work_of(request(f"r{index}", loop.time()), int(rng.integers(1, 9)))], [consumer]
+            )
             await asyncio.sleep(float(rng.exponential(0.001)))
         assert batcher.queue_length > 10
         batcher.close()
@@ -75,7 +81,10 @@ def test_a_place_is_held_until_the_last_token_of_its_stream() -> None:
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            first, second = (Call(app, "POST", "/v1/completions", completion(max_tokens=20, stream=True)) for _ in range(2))
+            first, second = (
+                Call(app, "POST", "/v1/completions", completion(max_tokens=20, stream=True))
+                for _ in range(2)
+            )
             while not first.whole:
                 assert second.status is None
                 assert gateway.batcher.in_service <= 1
@@ -87,19 +96,35 @@ def test_a_place_is_held_until_the_last_token_of_its_stream() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("policy", ["capped:max_batch_size=4", "fixed:batch_size=4", "elastic:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy", ["capped:max_batch_size=4", "fixed:batch_size=4", "elastic:max_batch_size=4"]
+)
 def test_batches_fill_while_a_backlog_waits(policy: str) -> None:
     """A limit on calls in front of the queue would keep the batcher short of members."""
     jobs = [(request(f"r{index}", 1.0), 5) for index in range(40)]
     records = run_virtual(replay(parse_policy(policy), jobs, parse_law(LAW)))
     batches = sorted(Counter(record.dispatched_at for record in records).items())
     sizes = [size for _, size in batches]
-    assert sizes == ([4] * 10 if policy.startswith("fixed") else [1, *[4] * 9, 3])  # the others do not wait for company at the beginning
+    assert sizes == (
+        [4] * 10 if policy.startswith("fixed") else [1, *[4] * 9, 3]
+    )  # the others do not wait for company at the beginning
 
 
 def test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited() -> None:
-    """Not held until the longest wait although it is full, and no timer that runs from the loop's own turn."""
-    jobs = [(request(name, at), 1) for name, at in (("a", 10.0), ("b", 10.4), ("c", 20.0), ("d", 20.1), ("e", 20.15), ("f", 30.0))]
+    """Not held until the longest wait although it is full, and no timer that runs from the
+    loop's own turn.
+    """
+    jobs = [
+        (request(name, at), 1)
+        for name, at in (
+            ("a", 10.0),
+            ("b", 10.4),
+            ("c", 20.0),
+            ("d", 20.1),
+            ("e", 20.15),
+            ("f", 30.0),
+        )
+    ]
     records = run_virtual(replay(Fixed(batch_size=3, max_wait=0.5), jobs, FAST))
     at = {record.request_id: record.dispatched_at for record in records}
     assert (at["a"], at["b"]) == (10.5, 10.5)
@@ -107,7 +132,10 @@ def test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waite
     assert at["f"] == pytest.approx(30.0, abs=1e-6), "the end of the trace waits for nobody"
 
 
-@pytest.mark.parametrize("policy", ["fixed:batch_size=3,max_wait=1", "capped:max_batch_size=3", "continuous:max_batch_size=3"])
+@pytest.mark.parametrize(
+    "policy",
+    ["fixed:batch_size=3,max_wait=1", "capped:max_batch_size=3", "continuous:max_batch_size=3"],
+)
 def test_members_that_leave_before_the_dispatch_neither_fill_nor_wedge_a_batch(policy: str) -> None:
     async def main() -> None:
         engine, collector = EmulatedEngine(parse_law(LAW)), Collector()
@@ -146,7 +174,9 @@ class Tally:
 
 @pytest.mark.parametrize("requests", [4_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_no_counter_drifts(requests: int) -> None:
-    """Patience that runs out, clients that leave the queue or the engine, switches of policy: the counts stay those of what is there."""
+    """Patience that runs out, clients that leave the queue or the engine, switches of policy:
+    the counts stay those of what is there.
+    """
 
     async def main() -> None:
         engine, tally, rng = EmulatedEngine(FAST), Tally(), np.random.default_rng(7)
@@ -171,8 +201,16 @@ def test_no_counter_drifts(requests: int) -> None:
         await asyncio.sleep(1.0)
         _recount(batcher, tally)
         assert sum(tally.outcomes.values()) == tally.arrived == requests
-        assert min(tally.outcomes[outcome] for outcome in ("completed", "abandoned", "cancelled")) > requests / 100
-        assert (batcher.unanswered, batcher.queue_length, batcher.in_service, batcher.waiting_tokens) == (0, 0, 0, 0)
+        assert (
+            min(tally.outcomes[outcome] for outcome in ("completed", "abandoned", "cancelled"))
+            > requests / 100
+        )
+        assert (
+            batcher.unanswered,
+            batcher.queue_length,
+            batcher.in_service,
+            batcher.waiting_tokens,
+        ) == (0, 0, 0, 0)
         assert not batcher._expiries
         assert not any(server._answers for server in engine._servers)
 
@@ -187,4 +225,8 @@ def _recount(batcher: Batcher, tally: Tally) -> None:
     assert batcher.unanswered >= len(waiting)
     assert batcher.in_service == sum(len(server) for server in batcher.running())
     assert len(batcher._expiries) <= len(waiting), "a timer is forgotten with its request"
-    assert 0 <= tally.arrived - sum(tally.outcomes.values()) - batcher.unanswered <= batcher.capabilities.max_num_seqs
+    assert (
+        0
+        <= tally.arrived - sum(tally.outcomes.values()) - batcher.unanswered
+        <= batcher.capabilities.max_num_seqs
+    )

@@ -1,4 +1,6 @@
-"""Large bodies: their values are counted off the event loop, too many are refused before a parser builds them, and the rest is served."""
+"""Large bodies: their values are counted off the event loop, too many are refused before a
+parser builds them, and the rest is served.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,14 @@ from tests.server.asgi import Call, call, completion, running
 MIB = 1 << 20
 BOMB = b'{"x": [' + b"[],{}," * (14 * MIB // 6) + b"1]}"
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('",[{\\}]é\n a'), max_size=20),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(st.sampled_from('",[{\\x'), max_size=6), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.sampled_from('",[{\\}]é\n a'), max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(st.sampled_from('",[{\\x'), max_size=6), inner, max_size=5)
+    ),
     max_leaves=40,
 )
 
@@ -31,12 +39,18 @@ def structure(value: Any) -> int:
     """Commas and opening brackets that a value is written with, as they are counted."""
     if not isinstance(value, list | dict):
         return 0
-    return bodies.CONTAINER + max(0, len(value) - 1) + sum(map(structure, value.values() if isinstance(value, dict) else value))
+    return (
+        bodies.CONTAINER
+        + max(0, len(value) - 1)
+        + sum(map(structure, value.values() if isinstance(value, dict) else value))
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(JSON, st.booleans(), st.integers(1, 9))
-def test_values_are_counted_whatever_strings_hold_and_wherever_a_piece_ends(value: Any, ascii_only: bool, piece: int) -> None:
+def test_values_are_counted_whatever_strings_hold_and_wherever_a_piece_ends(
+    value: Any, ascii_only: bool, piece: int
+) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bodies, "PIECE", piece)
@@ -63,7 +77,9 @@ def test_a_body_of_too_many_values_reaches_no_parser(most: int) -> None:
     """Fourteen megabytes of small values, as one field that nobody reads."""
 
     async def main() -> None:
-        with pytest.raises(ApiError, match=f"more than {most} JSON values .*; expected fewer") as refused:
+        with pytest.raises(
+            ApiError, match=f"more than {most} JSON values .*; expected fewer"
+        ) as refused:
             await parsed(BOMB, lambda _: pytest.fail("it was parsed"), most)
         assert (refused.value.status, refused.value.code) == (413, "too_many_values")
 
@@ -71,7 +87,9 @@ def test_a_body_of_too_many_values_reaches_no_parser(most: int) -> None:
 
 
 def test_the_event_loop_runs_on_while_values_are_counted() -> None:
-    """Counting each piece of the body waits for one more turn of the event loop; it would never end on the event loop itself."""
+    """Counting each piece of the body waits for one more turn of the event loop; it would never
+    end on the event loop itself.
+    """
     turned, in_time = threading.Event(), list[bool]()
 
     class Paced(bytes):
@@ -92,7 +110,9 @@ def test_the_event_loop_runs_on_while_values_are_counted() -> None:
 
     asyncio.run(main())
     assert in_time == [True] * math.ceil(len(BOMB) / bodies.PIECE), "others were served meanwhile"
-    assert bodies.PIECE <= 1 << 16, "which hold the interpreter's lock for a fraction of a millisecond each"
+    assert bodies.PIECE <= 1 << 16, (
+        "which hold the interpreter's lock for a fraction of a millisecond each"
+    )
 
 
 def test_large_calls_of_few_values_are_served_and_those_of_many_are_refused() -> None:
@@ -106,7 +126,9 @@ def test_large_calls_of_few_values_are_served_and_those_of_many_are_refused() ->
             assert (refused.status, refused.json()["error"]["code"]) == (413, "too_many_values")
             assert "connection" not in refused.headers, "its body was read to the end"
             for path in ("/tokenize", "/detokenize"):
-                assert (await call(app, "POST", path, many)).json()["error"]["code"] == "too_many_values"
+                assert (await call(app, "POST", path, many)).json()["error"][
+                    "code"
+                ] == "too_many_values"
             assert gateway.batcher.unanswered == 0
 
     asyncio.run(main())
@@ -115,20 +137,28 @@ def test_large_calls_of_few_values_are_served_and_those_of_many_are_refused() ->
 def test_a_model_of_a_long_context_takes_as_many_token_ids_as_fit() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            gateway.batcher.capabilities = dataclasses.replace(gateway.batcher.capabilities, max_model_len=MIB)
+            gateway.batcher.capabilities = dataclasses.replace(
+                gateway.batcher.capabilities, max_model_len=MIB
+            )
             ids = completion(prompt=[100] * 400_000)
             answer = await call(app, "POST", "/v1/completions", ids)
-            assert answer.json()["error"]["code"] == "context_length_exceeded", "the model's own bound, not the body's"
+            assert answer.json()["error"]["code"] == "context_length_exceeded", (
+                "the model's own bound, not the body's"
+            )
 
     asyncio.run(main())
 
 
-def test_a_long_text_is_tokenised_in_a_thread_and_texts_of_tokens_are_made_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_tokenised_in_a_thread_and_texts_of_tokens_are_made_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from server.engines import emulated
 
     threads: list[int] = []
     of = emulated.token_ids_of
-    monkeypatch.setattr(emulated, "token_ids_of", lambda text: threads.append(threading.get_ident()) or of(text))
+    monkeypatch.setattr(
+        emulated, "token_ids_of", lambda text: threads.append(threading.get_ident()) or of(text)
+    )
 
     async def main() -> None:
         async with running() as (app, gateway):
@@ -146,7 +176,9 @@ def test_a_long_text_is_tokenised_in_a_thread_and_texts_of_tokens_are_made_in_tu
                 return decode(ids)
 
             gateway.engine.decode = counting  # type: ignore[method-assign,assignment]
-            asked = Call(app, "POST", "/tokenize", {"prompt": "word " * 5000, "return_token_strs": True})
+            asked = Call(
+                app, "POST", "/tokenize", {"prompt": "word " * 5000, "return_token_strs": True}
+            )
             seen = set()
             while not asked.task.done():
                 seen.add(made)

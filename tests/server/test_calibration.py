@@ -38,7 +38,9 @@ def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() 
     async def main() -> None:
         async with running() as (app, gateway):
             gateway.law, gateway.profile = LAW, None  # as with --latency
-            answer = await call(app, "POST", "/admin/calibrate", {"speed_only": True, "seconds": 0.1})
+            answer = await call(
+                app, "POST", "/admin/calibrate", {"speed_only": True, "seconds": 0.1}
+            )
             assert answer.status == 200, answer.body
             assert gateway.law is not None
             assert gateway.law.at_speed(1.0) == LAW
@@ -54,7 +56,9 @@ def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() 
         ({"latency": "k9=1", "speed_only": True}, 400, ("k9",)),
     ],
 )
-def test_a_law_that_is_missing_or_not_used_is_said(body: dict[str, Any], status: int, says: tuple[str, ...]) -> None:
+def test_a_law_that_is_missing_or_not_used_is_said(
+    body: dict[str, Any], status: int, says: tuple[str, ...]
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             gateway.law = gateway.profile = None
@@ -70,8 +74,12 @@ def test_a_law_that_is_missing_or_not_used_is_said(body: dict[str, Any], status:
 SPEED = {"speed_only": True, "seconds": 0.1}
 
 
-def test_a_busy_gateway_is_calibrated_when_those_in_service_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four in service, one that waits, one that arrives while the law is measured: all are answered in full."""
+def test_a_busy_gateway_is_calibrated_when_those_in_service_have_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four in service, one that waits, one that arrives while the law is measured: all are
+    answered in full.
+    """
 
     async def main() -> None:
         during: list[tuple[int, bool]] = []
@@ -85,7 +93,9 @@ def test_a_busy_gateway_is_calibrated_when_those_in_service_have_finished(monkey
         measured, late = DesignedBatches.measure, list[Call]()
         monkeypatch.setattr(DesignedBatches, "measure", measure)
         async with running("continuous:max_batch_size=4") as (app, gateway):
-            running_calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(4)]
+            running_calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(4)
+            ]
             await asyncio.sleep(0.001)
             waiting = Call(app, "POST", "/v1/completions", completion())
             await asyncio.sleep(0.001)
@@ -97,22 +107,31 @@ def test_a_busy_gateway_is_calibrated_when_those_in_service_have_finished(monkey
             assert gateway.batcher.epoch == epoch + 1
             calls = [*running_calls, waiting, *late]
             await asyncio.gather(*(each.task for each in calls))
-            assert [each.json()["usage"]["completion_tokens"] for each in calls] == [200] * 4 + [8] * 2
+            assert [each.json()["usage"]["completion_tokens"] for each in calls] == [200] * 4 + [
+                8
+            ] * 2
 
     run_virtual(main())
 
 
-def test_a_calibration_gives_up_where_those_in_service_do_not_finish_and_they_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_gives_up_where_those_in_service_do_not_finish_and_they_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(calibration, "LONGEST_SERVICE", 0.05)
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(2)]
+            calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=200)) for _ in range(2)
+            ]
             await asyncio.sleep(0.001)
             answer = await call(app, "POST", "/admin/calibrate", SPEED)
             error = answer.json()["error"]
             assert (answer.status, error["code"]) == (409, "busy")
-            assert "got 1 in service that did not end within 0.05 s; expected an idle engine" in error["message"]
+            assert (
+                "got 1 in service that did not end within 0.05 s; expected an idle engine"
+                in error["message"]
+            )
             assert not gateway.calibrating
             await asyncio.gather(*(each.task for each in calls))
             assert [each.status for each in calls] == [200, 200]
@@ -151,11 +170,19 @@ def test_an_engine_that_hangs_in_a_calibration_is_replaced_and_the_queue_goes_on
             engine.hang()
             at = gateway.now()
             await calibrating.task
-            assert (calibrating.status, calibrating.json()["error"]["code"]) == (503, "engine_unavailable")
+            assert (calibrating.status, calibrating.json()["error"]["code"]) == (
+                503,
+                "engine_unavailable",
+            )
             assert "nothing moved for" in calibrating.json()["error"]["message"]
             assert 3.0 < gateway.now() - at < 6.0
             await waiting.task
-            assert (waiting.status, engine.life, gateway.calibrating, gateway.law) == (200, 2, False, law)
+            assert (waiting.status, engine.life, gateway.calibrating, gateway.law) == (
+                200,
+                2,
+                False,
+                law,
+            )
             assert (await call(app, "POST", "/admin/calibrate", SMALL)).status == 200
 
     run_virtual(main())
@@ -170,7 +197,11 @@ def test_an_engine_that_dies_in_a_calibration_ends_it_and_nothing_else() -> None
             await asyncio.sleep(0.001)
             engine.kill()
             await asyncio.gather(calibrating.task, waiting.task)
-            assert (calibrating.status, waiting.status, gateway.supervisor.restarts) == (503, 200, 1)
+            assert (calibrating.status, waiting.status, gateway.supervisor.restarts) == (
+                503,
+                200,
+                1,
+            )
             assert "the engine failed: killed" in calibrating.json()["error"]["message"]
 
     run_virtual(main())
@@ -194,7 +225,9 @@ def test_a_designed_batch_has_a_time_limit() -> None:
 
 
 def test_a_calibration_can_be_cancelled() -> None:
-    """The measurement's own caller is told, the law stays, what waits is served at once; a second DELETE finds nothing to cancel."""
+    """The measurement's own caller is told, the law stays, what waits is served at once; a
+    second DELETE finds nothing to cancel.
+    """
 
     async def main() -> None:
         async with running("single") as (app, gateway):
@@ -206,7 +239,10 @@ def test_a_calibration_can_be_cancelled() -> None:
             await asyncio.sleep(0.001)
             assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": True}
             await calibrating.task
-            assert (calibrating.status, calibrating.json()["error"]["code"]) == (409, "calibration_cancelled")
+            assert (calibrating.status, calibrating.json()["error"]["code"]) == (
+                409,
+                "calibration_cancelled",
+            )
             await waiting.task
             assert waiting.status == 200
             assert waiting.json()["usage"]["kendall"]["queueing_delay_ms"] < 5
@@ -238,7 +274,10 @@ def test_a_gateway_is_not_ready_while_a_calibration_holds_its_queue() -> None:
             assert (await call(app, "GET", "/ready")).status == 200
             calibrating = Call(app, "POST", "/admin/calibrate", SMALL)
             await asyncio.sleep(0.005)
-            assert [(await call(app, "GET", path)).status for path in ("/ready", "/health")] == [503, 200]
+            assert [(await call(app, "GET", path)).status for path in ("/ready", "/health")] == [
+                503,
+                200,
+            ]
             await calibrating.task
             assert (await call(app, "GET", "/ready")).status == 200
 
@@ -254,7 +293,11 @@ def test_a_drain_ends_a_calibration() -> None:
             await asyncio.sleep(0.001)
             assert (await call(app, "POST", "/admin/drain")).status == 200
             await asyncio.gather(calibrating.task, waiting.task)
-            assert (calibrating.status, calibrating.json()["error"]["code"], waiting.status) == (503, "shutting_down", 200)
+            assert (calibrating.status, calibrating.json()["error"]["code"], waiting.status) == (
+                503,
+                "shutting_down",
+                200,
+            )
 
     run_virtual(main())
 
@@ -280,7 +323,9 @@ AT_START = {"calibrate": True, "max_output_tokens": 4, "supervision": HANGS}
 
 
 @pytest.mark.parametrize("fault", ["kill", "hang"])
-def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_gateway(fault: str) -> None:
+def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_gateway(
+    fault: str,
+) -> None:
     """The next engine is calibrated, and the gateway serves with a law."""
 
     async def main() -> None:
@@ -294,7 +339,9 @@ def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_g
     run_virtual(main())
 
 
-def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serves_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serves_without(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The first engine died, and the one after it serves long answers by now."""
 
     async def main() -> None:
@@ -319,7 +366,9 @@ def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serv
     assert "the gateway serves without a measured latency law" in caplog.text
 
 
-def test_a_calibration_at_the_start_that_fails_twice_is_given_up_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_calibration_at_the_start_that_fails_twice_is_given_up_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         engine = MortalEngine(parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3"), max_num_seqs=2)
 
@@ -376,13 +425,18 @@ def test_a_law_that_fits_poorly_is_stored_with_a_warning(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for r2, warned in ((0.4, True), (0.94, False)):
         profile = Profile(name="tiny", law=LAW, engine="vllm", r2=r2, mape=0.3)
-        monkeypatch.setattr(httpx, "post", lambda *_, profile=profile, **__: httpx.Response(200, json=profile.to_dict()))
+        monkeypatch.setattr(
+            httpx,
+            "post",
+            lambda *_, profile=profile, **__: httpx.Response(200, json=profile.to_dict()),
+        )
         calibrate("http://127.0.0.1:8080", {}, None, json_output=False)
         lines = capsys.readouterr().err.splitlines()
         assert lines == (
             [
-                f"kendall: warning: the law fits poorly: R2 {r2:.2f}, where a quiet machine gives at least 0.9; "
-                "stop what else runs on the machine and calibrate again, with more --repeats"
+                f"kendall: warning: the law fits poorly: R2 {r2:.2f}, where a quiet machine gives "
+                "at least 0.9; stop what else runs on the machine and calibrate again, with more "
+                "--repeats"
             ]
             if warned
             else []
@@ -390,10 +444,17 @@ def test_a_law_that_fits_poorly_is_stored_with_a_warning(
         assert profile_path("tiny").is_file()
 
 
-def test_the_gateway_logs_that_a_law_fits_poorly(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_gateway_logs_that_a_law_fits_poorly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with running() as (app, _):
-            answer = await call(app, "POST", "/admin/calibrate", {"max_batch_size": 2, "max_output_tokens": 4, "repeats": 2})
+            answer = await call(
+                app,
+                "POST",
+                "/admin/calibrate",
+                {"max_batch_size": 2, "max_output_tokens": 4, "repeats": 2},
+            )
             assert answer.status == 200, answer.body
 
     run_virtual(main())
@@ -422,10 +483,15 @@ def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     monkeypatch.setattr(Starting, "signal", number, raising=False)
     monkeypatch.setattr(server.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
     assert cli._run("calibrate", ["tiny"]) == 128 + number
-    assert capsys.readouterr().err.splitlines()[-1] == "kendall: interrupted before the law was known; nothing was saved"
+    assert (
+        capsys.readouterr().err.splitlines()[-1]
+        == "kendall: interrupted before the law was known; nothing was saved"
+    )
 
 
-def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             assert (await call(app, "PUT", "/admin/policy", {"policy": "single"})).status == 200
@@ -434,9 +500,15 @@ def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(caplog: pytest.L
     caplog.set_level(logging.INFO)
     run_virtual(main())
     assert "policy single, max_output_tokens none, patience none" in caplog.text
-    (law,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith("calibrated: "))
+    (law,) = (
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("calibrated: ")
+    )
     assert "k4=" in law
-    assert all(len(digits.replace(".", "").lstrip("0")) <= 4 for digits in re.findall(r"=([\d.]+)", law))
+    assert all(
+        len(digits.replace(".", "").lstrip("0")) <= 4 for digits in re.findall(r"=([\d.]+)", law)
+    )
 
 
 def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:

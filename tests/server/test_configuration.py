@@ -1,4 +1,6 @@
-"""Where a setting comes from: default, file, environment, flag, the later wins; what is unknown or of another type is an error."""
+"""Where a setting comes from: default, file, environment, flag, the later wins; what is unknown
+or of another type is an error.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from server.telemetry import logs
-from server.telemetry.logs import JsonFormatter, LogFormat, LogSettings, check_level, vllm_configuration
+from server.telemetry.logs import (
+    JsonFormatter,
+    LogFormat,
+    LogSettings,
+    check_level,
+    vllm_configuration,
+)
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]
@@ -75,10 +83,16 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2
 def test_a_later_source_wins(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kendall.toml"
     file.write_text(
-        'policy = "single"\npatience = 5\nport = 9001\nmax-num-seqs = 3\nmodel = "there"\n[engine-args]\nseed = 7\nblock-size = 16\n'
+        'policy = "single"\npatience = 5\nport = 9001\nmax-num-seqs = 3\nmodel = '
+        '"there"\n[engine-args]\nseed = 7\nblock-size = 16\n'
     )
     defaults = serve()
-    assert (defaults.policy, defaults.patience, defaults.port, defaults.model) == ("continuous", None, 8080, "tiny")
+    assert (defaults.policy, defaults.patience, defaults.port, defaults.model) == (
+        "continuous",
+        None,
+        8080,
+        "tiny",
+    )
     filed = serve("--config", str(file))
     assert (filed.policy, filed.patience, filed.port, filed.model) == ("single", 5.0, 9001, "there")
     assert filed.engine_args == {"seed": 7, "block_size": 16, "max_num_seqs": 3}
@@ -95,18 +109,26 @@ def test_a_later_source_wins(serve: Serve, tmp_path: Path, monkeypatch: pytest.M
 def test_every_kind_of_value_is_read_from_a_file(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "kendall.toml"
     file.write_text(
-        f'calibrate = true\nprediction_interval = 2\nrecord-file = "{tmp_path}/r.jsonl"\nautopilot_policies = ["single", "dynamic"]\n'
-        'api-key = ["sk-1", "sk-2"]\nadmin-key = "sk-3"\nallowed-origins = ["https://a.example"]\nallow-forced-lengths = true\n'
+        "calibrate = true\nprediction_interval = 2\nrecord-file = "
+        f'"{tmp_path}/r.jsonl"\nautopilot_policies = ["single", "dynamic"]\napi-key = ["sk-1", '
+        '"sk-2"]\nadmin-key = "sk-3"\nallowed-origins = '
+        '["https://a.example"]\nallow-forced-lengths = true\n'
     )
     found = serve("--config", str(file))
-    assert (found.calibrate, found.prediction_interval, found.record_file) == (True, 2.0, tmp_path / "r.jsonl")
+    assert (found.calibrate, found.prediction_interval, found.record_file) == (
+        True,
+        2.0,
+        tmp_path / "r.jsonl",
+    )
     assert (found.autopilot_policies, found.allow_forced_lengths) == (("single", "dynamic"), True)
     assert (len(found.security.api_keys), len(found.security.admin_keys)) == (2, 1)
     assert found.security.allowed_origins == ("https://a.example",)
     assert serve("--config", str(file), "--no-allow-forced-lengths").allow_forced_lengths is False
 
 
-def test_a_variable_of_one_command_goes_before_the_one_of_all(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_one_command_goes_before_the_one_of_all(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KENDALL_PORT", "9001")
     monkeypatch.setenv("KENDALL_SERVE_PORT", "9002")
     monkeypatch.setenv("KENDALL_LOAD_PORT", "9003")
@@ -120,21 +142,44 @@ def test_defaults_are_said_once() -> None:
         for name, parameter in inspect.signature(cli.serve_command).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
-    known = {"log_level": LogSettings().level, "log_format": LogSettings().format, "log_prompts": LogSettings().prompts}
+    known = {
+        "log_level": LogSettings().level,
+        "log_format": LogSettings().format,
+        "log_prompts": LogSettings().prompts,
+    }
     known |= {f"ssl_{field.name}": field.default for field in fields(TlsSettings)}
     for settings in (Settings, SecuritySettings, OverloadSettings, SupervisionSettings):
         known |= {
-            field.name: field.default for field in fields(settings) if field.default is not MISSING and not is_dataclass(field.default)
+            field.name: field.default
+            for field in fields(settings)
+            if field.default is not MISSING and not is_dataclass(field.default)
         }
     compared = {name for name in flags if name in known}
-    assert {"port", "policy", "patience", "max_body_bytes", "log_level", "ssl_keyfile", "idle_probes", "wait_estimates"} <= compared
+    assert {
+        "port",
+        "policy",
+        "patience",
+        "max_body_bytes",
+        "log_level",
+        "ssl_keyfile",
+        "idle_probes",
+        "wait_estimates",
+    } <= compared
     assert {"overload_status", "sse_keep_alive_interval", "slow_reader_timeout"} <= compared
-    assert {field.name for field in fields(SupervisionSettings)} <= compared, "each of them is an option"
-    assert {name: flags[name] or None for name in compared} == {name: known[name] or None for name in compared}
+    assert {field.name for field in fields(SupervisionSettings)} <= compared, (
+        "each of them is an option"
+    )
+    assert {name: flags[name] or None for name in compared} == {
+        name: known[name] or None for name in compared
+    }
 
 
-def test_a_bound_of_zero_is_none(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert serve().overload.max_num_queued_reqs == OverloadSettings().max_num_queued_reqs == MAX_QUEUED
+def test_a_bound_of_zero_is_none(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        serve().overload.max_num_queued_reqs == OverloadSettings().max_num_queued_reqs == MAX_QUEUED
+    )
     assert serve("--max-num-queued-reqs", "0").overload.max_num_queued_reqs is None
     file = tmp_path / "kendall.toml"
     file.write_text("max-num-queued-reqs = 0\nmax_sequences_per_call = 7\n")
@@ -144,7 +189,9 @@ def test_a_bound_of_zero_is_none(serve: Serve, tmp_path: Path, monkeypatch: pyte
     assert serve("--config", str(file)).overload.max_num_queued_reqs == 5
 
 
-OPTIONS: dict[str, tuple[tuple[str, ...], str, object]] = {  # of `serve`: arguments, where they arrive, as what
+OPTIONS: dict[
+    str, tuple[tuple[str, ...], str, object]
+] = {  # of `serve`: arguments, where they arrive, as what
     "model": (("there",), "model", "there"),
     "host": (("--host", "localhost"), "host", "localhost"),
     "port": (("--port", "9001"), "port", 9001),
@@ -181,8 +228,16 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, object]] = {  # of `serve`: argum
     "autopilot_policies": (("--autopilot-policies", "single"), "autopilot_policies", ("single",)),
     "max_clipped_fraction": (("--max-clipped-fraction", "0.07"), "max_clipped_fraction", 0.07),
     "max_num_queued_reqs": (("--max-num-queued-reqs", "7"), "overload.max_num_queued_reqs", 7),
-    "max_sequences_per_call": (("--max-sequences-per-call", "7"), "overload.max_sequences_per_call", 7),
-    "max_num_queued_tokens": (("--max-num-queued-tokens", "7"), "overload.max_num_queued_tokens", 7),
+    "max_sequences_per_call": (
+        ("--max-sequences-per-call", "7"),
+        "overload.max_sequences_per_call",
+        7,
+    ),
+    "max_num_queued_tokens": (
+        ("--max-num-queued-tokens", "7"),
+        "overload.max_num_queued_tokens",
+        7,
+    ),
     "slo": (("--slo", "mean_queueing_delay=7s"), "overload.slo", "mean_queueing_delay=7s"),
     "adaptive_concurrency": (("--adaptive-concurrency",), "overload.adaptive_concurrency", True),
     "rate_limit": (("--rate-limit", "7"), "overload.rate_limit", 7.0),
@@ -190,26 +245,60 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, object]] = {  # of `serve`: argum
     "rate_limit_burst": (("--rate-limit-burst", "7"), "overload.rate_limit_burst", 7.0),
     "overload_status": (("--overload-status", "503"), "overload.overload_status", 503),
     "queue_events": (("--queue-events",), "overload.queue_events", True),
-    "sse_keep_alive_interval": (("--sse-keep-alive-interval", "7"), "overload.sse_keep_alive_interval", 7.0),
+    "sse_keep_alive_interval": (
+        ("--sse-keep-alive-interval", "7"),
+        "overload.sse_keep_alive_interval",
+        7.0,
+    ),
     "slow_reader_timeout": (("--slow-reader-timeout", "7"), "supervision.slow_reader_timeout", 7.0),
     "wait_estimates": (("--no-wait-estimates",), "overload.wait_estimates", False),
-    "api_key": (("--api-key", "a-key-of-some-length"), "security.api_keys", read_keys("--api-key", ["a-key-of-some-length"], None)),
-    "admin_key": (("--admin-key", "a-key-of-some-length"), "security.admin_keys", read_keys("--admin-key", ["a-key-of-some-length"], None)),
+    "api_key": (
+        ("--api-key", "a-key-of-some-length"),
+        "security.api_keys",
+        read_keys("--api-key", ["a-key-of-some-length"], None),
+    ),
+    "admin_key": (
+        ("--admin-key", "a-key-of-some-length"),
+        "security.admin_keys",
+        read_keys("--admin-key", ["a-key-of-some-length"], None),
+    ),
     "allow_unauthenticated": (("--allow-unauthenticated",), "security.allow_unauthenticated", True),
-    "metrics_need_key": (("--metrics-need-key", "--api-key", "a-key-of-some-length"), "security.metrics_need_key", True),
+    "metrics_need_key": (
+        ("--metrics-need-key", "--api-key", "a-key-of-some-length"),
+        "security.metrics_need_key",
+        True,
+    ),
     "max_body_bytes": (("--max-body-bytes", "7777"), "security.max_body_bytes", 7777),
     "max_prompt_tokens": (("--max-prompt-tokens", "7"), "security.max_prompt_tokens", 7),
     "max_form_bytes": (("--max-form-bytes", "777"), "security.max_form_bytes", 777),
-    "max_form_compile_time": (("--max-form-compile-time", "7"), "security.max_form_compile_time", 7.0),
-    "max_connections_per_address": (("--max-connections-per-address", "7"), "security.max_connections_per_address", 7),
-    "allowed_origins": (("--allowed-origins", '["https://a.example"]'), "security.allowed_origins", ("https://a.example",)),
+    "max_form_compile_time": (
+        ("--max-form-compile-time", "7"),
+        "security.max_form_compile_time",
+        7.0,
+    ),
+    "max_connections_per_address": (
+        ("--max-connections-per-address", "7"),
+        "security.max_connections_per_address",
+        7,
+    ),
+    "allowed_origins": (
+        ("--allowed-origins", '["https://a.example"]'),
+        "security.allowed_origins",
+        ("https://a.example",),
+    ),
     "record_file": (("--record-file", "records.jsonl"), "record_file", Path("records.jsonl")),
     "log_level": (("--log-level", "debug"), "logs.level", "debug"),
     "log_format": (("--log-format", "json"), "logs.format", "json"),
     "log_prompts": (("--log-prompts",), "logs.prompts", True),
     "allow_forced_lengths": (("--allow-forced-lengths",), "allow_forced_lengths", True),
 }
-OF_FILES = {"api_key_file", "admin_key_file", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}  # that have to be there
+OF_FILES = {
+    "api_key_file",
+    "admin_key_file",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+}  # that have to be there
 NO_SETTINGS = {"config", "show_config", "json_output"}
 
 
@@ -218,7 +307,9 @@ def field_of(settings: Settings, path: str) -> object:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_the_value_of_an_option_arrives_in_its_field(option: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_of_an_option_arrives_in_its_field(
+    option: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A value that is not the default, which the field has without it."""
     monkeypatch.chdir(tmp_path)
     arguments, path, value = OPTIONS[option]
@@ -231,10 +322,25 @@ def test_the_files_of_options_arrive_in_their_fields(serve: Serve, tmp_path: Pat
     api, admin = tmp_path / "api", tmp_path / "admin"
     api.write_text("a-key-of-some-length\n")
     admin.write_text("another-key-of-some-length\n")
-    files = {"api_key_file": api, "admin_key_file": admin, "ssl_keyfile": key, "ssl_certfile": certificate, "ssl_ca_certs": certificate}
+    files = {
+        "api_key_file": api,
+        "admin_key_file": admin,
+        "ssl_keyfile": key,
+        "ssl_certfile": certificate,
+        "ssl_ca_certs": certificate,
+    }
     assert set(files) == OF_FILES
-    found = serve(*(part for option, file in files.items() for part in (f"--{option.replace('_', '-')}", str(file)))).security
-    assert (found.api_keys, found.admin_keys) == (read_keys("--api-key", [], api), read_keys("--admin-key", [], admin))
+    found = serve(
+        *(
+            part
+            for option, file in files.items()
+            for part in (f"--{option.replace('_', '-')}", str(file))
+        )
+    ).security
+    assert (found.api_keys, found.admin_keys) == (
+        read_keys("--api-key", [], api),
+        read_keys("--admin-key", [], admin),
+    )
     assert found.tls == TlsSettings(keyfile=key, certfile=certificate, ca_certs=certificate)
     assert found.key_files == (api, admin, key)
 
@@ -246,7 +352,14 @@ def test_every_option_is_followed_to_its_field() -> None:
 
 def test_settings_are_frozen() -> None:
     settings = Settings(model="tiny", served_model_name="tiny")
-    for part in (settings, settings.security, settings.logs, settings.security.tls, settings.overload, settings.supervision):
+    for part in (
+        settings,
+        settings.security,
+        settings.logs,
+        settings.security.tls,
+        settings.overload,
+        settings.supervision,
+    ):
         with pytest.raises(AttributeError):
             part.anything = 1  # type: ignore[union-attr]
 
@@ -266,7 +379,10 @@ def test_settings_are_frozen() -> None:
         ("port = 8080.5", ("expected a whole number",)),
         ("port = 70000", ("70000", "kendall.toml")),
         ("patience = true", ("expected a number of seconds, or a duration in quotes",)),
-        ("patience = '5 parsecs'", ("got --patience '5 parsecs' from", "kendall.toml", "expected a duration")),
+        (
+            "patience = '5 parsecs'",
+            ("got --patience '5 parsecs' from", "kendall.toml", "expected a duration"),
+        ),
         ("patience = 0", ("got --patience 0 from", "kendall.toml", "at least 0.001 s")),
         ("host = 5", ("expected a text in quotes",)),
         ("record-file = 5", ("expected a path in quotes",)),
@@ -303,13 +419,21 @@ def test_a_file_that_is_wrong_is_one_line_that_says_what_to_do(
         assert word in said
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "expected a readable TOML file" in complaint(capsys, "serve", "--config", str(tmp_path / "nowhere.toml"))
+def test_a_file_that_is_not_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "expected a readable TOML file" in complaint(
+        capsys, "serve", "--config", str(tmp_path / "nowhere.toml")
+    )
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    assert "expected a readable TOML file" in complaint(capsys, "serve", "--config", str(tmp_path / "bytes.toml"))
+    assert "expected a readable TOML file" in complaint(
+        capsys, "serve", "--config", str(tmp_path / "bytes.toml")
+    )
 
 
-def test_a_secret_of_the_wrong_type_is_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_of_the_wrong_type_is_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "kendall.toml"
     file.write_text("api-key = ['sk-secret', 5]")
     assert "sk-secret" not in complaint(capsys, "serve", "--config", str(file))
@@ -321,12 +445,24 @@ def test_a_secret_of_the_wrong_type_is_not_printed(tmp_path: Path, capsys: pytes
         ("KENDALL_POLCY", "single", ("got KENDALL_POLCY", "did you mean 'KENDALL_POLICY'?")),
         ("KENDALL_SERVE_POLCY", "single", ("did you mean 'KENDALL_SERVE_POLICY'?",)),
         ("KENDALL_XYZZY", "1", ("got KENDALL_XYZZY",)),
-        ("KENDALL_PORT", "eighty", ("got --port 'eighty' from KENDALL_PORT", "expected a whole number from 0 to 65535")),
-        ("KENDALL_CALIBRATE", "perhaps", ("got --calibrate 'perhaps' from KENDALL_CALIBRATE", "expected true or false")),
+        (
+            "KENDALL_PORT",
+            "eighty",
+            ("got --port 'eighty' from KENDALL_PORT", "expected a whole number from 0 to 65535"),
+        ),
+        (
+            "KENDALL_CALIBRATE",
+            "perhaps",
+            ("got --calibrate 'perhaps' from KENDALL_CALIBRATE", "expected true or false"),
+        ),
     ],
 )
 def test_a_variable_that_is_wrong_is_one_line(
-    variable: str, value: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    variable: str,
+    value: str,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(variable, value)
     said = complaint(capsys, "serve", "--show-config")
@@ -334,7 +470,9 @@ def test_a_variable_that_is_wrong_is_one_line(
         assert word in said
 
 
-def test_variables_of_other_commands_and_of_our_own_are_known(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_other_commands_and_of_our_own_are_known(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in (
         "KENDALL_REQUEST_RATE",
         "KENDALL_LOAD_MODEL",
@@ -347,7 +485,9 @@ def test_variables_of_other_commands_and_of_our_own_are_known(serve: Serve, monk
     assert serve().port == 8080
 
 
-def test_what_kubernetes_sets_for_a_service_named_kendall_is_passed_over(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_kubernetes_sets_for_a_service_named_kendall_is_passed_over(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every pod of a namespace gets variables of its services: KENDALL_PORT is then an address."""
     links = {
         "KENDALL_PORT": "tcp://10.0.0.1:8080",
@@ -368,25 +508,37 @@ def test_what_kubernetes_sets_for_a_service_named_kendall_is_passed_over(serve: 
 # one variable, several commands
 
 
-def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of_their_own() -> None:
+def test_options_of_one_name_mean_the_same_in_every_command_or_have_variables_of_their_own() -> (
+    None
+):
     kinds: dict[str, dict[str, set[str]]] = {}
     for name in kendall.cli.COMMANDS:
         for parameter in kendall.cli._command(name).params:
             if parameter.envvar:
-                kind = str(parameter.type_descriptor.annotation).replace("list[str]", "<class 'str'>")
+                kind = str(parameter.type_descriptor.annotation).replace(
+                    "list[str]", "<class 'str'>"
+                )
                 kinds.setdefault(parameter.envvar, {}).setdefault(kind, set()).add(name)
     clashes = {variable: found for variable, found in kinds.items() if len(found) > 1}
     assert clashes == {}
 
 
 def option_of(variable: str, parameter: Any) -> str:
-    """The name of the parameter that the variable spells: `sweep --output` is `--result-dir` too."""
-    names = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [key_of(parameter)]
-    return max((name for name in names if variable.endswith("_" + name.replace("-", "_").upper())), key=len)
+    """The name of the parameter that the variable spells: `sweep --output` is `--result-dir`
+    too.
+    """
+    names = [opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")] or [
+        key_of(parameter)
+    ]
+    return max(
+        (name for name in names if variable.endswith("_" + name.replace("-", "_").upper())), key=len
+    )
 
 
 def test_every_variable_stands_for_one_option() -> None:
-    """Of whatever command; none of them for what an option does not set, such as the installation of completions."""
+    """Of whatever command; none of them for what an option does not set, such as the
+    installation of completions.
+    """
     options: dict[str, set[str]] = {}
     for name in kendall.cli.COMMANDS:
         for parameter in kendall.cli._command(name).params:
@@ -397,8 +549,12 @@ def test_every_variable_stands_for_one_option() -> None:
     assert not any("COMPLETION" in variable for variable in options)
 
 
-def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_long_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sweep --slo` is what a search looks for; elsewhere KENDALL_SLO is the objective: `serve` admits by it, `advise` weighs by it."""
+def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_long_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`sweep --slo` is what a search looks for; elsewhere KENDALL_SLO is the objective: `serve`
+    admits by it, `advise` weighs by it.
+    """
     for name, options in kendall.cli.OTHER_MEANING.items():
         for parameter in kendall.cli._command(name).params:
             if key_of(parameter) in options:
@@ -406,9 +562,11 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
                 assert twins[0] == f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()
                 assert f"KENDALL_{key_of(parameter)}".replace("-", "_").upper() not in twins
                 assert len(kendall.cli._twins("other", parameter)) == len(twins) + 1
-    assert {name for name in kendall.cli.COMMANDS if "slo" in map(key_of, kendall.cli._command(name).params)} == {
-        *("serve", "optimize", "advise", "sweep")
-    }
+    assert {
+        name
+        for name in kendall.cli.COMMANDS
+        if "slo" in map(key_of, kendall.cli._command(name).params)
+    } == {*("serve", "optimize", "advise", "sweep")}
     assert "slo" in kendall.cli.OTHER_MEANING["sweep"]
 
 
@@ -433,12 +591,21 @@ def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
     monkeypatch.setenv("KENDALL_SERVED_MODEL_NAME", "big small")
     monkeypatch.setenv("KENDALL_API_KEY", "sk-1 sk-2")
     found = serve()
-    assert (found.served_model_name, found.served_model_aliases, len(found.security.api_keys)) == ("big", ("small",), 2)
+    assert (found.served_model_name, found.served_model_aliases, len(found.security.api_keys)) == (
+        "big",
+        ("small",),
+        2,
+    )
     assert serve("--served-model-name", "one").served_model_aliases == ()
     said = complaint(capsys, "advise", "http://127.0.0.1:9")
-    assert "got several keys in KENDALL_API_KEY; expected one to send: set KENDALL_ADVISE_API_KEY too" in said
+    assert (
+        "got several keys in KENDALL_API_KEY; expected one to send: set KENDALL_ADVISE_API_KEY too"
+        in said
+    )
     assert "sk-1" not in said
-    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1", code=1)
+    assert "no answer from" in complaint(
+        capsys, "advise", "http://127.0.0.1:9", "--api-key", "sk-1", code=1
+    )
     monkeypatch.setenv("KENDALL_ADVISE_API_KEY", "sk-1")
     assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", code=1)
 
@@ -487,15 +654,41 @@ def test_the_negative_form_of_a_switch_has_no_variable_of_its_own(
 def test_a_variable_that_was_meant_for_serve_does_not_stop_advise_or_optimize(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`serve` and `advise` both read KENDALL_MAX_CLIPPED_FRACTION, `advise` only for some objectives; a flag is an error there."""
+    """`serve` and `advise` both read KENDALL_MAX_CLIPPED_FRACTION, `advise` only for some
+    objectives; a flag is an error there.
+    """
     monkeypatch.setenv("KENDALL_MAX_CLIPPED_FRACTION", "0.02")
     monkeypatch.setenv("KENDALL_SLO", "p99_queueing_delay=2s")
-    law = ("--arrival-rate", "5", "--output-tokens", "deterministic:value=10", "--latency", "a=0.001,c=0.01")
-    assert status("optimize", "--target", "policy", "--objective", "delay", "--candidates", "single", *law) == 0
-    assert "no answer from" in complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", code=1)
-    said = complaint(capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", "--max-clipped-fraction", "0.02")
+    law = (
+        "--arrival-rate",
+        "5",
+        "--output-tokens",
+        "deterministic:value=10",
+        "--latency",
+        "a=0.001,c=0.01",
+    )
+    assert (
+        status(
+            "optimize", "--target", "policy", "--objective", "delay", "--candidates", "single", *law
+        )
+        == 0
+    )
+    assert "no answer from" in complaint(
+        capsys, "advise", "http://127.0.0.1:9", "--objective", "v1", code=1
+    )
+    said = complaint(
+        capsys,
+        "advise",
+        "http://127.0.0.1:9",
+        "--objective",
+        "v1",
+        "--max-clipped-fraction",
+        "0.02",
+    )
     assert "max_clipped_fraction with the objective v1" in said
-    said = complaint(capsys, "optimize", "--target", "policy", "--objective", "delay", "--loss-cost", "2", *law)
+    said = complaint(
+        capsys, "optimize", "--target", "policy", "--objective", "delay", "--loss-cost", "2", *law
+    )
     assert "--loss-cost with --objective delay" in said
 
 
@@ -506,18 +699,38 @@ def test_a_flag_that_says_when_requests_come_wins_over_a_variable(
     monkeypatch.setenv("KENDALL_REQUEST_RATE", "5")
     monkeypatch.setenv("KENDALL_BURSTINESS", "2")
     nowhere = str(tmp_path / "nowhere.jsonl")
-    said = complaint(capsys, "load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--trace", nowhere)
+    said = complaint(
+        capsys, "load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--trace", nowhere
+    )
     assert "nowhere.jsonl" in said
     assert "--request-rate" not in said
     monkeypatch.delenv("KENDALL_REQUEST_RATE")
-    said = complaint(capsys, "load", "--base-url", "http://127.0.0.1:9", "--model", "m", "--trace", nowhere, "--request-rate", "5")
+    said = complaint(
+        capsys,
+        "load",
+        "--base-url",
+        "http://127.0.0.1:9",
+        "--model",
+        "m",
+        "--trace",
+        nowhere,
+        "--request-rate",
+        "5",
+    )
     assert "--request-rate and --trace" in said
 
 
-def test_a_gateway_that_is_measured_does_not_read_the_variables_of_who_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_is_measured_does_not_read_the_variables_of_who_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from loadgen.gateway.gateway_process import own_environment
 
-    for variable in ("KENDALL_PATIENCE", "KENDALL_MAX_OUTPUT_TOKENS", "KENDALL_API_KEY", "KENDALL_DEBUG"):
+    for variable in (
+        "KENDALL_PATIENCE",
+        "KENDALL_MAX_OUTPUT_TOKENS",
+        "KENDALL_API_KEY",
+        "KENDALL_DEBUG",
+    ):
         monkeypatch.setenv(variable, "1")
     assert {name for name in own_environment() if name.startswith("KENDALL_")} == {"KENDALL_DEBUG"}
     assert "PATH" in own_environment()
@@ -537,28 +750,90 @@ def test_show_config_names_each_setting_with_its_source(
     file = tmp_path / "kendall.toml"
     file.write_text("patience = 5\n[engine-args]\nseed = 7\n")
     monkeypatch.setenv("KENDALL_PORT", "9001")
-    arguments = ("--config", str(file), "--policy", "capped:max_batch_size=08", "--engine-arg", "dtype=float32")
+    arguments = (
+        "--config",
+        str(file),
+        "--policy",
+        "capped:max_batch_size=08",
+        "--engine-arg",
+        "dtype=float32",
+    )
     found = json.loads(shown(capsys, *arguments, "--json"))
     assert found["patience"] == {"value": 5.0, "source": str(file)}
     assert found["port"] == {"value": 9001, "source": "KENDALL_PORT"}
     assert found["policy"] == {"value": "capped:max_batch_size=8", "source": "--policy"}
     assert found["host"] == {"value": "127.0.0.1", "source": "default"}
     assert found["max-output-tokens"] == {"value": None, "source": "default"}
-    assert found["engine-args"] == {"seed": {"value": 7, "source": str(file)}, "dtype": {"value": "float32", "source": "--engine-arg"}}
+    assert found["engine-args"] == {
+        "seed": {"value": 7, "source": str(file)},
+        "dtype": {"value": "float32", "source": "--engine-arg"},
+    }
     assert {"config", "show-config", "json", "engine-arg"}.isdisjoint(found)
     text = shown(capsys, *arguments)
     assert f"patience = 5.0  # {file}" in text
     assert "# max-output-tokens is not set" in text
 
 
-def test_show_config_can_be_fed_back(serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_config_can_be_fed_back(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [
-        *("here/it is", "--policy", "fixed:batch_size=4,max_wait=0.5", "--patience", "2.5", "--calibrate", "--max-num-seqs", "3"),
-        *("--autopilot-policies", "single", "--autopilot-policies", "dynamic", "--allowed-origins", '["https://a.example"]'),
-        *("--record-file", 'odd "name"\\n.jsonl', "--engine-arg", "block_size=16", "--log-format", "json", "--max-body-bytes", "4096"),
-        *("--served-model-name", "big", "--served-model-name", "small", "--slo", "p99_queueing_delay=500ms", "--no-wait-estimates"),
-        *("--max-form-bytes", "4096", "--max-form-compile-time", "500ms", "--max-connections-per-address", "9"),
-        *("--queue-events", "--rate-limit", "0.5", "--rate-limit-burst", "4", "--overload-status", "503", "--stuck-timeout", "0"),
+        *(
+            "here/it is",
+            "--policy",
+            "fixed:batch_size=4,max_wait=0.5",
+            "--patience",
+            "2.5",
+            "--calibrate",
+            "--max-num-seqs",
+            "3",
+        ),
+        *(
+            "--autopilot-policies",
+            "single",
+            "--autopilot-policies",
+            "dynamic",
+            "--allowed-origins",
+            '["https://a.example"]',
+        ),
+        *(
+            "--record-file",
+            'odd "name"\\n.jsonl',
+            "--engine-arg",
+            "block_size=16",
+            "--log-format",
+            "json",
+            "--max-body-bytes",
+            "4096",
+        ),
+        *(
+            "--served-model-name",
+            "big",
+            "--served-model-name",
+            "small",
+            "--slo",
+            "p99_queueing_delay=500ms",
+            "--no-wait-estimates",
+        ),
+        *(
+            "--max-form-bytes",
+            "4096",
+            "--max-form-compile-time",
+            "500ms",
+            "--max-connections-per-address",
+            "9",
+        ),
+        *(
+            "--queue-events",
+            "--rate-limit",
+            "0.5",
+            "--rate-limit-burst",
+            "4",
+            "--overload-status",
+            "503",
+            "--stuck-timeout",
+            "0",
+        ),
     ]
     file = tmp_path / "kendall.toml"
     file.write_text(shown(capsys, *arguments))
@@ -568,7 +843,9 @@ def test_show_config_can_be_fed_back(serve: Serve, tmp_path: Path, capsys: pytes
     assert serve("--config", str(tmp_path / "defaults.toml")) == serve()
 
 
-def test_show_config_shows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_config_shows_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "kendall.toml"
     file.write_text('api-key = ["sk-in-the-file"]\n[engine-args]\nhf_token = "hf-in-the-file"\n')
     monkeypatch.setenv("KENDALL_ADMIN_KEY", "sk-in-the-environment")
@@ -598,7 +875,9 @@ def record_of(**more: Any) -> logging.LogRecord:
 
 
 def test_a_json_log_line_is_one_object_with_time_level_logger_message_and_extras() -> None:
-    found = json.loads(JsonFormatter().format(record_of(request_id="r1", seconds=0.5, odd={1, 2}, message="x\ny")))
+    found = json.loads(
+        JsonFormatter().format(record_of(request_id="r1", seconds=0.5, odd={1, 2}, message="x\ny"))
+    )
     assert found["time"].endswith("Z")
     assert (found["level"], found["logger"], found["message"]) == ("warning", "kendall", "got it")
     assert (found["request_id"], found["seconds"]) == ("r1", 0.5)
@@ -620,18 +899,28 @@ def test_vllm_logs_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     """In its own processes too: it reads a configuration file, which names our formatter."""
     import logging.config
 
-    before = logging.getLogger("vllm").handlers[:], logging.getLogger("vllm").propagate, logging.getLogger("vllm").level
+    before = (
+        logging.getLogger("vllm").handlers[:],
+        logging.getLogger("vllm").propagate,
+        logging.getLogger("vllm").level,
+    )
     try:
         logging.config.dictConfig(json.loads(json.dumps(vllm_configuration("INFO"))))
         logging.getLogger("vllm.engine").info("began")
         found = json.loads(capsys.readouterr().err)
-        assert (found["logger"], found["message"], found["level"]) == ("vllm.engine", "began", "info")
+        assert (found["logger"], found["message"], found["level"]) == (
+            "vllm.engine",
+            "began",
+            "info",
+        )
     finally:
         logging.getLogger("vllm").handlers, logging.getLogger("vllm").propagate = before[:2]
         logging.getLogger("vllm").setLevel(before[2])
 
 
-def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_for_vllm_is_written_once_and_the_operators_own_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import os
 
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)

@@ -1,4 +1,6 @@
-"""Ends of connections, on a gateway over sockets: half-closed ones are answered, abandoned ones free the engine."""
+"""Ends of connections, on a gateway over sockets: half-closed ones are answered, abandoned ones
+free the engine.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SLOW = parse_law("k1=0,k2=0.1e-3,k3=1e-6,k4=50e-3")  # 2,000 tokens take 100 s
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients share the loop with the gateway: where it stands still between their connecting and their sending, they are not late."""
+    """Clients share the loop with the gateway: where it stands still between their connecting
+    and their sending, they are not late.
+    """
     monkeypatch.setattr(Hasty, "head_timeout", 120.0)
     monkeypatch.setattr(Hasty, "body_timeout", 120.0)
 
@@ -44,7 +48,9 @@ async def settled(here: Site) -> Counter[str]:
 def test_every_call_whose_connection_is_half_closed_is_answered(policy: str, stream: bool) -> None:
     async def main() -> None:
         async with site(policy) as here:
-            ended = await asyncio.gather(*(half_closing(here.port, seed, stream=stream) for seed in range(CALLS)))
+            ended = await asyncio.gather(
+                *(half_closing(here.port, seed, stream=stream) for seed in range(CALLS))
+            )
             assert {client.statuses[-1] for client in ended} == {200}
             assert all(client.whole == len(client.statuses) for client in ended)
             assert await settled(here) == {"completed": CALLS}
@@ -53,8 +59,12 @@ def test_every_call_whose_connection_is_half_closed_is_answered(policy: str, str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_left_behind_a_pipelined_second_one_are_all_cancelled(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second comes when the first is in service; then the client goes. It is noticed by its going, not by a question later."""
+def test_calls_left_behind_a_pipelined_second_one_are_all_cancelled(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes when the first is in service; then the client goes. It is noticed by its
+    going, not by a question later.
+    """
     monkeypatch.setattr(receiving, "ASK_EVERY", 3600.0)
 
     async def begun(port: int) -> unruly.Client:
@@ -68,7 +78,9 @@ def test_calls_left_behind_a_pipelined_second_one_are_all_cancelled(stream: bool
             await eventually(lambda: here.gateway.batcher.in_service == CALLS // 2)
             for client in clients:
                 await client.send(unruly.call(2000))
-            await asyncio.sleep(0.2)  # as a rule it has been read by then; where it has not, the outcome is the same
+            await asyncio.sleep(
+                0.2
+            )  # as a rule it has been read by then; where it has not, the outcome is the same
             for client in clients:
                 client.writer.close()
             assert await settled(here) == {"cancelled": CALLS // 2}, "the second one never began"

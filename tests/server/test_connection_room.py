@@ -24,18 +24,25 @@ from tests.eventually import eventually_here
 from tests.serving import on_a_socket
 
 PATIENCE = 60.0  # seconds
-LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [
+    asyncio.new_event_loop,
+    uvloop.new_event_loop,
+]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     while (await receive()).get("more_body"):
         pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+    )
     await send({"type": "http.response.body", "body": b""})
 
 
 @contextmanager
-def served(make: Callable[[], asyncio.AbstractEventLoop], **limits: Any) -> Iterator[tuple[int, CollectorRegistry]]:
+def served(
+    make: Callable[[], asyncio.AbstractEventLoop], **limits: Any
+) -> Iterator[tuple[int, CollectorRegistry]]:
     registry = CollectorRegistry()
     room = Room(registry, **limits)
     room.longest_probe = 60.0
@@ -61,7 +68,9 @@ def refused(registry: CollectorRegistry, reason: str) -> float:
 
 
 def free_numbers(count: int) -> list[int]:
-    """The lowest that no open file has; what other tests left open may lie between them, and is not closed by chance from here on."""
+    """The lowest that no open file has; what other tests left open may lie between them, and is
+    not closed by chance from here on.
+    """
     gc.collect()
     numbers = [os.dup(0) for _ in range(count)]
     for number in numbers:
@@ -71,15 +80,22 @@ def free_numbers(count: int) -> list[int]:
 
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
 def test_probes_are_answered_when_descriptors_run_out(
-    make: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], asyncio.AbstractEventLoop],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.WARNING, "kendall")
     assert descriptors.LOG_EVERY == 10.0
     monkeypatch.setattr(descriptors, "LOG_EVERY", 3600.0)
-    with served(make, limit=free_numbers(30)[-1] + 1 + KEPT) as (port, registry), ExitStack() as stack:
+    with (
+        served(make, limit=free_numbers(30)[-1] + 1 + KEPT) as (port, registry),
+        ExitStack() as stack,
+    ):
 
         def connect() -> socket.socket:
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+            return stack.enter_context(
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+            )
 
         statuses = []
         while len(statuses) < 60 and 503 not in statuses:
@@ -102,8 +118,13 @@ def test_probes_are_answered_when_descriptors_run_out(
 
 
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
-def test_the_very_last_descriptors_go_to_no_connection(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    with served(make, limit=1) as (port, registry), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
+def test_the_very_last_descriptors_go_to_no_connection(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with (
+        served(make, limit=1) as (port, registry),
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client,
+    ):
         status, told = answer(client)
         assert status == 503
         assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_connections"
@@ -112,16 +133,24 @@ def test_the_very_last_descriptors_go_to_no_connection(make: Callable[[], asynci
 
 
 @pytest.mark.parametrize("make", LOOPS, ids=["asyncio", "uvloop"])
-def test_connections_of_one_address_are_bounded(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_connections_of_one_address_are_bounded(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     with served(make, most_per_address=2) as (port, registry), ExitStack() as stack:
-        first, second, third = (stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)) for _ in range(3))
+        first, second, third = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE))
+            for _ in range(3)
+        )
         assert answer(third)[0] == 429
         assert ask(first, "/")[0] == ask(second, "/")[0] == 200
         assert refused(registry, "address") == 1
         first.close()
 
         def admitted() -> bool:
-            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as again:
+            with (
+                suppress(ConnectionError),
+                socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as again,
+            ):
                 return ask(again, "/")[0] == 200
             return False  # refused before it had asked
 

@@ -1,4 +1,6 @@
-"""received = completed + failed + rejected + abandoned + cancelled + in the system, from the text of /metrics alone, whatever happens."""
+"""received = completed + failed + rejected + abandoned + cancelled + in the system, from the
+text of /metrics alone, whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,12 @@ class Watcher:
             await draining
 
 
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "continuous:max_batch_size=4"])
-def test_requests_are_conserved_in_metrics_under_random_faults(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=4", "continuous:max_batch_size=4"]
+)
+def test_requests_are_conserved_in_metrics_under_random_faults(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Deaths, hangs, clients that leave, a full queue, lost patience, drains."""
     monkeypatch.setattr(restarts, "LONGEST_WAIT", 0.1)
 
@@ -68,7 +74,12 @@ def test_requests_are_conserved_in_metrics_under_random_faults(policy: str, monk
         chaos = Chaos(5, 500, leaving=0.2, rate=80.0)
         engine = MortalEngine(parse_law(LAW), start_takes=0.3)
         overload = OverloadSettings(max_num_queued_reqs=12)
-        async with faulty(policy, engine, supervision=CALM, overload=overload, patience=0.15) as (app, _, _, _):
+        async with faulty(policy, engine, supervision=CALM, overload=overload, patience=0.15) as (
+            app,
+            _,
+            _,
+            _,
+        ):
             watcher = Watcher(app, chaos)
             faults = (watcher.look(), watcher.drain_and_undo(), chaos.deaths_and_hangs(engine, 1.0))
             background = [asyncio.create_task(fault) for fault in faults]
@@ -80,12 +91,23 @@ def test_requests_are_conserved_in_metrics_under_random_faults(policy: str, monk
             await asyncio.gather(*background, return_exceptions=True)
             await asyncio.sleep(5.0)
             received, outcomes, inside = await scraped(app)
-        tell("conservation", policy=policy, looks=len(watcher.looks), received=received, outcomes=outcomes, deaths=chaos.deaths)
+        tell(
+            "conservation",
+            policy=policy,
+            looks=len(watcher.looks),
+            received=received,
+            outcomes=outcomes,
+            deaths=chaos.deaths,
+        )
         assert [look for look in watcher.looks if look[0] != look[1] + look[2]] == []
         assert len(watcher.looks) > 50
-        assert sum(look[2] > 2 for look in watcher.looks) > 20, "with requests in the system, not only between them"
+        assert sum(look[2] > 2 for look in watcher.looks) > 20, (
+            "with requests in the system, not only between them"
+        )
         assert (received, inside) == (outcomes.total(), 0)
-        assert {"completed", "rejected", "abandoned", "cancelled"} <= {name for name, count in outcomes.items() if count}
+        assert {"completed", "rejected", "abandoned", "cancelled"} <= {
+            name for name, count in outcomes.items() if count
+        }
 
     run_virtual(main())
 
@@ -98,7 +120,9 @@ def test_requests_are_conserved_in_metrics_under_random_faults(policy: str, monk
         ("a gateway that drains", "shutting_down"),
     ],
 )
-def test_a_request_refused_before_the_queue_is_received_and_rejected_with_its_reason(row: str, reason: str) -> None:
+def test_a_request_refused_before_the_queue_is_received_and_rejected_with_its_reason(
+    row: str, reason: str
+) -> None:
     async def main() -> None:
         found = next(each for each in ROWS if each.says == row)
         async with found.gateway() as (app, gateway):
@@ -113,11 +137,21 @@ def test_a_request_refused_before_the_queue_is_received_and_rejected_with_its_re
 def test_calls_that_are_no_requests_are_counted_by_their_code() -> None:
     async def main() -> None:
         async with faulty() as (app, gateway, _, _):
-            for fields in ({"max_tokens": 0}, {"max_tokens": -1}, {"tools": [{"type": "function"}]}, {"model": "other"}, {}):
+            for fields in (
+                {"max_tokens": 0},
+                {"max_tokens": -1},
+                {"tools": [{"type": "function"}]},
+                {"model": "other"},
+                {},
+            ):
                 await call(app, "POST", "/v1/completions", completion(**fields))
             count = gateway.metrics.registry.get_sample_value
             codes = ("invalid_request", "unsupported", "model_not_found")
-            assert [count("kendall_refused_calls_total", {"code": code}) for code in codes] == [2, 1, 1]
+            assert [count("kendall_refused_calls_total", {"code": code}) for code in codes] == [
+                2,
+                1,
+                1,
+            ]
             assert (await scraped(app))[0] == 1
 
     run_virtual(main())

@@ -69,7 +69,10 @@ def test_timing_takes_the_callers_clock() -> None:
     timing.end("prompt")
     assert own_time.begin(lambda: 0.0) is None
     assert own_time.begin(lambda: 0.0) is not None
-    sums = {stage: registry.get_sample_value("kendall_own_time_seconds_sum", {"stage": stage}) for stage in ("parse", "prompt")}
+    sums = {
+        stage: registry.get_sample_value("kendall_own_time_seconds_sum", {"stage": stage})
+        for stage in ("parse", "prompt")
+    }
     assert sums["parse"] is not None
     assert sums["prompt"] is not None
     assert abs(sums["parse"] - 0.001) < 1e-9
@@ -91,7 +94,11 @@ def test_processor_time_and_tokens_are_counted_whatever_became_of_the_request() 
             assert made == 0
             assert before[tokens] == 8
             assert 5 < after[tokens] - before[tokens] < 200
-            assert after["kendall_gateway_cpu_seconds_total"] > before["kendall_gateway_cpu_seconds_total"] > 0
+            assert (
+                after["kendall_gateway_cpu_seconds_total"]
+                > before["kendall_gateway_cpu_seconds_total"]
+                > 0
+            )
 
     run_virtual(main())
 
@@ -99,7 +106,9 @@ def test_processor_time_and_tokens_are_counted_whatever_became_of_the_request() 
 def test_policies_beyond_the_bound_share_one_label() -> None:
     metrics = Metrics()
     for number in range(MAX_POLICIES + 10):
-        metrics.on_record(Record(request_id="1", outcome="failed", policy=f"capped:max_batch_size={number + 1}"))
+        metrics.on_record(
+            Record(request_id="1", outcome="failed", policy=f"capped:max_batch_size={number + 1}")
+        )
     counts = {
         sample.labels["policy"]: sample.value
         for metric in metrics.requests.collect()
@@ -138,13 +147,17 @@ def test_what_was_set_aside_is_collected_once_the_engine_is_let_go() -> None:
 
 
 def test_the_histogram_counts_as_the_librarys_does() -> None:
-    """Bounds themselves, what lies below and above all of them, negative numbers, and what is no number."""
+    """Bounds themselves, what lies below and above all of them, negative numbers, and what is no
+    number.
+    """
     bounds = (0.1, 0.2, 0.5, 1.0)
     amounts = [*bounds, -1.0, 0.0, 0.15, 0.3, 7.0, math.inf, math.nan]
     texts = []
     for kind in (Histogram, prometheus_client.Histogram):
         registry = CollectorRegistry()
-        series = kind("waits", "Of a test", ["policy"], registry=registry, buckets=bounds).labels("single")
+        series = kind("waits", "Of a test", ["policy"], registry=registry, buckets=bounds).labels(
+            "single"
+        )
         for amount in amounts:
             series.observe(amount)
         texts.append(generate_latest(registry))

@@ -1,4 +1,6 @@
-"""Time limits of a call, to its end and to its first token: in the queue and in the engine, under every policy. Virtual time."""
+"""Time limits of a call, to its end and to its first token: in the queue and in the engine,
+under every policy. Virtual time.
+"""
 
 from __future__ import annotations
 
@@ -45,29 +47,46 @@ def observed(gateway: Any) -> list[Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_past_its_limit_fails_with_504_wherever_it_is(policy: str) -> None:
-    """One in service and one that waits, each at its own instant; the next request is served as if they had never been."""
+    """One in service and one that waits, each at its own instant; the next request is served as
+    if they had never been.
+    """
 
     async def main() -> None:
         async with running(policy) as (app, gateway):
             records = observed(gateway)
             serving = ask(app, max_tokens=500, request_timeout=0.2)
             waiting = ask(app, max_tokens=500, request_timeout=0.1)
-            patient = None if policy.startswith(("fixed", "dynamic", "capped", "elastic")) else ask(app, max_tokens=5)
+            patient = (
+                None
+                if policy.startswith(("fixed", "dynamic", "capped", "elastic"))
+                else ask(app, max_tokens=5)
+            )
             await waiting.task
             assert gateway.now() == pytest.approx(0.1)
             await serving.task
             assert gateway.now() == pytest.approx(0.2)
             for made in (serving, waiting):
                 error = made.json()["error"]
-                assert (made.status, error["code"], error["type"]) == (504, "deadline_exceeded", "server_error")
+                assert (made.status, error["code"], error["type"]) == (
+                    504,
+                    "deadline_exceeded",
+                    "server_error",
+                )
             assert "within 0.2 s" in serving.json()["error"]["message"]
             if patient is not None:
                 await patient.task
                 assert patient.status == 200
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
             assert Counter(record.outcome for record in records)["failed"] == 2
-            assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0)
-            assert b'kendall_failures_total{reason="deadline_exceeded"} 2.0' in (await call(app, "GET", "/metrics")).body
+            assert (
+                gateway.batcher.unanswered,
+                gateway.batcher.queue_length,
+                gateway.batcher.in_service,
+            ) == (0, 0, 0)
+            assert (
+                b'kendall_failures_total{reason="deadline_exceeded"} 2.0'
+                in (await call(app, "GET", "/metrics")).body
+            )
 
     run_virtual(main())
 
@@ -90,7 +109,9 @@ def test_the_limit_to_the_first_token_holds_until_the_first_token(policy: str) -
 
 
 def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_since() -> None:
-    """The sequence arrives for the queue when its form is compiled, 9 s later; the limit of 10 s has 1 s left."""
+    """The sequence arrives for the queue when its form is compiled, 9 s later; the limit of 10 s
+    has 1 s left.
+    """
 
     async def main() -> None:
         async with running("single") as (_, gateway):
@@ -106,7 +127,12 @@ def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_sinc
                 client_limit=None,
                 timeouts=Timeouts(whole=10.0),
             )
-            made = Answer(gateway.batcher, [work_of(request, 5)], CompletionFormat("late", 0, "tiny", None), options)
+            made = Answer(
+                gateway.batcher,
+                [work_of(request, 5)],
+                CompletionFormat("late", 0, "tiny", None),
+                options,
+            )
             made._submit()
             assert made._deadlines is not None
             assert [timer.when() for timer in made._deadlines._timers] == [now + 10.0]
@@ -121,7 +147,11 @@ def test_a_stream_that_has_begun_ends_with_an_error_event() -> None:
             made = ask(app, max_tokens=500, stream=True, request_timeout=0.1)
             await made.task
             *tokens, error, done = made.events()
-            assert (made.status, done, error["error"]["code"]) == (200, "[DONE]", "deadline_exceeded")
+            assert (made.status, done, error["error"]["code"]) == (
+                200,
+                "[DONE]",
+                "deadline_exceeded",
+            )
             assert 50 < len(tokens) < 120
             assert gateway.batcher.in_service == 0
 
@@ -144,7 +174,10 @@ def test_all_choices_of_a_call_end_together_and_each_has_one_outcome() -> None:
 
 def test_a_call_that_is_whole_in_time_is_not_touched() -> None:
     async def main() -> None:
-        async with running("single", request_timeout=5.0, first_token_timeout=5.0) as (app, gateway):
+        async with running("single", request_timeout=5.0, first_token_timeout=5.0) as (
+            app,
+            gateway,
+        ):
             made = await call(app, "POST", "/v1/completions", completion())
             await asyncio.sleep(20.0)
             assert (made.status, gateway.batcher.failures) == (200, {})
@@ -153,7 +186,9 @@ def test_a_call_that_is_whole_in_time_is_not_touched() -> None:
 
 
 def test_the_limit_holds_through_a_restart_of_the_engine() -> None:
-    """In service, in the queue, and before it: a text waits for the tokenizer of the next engine."""
+    """In service, in the queue, and before it: a text waits for the tokenizer of the next
+    engine.
+    """
 
     async def main() -> None:
         async with faulty("single", request_timeout=1.0) as (app, gateway, engine, records):
@@ -163,10 +198,15 @@ def test_the_limit_holds_through_a_restart_of_the_engine() -> None:
             text = ask(app, prompt="a text that has to wait")
             await asyncio.gather(serving.task, waiting.task, text.task)
             assert gateway.now() == pytest.approx(1.01)
-            assert [(made.status, made.json()["error"]["code"]) for made in (serving, waiting, text)] == [(504, "deadline_exceeded")] * 3
+            assert [
+                (made.status, made.json()["error"]["code"]) for made in (serving, waiting, text)
+            ] == [(504, "deadline_exceeded")] * 3
             assert Counter(record.outcome for record in records) == {"failed": 2, "rejected": 1}
             assert gateway.supervisor.statistics()["parked"] == 0
-            assert b'kendall_rejections_total{reason="deadline_exceeded"} 1.0' in (await call(app, "GET", "/metrics")).body
+            assert (
+                b'kendall_rejections_total{reason="deadline_exceeded"} 1.0'
+                in (await call(app, "GET", "/metrics")).body
+            )
             await asyncio.sleep(5.0)
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
 
@@ -182,14 +222,23 @@ def test_the_limit_holds_through_a_restart_of_the_engine() -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_call_fails_with_504_at_the_limit_that_its_header_names(path: str, header: str, code: str) -> None:
+def test_a_call_fails_with_504_at_the_limit_that_its_header_names(
+    path: str, header: str, code: str
+) -> None:
     """It waits behind another call; that one, which has the same body and no header, completes."""
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            prompt = {"prompt": [5, 6, 7]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hello"}]}
+            prompt = (
+                {"prompt": [5, 6, 7]}
+                if path == "/v1/completions"
+                else {"messages": [{"role": "user", "content": "hello"}]}
+            )
             body = {"model": "tiny", "max_tokens": 500, "ignore_eos": True} | prompt
-            serving, waiting = Call(app, "POST", path, body), Call(app, "POST", path, body, {header: "80"})
+            serving, waiting = (
+                Call(app, "POST", path, body),
+                Call(app, "POST", path, body, {header: "80"}),
+            )
             await waiting.task
             assert gateway.now() == pytest.approx(0.08)
             assert (waiting.status, waiting.json()["error"]["code"]) == (504, code)
@@ -200,7 +249,9 @@ def test_a_call_fails_with_504_at_the_limit_that_its_header_names(path: str, hea
 
 
 BODY = CompletionRequest(model="tiny", prompt="x", request_timeout=3.0)
-SERVER = Settings(model="tiny", served_model_name="tiny", request_timeout=4.0, first_token_timeout=2.0)
+SERVER = Settings(
+    model="tiny", served_model_name="tiny", request_timeout=4.0, first_token_timeout=2.0
+)
 NONE = CompletionRequest(model="tiny", prompt="x"), Settings(model="tiny", served_model_name="tiny")
 
 
@@ -210,11 +261,17 @@ NONE = CompletionRequest(model="tiny", prompt="x"), Settings(model="tiny", serve
         ({}, 3.0, 2.0),
         ({"x-envoy-upstream-rq-timeout-ms": "1500"}, 1.5, 2.0),
         ({"x-envoy-expected-rq-timeout-ms": "1500"}, 1.5, 2.0),
-        ({"x-envoy-upstream-rq-timeout-ms": "9000", "x-kendall-first-token-timeout-ms": "250"}, 3.0, 0.25),
+        (
+            {"x-envoy-upstream-rq-timeout-ms": "9000", "x-kendall-first-token-timeout-ms": "250"},
+            3.0,
+            0.25,
+        ),
         ({"x-envoy-upstream-rq-timeout-ms": "0"}, 3.0, 2.0),
     ],
 )
-def test_the_shortest_of_header_body_and_server_holds(headers: dict[str, str], whole: float, first_token: float) -> None:
+def test_the_shortest_of_header_body_and_server_holds(
+    headers: dict[str, str], whole: float, first_token: float
+) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert timeouts_of(raw, BODY, SERVER) == Timeouts(whole, first_token)
 
@@ -222,7 +279,9 @@ def test_the_shortest_of_header_body_and_server_holds(headers: dict[str, str], w
 def test_without_a_limit_nothing_is_timed() -> None:
     assert timeouts_of([(b"host", b"x")], *NONE) is None
     assert timeouts_of([(b"x-envoy-upstream-rq-timeout-ms", b"0")], *NONE) is None
-    assert timeouts_of([(b"x-envoy-upstream-rq-timeout-ms", b"20")], *NONE) == Timeouts(0.02, math.inf)
+    assert timeouts_of([(b"x-envoy-upstream-rq-timeout-ms", b"20")], *NONE) == Timeouts(
+        0.02, math.inf
+    )
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
@@ -233,7 +292,9 @@ def test_a_header_that_is_no_time_is_refused_by_name(value: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--request-timeout", "--first-token-timeout"])
-def test_the_flags_take_durations_but_not_zero(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flags_take_durations_but_not_zero(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for value, status in (("1500ms", 0), ("0", 2)):
         with pytest.raises(SystemExit) as ended:
             cli.main(["serve", "tiny", flag, value, "--show-config"])

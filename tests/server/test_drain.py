@@ -26,7 +26,9 @@ def test_a_drain_that_is_undone_takes_requests_again() -> None:
             undone = await call(app, "DELETE", "/admin/drain")
             assert (undone.status, undone.json()) == (200, {"draining": False})
             await drain.task
-            assert drain.json() == {"drained": False}, "who asked for it is told, though a request is still in service"
+            assert drain.json() == {"drained": False}, (
+                "who asked for it is told, though a request is still in service"
+            )
             assert gateway.batcher.in_service == 1
             assert (await call(app, "GET", "/ready")).status == 200
             assert (await call(app, "POST", PATH, completion())).status == 200
@@ -74,6 +76,8 @@ def test_undoing_no_drain_changes_nothing() -> None:
 
 def test_before_an_engine_serves_there_is_nothing_to_drain() -> None:
     async def main() -> bool:
-        return await Gateway(Settings(model="tiny", served_model_name="tiny"), EmulatedEngine(LatencyModel(k4=1e-3))).drain()
+        return await Gateway(
+            Settings(model="tiny", served_model_name="tiny"), EmulatedEngine(LatencyModel(k4=1e-3))
+        ).drain()
 
     assert run_virtual(main())

@@ -1,4 +1,6 @@
-"""A response sent before the end of a request's body says whether the connection is closed; where it is not, it can be reused."""
+"""A response sent before the end of a request's body says whether the connection is closed;
+where it is not, it can be reused.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ CALLS = {
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder: Path = tmp_path_factory.mktemp("early")
-    arguments = ["tiny", "--engine", "emulated", "--latency", "k1=0,k2=0,k3=0,k4=0.001", "--admin-key", "some-admin-key-1"]
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        "k1=0,k2=0,k3=0,k4=0.001",
+        "--admin-key",
+        "some-admin-key-1",
+    ]
     gateway = GatewayProcess(arguments, free_port(0), folder / "log")
     with started(gateway):
         yield int(gateway.url.rpartition(":")[2])
@@ -34,14 +44,21 @@ def head_of(client: socket.socket) -> bytes:
         assert data, found
         found += data
     head, _, body = found.partition(b"\r\n\r\n")
-    length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")).split(b":")[1])
+    length = int(
+        next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        ).split(b":")[1]
+    )
     while len(body) < length:
         body += client.recv(1 << 16)
     return head.lower()
 
 
 @pytest.mark.parametrize("status", sorted(CALLS))
-@pytest.mark.parametrize("body", [b"content-length: 3000000\r\n\r\n", b"content-length: 5\r\nexpect: 100-continue\r\n\r\n"])
+@pytest.mark.parametrize(
+    "body",
+    [b"content-length: 3000000\r\n\r\n", b"content-length: 5\r\nexpect: 100-continue\r\n\r\n"],
+)
 def test_it_says_that_the_connection_ends(port: int, status: int, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         client.sendall(CALLS[status] + b"host: localhost\r\n" + body)
@@ -51,7 +68,9 @@ def test_it_says_that_the_connection_ends(port: int, status: int, body: bytes) -
 
 
 @pytest.mark.parametrize("status", sorted(CALLS))
-@pytest.mark.parametrize("body", [b"\r\n", b"content-length: 0\r\n\r\n", b"content-length: 5\r\n\r\nhello"])
+@pytest.mark.parametrize(
+    "body", [b"\r\n", b"content-length: 0\r\n\r\n", b"content-length: 5\r\n\r\nhello"]
+)
 def test_it_can_be_used_on(port: int, status: int, body: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
         for _ in range(3):

@@ -41,7 +41,9 @@ def request(name: str, output_tokens: int) -> Request:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> None:
-    """A loop that stood still for 80 ms makes up for the steps of 1 ms, some in each of its turns."""
+    """A loop that stood still for 80 ms makes up for the steps of 1 ms, some in each of its
+    turns.
+    """
 
     async def main() -> tuple[list[int], Listener]:
         engine = EmulatedEngine(LAW)
@@ -58,7 +60,10 @@ def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> 
         return counts, listener
 
     counts, listener = asyncio.run(main())
-    assert max(after - before for before, after in zip([0, *counts], counts, strict=False)) == MOST_AT_ONCE
+    assert (
+        max(after - before for before, after in zip([0, *counts], counts, strict=False))
+        == MOST_AT_ONCE
+    )
     assert [token.id for token in listener.tokens] == list(range(2, 72))
     assert [token.ends for token in listener.tokens] == [False] * 69 + [True]
 
@@ -70,7 +75,9 @@ def test_a_step_tells_how_many_began_in_it() -> None:
         steps: list[Step] = []
         engine.on_step = steps.append
         for name, after in (("a", 0.0005), ("b", 0.002)):
-            for stream in engine.dispatch(0, [work_of(request(name, 4), 4)], padded=False, joining=True):
+            for stream in engine.dispatch(
+                0, [work_of(request(name, 4), 4)], padded=False, joining=True
+            ):
                 stream.listener = Listener()
             await asyncio.sleep(after)
         await asyncio.sleep(0.01)
@@ -87,7 +94,9 @@ def test_a_step_tells_how_many_began_in_it() -> None:
 
 
 def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> None:
-    """A cancellation that comes while 20 steps are due and not yet told: the other answer still gets each of its tokens."""
+    """A cancellation that comes while 20 steps are due and not yet told: the other answer still
+    gets each of its tokens.
+    """
 
     async def main() -> Listener:
         engine = EmulatedEngine(LAW)
@@ -116,7 +125,9 @@ def test_an_answer_that_ends_by_itself_ends_with_the_engines_own_token_which_is_
             await asyncio.sleep(1.1)
             last = listener.tokens[-1]
             assert ({last.id}, last.text) == (capabilities.eos_token_ids, "")
-            assert [token.id for token in listener.tokens[:-1]] == list(range(2, 1 + len(listener.tokens)))
+            assert [token.id for token in listener.tokens[:-1]] == list(
+                range(2, 1 + len(listener.tokens))
+            )
 
     run_virtual(main())
 
@@ -133,7 +144,9 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
         await getattr(engine, end)()
         assert len(before.tokens) == 20
         if end == "start":
-            (stream,) = engine.dispatch(0, [work_of(request("a", 5), 5)], padded=False, joining=True)
+            (stream,) = engine.dispatch(
+                0, [work_of(request("a", 5), 5)], padded=False, joining=True
+            )
             stream.listener = after
         await asyncio.sleep(1)
         assert (len(before.tokens), len(after.tokens)) == (20, 5 if end == "start" else 0)
@@ -142,12 +155,17 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
 
 
 def test_a_token_is_the_word_of_its_number() -> None:
-    assert [(token.id, token.text) for token in TOKENS] == [(0, ""), *((n, f" word{n}") for n in range(1, 256))]
+    assert [(token.id, token.text) for token in TOKENS] == [
+        (0, ""),
+        *((n, f" word{n}") for n in range(1, 256)),
+    ]
 
 
 def test_every_word_has_a_token_of_the_vocabulary_and_no_text_has_one_too() -> None:
     letters = [chr(number) for number in range(33, 127)]
-    ids = token_ids_of(" ".join(begin + one + other for begin in ("", "~") for one in letters for other in letters))
+    ids = token_ids_of(
+        " ".join(begin + one + other for begin in ("", "~") for one in letters for other in letters)
+    )
     assert len(ids) == 2 * 94**2
     assert set(ids) == set(range(1, 256))
     assert token_ids_of("  ") == [1]

@@ -61,7 +61,9 @@ def test_the_earliest_stop_string_wins() -> None:
     st.lists(st.text(alphabet="ab", min_size=0, max_size=3), max_size=12),
     st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=3),
 )
-def test_the_shown_text_is_the_text_before_the_first_stop_string(pieces: list[str], stops: list[str]) -> None:
+def test_the_shown_text_is_the_text_before_the_first_stop_string(
+    pieces: list[str], stops: list[str]
+) -> None:
     """However the text is cut into tokens."""
     text, ending = fed([*pieces, "z"], stop=tuple(stops), max_tokens=len(pieces) + 1)
     whole, upto = "".join(pieces), ""

@@ -38,8 +38,12 @@ class NvmlError(Exception):
     """As pynvml.NVMLError."""
 
 
-def fake_nvml(power: Callable[[int], float], *, counter: Callable[[int], int] | None = None, count: int = 1) -> Any:
-    """The part of pynvml that is used: mW and mJ, integers, an exception where something is not supported."""
+def fake_nvml(
+    power: Callable[[int], float], *, counter: Callable[[int], int] | None = None, count: int = 1
+) -> Any:
+    """The part of pynvml that is used: mW and mJ, integers, an exception where something is not
+    supported.
+    """
     module = SimpleNamespace(NVMLError=NvmlError, shut=0, asked=[])
 
     def energy(handle: int) -> int:
@@ -90,7 +94,9 @@ def started(source: Any, clock: Clock) -> EnergyMeter:
 def test_known_power_gives_known_joules(counts: bool) -> None:
     """250 W for 10 s: 2500 J, by the device's own counter, or by its power where it has none."""
     clock = Clock()
-    nvml = fake_nvml(lambda _: WATTS, counter=(lambda _: int(7e9 + WATTS * clock.at * 1e3)) if counts else None)
+    nvml = fake_nvml(
+        lambda _: WATTS, counter=(lambda _: int(7e9 + WATTS * clock.at * 1e3)) if counts else None
+    )
     source = nvml_source(1, nvml, {})
     assert source is not None
     assert ("counter" in source.name) == counts
@@ -112,7 +118,9 @@ def test_power_that_rises_is_integrated_by_trapezoids() -> None:
 def test_the_counter_is_preferred_to_the_power() -> None:
     """A device that lies about its power and counts well."""
     clock = Clock()
-    source = nvml_source(1, fake_nvml(lambda _: 9999.0, counter=lambda _: int(WATTS * clock.at * 1e3)), {})
+    source = nvml_source(
+        1, fake_nvml(lambda _: 9999.0, counter=lambda _: int(WATTS * clock.at * 1e3)), {}
+    )
     meter = started(source, clock)
     metered(meter, clock, 1.0)
     assert meter.joules() == pytest.approx(250.0, rel=1e-4)
@@ -134,7 +142,9 @@ def test_only_the_devices_that_the_engine_uses_are_counted() -> None:
     assert hidden.shut == 1
 
 
-def test_without_module_driver_or_permission_there_is_no_source(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_module_driver_or_permission_there_is_no_source(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Nothing there: not a word. There but not to be read: one line."""
     caplog.set_level(logging.INFO)
     no_driver = fake_nvml(lambda _: WATTS)
@@ -144,7 +154,9 @@ def test_without_module_driver_or_permission_there_is_no_source(caplog: pytest.L
     forbidden = fake_nvml(lambda _: WATTS)
     forbidden.nvmlDeviceGetPowerUsage = refusing("Insufficient Permissions")
     assert nvml_source(1, forbidden, {}) is None
-    assert [record.getMessage() for record in caplog.records] == ["cannot read the energy counter of the GPU: Insufficient Permissions"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot read the energy counter of the GPU: Insufficient Permissions"
+    ]
     assert forbidden.shut == 1
 
 
@@ -164,9 +176,16 @@ def test_counters_that_wrap_go_on() -> None:
 
 
 def powercap(root: Path, **packages: str) -> Path:
-    """A powercap folder as an Intel laptop has it: packages, a core and a memory zone within, the platform, the second interface."""
+    """A powercap folder as an Intel laptop has it: packages, a core and a memory zone within,
+    the platform, the second interface.
+    """
     zones = {f"intel-rapl:{index}": name for index, name in enumerate(packages.values())}
-    zones |= {"intel-rapl:0:0": "core", "intel-rapl:0:1": "dram", "intel-rapl:9": "psys", "intel-rapl-mmio:0": "package-0"}
+    zones |= {
+        "intel-rapl:0:0": "core",
+        "intel-rapl:0:1": "dram",
+        "intel-rapl:9": "psys",
+        "intel-rapl-mmio:0": "package-0",
+    }
     for zone, name in zones.items():
         (root / zone).mkdir(parents=True)
         (root / zone / "name").write_text(name + "\n")
@@ -177,7 +196,9 @@ def powercap(root: Path, **packages: str) -> Path:
 
 
 def test_rapl_adds_packages_and_nothing_twice(tmp_path: Path) -> None:
-    """Two packages of 3 J and 4 J; core, memory, platform and the second interface move too and do not count."""
+    """Two packages of 3 J and 4 J; core, memory, platform and the second interface move too and
+    do not count.
+    """
     root = powercap(tmp_path, a="package-0", b="package-1")
     source = rapl_source(root)
     assert source is not None
@@ -214,7 +235,9 @@ def test_rapl_that_is_absent_or_forbidden_gives_none(
 
 
 def test_the_line_through_the_batches_is_found() -> None:
-    """Batches of 1..8 that take 3 J a member and 5 J each, idle stretches of 40 W between: beta, c0 and joules per token."""
+    """Batches of 1..8 that take 3 J a member and 5 J each, idle stretches of 40 W between: beta,
+    c0 and joules per token.
+    """
     clock, drawn = Clock(), [0.0]
     meter = started(Together("", [Counter(lambda: drawn[0], 1.0)]), clock)
     rng = np.random.default_rng(1)
@@ -238,7 +261,9 @@ def test_the_line_through_the_batches_is_found() -> None:
     assert found is not None
     assert found.beta.value == pytest.approx(3.0)
     assert found.c0.value == pytest.approx(5.0)
-    assert found.per_token.value == pytest.approx(sum(3.0 * s + 5.0 for s, _, _ in meter._batches) / tokens)
+    assert found.per_token.value == pytest.approx(
+        sum(3.0 * s + 5.0 for s, _, _ in meter._batches) / tokens
+    )
     assert meter.state()["batches"] == 60
     assert meter.short == 0
 
@@ -254,7 +279,9 @@ def test_a_batch_waits_for_the_reading_behind_its_end() -> None:
     assert meter._batches[0][1] == pytest.approx(WATTS * (0.5 + 1.5 * PERIOD))
 
 
-def test_a_batch_shorter_than_the_period_is_its_duration_times_the_power_around_and_is_counted() -> None:
+def test_a_batch_shorter_than_the_period_is_its_duration_times_the_power_around_and_is_counted() -> (
+    None
+):
     clock = Clock()
     meter = started(Together("", [Integral(lambda: WATTS)]), clock)
     metered(meter, clock, 1.0)
@@ -285,18 +312,24 @@ def test_without_a_source_there_is_no_thread_and_no_estimate() -> None:
     meter.close()
 
 
-def test_a_device_that_is_lost_ends_the_readings_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_that_is_lost_ends_the_readings_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     nvml = fake_nvml(lambda _: WATTS, counter=lambda _: 0)
     meter = started(nvml_source(1, nvml, {}), clock)
     nvml.nvmlDeviceGetTotalEnergyConsumption = refusing("GPU is lost")
     assert not meter.sample()
-    assert [record.getMessage() for record in caplog.records] == ["energy measurement stopped: NVML: GPU is lost"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "energy measurement stopped: NVML: GPU is lost"
+    ]
 
 
 @pytest.mark.slow  # of real time: a machine that stands still reads late
 def test_the_thread_reads_on_the_clock_of_the_loop() -> None:
-    """At 10 Hz or more: a constant power over an interval of the loop's clock gives its joules, to the error of the reading."""
+    """At 10 Hz or more: a constant power over an interval of the loop's clock gives its joules,
+    to the error of the reading.
+    """
 
     async def main() -> tuple[float, int, float]:
         now = clock_of(asyncio.get_running_loop())
@@ -331,14 +364,22 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
-    """`continuous` under load: the meter counts what was served and keeps no reference to the requests."""
+    """`continuous` under load: the meter counts what was served and keeps no reference to the
+    requests.
+    """
     told: list[tuple[int, float, float, int]] = []
-    batches = MeteredBatches(SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served)))  # type: ignore[arg-type]
+    batches = MeteredBatches(
+        SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served))
+    )  # type: ignore[arg-type]
     going: deque[SimpleNamespace] = deque()
     for number in range(10_000):
-        ticket = SimpleNamespace(outcome=None, interruptions=0, ending=SimpleNamespace(output_tokens=number % 7))
+        ticket = SimpleNamespace(
+            outcome=None, interruptions=0, ending=SimpleNamespace(output_tokens=number % 7)
+        )
         going.append(ticket)
-        batches.on_dispatch(SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket]))  # type: ignore[arg-type]
+        batches.on_dispatch(
+            SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket])
+        )  # type: ignore[arg-type]
         if len(going) > 20:
             going.popleft().outcome = "completed"
         assert len(batches._going[0].live) <= FEW + 2 * 21 + 1
@@ -351,9 +392,17 @@ def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
 @pytest.mark.parametrize("which", [0, 5_000, 9_999])
 def test_a_stretch_with_an_interruption_in_it_is_not_metered(which: int) -> None:
     told: list[object] = []
-    batches = MeteredBatches(SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served)))  # type: ignore[arg-type]
+    batches = MeteredBatches(
+        SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served))
+    )  # type: ignore[arg-type]
     for number in range(10_000):
-        ticket = SimpleNamespace(outcome="completed", interruptions=int(number == which), ending=SimpleNamespace(output_tokens=1))
-        batches.on_dispatch(SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket]))  # type: ignore[arg-type]
+        ticket = SimpleNamespace(
+            outcome="completed",
+            interruptions=int(number == which),
+            ending=SimpleNamespace(output_tokens=1),
+        )
+        batches.on_dispatch(
+            SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket])
+        )  # type: ignore[arg-type]
     batches.on_idle(0, 20_000.0)
     assert told == []

@@ -44,24 +44,49 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_the_names_are_read_without_importing_vllm() -> None:
-    assert argument_names() == {"model", "max_num_seqs", "tensor_parallel_size", "enable_log_requests"}
+    assert argument_names() == {
+        "model",
+        "max_num_seqs",
+        "tensor_parallel_size",
+        "enable_log_requests",
+    }
     check_names(["max-num-seqs", "--tensor_parallel_size"])
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_misspelt_name_is_refused_before_the_engine_starts() -> None:
-    with pytest.raises(SpecError, match=r"got --engine-arg max_num_seq=\.\.; expected an engine argument .*did you mean 'max_num_seqs'\?"):
-        choose_engine(Settings(model="tiny", served_model_name="tiny", engine="vllm", engine_args={"max-num-seq": "3"}))
+    with pytest.raises(
+        SpecError,
+        match=(
+            r"got --engine-arg max_num_seq=\.\.; expected an engine argument .*did you mean "
+            r"'max_num_seqs'\?"
+        ),
+    ):
+        choose_engine(
+            Settings(
+                model="tiny",
+                served_model_name="tiny",
+                engine="vllm",
+                engine_args={"max-num-seq": "3"},
+            )
+        )
 
 
 @pytest.mark.usefixtures("vllm")
-def test_an_argument_of_vllm_as_an_option_of_serve_names_the_option_that_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_of_vllm_as_an_option_of_serve_names_the_option_that_takes_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli._run("serve", ["tiny", "--tensor-parallel-size", "2"]) == 2
     said = capsys.readouterr().err
-    assert said.endswith("got --tensor-parallel-size, an engine argument of vLLM; expected --engine-arg tensor_parallel_size=VALUE\n")
+    assert said.endswith(
+        "got --tensor-parallel-size, an engine argument of vLLM; expected --engine-arg "
+        "tensor_parallel_size=VALUE\n"
+    )
 
 
-def test_without_the_source_nothing_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_source_nothing_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     monkeypatch.delitem(sys.modules, "vllm", raising=False)
@@ -71,8 +96,17 @@ def test_without_the_source_nothing_is_checked(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_emulated_engine_takes_whole_numbers() -> None:
-    with pytest.raises(SpecError, match="got --engine-arg max_num_seqs=many; expected a whole number"):
-        choose_engine(Settings(model="tiny", served_model_name="tiny", engine="emulated", engine_args={"max_num_seqs": "many"}))
+    with pytest.raises(
+        SpecError, match="got --engine-arg max_num_seqs=many; expected a whole number"
+    ):
+        choose_engine(
+            Settings(
+                model="tiny",
+                served_model_name="tiny",
+                engine="emulated",
+                engine_args={"max_num_seqs": "many"},
+            )
+        )
 
 
 @pytest.mark.parametrize(("r2", "lines"), [(0.724, 1), (0.97, 0)])
@@ -80,7 +114,14 @@ def test_a_profile_that_fits_poorly_is_logged_when_it_is_served_with(
     r2: float, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     msgspec.structs.replace(load_profile("tiny"), name="mine", r2=r2).save(tmp_path / "mine.json")
-    choose_engine(Settings(model="tiny", served_model_name="tiny", engine="emulated", latency=str(tmp_path / "mine.json")))
+    choose_engine(
+        Settings(
+            model="tiny",
+            served_model_name="tiny",
+            engine="emulated",
+            latency=str(tmp_path / "mine.json"),
+        )
+    )
     said = [each.getMessage() for each in caplog.records if "fits poorly" in each.getMessage()]
     assert len(said) == lines
     assert all(each.startswith("profile mine: the law fits poorly: R2 0.72, ") for each in said)

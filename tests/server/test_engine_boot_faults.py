@@ -1,4 +1,6 @@
-"""The real engine stopped while it boots or is idle, and a gateway told to end meanwhile: everyone is answered, in a stated time."""
+"""The real engine stopped while it boots or is idle, and a gateway told to end meanwhile:
+everyone is answered, in a stated time.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,21 @@ from tests.server.processes import SocketCall, arrived, command, engine_process,
 from tests.server.test_engine_faults import ready_again
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-BOOTED_FOR = 0.4  # seconds after its fork at which a successor is stopped: it has much of its start ahead
-LONGEST = 900.0  # seconds of a scene on a busy machine, where the first start took long: so may the others, then
+BOOTED_FOR = (
+    0.4  # seconds after its fork at which a successor is stopped: it has much of its start ahead
+)
+# seconds of a scene on a busy machine, where the first start took long: so may the others, then
+LONGEST = 900.0
 
 
 def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": [300, 301], "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | fields
+    return {
+        "model": "tiny",
+        "prompt": [300, 301],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    } | fields
 
 
 def parent(pid: int) -> int:
@@ -54,8 +65,12 @@ async def stop_in_boot(server: int, known: set[int]) -> int:
     return pid
 
 
-def play(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]], *arguments: str) -> int | None:
-    """A scene against a gateway on the real engine; returns the gateway's status, if it has ended."""
+def play(
+    folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]], *arguments: str
+) -> int | None:
+    """A scene against a gateway on the real engine; returns the gateway's status, if it has
+    ended.
+    """
 
     async def main() -> int | None:
         options = ["--engine", "vllm", "--policy", "capped:max_batch_size=2", *arguments]
@@ -78,11 +93,15 @@ async def under_load(running: GatewayProcess) -> tuple[list[SocketCall], int, se
     return calls, server, {engine}
 
 
-def test_an_engine_stopped_while_it_boots_is_replaced_and_everyone_is_answered(tmp_path: Path) -> None:
+def test_an_engine_stopped_while_it_boots_is_replaced_and_everyone_is_answered(
+    tmp_path: Path,
+) -> None:
     async def scene(running: GatewayProcess) -> None:
         calls, server, known = await under_load(running)
         stopped = await stop_in_boot(server, known)
-        calls.append(await SocketCall(running.url, body(20, prompt="a text to be read first")).send())
+        calls.append(
+            await SocketCall(running.url, body(20, prompt="a text to be read first")).send()
+        )
         assert (await running.is_healthy(), await running.is_ready()) == (True, False)
         assert [(await made.answer())[0] for made in calls] == [200] * 7
         assert await gone([stopped, *known]) == []
@@ -95,7 +114,9 @@ def test_an_engine_stopped_while_it_boots_is_replaced_and_everyone_is_answered(t
     assert play(tmp_path, scene, "--restart-timeout", "15") is None
 
 
-def test_an_engine_stopped_in_the_last_boot_that_is_allowed_ends_the_gateway_and_everyone_is_told(tmp_path: Path) -> None:
+def test_an_engine_stopped_in_the_last_boot_that_is_allowed_ends_the_gateway_and_everyone_is_told(
+    tmp_path: Path,
+) -> None:
     """Within `--restart-timeout`, or the time of the first start where that took longer."""
 
     async def scene(running: GatewayProcess) -> None:
@@ -105,14 +126,21 @@ def test_an_engine_stopped_in_the_last_boot_that_is_allowed_ends_the_gateway_and
         async with asyncio.timeout(60):
             await running.finished()
         assert await gone([running.pid, server, *known]) == []
-        assert "the engine failed and could not be restarted: not done within" in (tmp_path / "gateway.log").read_text()
+        assert (
+            "the engine failed and could not be restarted: not done within"
+            in (tmp_path / "gateway.log").read_text()
+        )
 
     assert play(tmp_path, scene, "--restart-timeout", "5", "--max-restarts", "1") == 1
 
 
 @pytest.mark.parametrize("after", [-1.0, 0.0, BOOTED_FOR, 1.0])
-def test_sigterm_while_the_engine_boots_ends_the_gateway_without_waiting_for_it(tmp_path: Path, after: float) -> None:
-    """Before the fork (-1: vLLM is imported meanwhile), right after it, and later. The engine is stopped: its boot would never end."""
+def test_sigterm_while_the_engine_boots_ends_the_gateway_without_waiting_for_it(
+    tmp_path: Path, after: float
+) -> None:
+    """Before the fork (-1: vLLM is imported meanwhile), right after it, and later. The engine is
+    stopped: its boot would never end.
+    """
 
     async def scene(running: GatewayProcess) -> None:
         async with asyncio.timeout(60):

@@ -1,4 +1,6 @@
-"""The real engine killed, stopped and orphaned under load: every request is answered, none twice, and no process is left."""
+"""The real engine killed, stopped and orphaned under load: every request is answered, none
+twice, and no process is left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from loadgen.gateway.gateway_process import GatewayProcess
 from queueing.measurement.record import Record, read_run
 from server.engines.vllm.process import descendants
 from tests.server.counts import tell
-from tests.server.processes import SocketCall, alive, arrived, engine_process, events, gateway, gone, stream_text
+from tests.server.processes import (
+    SocketCall,
+    alive,
+    arrived,
+    engine_process,
+    events,
+    gateway,
+    gone,
+    stream_text,
+)
 
 pytestmark = pytest.mark.engine
 POLICIES = [
@@ -28,7 +39,11 @@ POLICIES = [
     "fixed:batch_size=3,max_wait=0.05",
     "single",
 ]
-TIED = 2**-10  # nats between the best two tokens: two steps of what the engine tells; sums in another order (batch, prompt) swap them
+TIED = (
+    2**-10
+    # nats between the best two tokens: two steps of what the engine tells; sums in another order
+    # (batch, prompt) swap them
+)
 
 
 @dataclass(frozen=True)
@@ -62,11 +77,15 @@ class Load:
         for call in itertools.count():
             if not self.going:
                 return
-            await self.ask((300 + number, 301, 302 + call % 50), 1 + (number * 37 + call * 61) % self.longest)
+            await self.ask(
+                (300 + number, 301, 302 + call % 50), 1 + (number * 37 + call * 61) % self.longest
+            )
             self.turns[number] += 1
 
     async def turn_over(self) -> None:
-        """Return when every client has had another answer: no call sees more than two engines die."""
+        """Return when every client has had another answer: no call sees more than two engines
+        die.
+        """
         seen = self.turns.copy()
         async with asyncio.timeout(180):
             while any(now == before for now, before in zip(self.turns, seen, strict=True)):  # noqa: ASYNC110 - test
@@ -75,17 +94,33 @@ class Load:
     async def ask(self, prompt: tuple[int, ...], length: int) -> Answered:
         """One greedy answer of a forced length."""
         self.asked.append(length)
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 400, "temperature": 0, "stream": True, "return_token_ids": True}
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": 400,
+            "temperature": 0,
+            "stream": True,
+            "return_token_ids": True,
+        }
         try:
-            status, answer = await (await SocketCall(self.url, body | {"kendall_forced_output_tokens": length}).send()).answer()
+            status, answer = await (
+                await SocketCall(self.url, body | {"kendall_forced_output_tokens": length}).send()
+            ).answer()
         except OSError:
             status, answer = 0, b""
-        ids = [number for event in events(answer) for choice in event.get("choices", ()) for number in choice.get("token_ids") or ()]
+        ids = [
+            number
+            for event in events(answer)
+            for choice in event.get("choices", ())
+            for number in choice.get("token_ids") or ()
+        ]
         self.answers.append(Answered(prompt, length, status, *stream_text(answer), tuple(ids)))
         return self.answers[-1]
 
     async def compare(self, running: GatewayProcess, most: int) -> int:
-        """The longest answers, which met the most, are the same when nothing happens to them, up to a tie. Returns how many tied."""
+        """The longest answers, which met the most, are the same when nothing happens to them, up
+        to a tie. Returns how many tied.
+        """
         tied = 0
         for old in sorted(self.answers, key=lambda answered: -answered.length)[:most]:
             new = await self.ask(old.prompt, old.length)
@@ -93,16 +128,33 @@ class Load:
                 assert new.text == old.text
                 continue
             tied += 1
-            same = next(at for at, (one, other) in enumerate(zip(old.token_ids, new.token_ids, strict=True)) if one != other)
-            assert await self.gap(running, [*old.prompt, *old.token_ids[:same]]) < TIED, (same, old, new)
+            same = next(
+                at
+                for at, (one, other) in enumerate(zip(old.token_ids, new.token_ids, strict=True))
+                if one != other
+            )
+            assert await self.gap(running, [*old.prompt, *old.token_ids[:same]]) < TIED, (
+                same,
+                old,
+                new,
+            )
         return tied
 
     async def gap(self, running: GatewayProcess, prompt: list[int]) -> float:
         """Nats between the best two next tokens."""
         self.asked.append(1)
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": 2,
+            "ignore_eos": True,
+        }
         answer = await running.ask("POST", "/v1/completions", body)
-        best, second = sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True)[:2]
+        best, second = sorted(
+            answer["choices"][0]["logprobs"]["top_logprobs"][0].values(), reverse=True
+        )[:2]
         return float(best - second)
 
     async def run(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
@@ -123,7 +175,9 @@ async def ready_again(running: GatewayProcess) -> None:
 
 
 async def hurt(running: GatewayProcess, load: Load, signals: list[signal.Signals]) -> list[int]:
-    """The engine gets one signal after the other, each some answers after it serves again; returns its processes."""
+    """The engine gets one signal after the other, each some answers after it serves again;
+    returns its processes.
+    """
     engines = []
     for number in signals:
         await ready_again(running)
@@ -138,7 +192,9 @@ async def hurt(running: GatewayProcess, load: Load, signals: list[signal.Signals
     return engines
 
 
-def engine_chaos(folder: Path, signals: list[signal.Signals], *, switching: bool) -> tuple[Load, list[Record], dict[str, Any]]:
+def engine_chaos(
+    folder: Path, signals: list[signal.Signals], *, switching: bool
+) -> tuple[Load, list[Record], dict[str, Any]]:
     async def main() -> tuple[Load, dict[str, Any]]:
         async with gateway(folder, "tiny", "--engine", "vllm", "--policy", POLICIES[0]) as running:
             await running.ready()
@@ -163,7 +219,13 @@ def engine_chaos(folder: Path, signals: list[signal.Signals], *, switching: bool
             state = await running.ask("GET", "/admin/state")
             assert await gone(engines) == [], "an engine that was replaced stayed"
             assert tied <= 5, "one in four at most"
-            tell("engine", under_load=whole, compared=20, tied=tied, signals=[number.name for number in signals])
+            tell(
+                "engine",
+                under_load=whole,
+                compared=20,
+                tied=tied,
+                signals=[number.name for number in signals],
+            )
             return load, state
 
     load, state = asyncio.run(main())
@@ -172,11 +234,18 @@ def engine_chaos(folder: Path, signals: list[signal.Signals], *, switching: bool
 
 def check(load: Load, records: list[Record], state: dict[str, Any], losses: int) -> None:
     interrupted = sum(bool(record.interruptions) for record in records)
-    tell("outcomes", asked=len(load.asked), outcomes=Counter(record.outcome for record in records), interrupted=interrupted)
+    tell(
+        "outcomes",
+        asked=len(load.asked),
+        outcomes=Counter(record.outcome for record in records),
+        interrupted=interrupted,
+    )
     assert Counter(answered.status for answered in load.answers) == {200: len(load.answers)}
     assert all(answered.whole for answered in load.answers)
     assert Counter(record.outcome for record in records) == {"completed": len(load.asked)}
-    assert sorted(record.output_tokens or 0 for record in records) == sorted(load.asked), "every token once"
+    assert sorted(record.output_tokens or 0 for record in records) == sorted(load.asked), (
+        "every token once"
+    )
     assert state["supervision"]["restarts"] == losses
     assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
     assert sum(record.interruptions or 0 for record in records) >= losses, "there was load"
@@ -194,19 +263,30 @@ def test_five_kills_and_a_stop_under_load_with_switches_of_policy(tmp_path: Path
     signals = [signal.SIGKILL] * 3 + [signal.SIGSTOP] + [signal.SIGKILL] * 2
     load, records, state = engine_chaos(tmp_path, signals, switching=True)
     check(load, records, state, 6)
-    policies, last = Counter(record.policy for record in records), max(record.epoch or 0 for record in records)
+    policies, last = (
+        Counter(record.policy for record in records),
+        max(record.epoch or 0 for record in records),
+    )
     tell("switches", served_under=policies, epochs=last)
-    assert len(policies) >= 3, "on a slow machine a policy may be over before a server is free for it"
+    assert len(policies) >= 3, (
+        "on a slow machine a policy may be over before a server is free for it"
+    )
     assert last >= 12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_gateway_ended_under_load_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM: what had arrived is answered whole; SIGKILL: it is not, but nothing stays behind either way."""
+def test_a_gateway_ended_under_load_leaves_no_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM: what had arrived is answered whole; SIGKILL: it is not, but nothing stays behind
+    either way.
+    """
 
     async def main() -> Load:
-        async with gateway(tmp_path, "tiny", "--engine", "vllm", "--policy", POLICIES[0]) as running:
+        async with gateway(
+            tmp_path, "tiny", "--engine", "vllm", "--policy", POLICIES[0]
+        ) as running:
             await running.ready()
             load = Load(running.url, clients=6)
             below = descendants(running.pid)
@@ -230,12 +310,16 @@ def test_a_gateway_ended_under_load_leaves_no_process(tmp_path: Path, number: si
     if number == signal.SIGTERM:
         assert all(answered.whole for answered in load.answers if answered.status == 200)
         records = Counter(record.outcome for record in read_run(tmp_path / "records.jsonl")[1])
-        assert records == Counter(completed=statuses[200]) + Counter(rejected=statuses[503]), "what arrived behind the signal is told"
+        assert records == Counter(completed=statuses[200]) + Counter(rejected=statuses[503]), (
+            "what arrived behind the signal is told"
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0.0, 0.3, 1.0])
-def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(tmp_path: Path, after: float) -> None:
+def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(
+    tmp_path: Path, after: float
+) -> None:
     """An engine waits minutes for a gateway that does not answer its greeting."""
 
     async def main() -> None:
@@ -251,11 +335,18 @@ def test_a_gateway_killed_while_its_engine_starts_leaves_no_process(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status(
+    tmp_path: Path,
+) -> None:
     async def main() -> int | None:
-        async with gateway(tmp_path, "tiny", "--engine", "vllm", "--policy", "single", "--max-restarts", "0") as running:
+        async with gateway(
+            tmp_path, "tiny", "--engine", "vllm", "--policy", "single", "--max-restarts", "0"
+        ) as running:
             await running.ready()
-            made = await SocketCall(running.url, {"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True}).send()
+            made = await SocketCall(
+                running.url,
+                {"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True},
+            ).send()
             await arrived(running, 1)
             below = descendants(running.pid)
             os.kill(engine_process(running.pid), signal.SIGKILL)
@@ -265,7 +356,10 @@ def test_an_engine_that_cannot_come_back_ends_the_gateway_with_a_non_zero_status
             async with asyncio.timeout(60):
                 await running.finished()
             assert await gone(below) == []
-            assert "the engine failed and could not be restarted" in (tmp_path / "gateway.log").read_text()
+            assert (
+                "the engine failed and could not be restarted"
+                in (tmp_path / "gateway.log").read_text()
+            )
             assert running._process is not None
             return running._process.returncode
 

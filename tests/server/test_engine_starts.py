@@ -1,4 +1,6 @@
-"""An engine whose start or stop hangs, fails or takes long: up again or given up within a stated time, and everyone is answered."""
+"""An engine whose start or stop hangs, fails or takes long: up again or given up within a stated
+time, and everyone is answered.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ ALL = range(1, 100)
 
 
 def ask(app: Any, tokens: int = 30, **fields: Any) -> Call:
-    return Call(app, "POST", PATH, completion(kendall_forced_output_tokens=tokens, max_tokens=300, ignore_eos=False) | fields)
+    return Call(
+        app,
+        "POST",
+        PATH,
+        completion(kendall_forced_output_tokens=tokens, max_tokens=300, ignore_eos=False) | fields,
+    )
 
 
 def supervision(**changed: Any) -> SupervisionSettings:
@@ -44,15 +51,22 @@ async def killed_with_callers(app: Any, engine: Stubborn) -> list[Call]:
 
 def test_a_restart_that_hangs_is_ended_at_its_limit_and_the_next_one_serves_everyone() -> None:
     async def main() -> None:
-        async with faulty("capped:max_batch_size=2", Stubborn(hangs={1}), supervision=supervision()) as (app, gateway, engine, records):
+        async with faulty(
+            "capped:max_batch_size=2", Stubborn(hangs={1}), supervision=supervision()
+        ) as (app, gateway, engine, records):
             calls, at = await killed_with_callers(app, engine), gateway.now()
             await asyncio.sleep(29.0)
-            assert await probes(app) == (200, 503), "it is being replaced: leave it alone, send nothing new"
+            assert await probes(app) == (200, 503), (
+                "it is being replaced: leave it alone, send nothing new"
+            )
             for made in calls:
                 await made.task
             assert [made.json()["choices"][0]["text"] for made in calls] == [words(30)] * 5
             assert 30.0 < gateway.now() - at < 30.0 + 0.5 + engine.start_takes + 1.0
-            assert (gateway.supervisor.restarts, gateway.supervisor.last_loss) == (1, "not done within 30 s")
+            assert (gateway.supervisor.restarts, gateway.supervisor.last_loss) == (
+                1,
+                "not done within 30 s",
+            )
             assert await probes(app) == (200, 200)
             assert Counter(record.outcome for record in records) == {"completed": 5}
 
@@ -61,26 +75,41 @@ def test_a_restart_that_hangs_is_ended_at_its_limit_and_the_next_one_serves_ever
 
 def test_restarts_that_all_hang_are_given_up_after_the_third_each_with_twice_the_time() -> None:
     async def main() -> None:
-        async with faulty("capped:max_batch_size=2", Stubborn(hangs=ALL), supervision=supervision()) as (app, gateway, engine, records):
+        async with faulty(
+            "capped:max_batch_size=2", Stubborn(hangs=ALL), supervision=supervision()
+        ) as (app, gateway, engine, records):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             calls, at = await killed_with_callers(app, engine), gateway.now()
             for made in calls:
                 await made.task
             assert gateway.now() - at == pytest.approx(30.0 + 0.5 + 60.0 + 1.0 + 120.0)
-            assert [(made.status, made.json()["error"]["code"]) for made in calls] == [(503, "engine_unavailable")] * 5
-            assert (ends, engine.starts, await probes(app)) == ([gateway.supervisor.last_loss], 4, (503, 503))
+            assert [(made.status, made.json()["error"]["code"]) for made in calls] == [
+                (503, "engine_unavailable")
+            ] * 5
+            assert (ends, engine.starts, await probes(app)) == (
+                [gateway.supervisor.last_loss],
+                4,
+                (503, 503),
+            )
             assert sum(Counter(record.outcome for record in records).values()) == 5
 
     run_virtual(main())
 
 
 def test_failed_starts_are_counted_however_long_they_take() -> None:
-    """Each takes most of its limit: within `restart_window` there are never more than a few, and still it comes to an end."""
+    """Each takes most of its limit: within `restart_window` there are never more than a few, and
+    still it comes to an end.
+    """
 
     async def main() -> None:
         engine = Stubborn(start_takes=280.0, start_fails=99)
-        async with faulty("single", engine, supervision=supervision(restart_timeout=300.0)) as (app, gateway, _, _):
+        async with faulty("single", engine, supervision=supervision(restart_timeout=300.0)) as (
+            app,
+            gateway,
+            _,
+            _,
+        ):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             (made, *_), at = await killed_with_callers(app, engine), gateway.now()
@@ -91,13 +120,24 @@ def test_failed_starts_are_counted_however_long_they_take() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("first_takes", "start_takes", "starts"), [(400.0, 350.0, 1), (0.0, 500.0, 2), (0.0, 1100.0, 3)])
-def test_a_start_that_takes_longer_than_the_limit_is_not_thrown_away_for_ever(first_takes: float, start_takes: float, starts: int) -> None:
-    """A large model from a cold disk: it may take as long as the first start did, and twice, then four times as long as the limit."""
+@pytest.mark.parametrize(
+    ("first_takes", "start_takes", "starts"), [(400.0, 350.0, 1), (0.0, 500.0, 2), (0.0, 1100.0, 3)]
+)
+def test_a_start_that_takes_longer_than_the_limit_is_not_thrown_away_for_ever(
+    first_takes: float, start_takes: float, starts: int
+) -> None:
+    """A large model from a cold disk: it may take as long as the first start did, and twice,
+    then four times as long as the limit.
+    """
 
     async def main() -> None:
         engine = Stubborn(first_takes=first_takes, start_takes=start_takes)
-        async with faulty("single", engine, supervision=supervision(restart_timeout=300.0)) as (app, gateway, _, _):
+        async with faulty("single", engine, supervision=supervision(restart_timeout=300.0)) as (
+            app,
+            gateway,
+            _,
+            _,
+        ):
             calls = await killed_with_callers(app, engine)
             for made in calls:
                 await made.task
@@ -111,7 +151,12 @@ def test_an_engine_that_does_not_end_a_cancelled_start_is_given_up() -> None:
     """Another start beside it would be another engine."""
 
     async def main() -> None:
-        async with faulty("single", Stubborn(hangs={1}, deaf=True), supervision=supervision()) as (app, gateway, engine, _):
+        async with faulty("single", Stubborn(hangs={1}, deaf=True), supervision=supervision()) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             calls, at = await killed_with_callers(app, engine), gateway.now()
             for made in calls:
                 await made.task
@@ -122,14 +167,23 @@ def test_an_engine_that_does_not_end_a_cancelled_start_is_given_up() -> None:
     run_virtual(main())
 
 
-def test_a_start_that_is_cancelled_by_the_engine_itself_has_failed_and_the_next_one_serves() -> None:
-    """A stop that awaits a cancelled start raises CancelledError, which no `except Exception` catches."""
+def test_a_start_that_is_cancelled_by_the_engine_itself_has_failed_and_the_next_one_serves() -> (
+    None
+):
+    """A stop that awaits a cancelled start raises CancelledError, which no `except Exception`
+    catches.
+    """
 
     def cancelled() -> None:
         raise asyncio.CancelledError
 
     async def main() -> None:
-        async with faulty("single", Stubborn(), supervision=supervision()) as (app, gateway, engine, _):
+        async with faulty("single", Stubborn(), supervision=supervision()) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             engine.meanwhile = {1: cancelled}
             calls = await killed_with_callers(app, engine)
             for made in calls:
@@ -142,7 +196,12 @@ def test_a_start_that_is_cancelled_by_the_engine_itself_has_failed_and_the_next_
 
 def test_a_restart_that_breaks_off_in_any_way_is_given_up() -> None:
     async def main() -> None:
-        async with faulty("single", Stubborn(hangs=ALL), supervision=supervision()) as (app, gateway, engine, _):
+        async with faulty("single", Stubborn(hangs=ALL), supervision=supervision()) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             calls = await killed_with_callers(app, engine)
@@ -162,7 +221,12 @@ def test_an_engine_that_dies_the_moment_it_is_up_has_failed_to_start() -> None:
     """Its death is told before anybody knows that it serves; nobody would tell it again."""
 
     async def main() -> None:
-        async with faulty("single", Stubborn(), supervision=supervision()) as (app, gateway, engine, _):
+        async with faulty("single", Stubborn(), supervision=supervision()) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             engine.meanwhile = {1: engine.kill}
             calls = await killed_with_callers(app, engine)
             for made in calls:
@@ -175,7 +239,10 @@ def test_an_engine_that_dies_the_moment_it_is_up_has_failed_to_start() -> None:
 
 def first_start(engine: Stubborn, failures: list[BaseException]) -> tuple[Any, Gateway]:
     settings = Settings(
-        model="tiny", served_model_name="tiny", prediction_interval=0, supervision=supervision(start_timeout=60.0, stuck_timeout=0)
+        model="tiny",
+        served_model_name="tiny",
+        prediction_interval=0,
+        supervision=supervision(start_timeout=60.0, stuck_timeout=0),
     )
     gateway = Gateway(settings, engine)
     return create_app(gateway, failures.append), gateway
@@ -189,7 +256,9 @@ def test_a_first_start_that_hangs_ends_the_gateway_at_its_limit() -> None:
             await asyncio.sleep(59.9)
             assert (failures, await probes(app)) == ([], (200, 503))
             await asyncio.sleep(0.2)
-            assert [str(failure) for failure in failures] == ["the engine did not start within 60 s (--start-timeout); the log may say why"]
+            assert [str(failure) for failure in failures] == [
+                "the engine did not start within 60 s (--start-timeout); the log may say why"
+            ]
             assert isinstance(failures[0], EngineLostError), "status 1: no argument was wrong"
             assert await probes(app) == (503, 503)
 
@@ -197,7 +266,9 @@ def test_a_first_start_that_hangs_ends_the_gateway_at_its_limit() -> None:
 
 
 @pytest.mark.parametrize(("deaf", "at_most"), [(False, 0.0), (True, 2 * LET_GO)])
-def test_the_gateway_ends_while_its_engine_boots_without_waiting_for_it(deaf: bool, at_most: float) -> None:
+def test_the_gateway_ends_while_its_engine_boots_without_waiting_for_it(
+    deaf: bool, at_most: float
+) -> None:
     async def main() -> None:
         engine = Stubborn(hangs={0}, deaf=deaf)
         app, _ = first_start(engine, [])
@@ -214,7 +285,12 @@ def test_the_gateway_ends_while_its_engine_boots_without_waiting_for_it(deaf: bo
 def test_the_gateway_ends_though_its_engine_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        async with faulty("single", Stubborn(deaf=True), supervision=supervision()) as (_, _, engine, _):
+        async with faulty("single", Stubborn(deaf=True), supervision=supervision()) as (
+            _,
+            _,
+            engine,
+            _,
+        ):
             engine.stop_hangs = True
             at = loop.time()
         assert loop.time() - at == pytest.approx(LET_GO)
@@ -228,7 +304,12 @@ def test_the_gateway_ends_while_its_engine_restarts_and_everyone_is_told() -> No
     """What waits for the end of the restart too, which is in no queue."""
 
     async def main() -> None:
-        async with faulty("single", Stubborn(hangs=ALL), supervision=supervision()) as (app, gateway, engine, _):
+        async with faulty("single", Stubborn(hangs=ALL), supervision=supervision()) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             calls = await killed_with_callers(app, engine)
             await asyncio.sleep(5.0)
             assert gateway.supervisor.statistics()["parked"] == 1
@@ -237,7 +318,9 @@ def test_the_gateway_ends_while_its_engine_restarts_and_everyone_is_told() -> No
             at = gateway.now()
             for made in calls:
                 await made.task
-            assert [(made.status, made.json()["error"]["code"]) for made in calls] == [(503, "shutting_down")] * 5
+            assert [(made.status, made.json()["error"]["code"]) for made in calls] == [
+                (503, "shutting_down")
+            ] * 5
             assert gateway.now() == at
         assert asyncio.get_running_loop().time() == at
 

@@ -33,13 +33,22 @@ def test_vllms_collectors_are_shown_and_a_library_of_the_same_process_is_not() -
     found = families(text)
     assert found["process_resident_memory_bytes"] == 1
     assert found["kendall_queueing_delay_seconds"] == 1
-    assert "kendall_queue_length" not in found, "ours comes from our registry, and no gateway has started"
+    assert "kendall_queue_length" not in found, (
+        "ours comes from our registry, and no gateway has started"
+    )
     assert set(found.values()) == {1}
 
 
 def test_the_gauges_of_the_queue_are_the_batchers() -> None:
     """One call in service and two behind it."""
-    names = ("queue_length", "in_service", "requests_in_system", "engine_up", "engine_restarts", "max_clipped_fraction")
+    names = (
+        "queue_length",
+        "in_service",
+        "requests_in_system",
+        "engine_up",
+        "engine_restarts",
+        "max_clipped_fraction",
+    )
 
     async def main() -> list[float | None]:
         async with running("single") as (app, _):
@@ -49,7 +58,10 @@ def test_the_gauges_of_the_queue_are_the_batchers() -> None:
             for each in calls:
                 each.leave()
             await asyncio.gather(*(each.task for each in calls))
-            values = {family.name: [sample.value for sample in family.samples] for family in text_string_to_metric_families(text)}
+            values = {
+                family.name: [sample.value for sample in family.samples]
+                for family in text_string_to_metric_families(text)
+            }
             return [value for name in names for value in values[f"kendall_{name}"]]
 
     assert run_virtual(main()) == [2, 1, 3, 1, 0, 0.05]
@@ -64,7 +76,9 @@ def test_a_second_gateway_in_the_process_is_no_clash() -> None:
 
 
 def test_an_engine_that_is_started_again_registers_its_collectors_again() -> None:
-    """As vLLM does it: the old ones out, new ones of the same name in; what was read before stays readable."""
+    """As vLLM does it: the old ones out, new ones of the same name in; what was read before
+    stays readable.
+    """
     old = Gauge("vllm:lives_of_this_test", "One life")
     with pytest.raises(ValueError, match="Duplicated"):
         Gauge("vllm:lives_of_this_test", "A clash, if the old one stayed")
@@ -81,14 +95,32 @@ def test_forecasts_take_no_label_from_a_policy_in_force() -> None:
     metrics = Metrics()
     gauges = LiveGauges(metrics)
     for look in range(4):
-        names = [f"capped:max_batch_size={look * 100 + size}" for size in range(1, MAX_POLICIES + 9)]
-        durations = {name: dict.fromkeys(STATS, 0.1) for name in ("queueing_delay", "sojourn_time", "time_to_first_token")}
-        gauges.what_if([{"policy": name, "max_output_tokens": None} | durations for name in names], None)
+        names = [
+            f"capped:max_batch_size={look * 100 + size}" for size in range(1, MAX_POLICIES + 9)
+        ]
+        durations = {
+            name: dict.fromkeys(STATS, 0.1)
+            for name in ("queueing_delay", "sojourn_time", "time_to_first_token")
+        }
+        gauges.what_if(
+            [{"policy": name, "max_output_tokens": None} | durations for name in names], None
+        )
     metrics.switched("fixed:batch_size=7", None, 1, changed_policy=True)
     text = metrics.exposition().decode()
-    assert 'kendall_policy_info{epoch="1",max_output_tokens="none",policy="fixed:batch_size=7"} 1.0' in text
-    for quantity, count in (("queueing_delay", len(STATS)), ("sojourn_time", len(STATS)), ("time_to_first_token", 1)):
-        shown = {line for line in text.splitlines() if line.startswith(f"kendall_what_if_{quantity}_seconds{{")}
+    assert (
+        'kendall_policy_info{epoch="1",max_output_tokens="none",policy="fixed:batch_size=7"} 1.0'
+        in text
+    )
+    for quantity, count in (
+        ("queueing_delay", len(STATS)),
+        ("sojourn_time", len(STATS)),
+        ("time_to_first_token", 1),
+    ):
+        shown = {
+            line
+            for line in text.splitlines()
+            if line.startswith(f"kendall_what_if_{quantity}_seconds{{")
+        }
         assert len(shown) == MAX_POLICIES * count, "of the last look alone"
         assert not any("other" in line for line in shown)
 
@@ -101,13 +133,33 @@ DURATIONS = {  # of the four requests below, summed by hand, seconds
     "time_to_first_token": (0.02 + 0.01 + 0.0 + 3 * 0.003725) + (0.05 + 0.003175),
     "inter_token_latency": 3 * 0.000975 + 0.000925,
 }
-COUNTERS = ("requests", "requests_received", "clipped_requests", "policy_switches", "dropped_records", "dropped_log_lines")
-GAUGES = ("policy_info", "queue_length", "in_service", "load", "utilisation", "arrival_rate", "assumption_holds", "prediction_error_ratio")
+COUNTERS = (
+    "requests",
+    "requests_received",
+    "clipped_requests",
+    "policy_switches",
+    "dropped_records",
+    "dropped_log_lines",
+)
+GAUGES = (
+    "policy_info",
+    "queue_length",
+    "in_service",
+    "load",
+    "utilisation",
+    "arrival_rate",
+    "assumption_holds",
+    "prediction_error_ratio",
+)
 PREDICTIONS = ("predicted_queueing_delay_seconds", "observed_queueing_delay_seconds")
 
 
-def test_every_duration_of_a_request_is_in_its_histogram_and_every_name_of_the_contract_is_there() -> None:
-    """Fixed batches of 3: three arrive 10 ms apart and leave together, the fourth waits in vain for its 50 ms."""
+def test_every_duration_of_a_request_is_in_its_histogram_and_every_name_of_the_contract_is_there() -> (
+    None
+):
+    """Fixed batches of 3: three arrive 10 ms apart and leave together, the fourth waits in vain
+    for its 50 ms.
+    """
 
     async def main() -> bytes:
         async with running("fixed:batch_size=3,max_wait=0.05") as (app, gateway):
@@ -119,14 +171,24 @@ def test_every_duration_of_a_request_is_in_its_histogram_and_every_name_of_the_c
                 await made.task
             return gateway.metrics.exposition()
 
-    found = {family.name: family for family in text_string_to_metric_families(run_virtual(main()).decode())}
+    found = {
+        family.name: family
+        for family in text_string_to_metric_families(run_virtual(main()).decode())
+    }
     totals = {
-        sample.name: sample.value for family in found.values() for sample in family.samples if sample.name.endswith(("_sum", "_count"))
+        sample.name: sample.value
+        for family in found.values()
+        for sample in family.samples
+        if sample.name.endswith(("_sum", "_count"))
     }
     for name, seconds in DURATIONS.items():
         assert totals[f"kendall_{name}_seconds_count"] == 4, name
         assert totals[f"kendall_{name}_seconds_sum"] == pytest.approx(seconds, abs=1e-5), name
-        bounds = [float(sample.labels["le"]) for sample in found[f"kendall_{name}_seconds"].samples if sample.name.endswith("_bucket")]
+        bounds = [
+            float(sample.labels["le"])
+            for sample in found[f"kendall_{name}_seconds"].samples
+            if sample.name.endswith("_bucket")
+        ]
         assert (bounds[0], bounds[-2], bounds[-1]) == (0.0005, 300.0, float("inf"))
     assert (totals["kendall_batch_size_count"], totals["kendall_batch_size_sum"]) == (2, 3 + 1)
     assert (totals["kendall_output_tokens_count"], totals["kendall_output_tokens_sum"]) == (4, 32)

@@ -1,4 +1,6 @@
-"""A look of the live model that fails again and again: one line in the log, a counter, and a word when it succeeds."""
+"""A look of the live model that fails again and again: one line in the log, a counter, and a
+word when it succeeds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Predictor, "start", start)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("float division by zero"), PredictorLostError("the process died")])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("float division by zero"), PredictorLostError("the process died")]
+)
 def test_a_look_that_fails_every_time_is_logged_once_and_counted(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -43,18 +47,26 @@ def test_a_look_that_fails_every_time_is_logged_once_and_counted(
         state = run_virtual(main())
     looks = asked.count("look")
     assert looks >= LOOKS - 1
-    failed = [record for record in caplog.records if record.name == "kendall.live" and record.levelno >= logging.WARNING]
+    failed = [
+        record
+        for record in caplog.records
+        if record.name == "kendall.live" and record.levelno >= logging.WARNING
+    ]
     assert len(failed) == 1, [record.getMessage() for record in failed]
     assert str(error) in failed[0].getMessage()
     assert (state["prediction"]["count"], state["prediction"]["in_a_row"]) == (looks, looks)
 
 
-def test_after_a_success_the_next_failure_is_logged_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_success_the_next_failure_is_logged_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def fails(_: Predictor, function: str, *arguments: Any) -> Any:
         raise ValueError(function)
 
     async def nothing(_: Predictor, function: str, *arguments: Any) -> Any:
-        empty = dict.fromkeys(("pilot_failure", "decision", "ahead", "prediction", "estimates", "state"))
+        empty = dict.fromkeys(
+            ("pilot_failure", "decision", "ahead", "prediction", "estimates", "state")
+        )
         return empty | {"reason": "too few", "can_say_what_if": False}
 
     async def main() -> tuple[int, int]:
@@ -67,5 +79,9 @@ def test_after_a_success_the_next_failure_is_logged_again(monkeypatch: pytest.Mo
 
     with caplog.at_level(logging.INFO, logger="kendall.live"):
         assert run_virtual(main()) == (4, 2)
-    lines = [record.levelname for record in caplog.records if record.name == "kendall.live" and "live prediction" in record.getMessage()]
+    lines = [
+        record.levelname
+        for record in caplog.records
+        if record.name == "kendall.live" and "live prediction" in record.getMessage()
+    ]
     assert lines == ["ERROR", "INFO", "ERROR"]

@@ -19,13 +19,24 @@ def test_the_same_failure_is_logged_once_and_counted(caplog: pytest.LogCaptureFi
     failures = Failures(LOG, "the live prediction")
     with caplog.at_level(logging.INFO):
         for number in range(60):
-            fail(failures, ValueError(f"got {number * 1.5e-7} arrivals at {-number}; expected more"))
+            fail(
+                failures, ValueError(f"got {number * 1.5e-7} arrivals at {-number}; expected more")
+            )
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "the live prediction failed and is repeated; the same failure is not logged again: ValueError: got 0.0" in caplog.text
-    assert failures.state() == {"count": 60, "in_a_row": 60, "last": "ValueError: got 8.85e-06 arrivals at -59; expected more"}
+    assert (
+        "the live prediction failed and is repeated; the same failure is not logged again: "
+        "ValueError: got 0.0"
+    ) in caplog.text
+    assert failures.state() == {
+        "count": 60,
+        "in_a_row": 60,
+        "last": "ValueError: got 8.85e-06 arrivals at -59; expected more",
+    }
 
 
-def test_another_failure_and_one_after_a_success_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_failure_and_one_after_a_success_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failures = Failures(LOG, "the autopilot")
     with caplog.at_level(logging.INFO):
         fail(failures, ZeroDivisionError("float division by zero"))

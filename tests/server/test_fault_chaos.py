@@ -1,4 +1,6 @@
-"""Everything at once, on virtual time: deaths, hangs, switches of policy and limit, disconnects at every stage. Nothing is lost or left."""
+"""Everything at once, on virtual time: deaths, hangs, switches of policy and limit, disconnects
+at every stage. Nothing is lost or left.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,20 @@ POLICIES = [
     "continuous:max_batch_size=8",
 ]
 NEVER = 10**6
-CALM = SupervisionSettings(max_restarts=NEVER, stuck_timeout=2.0, max_interruptions=NEVER, suspect_after=NEVER, max_parked=NEVER)
+CALM = SupervisionSettings(
+    max_restarts=NEVER,
+    stuck_timeout=2.0,
+    max_interruptions=NEVER,
+    suspect_after=NEVER,
+    max_parked=NEVER,
+)
 
 
 @pytest.fixture(autouse=True)
 def _prompt_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that die every second would be started every half minute, and everything would happen to waiting requests."""
+    """Engines that die every second would be started every half minute, and everything would
+    happen to waiting requests.
+    """
     monkeypatch.setattr(restarts, "LONGEST_WAIT", 0.1)
 
 
@@ -69,10 +79,20 @@ class Chaos:
             made = Call(app, "POST", "/v1/completions", body)
             self.calls.append((made, tokens, choices))
             if self.rng.random() < self.leaving:
-                asyncio.get_running_loop().call_later(float(self.rng.exponential(0.05)), self._leave, made)
+                asyncio.get_running_loop().call_later(
+                    float(self.rng.exponential(0.05)), self._leave, made
+                )
 
     def _leave(self, made: Call) -> None:
-        stage = "answered" if made.task.done() else "streaming" if made.body else "dispatched" if made.status else "waiting"
+        stage = (
+            "answered"
+            if made.task.done()
+            else "streaming"
+            if made.body
+            else "dispatched"
+            if made.status
+            else "waiting"
+        )
         self.stages[stage] += 1
         made.leave()
 
@@ -93,14 +113,20 @@ class Chaos:
         while True:
             await asyncio.sleep(float(self.rng.uniform(0.5, 1.5) * every))
             limit = int(self.rng.integers(20, 60))
-            body = {"policy": str(self.rng.choice(POLICIES)), "max_output_tokens": limit, "patience": None}
+            body = {
+                "policy": str(self.rng.choice(POLICIES)),
+                "max_output_tokens": limit,
+                "patience": None,
+            }
             assert (await call(app, "PUT", "/admin/policy", body)).status == 200
             self.switches += 1
 
 
 async def run(chaos: Chaos, *, deaths_every: float | None, switch_every: float) -> dict[str, Any]:
     """In a gateway of its own."""
-    async with faulty("single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM) as running:
+    async with faulty(
+        "single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM
+    ) as running:
         return await play(chaos, *running, deaths_every=deaths_every, switch_every=switch_every)
 
 
@@ -117,7 +143,10 @@ async def play(
     """The load and all that happens to it; then what is left of it."""
     before, restarts_before = len(asyncio.all_tasks()), gateway.supervisor.restarts
     broken: list[str] = []
-    background = [asyncio.create_task(chaos.switching(app, switch_every)), asyncio.create_task(self_checking(gateway.live_model(), broken))]
+    background = [
+        asyncio.create_task(chaos.switching(app, switch_every)),
+        asyncio.create_task(self_checking(gateway.live_model(), broken)),
+    ]
     if deaths_every is not None:
         background.append(asyncio.create_task(chaos.deaths_and_hangs(engine, deaths_every)))
     await chaos.arrivals(app)
@@ -132,7 +161,12 @@ async def play(
     batcher = gateway.batcher
     return {
         "records": records,
-        "left": (batcher.unanswered, batcher.in_service, batcher.queue_length, len(batcher._expiries)),
+        "left": (
+            batcher.unanswered,
+            batcher.in_service,
+            batcher.queue_length,
+            len(batcher._expiries),
+        ),
         "tasks": len(asyncio.all_tasks()) - before,
         "broken": broken,
         "restarts": gateway.supervisor.restarts - restarts_before,
@@ -142,7 +176,9 @@ async def play(
 
 
 async def self_checking(live: LiveModel, broken: list[str]) -> None:
-    """Conservation, Little's law and the utilisation law, every two seconds; gathers those that do not hold."""
+    """Conservation, Little's law and the utilisation law, every two seconds; gathers those that
+    do not hold.
+    """
     while True:
         await asyncio.sleep(2.0)
         live.check()
@@ -153,8 +189,20 @@ def check(chaos: Chaos, found: dict[str, Any]) -> None:
     records = found["records"]
     outcomes = Counter(record.outcome for record in records)
     interrupted = sum(record.interruptions > 0 for record in records)
-    happened = {"left": chaos.stages, "deaths": chaos.deaths, "hangs": chaos.hangs, "switches": chaos.switches}
-    tell("virtual", calls=len(chaos.calls), sequences=len(records), outcomes=outcomes, interrupted=interrupted, **happened)
+    happened = {
+        "left": chaos.stages,
+        "deaths": chaos.deaths,
+        "hangs": chaos.hangs,
+        "switches": chaos.switches,
+    }
+    tell(
+        "virtual",
+        calls=len(chaos.calls),
+        sequences=len(records),
+        outcomes=outcomes,
+        interrupted=interrupted,
+        **happened,
+    )
     assert len({record.request_id for record in records}) == len(records), "one record each"
     assert set(outcomes) <= {"completed", "cancelled"}, outcomes
     assert found["broken"] == []
@@ -163,13 +211,17 @@ def check(chaos: Chaos, found: dict[str, Any]) -> None:
     whole = 0
     for made, tokens, choices in chaos.calls:
         if not made.whole:
-            whole += made.body.count(b'"finish_reason":"')  # of several choices, those that had left before the client did
+            whole += made.body.count(
+                b'"finish_reason":"'
+            )  # of several choices, those that had left before the client did
             continue
         assert made.status == 200, made.body
         whole += choices
         for index in range(choices):
             assert text_of(made, index) == words(tokens)
-    assert whole == outcomes["completed"], "who has an answer has a record that says so, and the other way round"
+    assert whole == outcomes["completed"], (
+        "who has an answer has a record that says so, and the other way round"
+    )
 
 
 def text_of(made: Call, index: int) -> str:
@@ -179,9 +231,13 @@ def text_of(made: Call, index: int) -> str:
     return "".join(choice["text"] for choice in choices if choice["index"] == index)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_chaos_loses_and_leaves_nothing(seed: int) -> None:
-    """600 calls, 30 % leave, an engine that dies or hangs every second or so, another policy and limit every half second."""
+    """600 calls, 30 % leave, an engine that dies or hangs every second or so, another policy and
+    limit every half second.
+    """
     chaos = Chaos(seed, 600, leaving=0.3, rate=60.0)
     found = run_virtual(run(chaos, deaths_every=1.0, switch_every=0.5))
     check(chaos, found)
@@ -197,24 +253,37 @@ def test_ten_thousand_calls_with_thirty_percent_disconnects_at_every_stage() -> 
     found = run_virtual(run(chaos, deaths_every=None, switch_every=1.0))
     check(chaos, found)
     assert sum(chaos.stages.values()) > 2_700
-    assert all(chaos.stages[stage] > 20 for stage in ("waiting", "dispatched", "streaming", "answered")), chaos.stages
+    assert all(
+        chaos.stages[stage] > 20 for stage in ("waiting", "dispatched", "streaming", "answered")
+    ), chaos.stages
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One gateway, ten rounds, with deaths and disconnects. What it holds is counted after each; windows are full after the second."""
-    monkeypatch.setattr(history, "FINE", 90)  # rows; the page's own quarter of an hour would be full in the last round only
+    """One gateway, ten rounds, with deaths and disconnects. What it holds is counted after each;
+    windows are full after the second.
+    """
+    monkeypatch.setattr(
+        history, "FINE", 90
+    )  # rows; the page's own quarter of an hour would be full in the last round only
     monkeypatch.setattr(history, "COARSE", 9)
     caplog.set_level(logging.CRITICAL + 1, "kendall")  # what it keeps would be counted
     rounds = []
 
     async def main() -> None:
-        async with faulty("single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM) as (app, gateway, engine, records):
+        async with faulty(
+            "single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM
+        ) as (app, gateway, engine, records):
             for seed in range(10):
                 chaos = Chaos(200 + seed, 10_000, leaving=0.3, rate=100.0)
-                check(chaos, await play(chaos, app, gateway, engine, records, deaths_every=2.0, switch_every=1.0))
+                check(
+                    chaos,
+                    await play(
+                        chaos, app, gateway, engine, records, deaths_every=2.0, switch_every=1.0
+                    ),
+                )
                 del chaos
                 records.clear()
                 engine.given.clear()
@@ -228,7 +297,13 @@ def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(
 
 
 def what_is_held() -> dict[str, int]:
-    """Objects that the collector follows, tickets among them, and blocks of memory that the interpreter gave out."""
+    """Objects that the collector follows, tickets among them, and blocks of memory that the
+    interpreter gave out.
+    """
     gc.collect()
     objects = gc.get_objects()
-    return {"objects": len(objects), "tickets": sum(isinstance(each, Ticket) for each in objects), "blocks": sys.getallocatedblocks()}
+    return {
+        "objects": len(objects),
+        "tickets": sum(isinstance(each, Ticket) for each in objects),
+        "blocks": sys.getallocatedblocks(),
+    }

@@ -1,4 +1,6 @@
-"""An engine that dies or hangs under load, on virtual time: what was in service goes on or is told, what waits keeps its place."""
+"""An engine that dies or hangs under load, on virtual time: what was in service goes on or is
+told, what waits keeps its place.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,22 @@ POLICIES = [
 
 
 def ask(app: Any, tokens: int, **fields: Any) -> Call:
-    body = completion(kendall_forced_output_tokens=tokens, max_tokens=300, stream=True, ignore_eos=False) | fields
+    body = (
+        completion(
+            kendall_forced_output_tokens=tokens, max_tokens=300, stream=True, ignore_eos=False
+        )
+        | fields
+    )
     return Call(app, "POST", "/v1/completions", body)
 
 
 def text_of(made: Call) -> str:
     if made.status == 200 and made.headers["content-type"].startswith("text/event-stream"):
-        return "".join(event["choices"][0]["text"] for event in made.events() if event != "[DONE]" and "choices" in event)
+        return "".join(
+            event["choices"][0]["text"]
+            for event in made.events()
+            if event != "[DONE]" and "choices" in event
+        )
     return str(made.json()["choices"][0]["text"])
 
 
@@ -42,7 +53,9 @@ async def status(app: Any, path: str) -> int | None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_killed_engine_costs_time_and_nothing_else(policy: str) -> None:
-    """Every answer whole and in order, the waiting in their order of arrival, one record each, what was in service says so."""
+    """Every answer whole and in order, the waiting in their order of arrival, one record each,
+    what was in service says so.
+    """
 
     async def main() -> None:
         async with faulty(policy) as (app, gateway, engine, records):
@@ -52,27 +65,39 @@ def test_a_killed_engine_costs_time_and_nothing_else(policy: str) -> None:
                 calls.append(ask(app, length, stream=index % 2 == 0))
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.03)
-            before = {request.request.id for server in gateway.batcher.running() for request in server}
+            before = {
+                request.request.id for server in gateway.batcher.running() for request in server
+            }
             waiting = gateway.batcher.queue_length
             assert before
             engine.kill()
             assert (gateway.batcher.queue_length, gateway.batcher.down) == (waiting, True)
-            assert {request.request.id for server in gateway.batcher.running() for request in server} == before
+            assert {
+                request.request.id for server in gateway.batcher.running() for request in server
+            } == before
             for made in calls:
                 await made.task
             assert [text_of(made) for made in calls] == [words(length) for length in lengths]
             assert Counter(record.outcome for record in records) == {"completed": len(lengths)}
             assert {record.request_id for record in records if record.interruptions} == before
             assert engine.life == 2
-            assert [gateway.batcher.in_service, gateway.batcher.queue_length, gateway.batcher.unanswered] == [0, 0, 0]
+            assert [
+                gateway.batcher.in_service,
+                gateway.batcher.queue_length,
+                gateway.batcher.unanswered,
+            ] == [0, 0, 0]
             first = sorted(records, key=lambda record: (record.dispatched_at, record.arrived_at))
-            assert [record.arrived_at for record in first] == sorted(record.arrived_at for record in records)
+            assert [record.arrived_at for record in first] == sorted(
+                record.arrived_at for record in records
+            )
 
     run_virtual(main())
 
 
 def test_a_padded_batch_goes_on_as_one_and_its_answers_leave_together() -> None:
-    """A member whose own end came before the death is not made again, and leaves with the others after it."""
+    """A member whose own end came before the death is not made again, and leaves with the others
+    after it.
+    """
 
     async def main() -> None:
         async with faulty("fixed:batch_size=3") as (app, gateway, engine, records):
@@ -91,25 +116,32 @@ def test_a_padded_batch_goes_on_as_one_and_its_answers_leave_together() -> None:
 
 
 def test_while_the_engine_restarts_new_requests_wait_and_the_probes_tell_the_truth() -> None:
-    """Health 200 (leave it alone), ready 503; token ids are queued, texts wait for a tokenizer, all are served after it."""
+    """Health 200 (leave it alone), ready 503; token ids are queued, texts wait for a tokenizer,
+    all are served after it.
+    """
 
     async def main() -> None:
         async with faulty("single") as (app, gateway, engine, records):
             engine.kill()
             assert (await status(app, "/health"), await status(app, "/ready")) == (200, 503)
             calls = [
-                Call(app, "POST", "/v1/completions", completion(prompt=prompt)) for prompt in ([1, 2], "some text", [3, 4], "more of it")
+                Call(app, "POST", "/v1/completions", completion(prompt=prompt))
+                for prompt in ([1, 2], "some text", [3, 4], "more of it")
             ]
             await asyncio.sleep(1.0)
             assert gateway.batcher.queue_length == 2
             assert gateway.supervisor.statistics()["parked"] == 2
-            assert (await call(app, "GET", "/admin/state")).json()["supervision"]["state"] == "restarting"
+            assert (await call(app, "GET", "/admin/state")).json()["supervision"][
+                "state"
+            ] == "restarting"
             epoch = gateway.batcher.epoch
             for made in calls:
                 await made.task
             assert [made.status for made in calls] == [200] * 4
             assert (await status(app, "/health"), await status(app, "/ready")) == (200, 200)
-            assert {record.epoch for record in records} == {epoch + 1}, "what waited for the restart is in no statistics of before"
+            assert {record.epoch for record in records} == {epoch + 1}, (
+                "what waited for the restart is in no statistics of before"
+            )
             assert b"kendall_engine_restarts 1.0" in (await call(app, "GET", "/metrics")).body
 
     run_virtual(main())
@@ -121,7 +153,12 @@ def test_an_engine_that_does_not_come_back_is_given_up_in_bounded_time() -> None
     async def main() -> None:
         engine = MortalEngine(parse_law(LAW), start_fails=99)
         supervision = SupervisionSettings(max_restarts=4, stuck_timeout=0)
-        async with faulty("capped:max_batch_size=2", engine, supervision=supervision) as (app, gateway, _, records):
+        async with faulty("capped:max_batch_size=2", engine, supervision=supervision) as (
+            app,
+            gateway,
+            _,
+            records,
+        ):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             calls = [ask(app, 50, stream=False) for _ in range(4)]
@@ -129,7 +166,9 @@ def test_an_engine_that_does_not_come_back_is_given_up_in_bounded_time() -> None
             await asyncio.sleep(0.02)
             engine.kill()
             at = gateway.now()
-            late = Call(app, "POST", "/v1/completions", completion(prompt="a text that has to wait"))
+            late = Call(
+                app, "POST", "/v1/completions", completion(prompt="a text that has to wait")
+            )
             for made in (*calls, late):
                 await made.task
             await text.task
@@ -159,7 +198,9 @@ def test_failed_starts_are_tried_again() -> None:
 
 
 def test_a_seeded_answer_is_made_again_and_compared() -> None:
-    """From the start: its stream of chance begins at the first token. The client sees each token once."""
+    """From the start: its stream of chance begins at the first token. The client sees each token
+    once.
+    """
 
     async def main() -> None:
         async with faulty("continuous:max_batch_size=4") as (app, _, engine, records):
@@ -167,7 +208,12 @@ def test_a_seeded_answer_is_made_again_and_compared() -> None:
             await asyncio.sleep(0.03)
             engine.kill()
             await asyncio.gather(seeded.task, plain.task)
-            again = {work.sampling.seed: len(work.output_token_ids) for given in engine.given if given.life == 2 for work in given.works}
+            again = {
+                work.sampling.seed: len(work.output_token_ids)
+                for given in engine.given
+                if given.life == 2
+                for work in given.works
+            }
             assert again[7] == 0
             assert again[None] > 0
             assert text_of(seeded) == text_of(plain) == words(40)
@@ -178,7 +224,12 @@ def test_a_seeded_answer_is_made_again_and_compared() -> None:
 
 def test_an_engine_that_does_not_reproduce_ends_the_seeded_answer_with_an_error() -> None:
     async def main() -> None:
-        async with faulty("continuous:max_batch_size=4", Forgetful(parse_law(LAW))) as (app, _, engine, records):
+        async with faulty("continuous:max_batch_size=4", Forgetful(parse_law(LAW))) as (
+            app,
+            _,
+            engine,
+            records,
+        ):
             made = ask(app, 40, seed=7, temperature=0.8)
             await asyncio.sleep(0.03)
             engine.kill()
@@ -193,13 +244,19 @@ def test_an_engine_that_does_not_reproduce_ends_the_seeded_answer_with_an_error(
 
 
 def test_what_cannot_be_continued_exactly_is_told_at_once_and_the_others_go_on() -> None:
-    """A presence penalty counts output tokens only: as part of a prompt the same tokens would not count."""
+    """A presence penalty counts output tokens only: as part of a prompt the same tokens would
+    not count.
+    """
 
     async def main() -> None:
         async with faulty("capped:max_batch_size=4") as (app, gateway, engine, records):
             blocker = ask(app, 2)
             await asyncio.sleep(0.001)
-            streamed, whole, plain = ask(app, 40, presence_penalty=0.5), ask(app, 40, presence_penalty=0.5, stream=False), ask(app, 40)
+            streamed, whole, plain = (
+                ask(app, 40, presence_penalty=0.5),
+                ask(app, 40, presence_penalty=0.5, stream=False),
+                ask(app, 40),
+            )
             await asyncio.sleep(0.03)
             assert gateway.batcher.in_service == 3
             at = gateway.now()
@@ -216,7 +273,9 @@ def test_what_cannot_be_continued_exactly_is_told_at_once_and_the_others_go_on()
 
 
 def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -> None:
-    """Alone in service at its second death it is the cause: `tests/server/test_poison.py` has the rest."""
+    """Alone in service at its second death it is the cause: `tests/server/test_poison.py` has
+    the rest.
+    """
 
     async def main() -> None:
         async with faulty("single") as (app, gateway, engine, records):
@@ -225,7 +284,10 @@ def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -
             while not deadly.task.done():
                 await asyncio.sleep(0.02)
                 engine.kill("its work was too much")
-            assert "do not send it again (its work was too much)" in deadly.events()[-2]["error"]["message"]
+            assert (
+                "do not send it again (its work was too much)"
+                in deadly.events()[-2]["error"]["message"]
+            )
             await healthy.task
             assert text_of(healthy) == words(5)
             assert Counter(record.outcome for record in records) == {"failed": 1, "completed": 1}
@@ -245,7 +307,10 @@ def test_a_request_that_saw_too_many_engines_die_is_given_up() -> None:
             while not deadly.task.done():
                 await asyncio.sleep(0.02)
                 engine.kill()
-            assert "3 engines were lost while this request was in service: it may be the cause" in deadly.events()[-2]["error"]["message"]
+            assert (
+                "3 engines were lost while this request was in service: it may be the cause"
+                in deadly.events()[-2]["error"]["message"]
+            )
             await healthy.task
             assert Counter(record.outcome for record in records) == {"failed": 1, "completed": 1}
 
@@ -253,11 +318,18 @@ def test_a_request_that_saw_too_many_engines_die_is_given_up() -> None:
 
 
 def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
-    """It answers and lives, but nothing moves. Health stays 200: a probe that restarts the gateway would end the recovery."""
+    """It answers and lives, but nothing moves. Health stays 200: a probe that restarts the
+    gateway would end the recovery.
+    """
 
     async def main() -> None:
         supervision = SupervisionSettings(stuck_timeout=5.0)
-        async with faulty("continuous:max_batch_size=2", supervision=supervision) as (app, gateway, engine, _):
+        async with faulty("continuous:max_batch_size=2", supervision=supervision) as (
+            app,
+            gateway,
+            engine,
+            _,
+        ):
             calls = [ask(app, 30) for _ in range(3)]
             await asyncio.sleep(0.01)
             engine.hang()
@@ -278,7 +350,9 @@ def test_waiting_on_purpose_is_not_standing_still() -> None:
     """`fixed` waits for company for as long as it takes."""
 
     async def main() -> None:
-        async with faulty("fixed:batch_size=2", supervision=SupervisionSettings(stuck_timeout=2.0)) as (app, gateway, engine, _):
+        async with faulty(
+            "fixed:batch_size=2", supervision=SupervisionSettings(stuck_timeout=2.0)
+        ) as (app, gateway, engine, _):
             first = ask(app, 5)
             await asyncio.sleep(50.0)
             assert (gateway.stuck, engine.life) == (None, 1)
@@ -288,7 +362,9 @@ def test_waiting_on_purpose_is_not_standing_still() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_clients_that_leave_during_a_restart_and_a_switch_of_policy_lose_nothing(policy: str) -> None:
+def test_clients_that_leave_during_a_restart_and_a_switch_of_policy_lose_nothing(
+    policy: str,
+) -> None:
     async def main() -> None:
         async with faulty(policy) as (app, gateway, engine, records):
             calls = [ask(app, 30) for _ in range(6)]
@@ -298,12 +374,18 @@ def test_clients_that_leave_during_a_restart_and_a_switch_of_policy_lose_nothing
             calls[0].leave()
             calls[-1].leave()
             await asyncio.sleep(0.5)
-            assert (await call(app, "PUT", "/admin/policy", {"policy": "elastic:max_batch_size=2"})).status == 200
+            assert (
+                await call(app, "PUT", "/admin/policy", {"policy": "elastic:max_batch_size=2"})
+            ).status == 200
             for made in calls:
                 await made.task
             assert [text_of(made) for made in calls[1:-1]] == [words(30)] * 4
             assert Counter(record.outcome for record in records) == {"completed": 4, "cancelled": 2}
-            assert (gateway.batcher.in_service, gateway.batcher.queue_length, gateway.batcher.unanswered) == (0, 0, 0)
+            assert (
+                gateway.batcher.in_service,
+                gateway.batcher.queue_length,
+                gateway.batcher.unanswered,
+            ) == (0, 0, 0)
 
     run_virtual(main())
 
@@ -394,7 +476,10 @@ def test_a_bug_in_one_answer_ends_that_answer_only(moment: str) -> None:
             victim.consumer = Bad(victim.consumer)
             await asyncio.gather(*(made.task for made in (blocker, *calls)))
             assert Counter(record.outcome for record in records) == {"completed": 3, "failed": 1}
-            assert sorted(text_of(made) == words(10) for made in (calls[0], calls[2])) == [True, True]
+            assert sorted(text_of(made) == words(10) for made in (calls[0], calls[2])) == [
+                True,
+                True,
+            ]
             assert (gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0)
 
     run_virtual(main())
@@ -410,7 +495,11 @@ def test_a_stop_string_is_found_across_the_seam(made: int) -> None:
             request = ask(app, 40, stop=[stop])
             while not request.task.done() and engine.life == 1:
                 await asyncio.sleep(0.0001)
-                if any(each.output_tokens_so_far == made for server in gateway.batcher.running() for each in server):
+                if any(
+                    each.output_tokens_so_far == made
+                    for server in gateway.batcher.running()
+                    for each in server
+                ):
                     engine.kill()
                     await asyncio.sleep(3.0)
             await request.task

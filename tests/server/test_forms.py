@@ -1,4 +1,6 @@
-"""Forms are compiled in a process of their own, under a time limit: a heavy or deadly one costs nobody but its own client."""
+"""Forms are compiled in a process of their own, under a time limit: a heavy or deadly one costs
+nobody but its own client.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_a_slow_form_is_given_up_and_refused_at_once_when_it_comes_again() -> No
                 await forms.prepare(form("slow"))
             assert forms._worker is None, "it was not tried again"
             assert await forms.prepare(form("a")) == "with a"
-            forms._refused.update((key, (message, 0.0)) for key, (message, _) in list(forms._refused.items()))  # ten minutes later
+            forms._refused.update(
+                (key, (message, 0.0)) for key, (message, _) in list(forms._refused.items())
+            )  # ten minutes later
             forms._limit = 0.2
             with pytest.raises(InvalidSamplingError, match="max-form-compile-time"):
                 await forms.prepare(form("slow"))
@@ -160,18 +164,29 @@ HEAVY = [
     {"guided_json": {"enum": [f"word {index}" for index in range(2000)]}},
     {"guided_regex": "a|" * 10_000},
     {"guided_grammar": "root ::= " + "a" * 20_000},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["x" * 20_000]}}}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"enum": ["x" * 20_000]}},
+        }
+    },
     {"structured_outputs": {"choice": ["x" * 20_000]}},
 ]
 
 
 @pytest.mark.parametrize("fields", HEAVY, ids=lambda fields: next(iter(fields)))
-def test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it(fields: dict[str, object]) -> None:
+def test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it(
+    fields: dict[str, object],
+) -> None:
     async def main() -> None:
         async with running(security=SecuritySettings(max_form_bytes=16_000)) as (app, _):
             refused = await call(app, "POST", "/v1/completions", completion(**fields))
             error = refused.json()["error"]
-            assert (refused.status, error["code"], error["param"]) == (400, "form_too_large", next(iter(fields)))
+            assert (refused.status, error["code"], error["param"]) == (
+                400,
+                "form_too_large",
+                next(iter(fields)),
+            )
 
     run_virtual(main())
 
@@ -179,7 +194,9 @@ def test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it(fields: 
 def test_a_large_prompt_does_not_make_a_form_large() -> None:
     async def main() -> None:
         async with running(security=SecuritySettings(max_form_bytes=1000)) as (app, _):
-            asked = await call(app, "POST", "/v1/completions", completion(prompt="word " * 1000, guided_regex="a+"))
+            asked = await call(
+                app, "POST", "/v1/completions", completion(prompt="word " * 1000, guided_regex="a+")
+            )
             assert asked.status == 501, "the emulated engine serves no forms, whatever their size"
 
     run_virtual(main())

@@ -1,4 +1,6 @@
-"""The gateway on virtual time and the simulator are two drivers of the same policy: same batches, same instants."""
+"""The gateway on virtual time and the simulator are two drivers of the same policy: same
+batches, same instants.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ POLICIES = {
 }
 COUNT = 2000
 COMPARED = ("outcome", "policy", "server_id", "batch_id", "batch_size")
-INSTANTS = ("dispatched_at", "released_at", "server_free_at", "queueing_delay", "service_time", "sojourn_time", "batch_forming_delay")
+INSTANTS = (
+    "dispatched_at",
+    "released_at",
+    "server_free_at",
+    "queueing_delay",
+    "service_time",
+    "sojourn_time",
+    "batch_forming_delay",
+)
 
 
 def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
@@ -33,17 +43,32 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
     arrivals = np.cumsum(rng.exponential(1 / rate, COUNT))
     lengths, prompts = rng.integers(1, 33, COUNT), rng.integers(4, 60, COUNT)
     return [
-        (Request(id=str(index), arrived_at=float(at), prompt_tokens=int(prompt), max_output_tokens=64), int(length))
+        (
+            Request(
+                id=str(index), arrived_at=float(at), prompt_tokens=int(prompt), max_output_tokens=64
+            ),
+            int(length),
+        )
         for index, (at, length, prompt) in enumerate(zip(arrivals, lengths, prompts, strict=True))
     ]
 
 
-def both(policy: str, rate: float, *, servers: int = 1, law: str | None = None, **options: object) -> tuple[list[Record], list[Record]]:
+def both(
+    policy: str, rate: float, *, servers: int = 1, law: str | None = None, **options: object
+) -> tuple[list[Record], list[Record]]:
     jobs, used = trace(rate, seed=7), parse_law(law) if law else LAW
     live = run_virtual(replay(parse_policy(policy), jobs, used, servers=servers, seed=3, **options))
-    rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(3).spawn(servers + 1)[1:]]
+    rngs = [
+        np.random.default_rng(child) for child in np.random.SeedSequence(3).spawn(servers + 1)[1:]
+    ]
     simulated = simulate_trace(
-        parse_policy(policy), [Job(request, tokens) for request, tokens in jobs], used, rngs, servers=servers, max_batch_size=64, **options
+        parse_policy(policy),
+        [Job(request, tokens) for request, tokens in jobs],
+        used,
+        rngs,
+        servers=servers,
+        max_batch_size=64,
+        **options,
     )
     return live, simulated
 
@@ -66,7 +91,9 @@ def test_same_batches_at_the_same_instants(policy: str) -> None:
     live, simulated = both(policy, POLICIES[policy])
     assert_equal(live, simulated)
     assert {record.outcome for record in live} == {"completed"}
-    assert sum(record.queueing_delay > 0 for record in live) > COUNT / 10, "nothing waited: the trace tests nothing"
+    assert sum(record.queueing_delay > 0 for record in live) > COUNT / 10, (
+        "nothing waited: the trace tests nothing"
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -75,11 +102,21 @@ def test_same_with_cancellations_and_switches(policy: str) -> None:
     rng = np.random.default_rng(11)
     jobs = trace(rate, seed=7)
     chosen = rng.choice(COUNT, COUNT // 10, replace=False)
-    cancellations = {jobs[i][0].id: jobs[i][0].arrived_at + float(rng.exponential(0.02)) for i in chosen}
+    cancellations = {
+        jobs[i][0].id: jobs[i][0].arrived_at + float(rng.exponential(0.02)) for i in chosen
+    }
     others = [*POLICIES, policy]
     span = jobs[-1][0].arrived_at
-    switches = [(float(at), parse_policy(others[i % len(others)])) for i, at in enumerate(rng.uniform(0, span, 40))]
-    live, simulated = both(policy, rate, cancellations=cancellations, switches=sorted(switches, key=lambda pair: pair[0]))
+    switches = [
+        (float(at), parse_policy(others[i % len(others)]))
+        for i, at in enumerate(rng.uniform(0, span, 40))
+    ]
+    live, simulated = both(
+        policy,
+        rate,
+        cancellations=cancellations,
+        switches=sorted(switches, key=lambda pair: pair[0]),
+    )
     assert_equal(live, simulated)
     assert sum(record.outcome == "cancelled" for record in live) > COUNT / 50
     assert len({record.policy for record in live}) > 5
@@ -90,4 +127,6 @@ def test_same_on_two_servers() -> None:
 
 
 def test_same_without_turnaround() -> None:
-    assert_equal(*both("continuous:max_batch_size=4", 120.0, law="k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"))
+    assert_equal(
+        *both("continuous:max_batch_size=4", 120.0, law="k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3")
+    )

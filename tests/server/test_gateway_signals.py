@@ -1,4 +1,6 @@
-"""`kendall serve` on the emulated engine as a real process: signals, slow readers, and what is left behind."""
+"""`kendall serve` on the emulated engine as a real process: signals, slow readers, and what is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,25 @@ FAST = "k1=0,k2=0,k3=1e-7,k4=1e-5"
 
 
 def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": True} | fields
+    return {
+        "model": "tiny",
+        "prompt": [5, 6, 7],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    } | fields
 
 
-def with_gateway(folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]], *arguments: str) -> list[Any]:
+def with_gateway(
+    folder: Path, scene: Callable[[GatewayProcess], Awaitable[None]], *arguments: str
+) -> list[Any]:
     """Play a scene against a gateway; returns its records."""
 
     async def main() -> None:
-        async with asyncio.timeout(LONGEST), gateway(folder, "tiny", "--engine", "emulated", *arguments) as running:
+        async with (
+            asyncio.timeout(LONGEST),
+            gateway(folder, "tiny", "--engine", "emulated", *arguments) as running,
+        ):
             await running.ready()
             await scene(running)
 
@@ -80,17 +93,27 @@ def test_sigterm_lets_what_has_arrived_be_answered_and_takes_nothing_new(tmp_pat
             assert text.count("word") == 100
         await ended(running)
 
-    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "capped:max_batch_size=2")
+    records = with_gateway(
+        tmp_path, scene, "--latency", STEP, "--policy", "capped:max_batch_size=2"
+    )
     assert Counter(record.outcome for record in records) == {"completed": 3}
     begin, end = drain_lines(tmp_path)
     assert "INFO" in begin
-    assert re.search(r"draining: [12] waiting, [12] in service; within 30 s$", begin), "the first of them may be served alone"
+    assert re.search(r"draining: [12] waiting, [12] in service; within 30 s$", begin), (
+        "the first of them may be served alone"
+    )
     assert re.search(r"drained in \d+\.\d s: 3 sequences ended, 0 cut off$", end)
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, second: signal.Signals) -> None:
-    """In service and waiting alike, each with a clear error, long before the shutdown time is over."""
+@pytest.mark.parametrize(
+    "second", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_second_signal_tells_the_others_and_ends_the_gateway(
+    tmp_path: Path, second: signal.Signals
+) -> None:
+    """In service and waiting alike, each with a clear error, long before the shutdown time is
+    over.
+    """
 
     async def scene(running: GatewayProcess) -> None:
         calls = [await SocketCall(running.url, body(2000)).send() for _ in range(2)]
@@ -104,7 +127,9 @@ def test_a_second_signal_tells_the_others_and_ends_the_gateway(tmp_path: Path, s
         assert b"shutting_down" in answers[1][1]
         await ended(running)
 
-    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "150")
+    records = with_gateway(
+        tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "150"
+    )
     assert Counter(record.outcome for record in records) == {"failed": 2}
     begin, end = drain_lines(tmp_path)
     assert begin.endswith("draining: 1 waiting, 1 in service; within 150 s")
@@ -121,7 +146,9 @@ def test_what_is_not_answered_within_the_shutdown_time_is_told(tmp_path: Path) -
         assert b"within 1 s" in answer
         await ended(running)
 
-    records = with_gateway(tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1")
+    records = with_gateway(
+        tmp_path, scene, "--latency", STEP, "--policy", "single", "--shutdown-timeout", "1"
+    )
     assert [record.outcome for record in records] == ["failed"]
     assert drain_lines(tmp_path)[1].endswith("0 sequences ended, 1 cut off")
 
@@ -130,7 +157,15 @@ def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
     """With the predicting process up, which a killed parent tells nothing."""
 
     async def main() -> None:
-        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "0.5"]
+        arguments = [
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            STEP,
+            "--prediction-interval",
+            "0.5",
+        ]
         async with asyncio.timeout(LONGEST), gateway(tmp_path, *arguments) as running:
             await running.ready()
             made = await SocketCall(running.url, body(2000)).send()
@@ -145,7 +180,9 @@ def test_a_killed_gateway_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path) -> None:
-    """32 answers of 2,000 tokens (13 MB) into a socket of 4 KiB; a reader beside it gets all of its own."""
+    """32 answers of 2,000 tokens (13 MB) into a socket of 4 KiB; a reader beside it gets all of
+    its own.
+    """
 
     async def scene(running: GatewayProcess) -> None:
         host, _, port = running.url.removeprefix("http://").partition(":")
@@ -154,7 +191,10 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
             deaf.connect((host, int(port)))
             deaf.setblocking(False)
             made = SocketCall(running.url, body(2000, n=32))
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(made._body)}\r\n\r\n"
+            head = (
+                "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: "
+                f"{len(made._body)}\r\n\r\n"
+            )
             deaf.sendall(head.encode() + made._body)
             other = await SocketCall(running.url, body(100)).send()
             assert stream_text((await other.answer())[1])[1]
@@ -165,7 +205,16 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing(tmp_path: Path
 
             await eventually(nothing_is_held, 120.0)
 
-    records = with_gateway(tmp_path, scene, "--latency", FAST, "--policy", "continuous:max_batch_size=64", "--slow-reader-timeout", "1")
+    records = with_gateway(
+        tmp_path,
+        scene,
+        "--latency",
+        FAST,
+        "--policy",
+        "continuous:max_batch_size=64",
+        "--slow-reader-timeout",
+        "1",
+    )
     outcomes = Counter(record.outcome for record in records)
     assert outcomes["cancelled"] >= 1
     assert outcomes["completed"] >= 1

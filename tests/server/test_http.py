@@ -28,7 +28,9 @@ def counted(gateway: Any, outcome: str) -> float:
 def test_a_completion_has_openais_shape_and_our_headers() -> None:
     async def main() -> None:
         async with running() as (app, _):
-            answer = await call(app, "POST", "/v1/completions", completion(), {"x-request-id": "mine-1"})
+            answer = await call(
+                app, "POST", "/v1/completions", completion(), {"x-request-id": "mine-1"}
+            )
             body = answer.json()
             assert answer.status == 200
             assert body["object"] == "text_completion"
@@ -52,12 +54,22 @@ def test_the_headers_tell_what_each_call_waited_and_how_long_it_was_served() -> 
                 await made.task
             service = 2.25 + 8 * 0.925
             for place, made in enumerate(calls):
-                queue, served = (float(part.partition("dur=")[2]) for part in made.headers["server-timing"].split(", "))
+                queue, served = (
+                    float(part.partition("dur=")[2])
+                    for part in made.headers["server-timing"].split(", ")
+                )
                 assert (queue, served) == pytest.approx((place * service, service), abs=0.01)
                 assert float(made.headers["x-kendall-queueing-delay-ms"]) == queue
-            streamed = await call(app, "POST", "/v1/completions", completion(stream=True, stream_options={"include_usage": True}))
+            streamed = await call(
+                app,
+                "POST",
+                "/v1/completions",
+                completion(stream=True, stream_options={"include_usage": True}),
+            )
             told = streamed.events()[-2]["usage"]["kendall"]
-            assert told == pytest.approx({"queueing_delay_ms": 0.0, "service_ms": service, "batch_size": 1}, abs=0.01)
+            assert told == pytest.approx(
+                {"queueing_delay_ms": 0.0, "service_ms": service, "batch_size": 1}, abs=0.01
+            )
 
     run_virtual(main())
 
@@ -65,15 +77,24 @@ def test_the_headers_tell_what_each_call_waited_and_how_long_it_was_served() -> 
 def test_a_stream_has_every_token_once_then_usage_then_done() -> None:
     async def main() -> None:
         async with running() as (app, _):
-            whole = (await call(app, "POST", "/v1/completions", completion())).json()["choices"][0]["text"]
-            answer = await call(app, "POST", "/v1/completions", completion(stream=True, stream_options={"include_usage": True}))
+            whole = (await call(app, "POST", "/v1/completions", completion())).json()["choices"][0][
+                "text"
+            ]
+            answer = await call(
+                app,
+                "POST",
+                "/v1/completions",
+                completion(stream=True, stream_options={"include_usage": True}),
+            )
             events = answer.events()
             assert events[-1] == "[DONE]"
             assert events[-2]["usage"]["completion_tokens"] == 8
             assert events[-2]["choices"] == []
             assert events[-3]["choices"][0]["finish_reason"] == "length"
             assert "".join(event["choices"][0]["text"] for event in events[:-2]) == whole
-            assert "service" not in answer.headers["server-timing"], "a stream's headers leave at dispatch"
+            assert "service" not in answer.headers["server-timing"], (
+                "a stream's headers leave at dispatch"
+            )
 
     run_virtual(main())
 
@@ -88,7 +109,9 @@ def test_chat_streams_its_role_first_and_n_choices_end_each() -> None:
                 "n": 2,
                 "ignore_eos": True,
             }
-            events = (await call(app, "POST", "/v1/chat/completions", body | {"stream": True})).events()
+            events = (
+                await call(app, "POST", "/v1/chat/completions", body | {"stream": True})
+            ).events()
             for index in (0, 1):
                 deltas = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
                 assert deltas[0]["delta"]["role"] == "assistant"
@@ -104,7 +127,11 @@ def test_stop_strings_end_the_answer_before_them_padded_and_unpadded() -> None:
     async def main() -> None:
         for policy in ("continuous", "capped:max_batch_size=4"):
             async with running(policy) as (app, gateway):
-                body = (await call(app, "POST", "/v1/completions", completion(max_tokens=50, stop=["word6 "]))).json()
+                body = (
+                    await call(
+                        app, "POST", "/v1/completions", completion(max_tokens=50, stop=["word6 "])
+                    )
+                ).json()
                 assert body["choices"][0]["text"].endswith(" word5 ")
                 assert body["choices"][0]["finish_reason"] == "stop"
                 assert body["choices"][0]["stop_reason"] == "word6 "
@@ -119,8 +146,15 @@ def test_clipped_answers_end_with_length_and_are_counted() -> None:
             clipped = (await call(app, "POST", "/v1/completions", completion(max_tokens=50))).json()
             assert clipped["usage"]["completion_tokens"] == 5
             assert clipped["choices"][0]["finish_reason"] == "length"
-            await call(app, "POST", "/v1/completions", completion(max_tokens=5))  # the client's own limit: not clipped
-            await call(app, "POST", "/v1/completions", completion(max_tokens=50, kendall_forced_output_tokens=3))  # ended by itself
+            await call(
+                app, "POST", "/v1/completions", completion(max_tokens=5)
+            )  # the client's own limit: not clipped
+            await call(
+                app,
+                "POST",
+                "/v1/completions",
+                completion(max_tokens=50, kendall_forced_output_tokens=3),
+            )  # ended by itself
             assert gateway.metrics.clipped.labels("continuous:max_batch_size=4").total == 1
 
     run_virtual(main())
@@ -142,7 +176,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), BAD)
-def test_bad_input_is_one_clear_error_and_nothing_arrives(body: object, status: int, code: str, param: str | None) -> None:
+def test_bad_input_is_one_clear_error_and_nothing_arrives(
+    body: object, status: int, code: str, param: str | None
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             answer = await call(app, "POST", "/v1/completions", body)
@@ -161,9 +197,17 @@ def test_bad_input_is_one_clear_error_and_nothing_arrives(body: object, status: 
 def test_the_record_carries_the_callers_name_and_guess(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(record_file=tmp_path / "run.jsonl") as (app, _):
-            await call(app, "POST", "/v1/completions", completion(predicted_output_tokens=6.5), {"x-request-id": "mine-1"})
+            await call(
+                app,
+                "POST",
+                "/v1/completions",
+                completion(predicted_output_tokens=6.5),
+                {"x-request-id": "mine-1"},
+            )
             await call(app, "POST", "/v1/completions", completion())
-            refused = await call(app, "POST", "/v1/completions", completion(predicted_output_tokens=0))
+            refused = await call(
+                app, "POST", "/v1/completions", completion(predicted_output_tokens=0)
+            )
             assert refused.json()["error"]["param"] == "predicted_output_tokens"
 
     run_virtual(main())
@@ -173,10 +217,16 @@ def test_the_record_carries_the_callers_name_and_guess(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_bug_in_one_call_is_a_500_and_the_next_call_is_served(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_one_call_is_a_500_and_the_next_call_is_served(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            body = completion() if path == "/v1/completions" else {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+            body = (
+                completion()
+                if path == "/v1/completions"
+                else {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(type(gateway), "next_call_id", lambda *_: 1 / 0)
                 broken = await call(app, "POST", path, body)
@@ -189,7 +239,12 @@ def test_a_bug_in_one_call_is_a_500_and_the_next_call_is_served(path: str, monke
 def test_a_client_that_goes_while_it_sends_its_body_never_arrived() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            sent = iter([{"type": "http.request", "body": b'{"model"', "more_body": True}, {"type": "http.disconnect"}])
+            sent = iter(
+                [
+                    {"type": "http.request", "body": b'{"model"', "more_body": True},
+                    {"type": "http.disconnect"},
+                ]
+            )
             answered: list[Any] = []
 
             async def receive() -> Any:
@@ -198,7 +253,11 @@ def test_a_client_that_goes_while_it_sends_its_body_never_arrived() -> None:
             async def send(message: Any) -> None:
                 answered.append(message)
 
-            await app({"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, receive, send)
+            await app(
+                {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []},
+                receive,
+                send,
+            )
             assert answered == []
             assert gateway.batcher.unanswered == 0
 
@@ -208,22 +267,35 @@ def test_a_client_that_goes_while_it_sends_its_body_never_arrived() -> None:
 def test_forced_lengths_need_the_flag() -> None:
     async def main() -> None:
         async with running(allow_forced_lengths=False) as (app, _):
-            answer = await call(app, "POST", "/v1/completions", completion(kendall_forced_output_tokens=3))
-            assert (answer.status, answer.json()["error"]["code"]) == (400, "forced_lengths_not_allowed")
+            answer = await call(
+                app, "POST", "/v1/completions", completion(kendall_forced_output_tokens=3)
+            )
+            assert (answer.status, answer.json()["error"]["code"]) == (
+                400,
+                "forced_lengths_not_allowed",
+            )
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4", "elastic", "continuous:max_batch_size=1"])
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=4", "elastic", "continuous:max_batch_size=1"]
+)
 def test_a_client_that_leaves_frees_queue_and_engine(policy: str, stream: bool) -> None:
-    """In service and waiting, streamed or not: both outcomes are `cancelled`, and the next one is served at once."""
+    """In service and waiting, streamed or not: both outcomes are `cancelled`, and the next one
+    is served at once.
+    """
 
     async def main() -> None:
         async with running(policy) as (app, gateway):
-            serving = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=stream))
+            serving = Call(
+                app, "POST", "/v1/completions", completion(max_tokens=500, stream=stream)
+            )
             await asyncio.sleep(0.01)
-            waiting = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=stream))
+            waiting = Call(
+                app, "POST", "/v1/completions", completion(max_tokens=500, stream=stream)
+            )
             await asyncio.sleep(0.01)
             assert (gateway.batcher.in_service, gateway.batcher.queue_length) == (1, 1)
             waiting.leave()
@@ -242,7 +314,15 @@ def test_a_client_that_leaves_frees_queue_and_engine(policy: str, stream: bool) 
 def test_a_cancelled_member_of_a_padded_batch_leaves_the_others_alone() -> None:
     async def main() -> None:
         async with running("fixed:batch_size=3") as (app, gateway):
-            calls = [Call(app, "POST", "/v1/completions", completion(kendall_forced_output_tokens=n, max_tokens=60)) for n in (5, 20, 40)]
+            calls = [
+                Call(
+                    app,
+                    "POST",
+                    "/v1/completions",
+                    completion(kendall_forced_output_tokens=n, max_tokens=60),
+                )
+                for n in (5, 20, 40)
+            ]
             await asyncio.sleep(0.03)
             calls[2].leave()  # the longest: the batch is over with the second
             for made in calls:
@@ -259,8 +339,20 @@ def test_padded_answers_leave_together_elastic_ones_each_on_its_own() -> None:
         ends = {}
         for policy in ("fixed:batch_size=2", "elastic:max_batch_size=2"):
             async with running(policy) as (app, gateway):
-                blocker = Call(app, "POST", "/v1/completions", completion(max_tokens=2)) if policy.startswith("elastic") else None
-                calls = [Call(app, "POST", "/v1/completions", completion(kendall_forced_output_tokens=n, max_tokens=60)) for n in (5, 40)]
+                blocker = (
+                    Call(app, "POST", "/v1/completions", completion(max_tokens=2))
+                    if policy.startswith("elastic")
+                    else None
+                )
+                calls = [
+                    Call(
+                        app,
+                        "POST",
+                        "/v1/completions",
+                        completion(kendall_forced_output_tokens=n, max_tokens=60),
+                    )
+                    for n in (5, 40)
+                ]
                 instants = []
                 for made in calls:
                     await made.task
@@ -277,8 +369,22 @@ def test_padded_answers_leave_together_elastic_ones_each_on_its_own() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "code", "param", "says"),
     [
-        ("PUT", "/admin/policy", {"polcy": "single"}, "unknown_field", "polcy", "did you mean policy?"),
-        ("PUT", "/admin/policy", {"zzz": 1}, "unknown_field", "zzz", "policy, max_output_tokens, patience: leave it out"),
+        (
+            "PUT",
+            "/admin/policy",
+            {"polcy": "single"},
+            "unknown_field",
+            "polcy",
+            "did you mean policy?",
+        ),
+        (
+            "PUT",
+            "/admin/policy",
+            {"zzz": 1},
+            "unknown_field",
+            "zzz",
+            "policy, max_output_tokens, patience: leave it out",
+        ),
         (
             "POST",
             "/v1/completions",
@@ -289,7 +395,9 @@ def test_padded_answers_leave_together_elastic_ones_each_on_its_own() -> None:
         ),
     ],
 )
-def test_an_error_names_the_field_and_what_to_do(method: str, path: str, body: dict[str, Any], code: str, param: str, says: str) -> None:
+def test_an_error_names_the_field_and_what_to_do(
+    method: str, path: str, body: dict[str, Any], code: str, param: str, says: str
+) -> None:
     async def main() -> None:
         async with running() as (app, _):
             answer = await call(app, method, path, body)
@@ -304,15 +412,33 @@ def test_an_error_names_the_field_and_what_to_do(method: str, path: str, body: d
 def test_a_change_that_changes_nothing_keeps_the_epoch() -> None:
     async def main() -> None:
         async with running("capped:max_batch_size=8") as (app, gateway):
-            changed = (await call(app, "PUT", "/admin/policy", {"max_output_tokens": 9, "patience": 30.0})).json()
+            changed = (
+                await call(app, "PUT", "/admin/policy", {"max_output_tokens": 9, "patience": 30.0})
+            ).json()
             assert changed["epoch"] == 1
-            nothing = ({}, {"policy": None}, {"policy": "capped:max_batch_size=8"}, {"max_output_tokens": 9, "patience": 30})
+            nothing = (
+                {},
+                {"policy": None},
+                {"policy": "capped:max_batch_size=8"},
+                {"max_output_tokens": 9, "patience": 30},
+            )
             for change in nothing:
                 answer = await call(app, "PUT", "/admin/policy", change)
                 assert (answer.status, answer.json()) == (200, changed), change
             assert gateway.metrics.switches._value.get() == 0, "only limits have changed"
-            lifted = (await call(app, "PUT", "/admin/policy", {"policy": "capped:max_batch_size=8", "patience": None})).json()
-            assert (lifted["epoch"], lifted["patience"], lifted["max_output_tokens"]) == (2, None, 9)
+            lifted = (
+                await call(
+                    app,
+                    "PUT",
+                    "/admin/policy",
+                    {"policy": "capped:max_batch_size=8", "patience": None},
+                )
+            ).json()
+            assert (lifted["epoch"], lifted["patience"], lifted["max_output_tokens"]) == (
+                2,
+                None,
+                9,
+            )
 
     run_virtual(main())
 
@@ -321,15 +447,29 @@ def test_policy_is_switched_at_run_time_and_a_bad_one_changes_nothing() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
             before = (await call(app, "GET", "/admin/policy")).json()
-            for bad in ({"policy": "fixd:batch_size=2", "max_output_tokens": 9}, {"polcy": "single"}, {"policy": "fixed"}):
+            for bad in (
+                {"policy": "fixd:batch_size=2", "max_output_tokens": 9},
+                {"polcy": "single"},
+                {"policy": "fixed"},
+            ):
                 assert (await call(app, "PUT", "/admin/policy", bad)).status == 400
             assert (await call(app, "GET", "/admin/policy")).json() == before
-            after = (await call(app, "PUT", "/admin/policy", {"policy": "capped:max_batch_size=8", "max_output_tokens": 9})).json()
+            after = (
+                await call(
+                    app,
+                    "PUT",
+                    "/admin/policy",
+                    {"policy": "capped:max_batch_size=8", "max_output_tokens": 9},
+                )
+            ).json()
             assert after["policy"] == "capped:max_batch_size=8"
             assert after["max_output_tokens"] == 9
             assert after["epoch"] == before["epoch"] + 1
             lifted = (await call(app, "PUT", "/admin/policy", {"max_output_tokens": None})).json()
-            assert (lifted["policy"], lifted["max_output_tokens"]) == ("capped:max_batch_size=8", None)
+            assert (lifted["policy"], lifted["max_output_tokens"]) == (
+                "capped:max_batch_size=8",
+                None,
+            )
             assert gateway.metrics.switches._value.get() == 1
 
     run_virtual(main())
@@ -371,8 +511,13 @@ def test_an_engine_that_refuses_loses_its_requests_and_not_the_loop() -> None:
 
 def test_a_lost_engine_fails_everyone_once_and_health_says_so() -> None:
     async def main() -> None:
-        async with running("single", supervision=SupervisionSettings(max_restarts=0)) as (app, gateway):
-            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)]
+        async with running("single", supervision=SupervisionSettings(max_restarts=0)) as (
+            app,
+            gateway,
+        ):
+            calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)
+            ]
             await asyncio.sleep(0.01)
             gateway.engine.on_death("killed")
             for made in calls:
@@ -402,15 +547,26 @@ def test_state_endpoints_answer() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("allowed", "fields"), [(False, ["ignore_eos"]), (True, ["kendall_forced_output_tokens", "ignore_eos"])])
-def test_the_model_says_which_fields_set_an_answers_length(allowed: bool, fields: list[str]) -> None:
-    """And it does as it says: with ignore_eos the answer has max_tokens tokens, though the engine's own answers are shorter."""
+@pytest.mark.parametrize(
+    ("allowed", "fields"),
+    [(False, ["ignore_eos"]), (True, ["kendall_forced_output_tokens", "ignore_eos"])],
+)
+def test_the_model_says_which_fields_set_an_answers_length(
+    allowed: bool, fields: list[str]
+) -> None:
+    """And it does as it says: with ignore_eos the answer has max_tokens tokens, though the
+    engine's own answers are shorter.
+    """
 
     async def main() -> None:
         async with running(allow_forced_lengths=allowed) as (app, _):
-            assert (await call(app, "GET", "/v1/models")).json()["data"][0]["output_length_fields"] == fields
+            assert (await call(app, "GET", "/v1/models")).json()["data"][0][
+                "output_length_fields"
+            ] == fields
             asked = completion(max_tokens=200, ignore_eos=True)
-            assert (await call(app, "POST", "/v1/completions", asked)).json()["usage"]["completion_tokens"] == 200
+            assert (await call(app, "POST", "/v1/completions", asked)).json()["usage"][
+                "completion_tokens"
+            ] == 200
 
     run_virtual(main())
 
@@ -424,7 +580,12 @@ def test_conservation_and_littles_law_under_a_random_load() -> None:
             calls: list[Call] = []
             for index in range(300):
                 calls.append(
-                    Call(app, "POST", "/v1/completions", completion(kendall_forced_output_tokens=1 + index * 7 % 20, max_tokens=30))
+                    Call(
+                        app,
+                        "POST",
+                        "/v1/completions",
+                        completion(kendall_forced_output_tokens=1 + index * 7 % 20, max_tokens=30),
+                    )
                 )
                 for _ in range(10):
                     area += gateway.batcher.queue_length * (gateway.now() - last)
@@ -434,11 +595,19 @@ def test_conservation_and_littles_law_under_a_random_load() -> None:
                     calls[-1].leave()
             for made in calls:
                 await made.task
-            outcomes = {name: counted(gateway, name) for name in ("completed", "cancelled", "failed", "abandoned", "rejected")}
+            outcomes = {
+                name: counted(gateway, name)
+                for name in ("completed", "cancelled", "failed", "abandoned", "rejected")
+            }
             assert sum(outcomes.values()) == 300
             assert outcomes["completed"] + outcomes["cancelled"] == 300
             assert gateway.batcher.unanswered == 0
-            total = sum(s.value for m in gateway.metrics.queueing_delay.collect() for s in m.samples if s.name.endswith("_sum"))
+            total = sum(
+                s.value
+                for m in gateway.metrics.queueing_delay.collect()
+                for s in m.samples
+                if s.name.endswith("_sum")
+            )
             assert area == pytest.approx(total, rel=0.15)
 
     run_virtual(main())

@@ -1,4 +1,6 @@
-"""Traps that other gateways fell into, on the way between a connection and the queue. Each test is named for its trap."""
+"""Traps that other gateways fell into, on the way between a connection and the queue. Each test
+is named for its trap.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,44 @@ from tests.eventually import eventually
 from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual
 
-POLICIES = ("single", "fixed:batch_size=2,max_wait=0.002", "capped:max_batch_size=4", "elastic", "continuous:max_batch_size=2")
+POLICIES = (
+    "single",
+    "fixed:batch_size=2,max_wait=0.002",
+    "capped:max_batch_size=4",
+    "elastic",
+    "continuous:max_batch_size=2",
+)
 
 
 def outcomes(gateway: Gateway) -> dict[str, float]:
     samples = [sample for metric in gateway.metrics.requests.collect() for sample in metric.samples]
-    return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total") and sample.value}
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in samples
+        if sample.name.endswith("_total") and sample.value
+    }
 
 
 def held(gateway: Gateway) -> tuple[int, int, int]:
     return gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service
 
 
-# 1. A task cancelled before its first step never runs its `finally`: the batcher owns the table of unanswered callers.
+# 1. A task cancelled before its first step never runs its `finally`: the batcher owns the table of
+# unanswered callers.
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind(policy: str, stream: bool) -> None:
+def test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind(
+    policy: str, stream: bool
+) -> None:
     async def main() -> None:
         async with running(policy) as (app, gateway):
             for pause in (0.0, 0.0005, 0.003, 0.0051):
                 for steps in range(12):
-                    made = Call(app, "POST", "/v1/completions", completion(max_tokens=3, stream=stream))
+                    made = Call(
+                        app, "POST", "/v1/completions", completion(max_tokens=3, stream=stream)
+                    )
                     if pause:
                         await asyncio.sleep(pause)
                     for _ in range(steps):
@@ -58,7 +75,9 @@ def test_trap_1_a_call_whose_task_is_cancelled_at_any_step_leaves_nothing_behind
 def test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
-            calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)]
+            calls = [
+                Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)
+            ]
             await asyncio.sleep(0.01)
             gateway.batcher.lose_all("shutting_down", "over")  # no caller's task has run since
             assert held(gateway)[0] == 0
@@ -78,7 +97,14 @@ def test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again() -> N
 async def listening(app: Any) -> AsyncIterator[int]:
     """The app behind a real socket, with the protocol that the gateway uses; its port."""
     sock = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=StampedProtocol, ws="none", lifespan="off", log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app,
+        http=StampedProtocol,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        timeout_graceful_shutdown=1,
+    )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
@@ -90,11 +116,16 @@ async def listening(app: Any) -> AsyncIterator[int]:
 
 def request(body: dict[str, Any]) -> bytes:
     raw = json.dumps(body).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(raw), raw)
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(raw),
+        raw,
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real sockets and real time; it is noticed by its closing, not by a question later."""
     monkeypatch.setattr(receiving, "ASK_EVERY", 3600.0)
 
@@ -134,18 +165,29 @@ def test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived() -
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing(policy: str, stream: bool) -> None:
+def test_trap_3_a_caller_who_leaves_at_the_instant_of_any_token_or_of_the_end_breaks_nothing(
+    policy: str, stream: bool
+) -> None:
     async def main() -> None:
         async with running(policy) as (app, gateway):
             loop = asyncio.get_running_loop()
             begun = loop.time()
             await call(app, "POST", "/v1/completions", completion(max_tokens=4, stream=stream))
             took = loop.time() - begun
-            instants = sorted({took * part for part in (0.25, 0.5, 0.75)} | {took, took - 1e-9, took + 1e-9})
+            instants = sorted(
+                {took * part for part in (0.25, 0.5, 0.75)} | {took, took - 1e-9, took + 1e-9}
+            )
             for at in instants:
-                for late in range(4):  # before and behind the engine's own callbacks of that instant
+                for late in range(
+                    4
+                ):  # before and behind the engine's own callbacks of that instant
                     begun = loop.time()
-                    pair = [Call(app, "POST", "/v1/completions", completion(max_tokens=4, stream=stream)) for _ in range(2)]
+                    pair = [
+                        Call(
+                            app, "POST", "/v1/completions", completion(max_tokens=4, stream=stream)
+                        )
+                        for _ in range(2)
+                    ]
                     loop.call_at(begun + at, _leave_after, loop, pair[0], late)
                     for made in pair:
                         await made.task
@@ -170,13 +212,21 @@ def _leave_after(loop: asyncio.AbstractEventLoop, made: Call, turns: int) -> Non
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
 def test_a_stream_keeps_to_the_grammar_that_clients_parse(endpoint: str) -> None:
-    """One id; chat opens with the role; one finish_reason a choice and nothing of it behind; usage without choices; [DONE]."""
+    """One id; chat opens with the role; one finish_reason a choice and nothing of it behind;
+    usage without choices; [DONE].
+    """
 
     async def main() -> None:
         async with running() as (app, _):
-            given = completion(n=2, stream=True, stream_options={"include_usage": True}, max_tokens=3)
+            given = completion(
+                n=2, stream=True, stream_options={"include_usage": True}, max_tokens=3
+            )
             del given["prompt"]
-            asked = {"prompt": [5]} if endpoint == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
+            asked = (
+                {"prompt": [5]}
+                if endpoint == "completions"
+                else {"messages": [{"role": "user", "content": "hi"}]}
+            )
             made = await call(app, "POST", f"/v1/{endpoint}", given | asked)
             assert made.body.endswith(b"data: [DONE]\n\n")
             assert all(line.startswith(b"data: ") for line in made.body.split(b"\n\n")[:-1])
@@ -185,8 +235,12 @@ def test_a_stream_keeps_to_the_grammar_that_clients_parse(endpoint: str) -> None
             assert usage["choices"] == []
             assert len({event["id"] for event in [*events, usage]}) == 1
             for index in (0, 1):
-                choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
-                assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+                choices = [
+                    event["choices"][0] for event in events if event["choices"][0]["index"] == index
+                ]
+                assert [choice["finish_reason"] for choice in choices] == [None] * (
+                    len(choices) - 1
+                ) + ["length"]
                 if endpoint != "completions":
                     assert choices[0]["delta"]["role"] == "assistant"
 

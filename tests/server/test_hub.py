@@ -49,10 +49,15 @@ def complaint(model: str, tmp_path: Path, **engine_args: str) -> str:
     return str(caught.value)
 
 
-def test_a_folder_is_looked_at_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_looked_at_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("./", str(tmp_path)):
-        with pytest.raises(SpecError, match=r"a folder without config\.json; expected `tiny`, the directory of a model"):
+        with pytest.raises(
+            SpecError,
+            match=r"a folder without config\.json; expected `tiny`, the directory of a model",
+        ):
             hub.check_model(folder, {})
         hub.check_model(folder, {"hf_config_path": "elsewhere"})
     with pytest.raises(SpecError, match="got an empty MODEL"):
@@ -65,40 +70,57 @@ def test_a_folder_is_looked_at_before_anything_starts(tmp_path: Path, monkeypatc
 
 
 def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     answers(RepositoryNotFoundError("401 Client Error\nmore", response=Response()))
     said = complaint("nosuchmodel", tmp_path)
-    assert said.startswith("got model 'nosuchmodel', which is no directory here and not on the Hugging Face hub; expected `tiny`")
+    assert said.startswith(
+        "got model 'nosuchmodel', which is no directory here and not on the Hugging Face hub; "
+        "expected `tiny`"
+    )
     answers(GatedRepoError("403", response=Response()))
     assert "HF_TOKEN" in complaint("meta-llama/Llama-3.1-8B", tmp_path)
     answers(RevisionNotFoundError("404", response=Response()))
     assert "got revision 'v9'" in complaint("owner/name", tmp_path, revision="v9")
 
 
-def test_a_hub_that_cannot_be_reached(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached(
+    answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers(OSError("Name or service not known\nmore"))
     with pytest.raises(CommandError):  # the arguments may be right
         hub.check_name("owner/name", {"download_dir": str(tmp_path)})
-    assert "the Hugging Face hub cannot be reached (Name or service not known)" in complaint("owner/name", tmp_path)
+    assert "the Hugging Face hub cannot be reached (Name or service not known)" in complaint(
+        "owner/name", tmp_path
+    )
     asked = answers(None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE is set" in complaint("owner/name", tmp_path)
     assert asked == []
 
 
-@pytest.mark.parametrize("model", ["./nosuch", "/nosuch", "a/b/c", "-x", "a b", "x" * 97, "a--b", "owner/"])
+@pytest.mark.parametrize(
+    "model", ["./nosuch", "/nosuch", "a/b/c", "-x", "a b", "x" * 97, "a--b", "owner/"]
+)
 def test_what_cannot_be_a_name_is_not_asked_for(model: str, answers: Any, tmp_path: Path) -> None:
     asked = answers(None)
     assert "which is no directory here" in complaint(model, tmp_path)
     assert asked == []
 
 
-def test_what_the_hub_or_the_cache_has_passes(answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_or_the_cache_has_passes(
+    answers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = answers(None)
     hub.check_name("owner/name", {"download_dir": str(tmp_path)})
     assert asked == ["https://huggingface.co/owner/name/resolve/main/config.json"]
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json")
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *_, **__: "/cache/config.json"
+    )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.check_name("owner/name", {})
     assert len(asked) == 1
@@ -120,9 +142,15 @@ def test_a_model_without_a_configuration_file_is_left_to_vllm(answers: Any, tmp_
 
 
 def test_only_local_models_forbid_the_engine_to_ask_the_hub(tmp_path: Path) -> None:
-    """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be fetched."""
+    """`prepare` without a model once set HF_HUB_OFFLINE for every model: no name could be
+    fetched.
+    """
     from server.engines.vllm.process import _environment
 
-    assert _environment("tiny")["HF_HUB_OFFLINE"] == _environment(str(tmp_path))["HF_HUB_OFFLINE"] == "1"
+    assert (
+        _environment("tiny")["HF_HUB_OFFLINE"]
+        == _environment(str(tmp_path))["HF_HUB_OFFLINE"]
+        == "1"
+    )
     assert "HF_HUB_OFFLINE" not in _environment("owner/name")
     assert "HF_HUB_OFFLINE" not in _environment("")

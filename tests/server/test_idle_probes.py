@@ -1,4 +1,6 @@
-"""Probes in idle moments: which cell, when, what becomes of the law, and that nobody else notices. Virtual time throughout."""
+"""Probes in idle moments: which cell, when, what becomes of the law, and that nobody else
+notices. Virtual time throughout.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +54,23 @@ class Here(Executor):
 
 @asynccontextmanager
 async def probing(
-    law: LatencyModel, known: LatencyModel | None = None, limits: Limits = QUICK, policy: str = "dynamic", **changed: Any
+    law: LatencyModel,
+    known: LatencyModel | None = None,
+    limits: Limits = QUICK,
+    policy: str = "dynamic",
+    **changed: Any,
 ) -> AsyncIterator[tuple[Gateway, IdleProbes]]:
     """A gateway on an engine of 8 under `law`, with answers up to 16 tokens, and its probes."""
-    options = {"model": "tiny", "served_model_name": "tiny", "policy": policy, "prediction_interval": 0, "max_output_tokens": 16}
-    gateway = Gateway(Settings(**(options | changed)), EmulatedEngine(law, seed=4, max_num_seqs=8), known)
+    options = {
+        "model": "tiny",
+        "served_model_name": "tiny",
+        "policy": policy,
+        "prediction_interval": 0,
+        "max_output_tokens": 16,
+    }
+    gateway = Gateway(
+        Settings(**(options | changed)), EmulatedEngine(law, seed=4, max_num_seqs=8), known
+    )
     await gateway.start()
     probes = IdleProbes(gateway, limits, executor=Here, seed=2)
     task = asyncio.create_task(probes.run())
@@ -71,9 +85,16 @@ async def probing(
 def submit(gateway: Gateway, count: int = 1, length: int = 8) -> list[Immediate]:
     """A call of so many sequences, now."""
     now, batcher = gateway.now(), gateway.batcher
-    requests = [Request(id=f"r{now!r}-{index}", arrived_at=now, prompt_tokens=4, max_output_tokens=16) for index in range(count)]
+    requests = [
+        Request(id=f"r{now!r}-{index}", arrived_at=now, prompt_tokens=4, max_output_tokens=16)
+        for index in range(count)
+    ]
     consumers = [Immediate() for _ in requests]
-    for consumer, ticket in zip(consumers, batcher.submit([work_of(request, length) for request in requests], consumers), strict=True):
+    for consumer, ticket in zip(
+        consumers,
+        batcher.submit([work_of(request, length) for request in requests], consumers),
+        strict=True,
+    ):
         consumer.ticket = ticket
     return consumers
 
@@ -94,7 +115,9 @@ def run(main: Awaitable[Any]) -> Any:
 
 
 def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
-    """Without any law: within 60 s of idle time the times of all cells are known to 3 %, the turnaround to 0.5 ms."""
+    """Without any law: within 60 s of idle time the times of all cells are known to 3 %, the
+    turnaround to 0.5 ms.
+    """
 
     async def main() -> tuple[Gateway, IdleProbes, float]:
         async with probing(NOISY) as (gateway, probes):
@@ -104,7 +127,10 @@ def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
     gateway, probes, took = run(main())
     assert took < 60
     law = gateway.law
-    errors = [law.padded(size, length, 32 * size) / LAW.padded(size, length, 32 * size) - 1 for size, length in LEVELS]
+    errors = [
+        law.padded(size, length, 32 * size) / LAW.padded(size, length, 32 * size) - 1
+        for size, length in LEVELS
+    ]
     assert max(map(abs, errors)) < 0.03
     assert law.turnaround == pytest.approx(LAW.turnaround, abs=0.5e-3)
     assert 0.03 < law.cv < 0.07
@@ -116,7 +142,9 @@ def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
 
 
 def test_the_share_of_idle_time_is_kept() -> None:
-    """At most a fifth while learning, a fiftieth afterwards (and one probe at the edge of the stretch), and it is really used."""
+    """At most a fifth while learning, a fiftieth afterwards (and one probe at the edge of the
+    stretch), and it is really used.
+    """
 
     async def main() -> tuple[float, float, float, float]:
         async with probing(NOISY) as (gateway, probes):
@@ -132,14 +160,18 @@ def test_the_share_of_idle_time_is_kept() -> None:
 
 
 def test_a_request_that_arrives_during_a_probe_is_served_at_once_and_as_fast_as_ever() -> None:
-    """Its delay is 0 on an engine that lets go at once, far below the bound of one cell; its service time is the law's."""
+    """Its delay is 0 on an engine that lets go at once, far below the bound of one cell; its
+    service time is the law's.
+    """
 
     async def main() -> tuple[list[Immediate], int, int]:
         async with probing(LAW, limits=dataclasses.replace(QUICK, quiet=0.1)) as (gateway, probes):
             asked, met = [], 0
             for step in range(60):
                 await until(lambda: gateway.batcher.lent)
-                await asyncio.sleep(0.0003 + 0.0007 * step)  # other moments of other cells, none at the start of a step
+                await asyncio.sleep(
+                    0.0003 + 0.0007 * step
+                )  # other moments of other cells, none at the start of a step
                 met += gateway.batcher.lent
                 asked += submit(gateway)
                 await gateway.batcher.answered()
@@ -182,10 +214,14 @@ def test_a_probe_interrupted_between_its_two_batches_does_not_serve_the_second()
 
 
 def test_nothing_of_the_probes_is_visible(tmp_path: Path) -> None:
-    """Metrics, run file, arrivals, epoch and queue are after a minute of probing what they were before."""
+    """Metrics, run file, arrivals, epoch and queue are after a minute of probing what they were
+    before.
+    """
 
     def counted(exposition: bytes) -> list[bytes]:
-        return [line for line in exposition.splitlines() if b"cpu_seconds" not in line]  # which a process always spends
+        return [
+            line for line in exposition.splitlines() if b"cpu_seconds" not in line
+        ]  # which a process always spends
 
     async def main() -> tuple[list[bytes], list[bytes], int, int]:
         async with probing(NOISY, LAW, record_file=tmp_path / "run.jsonl") as (gateway, probes):
@@ -193,7 +229,11 @@ def test_nothing_of_the_probes_is_visible(tmp_path: Path) -> None:
             await asyncio.sleep(60.0)
             await until(lambda: not gateway.batcher.lent)
             after = counted(gateway.metrics.exposition())
-            assert (gateway.batcher.queue_length, gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0, 0)
+            assert (
+                gateway.batcher.queue_length,
+                gateway.batcher.in_service,
+                gateway.batcher.unanswered,
+            ) == (0, 0, 0)
             assert gateway.arrivals.count == 0
             return before, after, probes.measured, gateway.batcher.epoch
 
@@ -224,7 +264,9 @@ def test_a_calibration_interrupts_a_probe_and_has_the_engine_to_itself() -> None
     async def main() -> tuple[Profile, IdleProbes, int]:
         async with probing(LAW) as (gateway, probes):
             await until(lambda: gateway.batcher.lent)
-            profile = await Calibrator(gateway).run(CalibrationRequest(repeats=2, max_output_tokens=16))
+            profile = await Calibrator(gateway).run(
+                CalibrationRequest(repeats=2, max_output_tokens=16)
+            )
             during = probes.measured
             await asyncio.sleep(5.0)
             return profile, probes, during
@@ -314,7 +356,9 @@ def test_an_interrupted_batch_frees_the_engine_for_the_next() -> None:
 def test_the_closed_loop_is_held_as_long_as_its_law_says() -> None:
     async def main() -> float:
         engine = EmulatedEngine(LAW, max_num_seqs=8)
-        return await DesignedBatches(engine, await engine.start()).slot_time(LOOP_DESIGN, np.random.default_rng(0))
+        return await DesignedBatches(engine, await engine.start()).slot_time(
+            LOOP_DESIGN, np.random.default_rng(0)
+        )
 
     assert run(main()) == pytest.approx(slot_time(LAW, LOOP_DESIGN), rel=1e-9)
 
@@ -323,7 +367,14 @@ def test_the_closed_loop_is_held_as_long_as_its_law_says() -> None:
 
 GRID = [Cell((length,) * size, 32) for size in (1, 2, 4, 8, 64) for length in (1, 4, 16, 256)]
 coefficient = st.floats(0, 0.05)
-laws = st.builds(LatencyModel, k1=coefficient, k2=coefficient, k3=st.floats(1e-6, 0.01), k4=coefficient, kp=st.floats(0, 1e-3))
+laws = st.builds(
+    LatencyModel,
+    k1=coefficient,
+    k2=coefficient,
+    k3=st.floats(1e-6, 0.01),
+    k4=coefficient,
+    kp=st.floats(0, 1e-3),
+)
 
 
 def exact(law: LatencyModel, cell: Cell) -> Measured:
@@ -334,7 +385,9 @@ def exact(law: LatencyModel, cell: Cell) -> Measured:
 
 @settings(max_examples=40)
 @given(laws, st.integers(0, 2**32 - 1))
-def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(law: LatencyModel, seed: int) -> None:
+def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
+    law: LatencyModel, seed: int
+) -> None:
     """Whatever the law; and what is measured is measured evenly."""
     book, rng = ProbeBook(GRID, LOOP_DESIGN, Limits(longest=0.25)), np.random.default_rng(seed)
     seen = []
@@ -371,7 +424,10 @@ def test_the_rest_keeps_the_share() -> None:
     assert ProbeBook(GRID, LOOP_DESIGN, Limits(share=0.2)).rest(0.1) == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"upkeep": 0.5}, {"longest": 0.0}, {"fewest": 1}, {"kept": 2}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"share": 0.0}, {"share": 1.5}, {"upkeep": 0.5}, {"longest": 0.0}, {"fewest": 1}, {"kept": 2}],
+)
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="expected"):
         Limits(**wrong)
@@ -380,12 +436,19 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 # --- the law against the one in force ---
 
 
-def measurements(law: LatencyModel, cv: float, repeats: int = 4, seed: int = 0, cells: int | None = None) -> list[Measured]:
+def measurements(
+    law: LatencyModel, cv: float, repeats: int = 4, seed: int = 0, cells: int | None = None
+) -> list[Measured]:
     rng, found = np.random.default_rng(seed), []
     noise = dataclasses.replace(LAW, cv=cv)
-    for cell in [Cell((length,) * size, prompt) for size, length in LEVELS for prompt in (32, 128)][:cells]:
+    for cell in [Cell((length,) * size, prompt) for size, length in LEVELS for prompt in (32, 128)][
+        :cells
+    ]:
         one = exact(law, cell)
-        found += [dataclasses.replace(one, service_time=one.service_time * noise.residual(rng)) for _ in range(repeats)]
+        found += [
+            dataclasses.replace(one, service_time=one.service_time * noise.residual(rng))
+            for _ in range(repeats)
+        ]
     return found
 
 
@@ -394,16 +457,23 @@ def verdict(found: list[Measured], in_force: KnownLaw | None, slot: float | None
 
 
 def test_the_true_law_in_force_stays_in_force() -> None:
-    """Not replaced in any of 20 runs of noisy measurements, though its cells seem to differ by more than 3 % in some."""
+    """Not replaced in any of 20 runs of noisy measurements, though its cells seem to differ by
+    more than 3 % in some.
+    """
     offers = [verdict(measurements(LAW, 0.1, seed=seed), KnownLaw(LAW)) for seed in range(20)]
     assert {offer.verdict for offer in offers} == {"agrees"}
     assert max(offer.gap or 0 for offer in offers) > 0.03
 
 
 def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
-    """k4 + 20 % (factored out, a few cells differ by 10 %) at a residual of 3 %: replaced in 10 of 10 runs."""
+    """k4 + 20 % (factored out, a few cells differ by 10 %) at a residual of 3 %: replaced in 10
+    of 10 runs.
+    """
     other = dataclasses.replace(LAW, k4=LAW.k4 * 1.2)
-    assert all(verdict(measurements(LAW, 0.03, seed=seed), KnownLaw(other)).verdict == "replaces" for seed in range(10))
+    assert all(
+        verdict(measurements(LAW, 0.03, seed=seed), KnownLaw(other)).verdict == "replaces"
+        for seed in range(10)
+    )
 
 
 def test_exact_measurements_of_the_law_in_force_agree_at_any_speed() -> None:
@@ -423,7 +493,9 @@ def test_a_difference_that_is_certain_but_small_changes_nothing() -> None:
 def test_the_fit_runs_in_a_process_of_its_own() -> None:
     """Question and offer can be sent there and back."""
     with _niced() as executor:
-        offer = executor.submit(weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0).result(timeout=60)
+        offer = executor.submit(
+            weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0
+        ).result(timeout=60)
     assert offer.verdict == "agrees"
 
 
@@ -447,13 +519,21 @@ def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_wi
     chance: float, gap: float, batch: int, length: int, expected: str
 ) -> None:
     fit = Fit(LAW, 1.0, 0.0, dict.fromkeys(COEFFICIENTS, (-1.0, 1.0)))
-    found, says = _verdict(Comparison(1.0, gap, chance), fit, [], Identifiability(1.0, 8, 16, ()), KnownLaw(LAW, batch, length))
+    found, says = _verdict(
+        Comparison(1.0, gap, chance),
+        fit,
+        [],
+        Identifiability(1.0, 8, 16, ()),
+        KnownLaw(LAW, batch, length),
+    )
     assert found == expected
     assert f"{gap:.1%}" in says
 
 
 @pytest.mark.parametrize(("off", "first"), [(0.0999, "first"), (0.1001, "poor")])
-def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(off: float, first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(
+    off: float, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("server.calibration.offer.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {}))
     assert verdict(measurements(LAW, 0.0), None).verdict == first
 
@@ -467,15 +547,23 @@ def test_a_law_measured_on_far_larger_batches_is_not_replaced_by_a_narrow_one() 
 
 
 def test_times_that_obey_no_law_give_none() -> None:
-    """Cells whose means are off by a factor of up to 2: nothing is offered for use, not even as a first law."""
+    """Cells whose means are off by a factor of up to 2: nothing is offered for use, not even as
+    a first law.
+    """
     rng = np.random.default_rng(5)
-    wild = [dataclasses.replace(one, service_time=one.service_time * factor) for one, factor in _each_cell(measurements(LAW, 0.0), rng)]
+    wild = [
+        dataclasses.replace(one, service_time=one.service_time * factor)
+        for one, factor in _each_cell(measurements(LAW, 0.0), rng)
+    ]
     assert verdict(wild, None).verdict == "poor"
 
 
 def _each_cell(found: list[Measured], rng: np.random.Generator) -> list[tuple[Measured, float]]:
     factors: dict[tuple[Any, int], float] = {}
-    return [(one, factors.setdefault((one.lengths, one.prompt_tokens), float(rng.uniform(0.5, 2)))) for one in found]
+    return [
+        (one, factors.setdefault((one.lengths, one.prompt_tokens), float(rng.uniform(0.5, 2))))
+        for one in found
+    ]
 
 
 def test_a_turnaround_that_was_not_measured_is_kept_and_doubted() -> None:

@@ -1,4 +1,6 @@
-"""The end of the process: what was accepted is answered, no connection is reset, and nothing outside can hold it up."""
+"""The end of the process: what was accepted is answered, no connection is reset, and nothing
+outside can hold it up.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ FEW = "k1=0,k2=0,k3=0,k4=1e-3"  # seconds a token
 
 
 class KeepAlive:
-    """A client that sends one call after the other on a connection, and opens another where an answer ended it."""
+    """A client that sends one call after the other on a connection, and opens another where an
+    answer ended it.
+    """
 
     def __init__(self, url: str, outcomes: Counter[str], think: float) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -38,7 +42,10 @@ class KeepAlive:
         self._outcomes = outcomes
         self._think = think
         content = b'{"model":"tiny","prompt":[5,6,7],"max_tokens":4,"ignore_eos":true}'
-        self._call = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(content), content)
+        self._call = (
+            b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s"
+            % (len(content), content)
+        )
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def run(self) -> None:
@@ -75,7 +82,9 @@ class KeepAlive:
 async def stopped_under(running: GatewayProcess, clients: int, think: float = 0.0) -> Counter[str]:
     """What became of every call of so many clients while the gateway was told to stop."""
     outcomes: Counter[str] = Counter()
-    playing = [asyncio.create_task(KeepAlive(running.url, outcomes, think).run()) for _ in range(clients)]
+    playing = [
+        asyncio.create_task(KeepAlive(running.url, outcomes, think).run()) for _ in range(clients)
+    ]
     while outcomes["200"] < 3 * clients:  # noqa: ASYNC110 - nothing to wait on
         await asyncio.sleep(0.01)
     os.kill(running.pid, signal.SIGTERM)
@@ -88,7 +97,16 @@ def no_reset(folder: Path, clients: int, think: float = 0.0) -> None:
     async def main() -> Counter[str]:
         async with (
             asyncio.timeout(LONGEST),
-            gateway(folder, "tiny", "--engine", "emulated", "--latency", FEW, "--policy", "continuous:max_batch_size=64") as running,
+            gateway(
+                folder,
+                "tiny",
+                "--engine",
+                "emulated",
+                "--latency",
+                FEW,
+                "--policy",
+                "continuous:max_batch_size=64",
+            ) as running,
         ):
             await running.ready()
             return await stopped_under(running, clients, think)
@@ -96,7 +114,10 @@ def no_reset(folder: Path, clients: int, think: float = 0.0) -> None:
     outcomes = asyncio.run(main())
     assert set(outcomes) <= {"200", "503", "refused before a call"}, outcomes
     records = read_run(folder / "records.jsonl")[1]
-    assert Counter(record.outcome for record in records) == {"completed": outcomes["200"], "rejected": outcomes["503"]}
+    assert Counter(record.outcome for record in records) == {
+        "completed": outcomes["200"],
+        "rejected": outcomes["503"],
+    }
 
 
 def test_no_call_of_50_keep_alive_clients_is_reset_by_sigterm(tmp_path: Path) -> None:
@@ -126,7 +147,10 @@ def test_within_the_shutdown_delay_it_is_not_ready_and_serves(tmp_path: Path) ->
 
     asyncio.run(main())
     assert [record.outcome for record in read_run(tmp_path / "records.jsonl")[1]] == ["completed"]
-    assert "SIGTERM: /ready answers 503; requests are accepted for 150 s more" in (tmp_path / "gateway.log").read_text()
+    assert (
+        "SIGTERM: /ready answers 503; requests are accepted for 150 s more"
+        in (tmp_path / "gateway.log").read_text()
+    )
 
 
 def test_after_the_shutdown_delay_it_ends_by_itself(tmp_path: Path) -> None:
@@ -141,16 +165,28 @@ def test_after_the_shutdown_delay_it_ends_by_itself(tmp_path: Path) -> None:
     assert "requests are accepted for 0.5 s more" in (tmp_path / "gateway.log").read_text()
 
 
-def test_an_answer_under_way_and_the_next_call_on_its_connection_are_both_answered(tmp_path: Path) -> None:
-    """The headers of a stream that began before the signal say keep-alive: its client may send on."""
+def test_an_answer_under_way_and_the_next_call_on_its_connection_are_both_answered(
+    tmp_path: Path,
+) -> None:
+    """The headers of a stream that began before the signal say keep-alive: its client may send
+    on.
+    """
 
     async def main() -> None:
-        async with asyncio.timeout(LONGEST), gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", STEP) as running:
+        async with (
+            asyncio.timeout(LONGEST),
+            gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", STEP) as running,
+        ):
             await running.ready()
             host, _, port = running.url.removeprefix("http://").partition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            made = SocketCall(running.url, body(300))  # 3 s, from the first of which on the signal is sent
-            call = b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(made._body), made._body)
+            made = SocketCall(
+                running.url, body(300)
+            )  # 3 s, from the first of which on the signal is sent
+            call = (
+                b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s"
+                % (len(made._body), made._body)
+            )
             writer.write(call)
             await reader.readuntil(b"data: ")
             os.kill(running.pid, signal.SIGTERM)
@@ -189,7 +225,15 @@ def test_new_connections_are_passed_over_and_those_that_are_there_are_kept() -> 
 
 def test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up(tmp_path: Path) -> None:
     async def main() -> None:
-        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "0.2"]
+        arguments = [
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            STEP,
+            "--prediction-interval",
+            "0.2",
+        ]
         async with asyncio.timeout(LONGEST), gateway(tmp_path, *arguments) as running:
             await running.ready()
             below = await stopped_below(running)
@@ -204,8 +248,12 @@ def test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up(tmp_path
 
 
 async def predicting_below(running: GatewayProcess) -> list[int]:
-    """The predicting process, when it runs its own program: until then the kernel holds up its parent (vfork)."""
-    while not (below := [pid for pid in descendants(running.pid) if "predictor_process" in command(pid)]):  # noqa: ASYNC110
+    """The predicting process, when it runs its own program: until then the kernel holds up its
+    parent (vfork).
+    """
+    while not (  # noqa: ASYNC110
+        below := [pid for pid in descendants(running.pid) if "predictor_process" in command(pid)]
+    ):
         await asyncio.sleep(0.05)
     return below
 
@@ -218,12 +266,24 @@ async def stopped_below(running: GatewayProcess) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_stopped_predicting_process_and_a_state_file_do_not_hold_the_exit_up(tmp_path: Path) -> None:
+def test_a_stopped_predicting_process_and_a_state_file_do_not_hold_the_exit_up(
+    tmp_path: Path,
+) -> None:
     """The last look is asked for, and waited for in vain."""
 
     async def main() -> None:
         state = str(tmp_path / "state.json")
-        arguments = ["tiny", "--engine", "emulated", "--latency", STEP, "--prediction-interval", "10", "--state-file", state]
+        arguments = [
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            STEP,
+            "--prediction-interval",
+            "10",
+            "--state-file",
+            state,
+        ]
         async with asyncio.timeout(LONGEST), gateway(tmp_path, *arguments) as running:
             await running.ready()
             await predicting_below(running)
@@ -242,16 +302,23 @@ def test_sigkill_loses_the_records_of_one_second_at_most(tmp_path: Path) -> None
 
     async def client(url: str, name: str) -> None:
         for number in range(1_000_000):
-            made = await SocketCall(url, body(1, stream=False, request_id=f"{name}-{number}")).send()
+            made = await SocketCall(
+                url, body(1, stream=False, request_id=f"{name}-{number}")
+            ).send()
             status, _ = await made.answer()
             if status != 200:
                 return
             ended_at[f"{name}-{number}"] = time.clock_gettime(time.CLOCK_MONOTONIC)
 
     async def main() -> float:
-        async with asyncio.timeout(LONGEST), gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST) as running:
+        async with (
+            asyncio.timeout(LONGEST),
+            gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST) as running,
+        ):
             await running.ready()
-            playing = [asyncio.create_task(client(running.url, f"client{number}")) for number in range(4)]
+            playing = [
+                asyncio.create_task(client(running.url, f"client{number}")) for number in range(4)
+            ]
             await eventually(lambda: len(ended_at) > 100)
             await asyncio.sleep(2)
             killed_at = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -266,8 +333,12 @@ def test_sigkill_loses_the_records_of_one_second_at_most(tmp_path: Path) -> None
     assert due <= there
 
 
-def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end(tmp_path: Path) -> None:
-    """1,100 malformed requests, each a line of the log; the pipe that takes them is full from the start."""
+def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end(
+    tmp_path: Path,
+) -> None:
+    """1,100 malformed requests, each a line of the log; the pipe that takes them is full from
+    the start.
+    """
     unread, log = os.pipe()
     os.set_blocking(log, False)
     with contextlib.suppress(BlockingIOError):
@@ -276,9 +347,20 @@ def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_
     os.set_blocking(log, True)
 
     async def main() -> tuple[str, float]:
-        running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST, "--record-file", "/dev/full")
+        running = gateway(
+            tmp_path,
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            FAST,
+            "--record-file",
+            "/dev/full",
+        )
         command = [sys.executable, "-m", "kendall", "serve", *running._arguments]
-        process = running._process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+        process = running._process = await asyncio.create_subprocess_exec(
+            *command, stdout=log, stderr=log
+        )
         try:
             async with asyncio.timeout(LONGEST):
                 await running.ready()
@@ -306,7 +388,9 @@ def test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_
         os.close(unread)
     repeated = re.search(r'kendall_dropped_log_lines_total{reason="repeated"} ([\d.e+]+)', metrics)
     assert repeated is not None
-    assert float(repeated[1]) >= 1_100 - LINES_OF_A_KIND * (1 + math.ceil(took / WINDOW)), "1,000 in the time of one window"
+    assert float(repeated[1]) >= 1_100 - LINES_OF_A_KIND * (1 + math.ceil(took / WINDOW)), (
+        "1,000 in the time of one window"
+    )
 
 
 async def answer_to(running: GatewayProcess, sent: bytes) -> int:
@@ -331,6 +415,8 @@ threading.Thread(target=threading.Event().wait).start()  # the interpreter would
 
 
 def test_an_end_that_does_not_come_is_made() -> None:
-    found = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=False
+    )
     assert found.returncode == 1
     assert "the gateway had not stopped 0.1 s after it was asked to; it ends now" in found.stderr

@@ -36,7 +36,10 @@ from tests.server.asgi import running
 from tests.server.live_harness import answered
 from tests.virtual_time import run_virtual
 
-BATCHES, JOINING = ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8"), "continuous:max_batch_size=8"
+BATCHES, JOINING = (
+    ("single", "capped:max_batch_size=8", "elastic:max_batch_size=8"),
+    "continuous:max_batch_size=8",
+)
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
 
 
@@ -46,8 +49,18 @@ def said(policy: str) -> str:
     model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
     seen, feed = window_of(model, 0.6, 6000, 1), Feed()
     feed.begin_epoch(0, 0.0)
-    question = Question(news=feed.take(), at=seen.now, window=1e9, shape=LAW, knobs=Knobs(policy=policy), max_num_seqs=16, longest=64)
-    return json.dumps(described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False)
+    question = Question(
+        news=feed.take(),
+        at=seen.now,
+        window=1e9,
+        shape=LAW,
+        knobs=Knobs(policy=policy),
+        max_num_seqs=16,
+        longest=64,
+    )
+    return json.dumps(
+        described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False
+    )
 
 
 def assert_inside(estimate: dict[str, float]) -> None:
@@ -66,9 +79,19 @@ def test_a_live_prediction_is_whole(policy: str) -> None:
         assert found[name]["mean"] > 0
         assert levels == sorted(levels), name
         assert joins or len(levels) == len(LEVELS), name
-    assert found["queueing_delay"]["mean"] < found["time_to_first_token"]["mean"] < found["sojourn_time"]["mean"]
+    assert (
+        found["queueing_delay"]["mean"]
+        < found["time_to_first_token"]["mean"]
+        < found["sojourn_time"]["mean"]
+    )
     observed, predicted = found["comparison"]["observed"], found["comparison"]["predicted"]
-    for estimate in (observed, predicted, found["interval"], found["observed_queueing_delay"], found["load_interval"]):
+    for estimate in (
+        observed,
+        predicted,
+        found["interval"],
+        found["observed_queueing_delay"],
+        found["load_interval"],
+    ):
         assert_inside(estimate)
     assert found["interval"] == predicted
     assert predicted["value"] == pytest.approx(found[compared]["mean"])
@@ -86,7 +109,9 @@ def test_a_live_prediction_is_whole(policy: str) -> None:
     assert min(found["n"], found["arrival_rate"], found["window"]["seconds"]) > 0
 
 
-def gauges_of(found: dict[str, Any], then: Callable[[LiveGauges], None] = lambda _: None) -> dict[str, dict[str, float]]:
+def gauges_of(
+    found: dict[str, Any], then: Callable[[LiveGauges], None] = lambda _: None
+) -> dict[str, dict[str, float]]:
     """By name, and by the last label's value; `` where there is none."""
     metrics = Metrics()
     gauges = LiveGauges(metrics)
@@ -95,7 +120,14 @@ def gauges_of(found: dict[str, Any], then: Callable[[LiveGauges], None] = lambda
     shown: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for sample in family.samples:
-            label = next((sample.labels[name] for name in ("stat", "assumption", "verdict") if name in sample.labels), "")
+            label = next(
+                (
+                    sample.labels[name]
+                    for name in ("stat", "assumption", "verdict")
+                    if name in sample.labels
+                ),
+                "",
+            )
             shown.setdefault(sample.name.removeprefix("kendall_"), {})[label] = sample.value
     return shown
 
@@ -108,16 +140,24 @@ def test_the_gauges_show_the_live_prediction_in_order(policy: str) -> None:
     for name in ("predicted", "observed"):
         stats = shown[f"{name}_{compared}_seconds"]
         assert set(stats) == {"mean", "mean_low", "mean_high", *LEVELS}
-        assert (stats["mean"], stats["mean_low"], stats["mean_high"]) == tuple(comparison[name][end] for end in ("value", "low", "high"))
+        assert (stats["mean"], stats["mean_low"], stats["mean_high"]) == tuple(
+            comparison[name][end] for end in ("value", "low", "high")
+        )
         assert stats["mean_low"] < stats["mean"] < stats["mean_high"]
         levels = [stats[level] for level in LEVELS]
-        assert all(map(math.isnan, levels)) if joins and name == "predicted" else levels == sorted(levels)
+        assert (
+            all(map(math.isnan, levels))
+            if joins and name == "predicted"
+            else levels == sorted(levels)
+        )
     assert shown["predicted_queueing_delay_seconds"]["mean"] == found["queueing_delay"]["mean"]
     assert shown["observed_queueing_delay_seconds"]["mean"] == found["observed_mean"]
     assert shown["prediction_error_ratio"][""] == comparison["error"]
     assert (shown["load"][""], shown["engine_speed_ratio"][""]) == (found["load"], found["speed"])
     assert shown["assumption_holds"].keys() == comparison["assumptions"].keys()
-    assert shown["prediction_verdict"] == {verdict: float(verdict == "agree") for verdict in VERDICTS}
+    assert shown["prediction_verdict"] == {
+        verdict: float(verdict == "agree") for verdict in VERDICTS
+    }
 
 
 class Asked:
@@ -135,7 +175,9 @@ class Asked:
 
     async def ask(self, *question: Any) -> Any:
         self.questions.append(question)
-        nothing = dict.fromkeys(("pilot_failure", "decision", "reason", "ahead", "prediction", "estimates", "state"))
+        nothing = dict.fromkeys(
+            ("pilot_failure", "decision", "reason", "ahead", "prediction", "estimates", "state")
+        )
         return [] if question[0] == "ask_advice" else nothing | {"can_say_what_if": False}
 
 
@@ -148,12 +190,17 @@ def test_who_asks_for_advice_takes_no_decision_from_the_autopilot() -> None:
             live._predictor = asked  # type: ignore[assignment]
             await live.update()
             await live.advice({})
-            assert [(name, of[0].decides) for name, *of in asked.questions if name == "look"] == [("look", True), ("look", False)]
+            assert [(name, of[0].decides) for name, *of in asked.questions if name == "look"] == [
+                ("look", True),
+                ("look", False),
+            ]
 
     run_virtual(main())
 
 
-def test_a_look_without_a_decision_leaves_the_autopilot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_without_a_decision_leaves_the_autopilot_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
     monkeypatch.setattr(predicting.Autopilot, "decide", lambda *_: asked.append(True))
@@ -161,15 +208,26 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(monkeypatch: pytes
     feed.begin_epoch(0, 0.0)
     for decides in (False, True):
         question = Question(
-            news=feed.take(), at=1.0, window=1e9, shape=LAW, knobs=Knobs(policy="single"), max_num_seqs=16, longest=64, decides=decides
+            news=feed.take(),
+            at=1.0,
+            window=1e9,
+            shape=LAW,
+            knobs=Knobs(policy="single"),
+            max_num_seqs=16,
+            longest=64,
+            decides=decides,
         )
         predicting.look(question)
         assert asked == ([True] if decides else [])
 
 
 @pytest.mark.parametrize("life", [1, 2])
-def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_that_begins_now(life: int) -> None:
-    """It would divide the arrivals of some seconds by the whole window, and the autopilot would be off for good."""
+def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_that_begins_now(
+    life: int,
+) -> None:
+    """It would divide the arrivals of some seconds by the whole window, and the autopilot would
+    be off for good.
+    """
 
     async def main() -> None:
         async with running(autopilot="act") as (_, gateway):
@@ -181,7 +239,11 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
             news = live._feed.take()
             assert asked.questions == [("start_pilot", "act", {"remembered": True}, 0.0)]
             began = gateway.now() if life > 1 else -math.inf
-            assert (news.begun, news.forgets_lengths, news.carried_from) == (life > 1, life > 1, began)
+            assert (news.begun, news.forgets_lengths, news.carried_from) == (
+                life > 1,
+                life > 1,
+                began,
+            )
             assert news.epoch == gateway.batcher.epoch
             live._state = {"no": "estimates"}
 
@@ -191,7 +253,11 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
                     raise ValueError("schema 1")
 
             await live._begin_life(broken, life)
-            assert [name for name, *_ in asked.questions] == ["start_pilot", "restore", "start_pilot"]
+            assert [name for name, *_ in asked.questions] == [
+                "start_pilot",
+                "restore",
+                "start_pilot",
+            ]
 
     run_virtual(main())
 
@@ -202,7 +268,9 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
             for epoch in (1, 2):
                 assert gateway.begin_epoch() == epoch
                 shown = gateway.metrics.exposition().decode()
-                assert [line for line in shown.splitlines() if line.startswith("kendall_policy_info{")] == [
+                assert [
+                    line for line in shown.splitlines() if line.startswith("kendall_policy_info{")
+                ] == [
                     f'kendall_policy_info{{epoch="{epoch}",max_output_tokens="none",policy="continuous:max_batch_size=4"}} 1.0'
                 ]
             assert "kendall_policy_switches_total 0.0" in shown
@@ -225,8 +293,17 @@ def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
 
     before, after = gauges_of(found, what_if), gauges_of(found, next_epoch)
     begun = gauges_of(found, LiveGauges.begin_epoch)
-    gone = {"prediction_verdict", "assumption_holds", "prediction_error_ratio", "what_if_queueing_delay_seconds"}
-    gone |= {f"{kind}_{name}_seconds" for kind in ("predicted", "observed") for name in ("queueing_delay",)}
+    gone = {
+        "prediction_verdict",
+        "assumption_holds",
+        "prediction_error_ratio",
+        "what_if_queueing_delay_seconds",
+    }
+    gone |= {
+        f"{kind}_{name}_seconds"
+        for kind in ("predicted", "observed")
+        for name in ("queueing_delay",)
+    }
     assert gone <= before.keys()
     assert gone.isdisjoint(after)
     assert after.keys() == begun.keys()
@@ -236,11 +313,14 @@ def test_a_new_epoch_shows_nothing_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("error", [0.25, -0.25, None])
-def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(error: float | None) -> None:
+def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(
+    error: float | None,
+) -> None:
     found = json.loads(said(BATCHES[1]))
     found["comparison"] |= {"error": error, "verdict": "disagree"}
     found["comparison"]["assumptions"] = {
-        name: {"holds": holds, "says": ""} for name, holds in (("open_loop", True), ("no_stalls", False), ("settled", None))
+        name: {"holds": holds, "says": ""}
+        for name, holds in (("open_loop", True), ("no_stalls", False), ("settled", None))
     }
     shown = gauges_of(found)
     assert shown.get("prediction_error_ratio", {}).get("") == error
@@ -251,18 +331,39 @@ def test_the_gauges_show_the_sign_of_an_error_and_nothing_of_what_is_not_known(e
 
 
 # near: a machine that holds the gateway back adds delay of its own
-@pytest.mark.parametrize("near", [pytest.param(None, id="there"), pytest.param(0.5, id="near", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "near", [pytest.param(None, id="there"), pytest.param(0.5, id="near", marks=pytest.mark.slow)]
+)
 def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | None) -> None:
-    """After a few seconds of load the predicted mean is there beside the observed one, and a switch starts afresh."""
-    rate, requests = (40.0, 400) if near is None else (80.0, 1000)  # a load that a slow machine serves too, or one that makes a delay
+    """After a few seconds of load the predicted mean is there beside the observed one, and a
+    switch starts afresh.
+    """
+    rate, requests = (
+        (40.0, 400) if near is None else (80.0, 1000)
+    )  # a load that a slow machine serves too, or one that makes a delay
 
     async def main() -> None:
-        arguments = ["tiny", "--engine", "emulated", "--policy", "capped:max_batch_size=4", "--prediction-interval", "1"]
-        async with GatewayProcess([*arguments, "--allow-forced-lengths"], free_port(0), tmp_path / "log") as gateway:
+        arguments = [
+            "tiny",
+            "--engine",
+            "emulated",
+            "--policy",
+            "capped:max_batch_size=4",
+            "--prediction-interval",
+            "1",
+        ]
+        async with GatewayProcess(
+            [*arguments, "--allow-forced-lengths"], free_port(0), tmp_path / "log"
+        ) as gateway:
             await gateway.ready()
-            lengths, prompts = parse_distribution("uniform:low=4,high=20"), parse_distribution("deterministic:value=8")
+            lengths, prompts = (
+                parse_distribution("uniform:low=4,high=20"),
+                parse_distribution("deterministic:value=8"),
+            )
             timetable = draw(rate, requests, 3, prompts, lengths)
-            load = asyncio.create_task(run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3))
+            load = asyncio.create_task(
+                run_load(Target(base_url=gateway.url, model="tiny"), timetable, seed=3)
+            )
             await answered(gateway, "/admin/prediction", "prediction")
             await load
             await asyncio.sleep(1.5)  # for a look at all of it
@@ -270,11 +371,16 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
             assert found["observed_mean"] > 0
             if near is not None:
                 assert found["stable"]
-                assert found["queueing_delay"]["mean"] == pytest.approx(found["observed_mean"], rel=near)
+                assert found["queueing_delay"]["mean"] == pytest.approx(
+                    found["observed_mean"], rel=near
+                )
                 assert 0.5 < found["speed"] < 3
             async with httpx.AsyncClient(timeout=60) as client:
                 text = (await client.get(gateway.url + "/metrics")).text
-            assert 'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}' in text
+            assert (
+                'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}'
+                in text
+            )
             assert 'kendall_prediction_error_ratio{policy="capped:max_batch_size=4"}' in text
             await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
             await asyncio.sleep(1.2)
@@ -285,19 +391,40 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
 
 @pytest.mark.slow
 def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
-    """Estimates and the autopilot's memory are in the state file; after a restart advice rests on them before a single request."""
+    """Estimates and the autopilot's memory are in the state file; after a restart advice rests
+    on them before a single request.
+    """
     state = tmp_path / "state.json"
-    arguments = ["tiny", "--engine", "emulated", "--policy", "dynamic", "--prediction-interval", "0.5", "--state-file", str(state)]
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--policy",
+        "dynamic",
+        "--prediction-interval",
+        "0.5",
+        "--state-file",
+        str(state),
+    ]
     arguments += ["--allow-forced-lengths", "--autopilot", "advise"]
 
     async def life(number: int, requests: int) -> tuple[dict[str, Any], dict[str, Any]]:
         async with GatewayProcess(arguments, free_port(0), tmp_path / f"log{number}") as gateway:
             await gateway.ready()
             if requests:
-                lengths, prompts = parse_distribution("uniform:low=4,high=20"), parse_distribution("deterministic:value=8")
-                await run_load(Target(base_url=gateway.url, model="tiny"), draw(100.0, requests, 3, prompts, lengths), seed=3)
+                lengths, prompts = (
+                    parse_distribution("uniform:low=4,high=20"),
+                    parse_distribution("deterministic:value=8"),
+                )
+                await run_load(
+                    Target(base_url=gateway.url, model="tiny"),
+                    draw(100.0, requests, 3, prompts, lengths),
+                    seed=3,
+                )
             async with asyncio.timeout(60):
-                advice = await answered(gateway, "/admin/advice?objective=delay&target=policy", "advice")
+                advice = await answered(
+                    gateway, "/admin/advice?objective=delay&target=policy", "advice"
+                )
                 return advice, await answered(gateway, "/admin/state", "estimates")
 
     asyncio.run(life(1, 600))

@@ -1,9 +1,11 @@
-"""On the emulated engine on virtual time the live prediction is within 4 % of what is observed: six policies at four loads.
+"""On the emulated engine on virtual time the live prediction is within 4 % of what is observed: six
+policies at four loads.
 
-A run goes on until its mean is known to half of that (half width, 95 %). Nothing of it enters the prediction but arrivals, lengths and
-service times: the same `assess` that the gateway asks every few seconds, on a window without limits of time and rows. The long
-runs are the compiled simulator's; that it, the policy objects and the gateway's batcher on the emulated engine agree is shown by
-`test_gateway_equals_simulator` and by the gateway's own windows here.
+A run goes on until its mean is known to half of that (half width, 95 %). Nothing of it enters the
+prediction but arrivals, lengths and service times: the same `assess` that the gateway asks every
+few seconds, on a window without limits of time and rows. The long runs are the compiled
+simulator's; that it, the policy objects and the gateway's batcher on the emulated engine agree is
+shown by `test_gateway_equals_simulator` and by the gateway's own windows here.
 """
 
 from __future__ import annotations
@@ -33,9 +35,18 @@ from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
-POLICIES = ("single", "dynamic", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "continuous:max_batch_size=4")
+POLICIES = (
+    "single",
+    "dynamic",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+)
 LOADS = (0.3, 0.5, 0.6, 0.75)
-SHAPE = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015")  # as calibrated: the speed and the residual are the run's
+SHAPE = parse_law(
+    "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015"
+)  # as calibrated: the speed and the residual are the run's
 LENGTHS = parse_distribution("uniform:low=1,high=31")
 BOUND = 16
 SPEED = 1.15  # of the run against the shape
@@ -48,8 +59,16 @@ MOST = FIRST * 2**9  # 10 GB
 
 
 def model_of(policy: str, sequences: str | None = None) -> Model:
-    law = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015,cv=0.12").at_speed(SPEED)
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=law, max_num_seqs=BOUND, sequences=calls_of(sequences))
+    law = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015,cv=0.12").at_speed(
+        SPEED
+    )
+    return Model(
+        policy=parse_policy(policy),
+        output_tokens=LENGTHS,
+        law=law,
+        max_num_seqs=BOUND,
+        sequences=calls_of(sequences),
+    )
 
 
 def calls_of(text: str | None) -> TokenDistribution | None:
@@ -83,7 +102,13 @@ def assert_agrees(seen: Snapshot, within: float = WITHIN, known: float = KNOWN) 
 
 
 @pytest.mark.parametrize(
-    ("policy", "load"), [("single", 0.3), ("dynamic", 0.75), ("elastic:max_batch_size=8", 0.6), ("continuous:max_batch_size=4", 0.5)]
+    ("policy", "load"),
+    [
+        ("single", 0.3),
+        ("dynamic", 0.75),
+        ("elastic:max_batch_size=8", 0.6),
+        ("continuous:max_batch_size=4", 0.5),
+    ],
 )
 def test_the_live_prediction_of_a_few_cells(policy: str, load: float) -> None:
     assert_agrees(long_enough(policy, load, seed=1))
@@ -107,15 +132,21 @@ def test_the_live_prediction_of_every_cell(policy: str, load: float) -> None:
         ("continuous:max_batch_size=4", 0.3, MIXED),
     ],
 )
-def test_calls_of_several_sequences_are_predicted_too(policy: str, load: float, sequences: str) -> None:
+def test_calls_of_several_sequences_are_predicted_too(
+    policy: str, load: float, sequences: str
+) -> None:
     assert_calls_agree(policy, load, sequences, seed=3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sequences", [*(f"deterministic:value={n}" for n in range(2, 9)), "uniform:low=1,high=8", MIXED])
+@pytest.mark.parametrize(
+    "sequences", [*(f"deterministic:value={n}" for n in range(2, 9)), "uniform:low=1,high=8", MIXED]
+)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_calls_of_several_sequences_are_predicted_in_every_cell(policy: str, load: float, sequences: str) -> None:
+def test_calls_of_several_sequences_are_predicted_in_every_cell(
+    policy: str, load: float, sequences: str
+) -> None:
     assert_calls_agree(policy, load, sequences, seed=4)
 
 
@@ -126,13 +157,19 @@ def assert_calls_agree(policy: str, load: float, sequences: str, seed: int) -> N
     holds = {each.name: each.holds for each in found.compared.assumptions}
     assert holds["poisson_arrivals"] is not False
     assert holds["open_loop"] is not False
-    assert found.estimates.sequences.mean().value == pytest.approx(model_of(policy, sequences).call_size, rel=0.02)
+    assert found.estimates.sequences.mean().value == pytest.approx(
+        model_of(policy, sequences).call_size, rel=0.02
+    )
 
 
 def prompted(policy: str) -> Model:
-    """Lists of one to four prompts, of which each has a length of its own that the engine's time depends on."""
+    """Lists of one to four prompts, of which each has a length of its own that the engine's time
+    depends on.
+    """
     return dataclasses.replace(
-        model_of(policy, "uniform:low=1,high=4"), law=dataclasses.replace(model_of(policy).law, kp=KP), prompt_tokens=PROMPTS
+        model_of(policy, "uniform:low=1,high=4"),
+        law=dataclasses.replace(model_of(policy).law, kp=KP),
+        prompt_tokens=PROMPTS,
     )
 
 
@@ -150,15 +187,23 @@ def prompted_window(policy: str, load: float, seed: int) -> Snapshot:
     """The stop rule of `long_enough`."""
     model, count = prompted(policy), FIRST
     while True:
-        trace = draw_trace(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
+        trace = draw_trace(
+            model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)
+        )
         seen = snapshot_of_run(rerun(model, trace), model, trace.prompt_tokens)
-        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN_OF_CALLS:
+        if (
+            mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative
+            <= KNOWN_OF_CALLS
+        ):
             return seen
         count *= 2
         assert count <= MOST
 
 
-@pytest.mark.parametrize(("policy", "load"), [("single", 0.3), ("capped:max_batch_size=8", 0.5), ("elastic:max_batch_size=8", 0.5)])
+@pytest.mark.parametrize(
+    ("policy", "load"),
+    [("single", 0.3), ("capped:max_batch_size=8", 0.5), ("elastic:max_batch_size=8", 0.5)],
+)
 def test_lists_of_prompts_are_predicted_in_a_few_cells(policy: str, load: float) -> None:
     assert_prompts_agree(prompted_window(policy, load, 7))
 
@@ -171,21 +216,32 @@ def test_lists_of_prompts_are_predicted_in_every_cell(policy: str, load: float) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "count"), [("capped:max_batch_size=8", 150_000), ("continuous:max_batch_size=4", 60_000)])
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [("capped:max_batch_size=8", 150_000), ("continuous:max_batch_size=4", 60_000)],
+)
 def test_lists_of_prompts_are_predicted_by_the_gateway_itself(policy: str, count: int) -> None:
     model = prompted(policy)
     jobs, _ = draw_jobs(model, 0.3 * model.largest_stable_rate, count, np.random.SeedSequence(9))
-    assert_prompts_agree(gateway_window(policy, [(job.request, job.output_tokens) for job in jobs], 9, model.law))
+    assert_prompts_agree(
+        gateway_window(policy, [(job.request, job.output_tokens) for job in jobs], 9, model.law)
+    )
 
 
-def asked(policy: str, load: float, count: int, seed: int, sequences: str | None = None) -> list[tuple[Request, int]]:
+def asked(
+    policy: str, load: float, count: int, seed: int, sequences: str | None = None
+) -> list[tuple[Request, int]]:
     """Requests and their lengths."""
     model = model_of(policy, sequences)
-    jobs, _ = draw_jobs(model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed))
+    jobs, _ = draw_jobs(
+        model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)
+    )
     return [(job.request, job.output_tokens) for job in jobs]
 
 
-def gateway_window(policy: str, jobs: list[tuple[Request, int]], seed: int, law: LatencyModel | None = None) -> Snapshot:
+def gateway_window(
+    policy: str, jobs: list[tuple[Request, int]], seed: int, law: LatencyModel | None = None
+) -> Snapshot:
     """The gateway's batcher on the emulated engine, and the window that its records fed."""
     law = model_of(policy).law if law is None else law
     records = run_virtual(replay(parse_policy(policy), jobs, law, seed=seed, max_num_seqs=BOUND))
@@ -202,12 +258,18 @@ def gateway_window(policy: str, jobs: list[tuple[Request, int]], seed: int, law:
 
 @pytest.mark.parametrize("sequences", [None, "uniform:low=1,high=8"])
 @pytest.mark.parametrize("policy", ["fixed:batch_size=4", "continuous:max_batch_size=4"])
-def test_the_gateways_own_window_says_what_the_simulators_says(policy: str, sequences: str | None) -> None:
-    """Same arrivals, lengths and residuals: the estimates, the observation and the prediction are the same numbers."""
+def test_the_gateways_own_window_says_what_the_simulators_says(
+    policy: str, sequences: str | None
+) -> None:
+    """Same arrivals, lengths and residuals: the estimates, the observation and the prediction
+    are the same numbers.
+    """
     jobs = asked(policy, 0.6, 1500, 5, sequences)
     residuals = [np.random.default_rng(np.random.SeedSequence(5).spawn(2)[1])]
     simulated = [Job(request, tokens) for request, tokens in jobs]
-    records = simulate_trace(parse_policy(policy), simulated, model_of(policy).law, residuals, max_batch_size=BOUND)
+    records = simulate_trace(
+        parse_policy(policy), simulated, model_of(policy).law, residuals, max_batch_size=BOUND
+    )
     found = live(gateway_window(policy, jobs, 5)), live(seen(records, policy))
     for name in ("arrival_rate", "speed", "cv"):
         one, other = (getattr(each.estimates, name).value for each in found)
@@ -219,13 +281,18 @@ def test_the_gateways_own_window_says_what_the_simulators_says(policy: str, sequ
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "load", "count"), [("dynamic", 0.5, 24_000), ("continuous:max_batch_size=4", 0.3, 12_000)])
+@pytest.mark.parametrize(
+    ("policy", "load", "count"),
+    [("dynamic", 0.5, 24_000), ("continuous:max_batch_size=4", 0.3, 12_000)],
+)
 def test_the_live_prediction_of_the_gateway_itself(policy: str, load: float, count: int) -> None:
     assert_agrees(gateway_window(policy, asked(policy, load, count, 6), 6))
 
 
 def test_a_wrong_shape_would_be_seen() -> None:
-    """A law with half the step and dearer members: the speed is fitted to the same busy time, and yet they do not agree."""
+    """A law with half the step and dearer members: the speed is fitted to the same busy time,
+    and yet they do not agree.
+    """
     run = long_enough("dynamic", 0.75, seed=1)
     wrong = parse_law("k1=0.004,k2=0.0014,k3=0.00002,k4=0.0006,turnaround=0.0015")
     found = assess(run, wrong, Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND))

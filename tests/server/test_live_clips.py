@@ -1,10 +1,13 @@
-"""The delay under another token limit, foreseen by a gateway on the real engine and then measured there.
+"""The delay under another token limit, foreseen by a gateway on the real engine and then measured
+there.
 
-A lower limit is answered from the window alone; a higher one, beyond which no length was seen, only under a named family. All
-runs have the same arrivals and lengths. What is foreseen holds at the speed of the run before; where the machine was another one by the
-run after (a neighbour's work makes it slower by a fifth, and then not), it is brought to that run's speed by the ratio of two
-predictions with the lengths and the rate that were sent. Runs further apart than `FAR` say nothing. On a machine that wanders one run
-knows its mean to 10 or 30 %: runs are added, each with its own gateway and forecast, until their weighted mean is known to `WITHIN`.
+A lower limit is answered from the window alone; a higher one, beyond which no length was seen, only
+under a named family. All runs have the same arrivals and lengths. What is foreseen holds at the
+speed of the run before; where the machine was another one by the run after (a neighbour's work
+makes it slower by a fifth, and then not), it is brought to that run's speed by the ratio of two
+predictions with the lengths and the rate that were sent. Runs further apart than `FAR` say nothing.
+On a machine that wanders one run knows its mean to 10 or 30 %: runs are added, each with its own
+gateway and forecast, until their weighted mean is known to `WITHIN`.
 """
 
 from __future__ import annotations
@@ -24,15 +27,28 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.feed import MOST
 from queueing.measurement.record import Record
 from queueing.prediction import predict
-from tests.server.live_harness import BOUND, PROMPTS, Look, Site, looked, real_site, records_of, sent
+from tests.server.live_harness import (
+    BOUND,
+    PROMPTS,
+    Look,
+    Site,
+    looked,
+    real_site,
+    records_of,
+    sent,
+)
 
 log = logging.getLogger("tests.live")
 LONG = parse_distribution("lognormal:mu=2.5,sigma=0.6")  # median 12 tokens, 90th percentile 26
 CLIENTS = 200  # tokens: the clients' own limit
 POLICY, LOAD, SECONDS = "dynamic", 0.5, 100.0
-FULL = 0.9 * MOST  # requests: on a quick machine the window is full before it is so long, and then never is
+FULL = (
+    0.9 * MOST
+)  # requests: on a quick machine the window is full before it is so long, and then never is
 WITHIN, FAR, TRIES = 0.10, 0.20, 4
-REPEATS = 20  # of the calibration's cells: an error of the law's shape looks like a speed that depends on the limit
+# of the calibration's cells: an error of the law's shape looks like a speed that depends on the
+# limit
+REPEATS = 20
 WHAT_IF = "/admin/prediction?what_if=true"
 ADVICE = "/admin/advice?objective=clipped&max_clipped_fraction=0.1&target=max-output-tokens"
 NAMED = ADVICE + "&family=lognormal"
@@ -59,7 +75,8 @@ class Run:
 
     def __str__(self) -> str:
         return (
-            f"limit {self.limit}: {1e3 * self.delay:.2f} ms +-{self.half_width:.1%} of {self.look['n']} at speed {self.look['speed']:.3f}"
+            f"limit {self.limit}: {1e3 * self.delay:.2f} ms +-{self.half_width:.1%} of "
+            f"{self.look['n']} at speed {self.look['speed']:.3f}"
         )
 
 
@@ -77,7 +94,9 @@ async def run_at(site: Site, limit: int, *asked: str) -> Run:
 
 
 async def three_runs(site: Site) -> tuple[Run, Run, Run]:
-    """At the median; where the family puts the 90th percentile; at the median as known from there."""
+    """At the median; where the family puts the 90th percentile; at the median as known from
+    there.
+    """
     low = await run_at(site, LONG.quantile(0.5), ADVICE, NAMED)
     (advice,) = low.look[NAMED]["advice"]
     high = await run_at(site, advice["best"]["max_output_tokens"], WHAT_IF)
@@ -86,18 +105,26 @@ async def three_runs(site: Site) -> tuple[Run, Run, Run]:
 
 def foreseen(run: Run) -> dict[str, Any]:
     """The what-if of the lowest of the other limits, which is the median."""
-    others = [each for each in run.look[WHAT_IF]["what_if"] if each["policy"] == POLICY and each["max_output_tokens"] != run.limit]
+    others = [
+        each
+        for each in run.look[WHAT_IF]["what_if"]
+        if each["policy"] == POLICY and each["max_output_tokens"] != run.limit
+    ]
     found: dict[str, Any] = min(others, key=lambda each: each["max_output_tokens"])
     return found
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A run that foresaw and one that measured, and what the difference of their speeds makes of the delay."""
+    """A run that foresaw and one that measured, and what the difference of their speeds makes of
+    the delay.
+    """
 
     before: Run
     after: Run
-    slower: float  # the delay at the speed of the run after, over that at the speed of the run before
+    slower: (
+        float  # the delay at the speed of the run after, over that at the speed of the run before
+    )
 
     @classmethod
     def of(cls, site: Site, before: Run, after: Run) -> Pair:
@@ -106,7 +133,9 @@ class Pair:
 
         def delay(run: Run) -> float:
             law = site.law.at_speed(run.look["speed"])
-            found = predict(policy, rate_of(site), lengths, law, prompt_tokens=PROMPTS, max_num_seqs=BOUND)
+            found = predict(
+                policy, rate_of(site), lengths, law, prompt_tokens=PROMPTS, max_num_seqs=BOUND
+            )
             return found.queueing_delay.mean or math.nan
 
         return cls(before, after, delay(after) / delay(before))
@@ -117,7 +146,10 @@ class Pair:
         return bool(abs(self.after.look["speed"] / self.before.look["speed"] - 1) <= FAR)
 
     def __str__(self) -> str:
-        return f"from limit {self.before.limit} to {self.after.limit} the speeds make {self.slower:.3f}"
+        return (
+            f"from limit {self.before.limit} to {self.after.limit} the speeds make "
+            f"{self.slower:.3f}"
+        )
 
 
 @pytest.mark.engine
@@ -126,17 +158,23 @@ def test_the_delay_under_another_limit_is_foreseen(tmp_path: Path) -> None:
     lower: list[Pair] = []
     higher: list[Pair] = []
     for attempt in range(TRIES):
-        with real_site(tmp_path / str(attempt), repeats=REPEATS, warm=False) as cold:  # a new gateway: it has seen no longer answers
+        with real_site(
+            tmp_path / str(attempt), repeats=REPEATS, warm=False
+        ) as cold:  # a new gateway: it has seen no longer answers
             site = cold.now()
             low, high, low_again = site.run(three_runs(site))
         assert_clipped(low, 0.5)
         assert_clipped(high, 0.1)
-        to_lower = [Pair.of(site, high, run) for run in (low_again, low) if run.limit == low_again.limit]
+        to_lower = [
+            Pair.of(site, high, run) for run in (low_again, low) if run.limit == low_again.limit
+        ]
         to_higher = Pair.of(site, low, high)
         log.info(f"{low}; {high}; {low_again}; {'; '.join(map(str, [*to_lower, to_higher]))}")
         log.info(f"foreseen at the lower limit: {foreseen(high)['interval']}")
         log.info(f"foreseen at the higher limit: {low.look[NAMED]['advice'][0]['best']}")
-        lower += sorted((pair for pair in to_lower if pair.near), key=lambda pair: pair.after.half_width)[:1]
+        lower += sorted(
+            (pair for pair in to_lower if pair.near), key=lambda pair: pair.after.half_width
+        )[:1]
         higher += [to_higher] if to_higher.near else []
         if lower and higher and pooled(lower)[1] <= WITHIN:
             break
@@ -147,10 +185,17 @@ def test_the_delay_under_another_limit_is_foreseen(tmp_path: Path) -> None:
 
 
 def pooled(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """Observed over foreseen, at the speed of the observation, and the half-width that the observations give it."""
+    """Observed over foreseen, at the speed of the observation, and the half-width that the
+    observations give it.
+    """
     weights = [pair.after.half_width**-2 for pair in pairs]
-    ratios = [pair.after.delay / (foreseen(pair.before)["queueing_delay"]["mean"] * pair.slower) for pair in pairs]
-    return sum(w * r for w, r in zip(weights, ratios, strict=True)) / sum(weights), sum(weights) ** -0.5
+    ratios = [
+        pair.after.delay / (foreseen(pair.before)["queueing_delay"]["mean"] * pair.slower)
+        for pair in pairs
+    ]
+    return sum(w * r for w, r in zip(weights, ratios, strict=True)) / sum(weights), sum(
+        weights
+    ) ** -0.5
 
 
 def assert_clipped(run: Run, share: float) -> None:
@@ -167,8 +212,13 @@ def assert_foreseen(pairs: Sequence[Pair]) -> None:
         assert pair.after.limit == foreseen(pair.before)["max_output_tokens"]
         assert foreseen(pair.before)["notes"] == [], "nothing is extrapolated"
     ratio, half_width = pooled(pairs)
-    log.info(f"observed over foreseen at the lower limit: {ratio:.3f} +-{half_width:.3f} of {len(pairs)}")
-    assert half_width <= WITHIN, f"the machine wanders too much: the mean of {len(pairs)} runs is known to {half_width:.0%} only"
+    log.info(
+        f"observed over foreseen at the lower limit: {ratio:.3f} +-{half_width:.3f} of {len(pairs)}"
+    )
+    assert half_width <= WITHIN, (
+        f"the machine wanders too much: the mean of {len(pairs)} runs is known to "
+        f"{half_width:.0%} only"
+    )
     assert ratio == pytest.approx(1.0, abs=WITHIN)
 
 

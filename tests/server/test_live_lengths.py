@@ -1,7 +1,8 @@
-"""Live agreement where lengths spread, calls hold several sequences and the machine stalls: within 5 %, or the broken assumption is named.
+"""Live agreement where lengths spread, calls hold several sequences and the machine stalls: within
+5 %, or the broken assumption is named.
 
-As in `test_live_agreement`, by the same `assess`. The stalls are not those of the law: the machine stands still at Poisson instants of
-the wall clock, whether it serves or not, under every policy.
+As in `test_live_agreement`, by the same `assess`. The stalls are not those of the law: the machine
+stands still at Poisson instants of the wall clock, whether it serves or not, under every policy.
 """
 
 from __future__ import annotations
@@ -23,31 +24,62 @@ from queueing.simulation.experiment import simulate_run
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.server.stalled_runs import SHARE, stalled_run
 
-POLICIES = ("single", "fixed:batch_size=4", "capped:max_batch_size=8", "elastic:max_batch_size=8", "dynamic", "continuous:max_batch_size=4")
+POLICIES = (
+    "single",
+    "fixed:batch_size=4",
+    "capped:max_batch_size=8",
+    "elastic:max_batch_size=8",
+    "dynamic",
+    "continuous:max_batch_size=4",
+)
 LENGTHS = {
     "geometric": parse_distribution("geometric:mean=16", 256),
     "lognormal": parse_distribution("lognormal:mu=1.68,sigma=1.45", 256),  # SCV 4 within the limit
     "bimodal": TokenDistribution(np.bincount([8, 80], [0.9, 0.1])),
 }
-SHAPE = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015")  # as calibrated: the speed and the residual are the run's
+SHAPE = parse_law(
+    "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,turnaround=0.0015"
+)  # as calibrated: the speed and the residual are the run's
 SPEED, CV, BOUND = 1.15, 0.12, 16
 WITHIN, KNOWN = 0.05, 0.04
 FIRST, MOST = 20_000, 5_120_000  # requests
-RUNS, COUNT, LONG = 400, 3000, 4_000_000  # runs, requests of each; of the run that tells the true mean
+RUNS, COUNT, LONG = (
+    400,
+    3000,
+    4_000_000,
+)  # runs, requests of each; of the run that tells the true mean
 
 
 def model_of(policy: str, lengths: str, sequences: str | None = None) -> Model:
     law = replace(SHAPE, speed=SPEED, cv=CV)
     calls = None if sequences is None else parse_distribution(sequences)
-    return Model(policy=parse_policy(policy), output_tokens=LENGTHS[lengths], law=law, max_num_seqs=BOUND, sequences=calls)
+    return Model(
+        policy=parse_policy(policy),
+        output_tokens=LENGTHS[lengths],
+        law=law,
+        max_num_seqs=BOUND,
+        sequences=calls,
+    )
 
 
-def window(policy: str, lengths: str, load: float, seed: int, sequences: str | None = None, *, stalls: bool = True) -> Snapshot:
+def window(
+    policy: str,
+    lengths: str,
+    load: float,
+    seed: int,
+    sequences: str | None = None,
+    *,
+    stalls: bool = True,
+) -> Snapshot:
     """The stop rule of `test_live_agreement`, here until the mean is known to `KNOWN`."""
     model, count = model_of(policy, lengths, sequences), FIRST
     rate = load * model.largest_stable_rate * (1 - SHARE if stalls else 1.0)
     while True:
-        run = stalled_run(model, rate, count, seed) if stalls else simulate_run(model, rate, count, np.random.SeedSequence(seed))
+        run = (
+            stalled_run(model, rate, count, seed)
+            if stalls
+            else simulate_run(model, rate, count, np.random.SeedSequence(seed))
+        )
         seen = snapshot_of_run(run, model)
         if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
             return seen
@@ -56,14 +88,29 @@ def window(policy: str, lengths: str, load: float, seed: int, sequences: str | N
 
 
 def live(seen: Snapshot, lengths: str) -> Assessment:
-    return assess(seen, SHAPE, Limits(max_output_tokens=LENGTHS[lengths].longest, max_num_seqs=BOUND))
+    return assess(
+        seen, SHAPE, Limits(max_output_tokens=LENGTHS[lengths].longest, max_num_seqs=BOUND)
+    )
 
 
-def assert_agrees(policy: str, lengths: str, load: float, seed: int, sequences: str | None = None, *, stalls: bool = True) -> None:
-    """Within 5 %, whether the law holds the stalls or, under continuous batching, their backlog is added to its means."""
+def assert_agrees(
+    policy: str,
+    lengths: str,
+    load: float,
+    seed: int,
+    sequences: str | None = None,
+    *,
+    stalls: bool = True,
+) -> None:
+    """Within 5 %, whether the law holds the stalls or, under continuous batching, their backlog
+    is added to its means.
+    """
     compared = live(window(policy, lengths, load, seed, sequences, stalls=stalls), lengths).compared
     says = {each.name: each for each in compared.assumptions}
-    assert all(says[name].holds is not False for name in ("poisson_arrivals", "open_loop", "constant_speed", "stable_queue")), says
+    assert all(
+        says[name].holds is not False
+        for name in ("poisson_arrivals", "open_loop", "constant_speed", "stable_queue")
+    ), says
     assert abs(compared.error) <= WITHIN, compared
 
 
@@ -81,7 +128,9 @@ def assert_agrees(policy: str, lengths: str, load: float, seed: int, sequences: 
         ("continuous:max_batch_size=4", "bimodal", 0.75, None),
     ],
 )
-def test_stalls_and_spread_lengths_in_a_few_cells(policy: str, lengths: str, load: float, sequences: str | None) -> None:
+def test_stalls_and_spread_lengths_in_a_few_cells(
+    policy: str, lengths: str, load: float, sequences: str | None
+) -> None:
     assert_agrees(policy, lengths, load, 1, sequences)
 
 
@@ -90,15 +139,21 @@ def test_stalls_and_spread_lengths_in_a_few_cells(policy: str, lengths: str, loa
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.75])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_stalls_and_spread_lengths_in_every_cell(policy: str, lengths: str, load: float, stalls: bool) -> None:
+def test_stalls_and_spread_lengths_in_every_cell(
+    policy: str, lengths: str, load: float, stalls: bool
+) -> None:
     assert_agrees(policy, lengths, load, 2, stalls=stalls)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sequences", [*(f"deterministic:value={n}" for n in range(2, 9)), "uniform:low=1,high=8"])
+@pytest.mark.parametrize(
+    "sequences", [*(f"deterministic:value={n}" for n in range(2, 9)), "uniform:low=1,high=8"]
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_calls_of_several_sequences_under_stalls_in_every_cell(policy: str, lengths: str, sequences: str) -> None:
+def test_calls_of_several_sequences_under_stalls_in_every_cell(
+    policy: str, lengths: str, sequences: str
+) -> None:
     assert_agrees(policy, lengths, 0.6, 3, sequences)
 
 
@@ -106,11 +161,16 @@ def test_stalls_of_a_continuous_engine_are_a_part_of_the_prediction() -> None:
     stalling = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1), "geometric")
     says = next(each for each in stalling.compared.assumptions if each.name == "no_stalls")
     assert says.says.endswith("ms of the predicted delay")
-    assert stalling.compared.predicted.value * (1 - says.measure) < (1 - WITHIN) * stalling.compared.observed.value  # not without them
+    assert (
+        stalling.compared.predicted.value * (1 - says.measure)
+        < (1 - WITHIN) * stalling.compared.observed.value
+    )  # not without them
     assert abs(stalling.compared.error) <= WITHIN
     assert stalling.prediction is not None
     assert any("stalls of the engine add" in each for each in stalling.prediction.assumptions)
-    calm = live(window("continuous:max_batch_size=4", "geometric", 0.75, 1, stalls=False), "geometric")
+    calm = live(
+        window("continuous:max_batch_size=4", "geometric", 0.75, 1, stalls=False), "geometric"
+    )
     assert calm.estimates.stalls.count == 0
 
 
@@ -135,7 +195,9 @@ def test_the_intervals_of_observation_and_prediction_cover_the_true_mean(
     true = float((long.sojourn_time if model.policy.joins_running else long.queueing_delay).mean())
     covered, widths = {"observed": 0, "predicted": 0}, []
     for seed in range(RUNS):
-        compared = live(snapshot_of_run(stalled_run(model, rate, COUNT, seed), model), lengths).compared
+        compared = live(
+            snapshot_of_run(stalled_run(model, rate, COUNT, seed), model), lengths
+        ).compared
         for name in covered:
             covered[name] += getattr(compared, name).covers(true)
         widths.append(compared.predicted.relative)

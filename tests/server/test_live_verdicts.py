@@ -1,8 +1,10 @@
-"""Each broken assumption is named by the live model through the whole gateway, and clean runs are left in peace.
+"""Each broken assumption is named by the live model through the whole gateway, and clean runs are
+left in peace.
 
-The same cases on an emulated engine, some seconds each, and on the real one, as long as an operator would wait. One gateway
-serves all cases of an engine: another policy is another epoch. All are slow: a stall of the machine within those seconds is named
-too (it holds back requests, which then come in a burst). The quick form of each, on simulated runs, is in
+The same cases on an emulated engine, some seconds each, and on the real one, as long as an operator
+would wait. One gateway serves all cases of an engine: another policy is another epoch. All are
+slow: a stall of the machine within those seconds is named too (it holds back requests, which then
+come in a burst). The quick form of each, on simulated runs, is in
 tests/queueing/test_estimation_verdict.py.
 """
 
@@ -36,9 +38,17 @@ from tests.server.live_machine import block_speeds, moved
 from tests.server.slowing_gateway import SlowingGateway
 
 log = logging.getLogger("tests.live")  # `--log-cli-level=INFO` shows every verdict
-LAW = "k1=0.0002,k2=0.001,k3=0.00002,k4=0.0006,cv=0.05,turnaround=0.0005"  # of the emulated engine: twice as fast as the real one
-ENGINE_CAUSES = {"no_stalls", "constant_speed", "law_shape"}  # a noisy machine may add these to what a test breaks
-RAISED_LOAD = {"settled", "stable_queue"}  # what else is named where retries raise the load, on a slow machine beyond 1
+# of the emulated engine: twice as fast as the real one
+LAW = "k1=0.0002,k2=0.001,k3=0.00002,k4=0.0006,cv=0.05,turnaround=0.0005"
+ENGINE_CAUSES = {
+    "no_stalls",
+    "constant_speed",
+    "law_shape",
+}  # a noisy machine may add these to what a test breaks
+RAISED_LOAD = {
+    "settled",
+    "stable_queue",
+}  # what else is named where retries raise the load, on a slow machine beyond 1
 CONTINUOUS = "continuous:max_batch_size=8"
 Case = Callable[[Site], Coroutine[Any, Any, Look]]
 
@@ -47,15 +57,24 @@ Case = Callable[[Site], Coroutine[Any, Any, Look]]
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("live-emulated")
     records, interval = folder / "records.jsonl", 0.5
-    gateway = SlowingGateway(arguments(interval, records, "--engine", "emulated", "--latency", LAW), free_port(0), folder / "gateway.log")
-    with serving(gateway, 3, records=records, interval=interval, seconds=5.0, slowed=gateway.slower) as site:
+    gateway = SlowingGateway(
+        arguments(interval, records, "--engine", "emulated", "--latency", LAW),
+        free_port(0),
+        folder / "gateway.log",
+    )
+    with serving(
+        gateway, 3, records=records, interval=interval, seconds=5.0, slowed=gateway.slower
+    ) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with real_site(tmp_path_factory.mktemp("live-real")) as site:
-        log.info(f"law: {site.law}; {CAPPED} serves {site.capacity():.0f}/s, single {site.capacity('single'):.0f}/s")
+        log.info(
+            f"law: {site.law}; {CAPPED} serves {site.capacity():.0f}/s, single "
+            f"{site.capacity('single'):.0f}/s"
+        )
         yield site
 
 
@@ -63,31 +82,48 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 async def gamma(site: Site) -> Look:
-    return await looked(site, CAPPED, sent(site, site.arrivals("gamma:rate=1,burstiness=0.3", 0.6, seed=1)))
+    return await looked(
+        site, CAPPED, sent(site, site.arrivals("gamma:rate=1,burstiness=0.3", 0.6, seed=1))
+    )
 
 
 async def modulated(site: Site) -> Look:
-    """The rate is a fifth or nine fifths of its mean, for a twentieth of the run each on average."""
+    """The rate is a fifth or nine fifths of its mean, for a twentieth of the run each on
+    average.
+    """
     part = site.seconds / 20
-    timetable = site.arrivals(f"mmpp:rates=1/9,durations={part}/{part}", 0.55, seed=2, policy=CONTINUOUS)
+    timetable = site.arrivals(
+        f"mmpp:rates=1/9,durations={part}/{part}", 0.55, seed=2, policy=CONTINUOUS
+    )
     return await looked(site, CONTINUOUS, sent(site, timetable))
 
 
 async def closed(site: Site) -> Look:
-    """Four clients before a server that takes one at a time, each thinking for three service times on average."""
+    """Four clients before a server that takes one at a time, each thinking for three service
+    times on average.
+    """
     rate, seconds = site.capacity("single"), 1.5 * site.seconds
     timetable = site.timetable(Poisson(rate), 3, seconds)
     return await looked(site, "single", sent(site, timetable, users=4, think=3 / rate), seconds)
 
 
 async def retrying(site: Site) -> Look:
-    """They hang up after not quite twice the mean service time, which is enough for the longest answer, but for hardly a wait."""
+    """They hang up after not quite twice the mean service time, which is enough for the longest
+    answer, but for hardly a wait.
+    """
     seconds, patience = 1.5 * site.seconds, 1.9 / site.capacity("single")
-    return await looked(site, "single", retried(site, site.poisson(0.5, 4, "single", seconds=seconds), patience), seconds)
+    return await looked(
+        site,
+        "single",
+        retried(site, site.poisson(0.5, 4, "single", seconds=seconds), patience),
+        seconds,
+    )
 
 
 async def slowed(site: Site) -> Look:
-    """So lightly loaded that the queue stays stable, also if stopping costs the engine more than the time it is stopped."""
+    """So lightly loaded that the queue stays stable, also if stopping costs the engine more than
+    the time it is stopped.
+    """
     return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.25, 5)))
 
 
@@ -97,8 +133,12 @@ async def overloaded(site: Site) -> Look:
     return await looked(site, policy, sent(site, site.poisson(1.3, 6, policy)), 0.7 * site.seconds)
 
 
-async def clean(site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None) -> Look:
-    return await looked(site, policy, sent(site, site.poisson(0.55, seed, policy, seconds)), seconds)
+async def clean(
+    site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None
+) -> Look:
+    return await looked(
+        site, policy, sent(site, site.poisson(0.55, seed, policy, seconds)), seconds
+    )
 
 
 async def hundred(site: Site) -> Look:
@@ -124,10 +164,17 @@ BROKEN: dict[str, tuple[Case, str]] = {
 
 def shown(look: Look) -> str:
     compared = look["comparison"]
-    observed, predicted = (1e3 * (compared[side]["value"] or np.nan) for side in ("observed", "predicted"))
-    fails = "; ".join(f"{name}: {found['says']}" for name, found in compared["assumptions"].items() if found["holds"] is False)
+    observed, predicted = (
+        1e3 * (compared[side]["value"] or np.nan) for side in ("observed", "predicted")
+    )
+    fails = "; ".join(
+        f"{name}: {found['says']}"
+        for name, found in compared["assumptions"].items()
+        if found["holds"] is False
+    )
     seen = (
-        f"n {compared['n']}, observed {observed:.1f} ms, predicted {predicted:.1f} ms, speed {look['speed']:.2f}, load {look['load']:.2f}"
+        f"n {compared['n']}, observed {observed:.1f} ms, predicted {predicted:.1f} ms, speed "
+        f"{look['speed']:.2f}, load {look['load']:.2f}"
     )
     return f"{compared['verdict']} {compared['reasons']} ({seen}) {fails}"
 
@@ -138,7 +185,9 @@ def assert_named(look: Look, expected: str) -> None:
     assert compared["verdict"] == "disagree", shown(look)
     assert compared["assumptions"][expected]["holds"] is False
     besides = ENGINE_CAUSES | (RAISED_LOAD if expected == "no_retries" else {"settled"})
-    assert [name for name in compared["reasons"] if name == expected or name not in besides] == [expected], shown(look)
+    assert [name for name in compared["reasons"] if name == expected or name not in besides] == [
+        expected
+    ], shown(look)
 
 
 @pytest.mark.slow
@@ -160,7 +209,10 @@ def test_a_clean_run_is_not_accused_by_its_clients(emulated: Site) -> None:
     """The machine may slow down an emulated engine too; clients and queue are the test's own."""
     look = emulated.run(clean(emulated))
     log.info(f"clean: {shown(look)}")
-    assert look["comparison"]["verdict"] != "disagree" or set(look["comparison"]["reasons"]) <= ENGINE_CAUSES, shown(look)
+    assert (
+        look["comparison"]["verdict"] != "disagree"
+        or set(look["comparison"]["reasons"]) <= ENGINE_CAUSES
+    ), shown(look)
 
 
 @pytest.mark.engine
@@ -187,19 +239,32 @@ RUNS = (*[CAPPED] * 9, "single", *[CAPPED] * 8, CONTINUOUS, CAPPED)
 @pytest.mark.engine
 @pytest.mark.slow
 def test_at_most_one_of_twenty_clean_runs_is_accused_on_the_real_engine(real: Site) -> None:
-    """A run is excused where the machine's own speed moved, by AGREEMENT's gate, and nothing but the engine is named."""
+    """A run is excused where the machine's own speed moved, by AGREEMENT's gate, and nothing but
+    the engine is named.
+    """
     accused: list[int] = []
     excused: list[int] = []
     site = real.now()
     for number, policy in enumerate(RUNS):
-        look = site.run(clean(site, policy, 100 + number, max(30.0, 1200 / (0.55 * site.capacity(policy)))))
+        look = site.run(
+            clean(site, policy, 100 + number, max(30.0, 1200 / (0.55 * site.capacity(policy))))
+        )
         after = site.now()
         blocks = block_speeds(site.run(records_of(site, look["epoch"])), policy, site.law)
-        gone, speeds = moved(blocks, (site.speed, after.speed)), f"{site.speed:.2f} {min(blocks):.2f}-{max(blocks):.2f} {after.speed:.2f}"
+        gone, speeds = (
+            moved(blocks, (site.speed, after.speed)),
+            f"{site.speed:.2f} {min(blocks):.2f}-{max(blocks):.2f} {after.speed:.2f}",
+        )
         log.info(f"{number:2} {policy}: speeds {speeds}{' (moved)' if gone else ''}: {shown(look)}")
         if look["comparison"]["verdict"] == "disagree":
-            forgiven = gone and set(look["comparison"]["reasons"]) <= {"constant_speed", "no_stalls"}
+            forgiven = gone and set(look["comparison"]["reasons"]) <= {
+                "constant_speed",
+                "no_stalls",
+            }
             (excused if forgiven else accused).append(number)
         site = after
-    log.info(f"of {len(RUNS)} clean runs accused: {accused}; the machine's speed moved and was named: {excused}")
+    log.info(
+        f"of {len(RUNS)} clean runs accused: {accused}; the machine's speed moved and was named: "
+        f"{excused}"
+    )
     assert len(accused) <= 1

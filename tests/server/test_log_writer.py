@@ -1,4 +1,6 @@
-"""A log that nobody reads costs lines, counted, and nothing else; one kind of line cannot fill it."""
+"""A log that nobody reads costs lines, counted, and nothing else; one kind of line cannot fill
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from types import SimpleNamespace
 import pytest
 
 from server.telemetry import log_writer, logs
-from server.telemetry.log_writer import LINES_OF_A_KIND, PROMPT, QUEUE_BYTES, WINDOW, LogWriter, Repeats, write_all
+from server.telemetry.log_writer import (
+    LINES_OF_A_KIND,
+    PROMPT,
+    QUEUE_BYTES,
+    WINDOW,
+    LogWriter,
+    Repeats,
+    write_all,
+)
 from server.telemetry.metrics import Metrics
 
 LONG = "x" * 10_000
@@ -53,7 +63,9 @@ def pipe() -> Pipe:
     return Pipe()
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so(pipe: Pipe) -> None:
+def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so(
+    pipe: Pipe,
+) -> None:
     sent = 2 * QUEUE_BYTES // len(LONG)
     for number in range(sent):
         pipe.log.warning(PROMPT, number, LONG)  # returns, though nobody reads
@@ -64,7 +76,9 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_r
     assert len(written) + dropped == sent
     numbers = [int(line.split()[1][:-1]) for line in written]
     assert numbers == sorted(set(numbers)), "in order"
-    assert numbers[: sent // 4] == list(range(sent // 4)), "the oldest ones; later ones where the pipe took some in the meantime"
+    assert numbers[: sent // 4] == list(range(sent // 4)), (
+        "the oldest ones; later ones where the pipe took some in the meantime"
+    )
     assert last == f"{dropped} log lines were dropped because they could not be written"
 
 
@@ -85,7 +99,12 @@ def test_one_kind_of_line_has_a_rate_and_the_rest_is_one_line(pipe: Pipe) -> Non
         pipe.log.warning("Invalid HTTP request received from %d.", -1)
     lines = pipe.lines()
     said = [line for line in lines if "more lines of" in line]
-    assert said == [f"{1_050 - LINES_OF_A_KIND} more lines of test like this within {WINDOW:g} s: Invalid HTTP request received from %d."]
+    assert said == [
+        (
+            f"{1_050 - LINES_OF_A_KIND} more lines of test like this within {WINDOW:g} s: Invalid "
+            "HTTP request received from %d."
+        )
+    ]
     assert lines.count("Invalid HTTP request received from -1.") == 2
     assert len([line for line in lines if line.startswith("Invalid")]) == LINES_OF_A_KIND + 2
     assert "another kind" in lines
@@ -93,12 +112,17 @@ def test_one_kind_of_line_has_a_rate_and_the_rest_is_one_line(pipe: Pipe) -> Non
 
 def test_a_slow_stream_of_one_kind_is_never_cut() -> None:
     repeats, record = Repeats(), logging.LogRecord("a", logging.INFO, "", 0, "line", (), None)
-    assert all(repeats.admit(record, at * WINDOW / LINES_OF_A_KIND) for at in range(10 * LINES_OF_A_KIND))
+    assert all(
+        repeats.admit(record, at * WINDOW / LINES_OF_A_KIND) for at in range(10 * LINES_OF_A_KIND)
+    )
 
 
 def test_the_table_of_kinds_has_a_bound_and_knows_what_it_left_out() -> None:
     repeats = Repeats()
-    records = [logging.LogRecord("a", logging.INFO, "", 0, f"line {number}", (), None) for number in range(10 * log_writer.MOST_KINDS)]
+    records = [
+        logging.LogRecord("a", logging.INFO, "", 0, f"line {number}", (), None)
+        for number in range(10 * log_writer.MOST_KINDS)
+    ]
     admitted = sum(repeats.admit(record, 0.0) for record in records)
     assert len(repeats._windows) <= log_writer.MOST_KINDS + 1
     assert admitted + sum(repeats.left_out(WINDOW).values()) == len(records)
@@ -106,7 +130,9 @@ def test_the_table_of_kinds_has_a_bound_and_knows_what_it_left_out() -> None:
     assert len(repeats._windows) == 1, "windows that are over are forgotten"
 
 
-def test_what_log_prompts_asks_for_is_written_every_time(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_log_prompts_asks_for_is_written_every_time(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "log", pipe.log)
     pipe.read()
     for number in range(3 * LINES_OF_A_KIND):
@@ -198,8 +224,13 @@ os.wait()
 
 
 def test_a_forked_child_writes_its_own_lines() -> None:
-    found = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True)
-    assert [line.split("  ")[-1] for line in found.stderr.splitlines()] == ["the parent", "the child"]
+    found = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert [line.split("  ")[-1] for line in found.stderr.splitlines()] == [
+        "the parent",
+        "the child",
+    ]
 
 
 @pytest.fixture

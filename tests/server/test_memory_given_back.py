@@ -1,4 +1,6 @@
-"""What a burst of clients made the gateway hold is collected and given back to the system afterwards."""
+"""What a burst of clients made the gateway hold is collected and given back to the system
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ KEPT = 20.0  # MiB that may stay
 PIECES = 8192  # of 16 KiB: 128 MiB an attack, where it is read
 WAITING = 1_000  # callers that leave
 MANY = 8_000
-LEFT_CALL, LEFT_CALLS = 8.0, 12.0  # KiB that may stay of a call that left (17 while it waits): after one such crowd, after three
+LEFT_CALL, LEFT_CALLS = (
+    8.0,
+    12.0,
+)  # KiB that may stay of a call that left (17 while it waits): after one such crowd, after three
 
 
 @pytest.fixture
@@ -50,7 +55,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_memory_is_given_back_once_after_it_has_grown_and_only_at_a_quiet_moment(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_once_after_it_has_grown_and_only_at_a_quiet_moment(
+    steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     resident, busy = 100 << 20, True
     monkeypatch.setattr(garbage, "resident", lambda: resident)
 
@@ -69,7 +76,9 @@ def test_memory_is_given_back_once_after_it_has_grown_and_only_at_a_quiet_moment
         assert steps == ["collected", "trimmed"]
         resident += 1
         await asyncio.sleep(0.05)
-        assert steps == ["collected", "trimmed"] * 2, "and again, so that many small bursts do not add up"
+        assert steps == ["collected", "trimmed"] * 2, (
+            "and again, so that many small bursts do not add up"
+        )
         resident = 90 << 20
         await asyncio.sleep(0.02)
         resident += garbage.GROWTH + 1
@@ -93,12 +102,17 @@ def test_resident_memory_is_this_process_own() -> None:
 
 # the attacks, each on connections of its own
 
-CHUNKED = b"%b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"%b HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 ENDLESS: dict[str, tuple[bytes, bytes]] = {
     "empty trailers behind GET /health": (CHUNKED % b"GET /health" + b"0\r\n", b"a:\r\n" * 4096),
     "one trailer": (CHUNKED % b"GET /health" + b"0\r\na: ", b"v" * 16384),
     "one chunk extension": (CHUNKED % b"POST /v1/completions" + b"1;", b"e" * 16384),
-    "a body without a key": (CHUNKED % b"POST /v1/completions", b"4000\r\n" + b"x" * 0x4000 + b"\r\n"),
+    "a body without a key": (
+        CHUNKED % b"POST /v1/completions",
+        b"4000\r\n" + b"x" * 0x4000 + b"\r\n",
+    ),
     "a head": (b"GET / HTTP/1.1\r\nhost: x\r\n", b"a: b\r\n" * 2731),
 }
 
@@ -124,21 +138,43 @@ async def endless(port: int, name: str) -> None:
 
 
 HEAD, MESSAGE = b'{"model": "tiny", "prompt": [5], ', b'{"role": "user", "content": "hello there"}'
-BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {  # of a client with a key, each refused: a route and a body
-    "131,072 sequences in 5 KB": ("completions", lambda: json.dumps({"model": "tiny", "prompt": ["a"] * 1024, "n": 128}).encode()),
-    "15 MB in an unknown field": ("completions", lambda: HEAD + b'"anything": [' + b",".join([b"[]"] * 5_000_000) + b"]}"),
-    "one bad word of 15.6 MB": ("completions", lambda: HEAD + b'"bad_words": ["' + b"x" * 15_600_000 + b'"]}'),
-    "a form of 2 MB": ("completions", lambda: HEAD + b'"guided_json": {"enum": [' + b",".join([b'"choice"'] * 220_000) + b"]}}"),
-    "300,000 messages": ("chat/completions", lambda: b'{"model": "tiny", "messages": [' + b",".join([MESSAGE] * 300_000) + b"]}"),
+BOMBS: dict[
+    str, tuple[str, Callable[[], bytes]]
+] = {  # of a client with a key, each refused: a route and a body
+    "131,072 sequences in 5 KB": (
+        "completions",
+        lambda: json.dumps({"model": "tiny", "prompt": ["a"] * 1024, "n": 128}).encode(),
+    ),
+    "15 MB in an unknown field": (
+        "completions",
+        lambda: HEAD + b'"anything": [' + b",".join([b"[]"] * 5_000_000) + b"]}",
+    ),
+    "one bad word of 15.6 MB": (
+        "completions",
+        lambda: HEAD + b'"bad_words": ["' + b"x" * 15_600_000 + b'"]}',
+    ),
+    "a form of 2 MB": (
+        "completions",
+        lambda: HEAD + b'"guided_json": {"enum": [' + b",".join([b'"choice"'] * 220_000) + b"]}}",
+    ),
+    "300,000 messages": (
+        "chat/completions",
+        lambda: b'{"model": "tiny", "messages": [' + b",".join([MESSAGE] * 300_000) + b"]}",
+    ),
 }
 
 
 async def bomb(port: int, name: str) -> None:
-    """Send it and read the answer to its end. Raises AssertionError where it is not refused as the client's own fault."""
+    """Send it and read the answer to its end. Raises AssertionError where it is not refused as
+    the client's own fault.
+    """
     path, make = BOMBS[name]
     body = make()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: "
+        f"close\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode())
     writer.write(body)
     try:
@@ -152,8 +188,13 @@ async def bomb(port: int, name: str) -> None:
 async def leave_while_waiting(port: int, _: str, callers: int = WAITING) -> None:
     """Many callers at once, all of whom leave when all of them wait or are in service."""
     before = await counted(port, "kendall_requests_received_total")
-    body = json.dumps({"model": "tiny", "prompt": [5] * 64, "max_tokens": 1500, "ignore_eos": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+    body = json.dumps(
+        {"model": "tiny", "prompt": [5] * 64, "max_tokens": 1500, "ignore_eos": True}
+    ).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer "
+        b"%b\r\ncontent-length: %d\r\n\r\n"
+    )
     request = head % (KEY.encode(), len(body)) + body
     clients = []
     for _ in range(callers):
@@ -174,7 +215,9 @@ async def leave_while_waiting(port: int, _: str, callers: int = WAITING) -> None
 async def counted(port: int, metric: str) -> float:
     async with httpx.AsyncClient() as client:
         metrics = (await client.get(f"http://127.0.0.1:{port}/metrics", timeout=60)).text
-    return sum(float(value) for value in re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE))
+    return sum(
+        float(value) for value in re.findall(rf"^{metric}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
+    )
 
 
 async def settled(pid: int, before: float) -> float:
@@ -199,8 +242,21 @@ ATTACKS: dict[str, Callable[[int, str], Awaitable[None]]] = {
 
 @pytest.mark.slow
 def test_trap_the_memory_of_every_attack_comes_back(tmp_path: Path) -> None:
-    """The endless ones without a key. Each is made once before, so that what is made once is there."""
-    running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", LAW, "--policy", "single", "--api-key", KEY)
+    """The endless ones without a key. Each is made once before, so that what is made once is
+    there.
+    """
+    running = gateway(
+        tmp_path,
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        LAW,
+        "--policy",
+        "single",
+        "--api-key",
+        KEY,
+    )
 
     async def play(process: GatewayProcess) -> dict[str, float]:
         await process.ready()
@@ -221,7 +277,10 @@ def test_trap_the_memory_of_every_attack_comes_back(tmp_path: Path) -> None:
             return await play(running)
 
     kept = asyncio.run(main())
-    tell("memory kept after attacks, MiB", **{name: round(mebibytes, 1) for name, mebibytes in kept.items()})
+    tell(
+        "memory kept after attacks, MiB",
+        **{name: round(mebibytes, 1) for name, mebibytes in kept.items()},
+    )
     assert {name: mebibytes for name, mebibytes in kept.items() if mebibytes > KEPT} == {}
 
 
@@ -238,10 +297,15 @@ def many_files() -> Iterator[None]:
 
 
 def test_callers_that_left_keep_no_objects() -> None:
-    """Nor do what is kept of the last minute's arrivals and of busy times: objects between theirs would hold whole arenas of memory."""
+    """Nor do what is kept of the last minute's arrivals and of busy times: objects between
+    theirs would hold whole arenas of memory.
+    """
 
     async def crowd(app: FastAPI, gateway: Gateway) -> int:
-        calls = [Call(app, "POST", "/v1/completions", completion(max_tokens=1500)) for _ in range(WAITING)]
+        calls = [
+            Call(app, "POST", "/v1/completions", completion(max_tokens=1500))
+            for _ in range(WAITING)
+        ]
         while gateway.batcher.unanswered < WAITING:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         for call in calls:
@@ -262,8 +326,21 @@ def test_callers_that_left_keep_no_objects() -> None:
 
 @pytest.mark.slow
 def test_trap_8000_callers_that_left_at_once_are_not_held_three_times(tmp_path: Path) -> None:
-    """What stays after the third such crowd is little more than after the first: it is used again."""
-    running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", LAW, "--policy", "single", "--api-key", KEY)
+    """What stays after the third such crowd is little more than after the first: it is used
+    again.
+    """
+    running = gateway(
+        tmp_path,
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        LAW,
+        "--policy",
+        "single",
+        "--api-key",
+        KEY,
+    )
 
     async def burst(port: int, callers: int) -> float:
         await leave_while_waiting(port, "", callers)
@@ -279,6 +356,9 @@ def test_trap_8000_callers_that_left_at_once_are_not_held_three_times(tmp_path: 
 
     with many_files():
         kept = asyncio.run(main())
-    tell("memory kept after 8,000 callers left, MiB", bursts=[round(mebibytes, 1) for mebibytes in kept])
+    tell(
+        "memory kept after 8,000 callers left, MiB",
+        bursts=[round(mebibytes, 1) for mebibytes in kept],
+    )
     assert kept[0] * 1024 / MANY <= LEFT_CALL
     assert max(kept) * 1024 / MANY <= LEFT_CALLS

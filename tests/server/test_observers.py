@@ -1,4 +1,6 @@
-"""All observers hear every event; a fault of one harms no other, is counted each time, and is logged once for each kind."""
+"""All observers hear every event; a fault of one harms no other, is counted each time, and is
+logged once for each kind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ EVENTS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_fault_of_one_is_told_and_the_others_hear_the_event(event: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_one_is_told_and_the_others_hear_the_event(
+    event: str, caplog: pytest.LogCaptureFixture
+) -> None:
     faulty, sound = Mock(), Mock()
     getattr(faulty, event).side_effect = OSError("no room")
     observers = Observers([faulty, sound])

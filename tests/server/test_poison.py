@@ -1,4 +1,6 @@
-"""Requests that kill the engine: they are found and fail, their neighbours do not, and the gateway stays up. Virtual time."""
+"""Requests that kill the engine: they are found and fail, their neighbours do not, and the
+gateway stays up. Virtual time.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +24,33 @@ from tests.virtual_time import run_virtual
 
 MARK = 666
 BATCHED = [
-    *("dynamic", "fixed:batch_size=4,max_wait=0.0005", "capped:max_batch_size=4", "elastic:max_batch_size=4"),
+    *(
+        "dynamic",
+        "fixed:batch_size=4,max_wait=0.0005",
+        "capped:max_batch_size=4",
+        "elastic:max_batch_size=4",
+    ),
     "continuous:max_batch_size=4",
 ]
 
 
 class Poisoned(MortalEngine):
-    """Dies half a millisecond after it got a prompt with the mark, or with `behind` tokens made of it; `always`: whatever it got."""
+    """Dies half a millisecond after it got a prompt with the mark, or with `behind` tokens made
+    of it; `always`: whatever it got.
+    """
 
     always = False
     behind = 0
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         streams = super().dispatch(server_id, works, padded=padded, joining=joining)
         life = self.life
         for work in works:
-            if self.always or (MARK in work.prompt_token_ids and len(work.output_token_ids) >= self.behind):
+            if self.always or (
+                MARK in work.prompt_token_ids and len(work.output_token_ids) >= self.behind
+            ):
                 asyncio.get_running_loop().call_later(0.0005, self._poisoned, life)
         return streams
 
@@ -47,7 +60,9 @@ class Poisoned(MortalEngine):
 
 
 def ask(app: Any, prompt: list[int], tokens: int = 40, **fields: Any) -> Call:
-    body = completion(prompt=prompt, kendall_forced_output_tokens=tokens, max_tokens=300, ignore_eos=False)
+    body = completion(
+        prompt=prompt, kendall_forced_output_tokens=tokens, max_tokens=300, ignore_eos=False
+    )
     return Call(app, "POST", "/v1/completions", body | fields)
 
 
@@ -56,10 +71,17 @@ def text_of(made: Call) -> str:
 
 
 def test_ten_poison_calls_cost_a_hundred_innocents_nothing() -> None:
-    """Acceptance A2: each of the ten has another prompt; eight in service together; the restart budget is the default, 8 in 10 minutes."""
+    """Acceptance A2: each of the ten has another prompt; eight in service together; the restart
+    budget is the default, 8 in 10 minutes.
+    """
 
     async def main() -> None:
-        async with faulty("continuous:max_batch_size=8", Poisoned(parse_law(LAW))) as (app, gateway, _, records):
+        async with faulty("continuous:max_batch_size=8", Poisoned(parse_law(LAW))) as (
+            app,
+            gateway,
+            _,
+            records,
+        ):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             innocents, poison = [], []
@@ -82,12 +104,23 @@ def test_ten_poison_calls_cost_a_hundred_innocents_nothing() -> None:
             assert {made.json()["error"]["code"] for made in poison} == {"engine_killed"}
             assert {made.headers["x-should-retry"] for made in poison} == {"false"}
             assert Counter(record.outcome for record in records) == {"completed": 100, "failed": 10}
-            assert (ends, gateway.supervisor.state, gateway.batcher.unanswered) == ([], "serving", 0)
+            assert (ends, gateway.supervisor.state, gateway.batcher.unanswered) == (
+                [],
+                "serving",
+                0,
+            )
             assert gateway.supervisor.restarts <= 30, "three at most for each"
             await asyncio.sleep(2 * LOOK)
             state = (await call(app, "GET", "/admin/state")).json()["supervision"]
-            assert (state["convicted"], state["refused_prompts"], state["on_trial"]) == (10, 10, False)
-            assert b'kendall_failures_total{reason="engine_killed"} 10.0' in (await call(app, "GET", "/metrics")).body
+            assert (state["convicted"], state["refused_prompts"], state["on_trial"]) == (
+                10,
+                10,
+                False,
+            )
+            assert (
+                b'kendall_failures_total{reason="engine_killed"} 10.0'
+                in (await call(app, "GET", "/metrics")).body
+            )
 
     run_virtual(main())
 
@@ -96,7 +129,9 @@ def test_poison_that_kills_in_the_middle_of_its_answer_is_found_too() -> None:
     """It kills when it comes back with tokens, so that each engine takes it for a while."""
 
     class Late(Poisoned):
-        def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        def dispatch(
+            self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        ) -> list[TokenStream]:
             if any(MARK in work.prompt_token_ids and not work.output_token_ids for work in works):
                 asyncio.get_running_loop().call_later(0.02, self.kill, "poison")
             return super().dispatch(server_id, works, padded=padded, joining=joining)
@@ -116,7 +151,9 @@ def test_poison_that_kills_in_the_middle_of_its_answer_is_found_too() -> None:
 
 
 @pytest.mark.parametrize("policy", BATCHED)
-def test_innocents_that_saw_two_engines_die_are_tried_one_at_a_time_and_complete(policy: str) -> None:
+def test_innocents_that_saw_two_engines_die_are_tried_one_at_a_time_and_complete(
+    policy: str,
+) -> None:
     """The queue waits meanwhile and /ready says so; each answer is whole."""
 
     async def main() -> None:
@@ -167,23 +204,46 @@ def test_a_suspect_is_cleared_by_a_few_tokens_and_keeps_running() -> None:
             while gateway.batcher.trials.suspect is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             assert not any(made.task.done() for made in calls)
-            assert all(ticket.deaths == () for server in gateway.batcher.in_service_tickets() for ticket in server)
-            assert min(running.output_tokens_so_far for running in gateway.batcher.running()[0]) >= TRIAL_TOKENS
+            assert all(
+                ticket.deaths == ()
+                for server in gateway.batcher.in_service_tickets()
+                for ticket in server
+            )
+            assert (
+                min(running.output_tokens_so_far for running in gateway.batcher.running()[0])
+                >= TRIAL_TOKENS
+            )
             await asyncio.gather(*(made.task for made in calls))
             assert {text_of(made) for made in calls} == {words(250)}
 
     run_virtual(main())
 
 
-def test_poison_alone_is_convicted_at_the_second_death_and_refused_for_its_caller_for_a_while() -> None:
-    """By key and prompt: another key with the same prompt is asked about anew, and so is everybody after ten minutes."""
+def test_poison_alone_is_convicted_at_the_second_death_and_refused_for_its_caller_for_a_while() -> (
+    None
+):
+    """By key and prompt: another key with the same prompt is asked about anew, and so is
+    everybody after ten minutes.
+    """
 
     async def main() -> None:
-        async with faulty("single", Poisoned(parse_law(LAW)), **KEYS) as (app, gateway, engine, records):
-            own, other = {"authorization": f"Bearer {CLIENT_KEY}"}, {"authorization": f"Bearer {ADMIN_KEY}"}
+        async with faulty("single", Poisoned(parse_law(LAW)), **KEYS) as (
+            app,
+            gateway,
+            engine,
+            records,
+        ):
+            own, other = (
+                {"authorization": f"Bearer {CLIENT_KEY}"},
+                {"authorization": f"Bearer {ADMIN_KEY}"},
+            )
             body = completion(prompt=[MARK, 1, 2])
             made = await call(app, "POST", "/v1/completions", body, own)
-            assert (made.status, made.json()["error"]["code"], engine.life) == (500, "engine_killed", 2)
+            assert (made.status, made.json()["error"]["code"], engine.life) == (
+                500,
+                "engine_killed",
+                2,
+            )
             await asyncio.sleep(5.0)
             assert (engine.life, gateway.supervisor.state) == (3, "serving")
             again = await call(app, "POST", "/v1/completions", body | {"n": 2}, own)
@@ -197,8 +257,15 @@ def test_poison_alone_is_convicted_at_the_second_death_and_refused_for_its_calle
             assert (await call(app, "POST", "/v1/completions", body, other)).status == 500
             await asyncio.sleep(REFUSED_FOR)
             assert (await call(app, "POST", "/v1/completions", body, own)).status == 500
-            assert Counter(record.outcome for record in records) == {"failed": 3, "rejected": 2, "completed": 1}
-            assert b'kendall_rejections_total{reason="engine_killed"} 2.0' in (await call(app, "GET", "/metrics")).body
+            assert Counter(record.outcome for record in records) == {
+                "failed": 3,
+                "rejected": 2,
+                "completed": 1,
+            }
+            assert (
+                b'kendall_rejections_total{reason="engine_killed"} 2.0'
+                in (await call(app, "GET", "/metrics")).body
+            )
 
     run_virtual(main())
 
@@ -219,16 +286,26 @@ def test_the_same_prompt_in_the_queue_fails_with_the_one_that_was_convicted() ->
 
 @pytest.mark.parametrize("together", [1, 20])
 def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
-    """Twenty different prompts and no other request between them, one after the other or all at once; eight restarts in ten minutes."""
+    """Twenty different prompts and no other request between them, one after the other or all at
+    once; eight restarts in ten minutes.
+    """
 
     async def main() -> None:
-        async with faulty("continuous:max_batch_size=4", Poisoned(parse_law(LAW))) as (app, gateway, engine, records):
+        async with faulty("continuous:max_batch_size=4", Poisoned(parse_law(LAW))) as (
+            app,
+            gateway,
+            engine,
+            records,
+        ):
             ends: list[str] = []
             gateway.on_given_up = ends.append
             given_back: list[int] = []
             forgive = gateway.batcher.trials.on_sound
             assert forgive is not None
-            gateway.batcher.trials.on_sound = lambda deaths: (given_back.append(deaths), forgive(deaths))[1]
+            gateway.batcher.trials.on_sound = lambda deaths: (
+                given_back.append(deaths),
+                forgive(deaths),
+            )[1]
             calls = []
             for number in range(20):
                 calls.append(ask(app, [MARK, number]))
@@ -238,9 +315,17 @@ def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
             assert Counter(made.status for made in calls) == {500: 20}
             assert {made.json()["error"]["code"] for made in calls} == {"engine_killed"}
             await asyncio.sleep(5.0)
-            assert (ends, gateway.supervisor.state, gateway.batcher.trials.convicted) == ([], "serving", 20)
-            assert sum(given_back) == gateway.supervisor.restarts == engine.life - 1, "each death is given back once"
-            assert Counter(record.outcome for record in records) == {"failed": 20}, "the gateway's own requests are in no record"
+            assert (ends, gateway.supervisor.state, gateway.batcher.trials.convicted) == (
+                [],
+                "serving",
+                20,
+            )
+            assert sum(given_back) == gateway.supervisor.restarts == engine.life - 1, (
+                "each death is given back once"
+            )
+            assert Counter(record.outcome for record in records) == {"failed": 20}, (
+                "the gateway's own requests are in no record"
+            )
             assert text_of(await call(app, "POST", "/v1/completions", completion())) == words(8)
             assert (await call(app, "GET", "/ready")).status == 200
 
@@ -248,10 +333,14 @@ def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
 
 
 def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_on() -> None:
-    """Not ready meanwhile; an engine that makes no token of the gateway's own request gives nothing back, and serves all the same."""
+    """Not ready meanwhile; an engine that makes no token of the gateway's own request gives
+    nothing back, and serves all the same.
+    """
 
     class Mute(Poisoned):
-        def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+        def dispatch(
+            self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        ) -> list[TokenStream]:
             if works[0].request.id.startswith("proof"):
                 return [TokenStream(works[0].request.id)]
             return super().dispatch(server_id, works, padded=padded, joining=joining)
@@ -285,7 +374,9 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
 
 
 def test_an_engine_that_dies_of_everything_is_given_up_all_the_same() -> None:
-    """A convicted request counts for nothing as long as no engine has made tokens of something else, the gateway's own request included."""
+    """A convicted request counts for nothing as long as no engine has made tokens of something
+    else, the gateway's own request included.
+    """
 
     async def main() -> None:
         engine = Poisoned(parse_law(LAW))

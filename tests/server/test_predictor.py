@@ -52,7 +52,9 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
     script = tmp_path / "asks.py"
     script.write_text(ASKS)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment) as gateway:
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as gateway:
         assert gateway.stdout is not None
         predicting = int(gateway.stdout.readline())
         os.kill(gateway.pid, signal.SIGKILL)
@@ -105,7 +107,9 @@ def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_ha
 
 
 class Busy:
-    """An argument that takes for ever to arrive: its process computes and does not let go of the interpreter."""
+    """An argument that takes for ever to arrive: its process computes and does not let go of the
+    interpreter.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return sum, (range(10**15),)
@@ -155,9 +159,15 @@ async def begun(predictor: Predictor, argument: object) -> None:
     await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("how", [idle, stopped, stopped_before_a_large_question, stopped_within_a_large_answer, busy])
-def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(how: Callable[[Predictor], Awaitable[None]]) -> None:
-    """A process that is stopped or busy must not hold the gateway's exit up: a pool of `concurrent.futures` joins its threads at exit."""
+@pytest.mark.parametrize(
+    "how", [idle, stopped, stopped_before_a_large_question, stopped_within_a_large_answer, busy]
+)
+def test_closed_it_leaves_no_process_and_no_thread_whatever_it_does(
+    how: Callable[[Predictor], Awaitable[None]],
+) -> None:
+    """A process that is stopped or busy must not hold the gateway's exit up: a pool of
+    `concurrent.futures` joins its threads at exit.
+    """
 
     async def main() -> None:
         before = set(threading.enumerate())  # of which some may end meanwhile
@@ -258,7 +268,11 @@ def test_a_refit_of_idle_probes_that_is_cancelled_leaves_no_thread() -> None:
 
 def managers() -> set[threading.Thread]:
     """The threads of process pools that run."""
-    return {thread for thread in threading.enumerate() if type(thread).__name__ == "_ExecutorManagerThread"}
+    return {
+        thread
+        for thread in threading.enumerate()
+        if type(thread).__name__ == "_ExecutorManagerThread"
+    }
 
 
 def runs(pid: int) -> bool:
@@ -270,7 +284,9 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("ended", [1, 3])
-def test_after_few_requests_the_reason_counts_them(ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_few_requests_the_reason_counts_them(
+    ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = "capped:max_batch_size=8"
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
@@ -278,16 +294,21 @@ def test_after_few_requests_the_reason_counts_them(ended: int, monkeypatch: pyte
     knobs = Knobs(policy=policy)
     feed = Feed()
     feed.begin_epoch(0, 0.0)
-    question = Question(news=feed.take(), at=10.0, window=300.0, shape=LAW, knobs=knobs, max_num_seqs=8, longest=64)
+    question = Question(
+        news=feed.take(), at=10.0, window=300.0, shape=LAW, knobs=knobs, max_num_seqs=8, longest=64
+    )
     answer = predicting.look(question)
     assert answer["reason"] == (
-        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; {predicting.ENOUGH} are needed"
+        f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; "
+        f"{predicting.ENOUGH} are needed"
     )
     assert answer["prediction"] is None
 
 
 @pytest.mark.parametrize("ended", [49, 50])
-def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(ended: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
+    ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = "capped:max_batch_size=8"
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
@@ -295,14 +316,26 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(ended: 
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
     feed = Feed()
     feed.begin_epoch(0, 0.0)
-    question = Question(news=feed.take(), at=60.0, window=300.0, shape=LAW, knobs=Knobs(policy=policy), max_num_seqs=8, longest=64)
+    question = Question(
+        news=feed.take(),
+        at=60.0,
+        window=300.0,
+        shape=LAW,
+        knobs=Knobs(policy=policy),
+        max_num_seqs=8,
+        longest=64,
+    )
     answer = predicting.look(question)
     assert (answer["prediction"] is None) == (answer["reason"] is not None) == (ended < 50)
     assert (answer["ahead"] is None) == (ended < 50)
 
 
-def test_the_wander_is_that_of_the_hour_and_not_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thirty epochs of a wandering engine have gone by; the window of the last one is too short and too steady to show it."""
+def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thirty epochs of a wandering engine have gone by; the window of the last one is too short
+    and too steady to show it.
+    """
     history, hour = cells(30, 60.0, SIGMA)
     assert hour.significant
     policy = "capped:max_batch_size=8"
@@ -312,7 +345,15 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(monkeypatch: pytes
     monkeypatch.setattr(predicting, "_memory", predicting._Memory(history=history, last_shape=LAW))
     feed = Feed()
     feed.begin_epoch(0, 0.0)
-    question = Question(news=feed.take(), at=20.0, window=300.0, shape=LAW, knobs=Knobs(policy=policy), max_num_seqs=8, longest=64)
+    question = Question(
+        news=feed.take(),
+        at=20.0,
+        window=300.0,
+        shape=LAW,
+        knobs=Knobs(policy=policy),
+        max_num_seqs=8,
+        longest=64,
+    )
     slow = predicting.look(question)["estimates"]["wander"]
     assert slow["significant"]
     assert slow["sigma"]["value"] == pytest.approx(SIGMA, rel=0.2)

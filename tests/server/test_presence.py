@@ -1,4 +1,6 @@
-"""A client that goes is noticed at once, streamed or not, behind a large body, and behind another request on its connection."""
+"""A client that goes is noticed at once, streamed or not, behind a large body, and behind
+another request on its connection.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ from tests.virtual_time import run_virtual
 def test_everybody_who_watches_is_told_once_and_nobody_who_left_off() -> None:
     told: list[str] = []
     connection = Connection(lambda: told.append("read on"))
-    first, second, third = (lambda: told.append("1")), (lambda: told.append("2")), (lambda: told.append("3"))
+    first, second, third = (
+        (lambda: told.append("1")),
+        (lambda: told.append("2")),
+        (lambda: told.append("3")),
+    )
     connection.watch(first)
     connection.watch(second)
     connection.watch(third)
@@ -69,7 +75,12 @@ def test_a_lost_connection_takes_its_call_out_of_the_engine(stream: bool, at: fl
     async def main() -> None:
         async with running() as (app, gateway):
             connection = Connection(lambda: None)
-            made = Call(over(connection, app), "POST", "/v1/completions", completion(max_tokens=200, stream=stream))
+            made = Call(
+                over(connection, app),
+                "POST",
+                "/v1/completions",
+                completion(max_tokens=200, stream=stream),
+            )
             await asyncio.sleep(at)
             assert gateway.batcher.in_service == 1
             connection.lose()
@@ -90,7 +101,9 @@ def test_a_client_that_leaves_the_queue_gives_its_place_away() -> None:
             await asyncio.sleep(0.005)
             assert gateway.batcher.queue_length == 1
             connection.lose()
-            assert gateway.batcher.queue_length == 1  # its own task takes it out, on the loop's next turn
+            assert (
+                gateway.batcher.queue_length == 1
+            )  # its own task takes it out, on the loop's next turn
             await second.task
             assert gateway.batcher.queue_length == 0
             await first.task
@@ -116,7 +129,9 @@ def test_a_call_over_such_a_connection_has_no_second_task() -> None:
     async def main() -> None:
         async with running() as (app, _):
             before = asyncio.all_tasks()
-            made = Call(over(Connection(lambda: None), app), "POST", "/v1/completions", completion())
+            made = Call(
+                over(Connection(lambda: None), app), "POST", "/v1/completions", completion()
+            )
             await asyncio.sleep(0.001)
             assert asyncio.all_tasks() - before == {made.task}
             await made.task
@@ -133,12 +148,21 @@ def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
             connection = Connection(lambda: None)
             gc.collect()
             gc.disable()
-            before = [each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))]  # of other tests
+            before = [
+                each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))
+            ]  # of other tests
             try:
                 for _ in range(3):
-                    await call(over(connection, app), "POST", "/v1/completions", completion(stream=stream, n=2))
+                    await call(
+                        over(connection, app),
+                        "POST",
+                        "/v1/completions",
+                        completion(stream=stream, n=2),
+                    )
                 await asyncio.sleep(0.1)
-                after = [each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))]
+                after = [
+                    each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))
+                ]
             finally:
                 gc.enable()
             left = {id(each): type(each).__name__ for each in after}
@@ -162,7 +186,9 @@ def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def waiter(scope: Any, receive: Any, send: Any) -> None:
-    """`/wait` never answers: it waits for its client to go, from `begun` on; any other path answers with nothing."""
+    """`/wait` never answers: it waits for its client to go, from `begun` on; any other path
+    answers with nothing.
+    """
     if scope["type"] != "http":
         return
     while (await receive()).get("more_body"):
@@ -175,14 +201,19 @@ async def waiter(scope: Any, receive: Any, send: Any) -> None:
         end()
         noticed.set()
         return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+    )
     await send({"type": "http.response.body", "body": b""})
 
 
 @pytest.fixture(params=["asyncio", "uvloop"], scope="module")
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where a server whose connections call back listens."""
-    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop,
+        "uvloop": uvloop.new_event_loop,
+    }
     with on_a_socket(waiter, StampedProtocol, loops[request.param]) as port:
         yield port
 
@@ -196,7 +227,9 @@ def post(path: str, body: bytes = b"") -> bytes:
     ("sent", "how"),
     [
         pytest.param(post("/wait"), "close", id="plain"),
-        pytest.param(post("/wait", b"x" * 200_000), "close", id="behind a body beyond which reading pauses"),
+        pytest.param(
+            post("/wait", b"x" * 200_000), "close", id="behind a body beyond which reading pauses"
+        ),
         pytest.param(post("/wait") + post("/after"), "close", id="with another request behind it"),
         pytest.param(post("/wait"), "reset", id="reset"),
     ],
@@ -213,11 +246,21 @@ def test_a_client_that_goes_is_noticed(port: int, sent: bytes, how: str) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
-@pytest.mark.parametrize("behind", [post("/after"), post("/after", b"x" * 200_000), post("/after") * 50, post("/after", b"x" * 9)[:-5]])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        post("/after"),
+        post("/after", b"x" * 200_000),
+        post("/after") * 50,
+        post("/after", b"x" * 9)[:-5],
+    ],
+)
 def test_a_client_that_goes_is_noticed_behind_a_request_that_it_sent_later(
     port: int, behind: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is read while the later one waits for its turn. Behind more than the kernel buffers the end itself does not come in."""
+    """Nothing is read while the later one waits for its turn. Behind more than the kernel
+    buffers the end itself does not come in.
+    """
     monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(post("/wait"))
@@ -233,8 +276,16 @@ def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     trust = ssl.create_default_context(cafile=str(certificate))
     with (
-        on_a_socket(waiter, StampedProtocol, uvloop.new_event_loop, **uvicorn_tls(TlsSettings(certfile=certificate, keyfile=key))) as port,
-        trust.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE), server_hostname="localhost") as client,
+        on_a_socket(
+            waiter,
+            StampedProtocol,
+            uvloop.new_event_loop,
+            **uvicorn_tls(TlsSettings(certfile=certificate, keyfile=key)),
+        ) as port,
+        trust.wrap_socket(
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE),
+            server_hostname="localhost",
+        ) as client,
     ):
         client.sendall(post("/wait"))
         assert begun.wait(PATIENCE)
@@ -246,8 +297,12 @@ def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="epoll is Linux's")
-@pytest.mark.parametrize("sent", [post("/wait"), post("/wait") + post("/after")], ids=["one request", "pipelined"])
-def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sent", [post("/wait"), post("/wait") + post("/after")], ids=["one request", "pipelined"]
+)
+def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(
+    port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(sent)
@@ -263,7 +318,9 @@ def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(port: int, sent
 def test_every_whole_request_before_a_half_close_is_answered(port: int, pause: float) -> None:
     """And one that is not whole is not; then the connection is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
-        client.sendall(post("/") + post("/", b"x" * 100_000) + post("/") + post("/", b"cut off")[:-1])
+        client.sendall(
+            post("/") + post("/", b"x" * 100_000) + post("/") + post("/", b"cut off")[:-1]
+        )
         time.sleep(pause)
         client.shutdown(socket.SHUT_WR)
         received = b""
@@ -316,7 +373,9 @@ def test_hang_ups_are_told_once_and_leave_no_descriptor_open() -> None:
             client = socket.create_connection(listening.getsockname())
             server, _ = listening.accept()
             with server:
-                HangUps.watch(loop, server.fileno(), lambda: told.append("gone"), lambda: told.append("half"))
+                HangUps.watch(
+                    loop, server.fileno(), lambda: told.append("gone"), lambda: told.append("half")
+                )
                 HangUps.watch(loop, 10_000, lambda: told.append("never"))  # no such descriptor
                 client.sendall(b"unread")
                 await asyncio.sleep(0.05)

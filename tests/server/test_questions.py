@@ -1,4 +1,6 @@
-"""Questions to the predicting process: the same one once, none for askers that have left, and looks before them."""
+"""Questions to the predicting process: the same one once, none for askers that have left, and
+looks before them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_the_same_question_is_asked_once_and_answers_all() -> None:
         asked = [questions.ask("a", counting(begun, "a"), never) for _ in range(60)]
         assert await asyncio.gather(*asked) == ["a"] * 60
         assert begun == ["a"]
-        assert await questions.ask("a", counting(begun, "again"), never) == "again", "an answer is not kept"
+        assert await questions.ask("a", counting(begun, "again"), never) == "again", (
+            "an answer is not kept"
+        )
 
     run_virtual(main())
 
@@ -69,8 +73,13 @@ def test_trap_a_question_whose_askers_have_left_is_not_asked() -> None:
         questions, begun = Questions(), list[str]()
         first = asyncio.create_task(questions.ask("first", counting(begun, "first"), never))
         watches = [Leaving() for _ in range(60)]
-        abandoned = [asyncio.create_task(questions.ask(n % 30, counting(begun, "abandoned"), watch)) for n, watch in enumerate(watches)]
-        wanted = asyncio.create_task(questions.ask(0, counting(begun, "wanted"), never))  # one of them has another asker
+        abandoned = [
+            asyncio.create_task(questions.ask(n % 30, counting(begun, "abandoned"), watch))
+            for n, watch in enumerate(watches)
+        ]
+        wanted = asyncio.create_task(
+            questions.ask(0, counting(begun, "wanted"), never)
+        )  # one of them has another asker
         await asyncio.sleep(0.1)
         for watch in watches:
             watch.leave()
@@ -93,7 +102,10 @@ def test_an_error_reaches_every_asker_and_ends_nothing_else() -> None:
 
         questions, leaving = Questions(), Leaving()
         asked = [questions.ask("a", fail, never) for _ in range(2)]
-        assert [str(each) for each in await asyncio.gather(*asked, return_exceptions=True)] == ["no", "no"]
+        assert [str(each) for each in await asyncio.gather(*asked, return_exceptions=True)] == [
+            "no",
+            "no",
+        ]
         alone = asyncio.create_task(questions.ask("a", fail, leaving))
         await asyncio.sleep(0.01)
         leaving.leave()
@@ -110,7 +122,9 @@ async def no_question() -> None:
 
 
 def test_a_look_waits_for_one_question_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty different questions over HTTP, one at a time; the look comes behind the one that is being answered."""
+    """Twenty different questions over HTTP, one at a time; the look comes behind the one that is
+    being answered.
+    """
 
     async def main() -> None:
         async with running() as (app, gateway):
@@ -137,7 +151,9 @@ def test_a_look_waits_for_one_question_at_most(monkeypatch: pytest.MonkeyPatch) 
     run_virtual(main())
 
 
-def test_the_advice_of_two_who_ask_the_same_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_of_two_who_ask_the_same_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             asked: list[Any] = []

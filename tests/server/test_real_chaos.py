@@ -1,4 +1,6 @@
-"""A thousand calls on the real engine beside each kind of fault: one outcome each, and clients, records and counters agree."""
+"""A thousand calls on the real engine beside each kind of fault: one outcome each, and clients,
+records and counters agree.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,29 @@ LONGEST = 600.0  # seconds of a scene
 SEQUENCES = {"model": "tiny", "prompt": ["a"] * 1024, "n": 128}  # 131,072 of them in 5 KB
 PAUSE = 4.0  # seconds; an engine that is silent for 5 is taken for dead
 SOON = {"x-llm-d-slo-ttft-ms": "500"}
-LOSSES = range(50, 451, 100)  # numbers of the calls that the engine forgets: others go on long after the last one
+LOSSES = range(
+    50, 451, 100
+)  # numbers of the calls that the engine forgets: others go on long after the last one
 POISONS = range(200, 900, 201)
 
 
 @dataclass
 class Crowd:
-    """A closed loop of clients that make `CALLS` calls together, each on a connection of its own."""
+    """A closed loop of clients that make `CALLS` calls together, each on a connection of its
+    own.
+    """
 
     url: str
     fields: Callable[[int], dict[str, Any]]
     headers: dict[str, str] = field(default_factory=dict)
     statuses: Counter[int] = field(default_factory=Counter)
     refused: int = 0  # attempts; the call is made again
-    asked: list[int] = field(default_factory=list)  # output tokens of each sequence that was answered
-    left: dict[str, bool] = field(default_factory=dict)  # ids of calls whose clients left: whether the answer had begun
+    asked: list[int] = field(
+        default_factory=list
+    )  # output tokens of each sequence that was answered
+    left: dict[str, bool] = field(
+        default_factory=dict
+    )  # ids of calls whose clients left: whether the answer had begun
     broken: list[tuple[int, int, bytes]] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -63,10 +73,17 @@ class Crowd:
 
     async def call(self, number: int) -> None:
         """One, to the end of its answer; sent again where it is refused for now."""
-        body = {"model": "tiny", "prompt": [300, 301 + number % 50], "max_tokens": 100, "stream": number % 2 == 0}
+        body = {
+            "model": "tiny",
+            "prompt": [300, 301 + number % 50],
+            "max_tokens": 100,
+            "stream": number % 2 == 0,
+        }
         body |= {"kendall_forced_output_tokens": 1 + number * 37 % 24} | self.fields(number)
         tokens = body["kendall_forced_output_tokens"]
-        while (got := await (await SocketCall(self.url, body, self.headers).send()).answer())[0] == 429:
+        while (got := await (await SocketCall(self.url, body, self.headers).send()).answer())[
+            0
+        ] == 429:
             self.refused += 1
             await asyncio.sleep(0.05)
         status, answer = got
@@ -74,7 +91,11 @@ class Crowd:
         if status != 200:
             return
         self.asked += [tokens] * body.get("n", 1)
-        whole = stream_text(answer)[1] if body["stream"] else json.loads(answer)["usage"]["completion_tokens"] == tokens * body.get("n", 1)
+        whole = (
+            stream_text(answer)[1]
+            if body["stream"]
+            else json.loads(answer)["usage"]["completion_tokens"] == tokens * body.get("n", 1)
+        )
         if not whole:
             self.broken.append((number, status, answer[-300:]))
 
@@ -105,7 +126,9 @@ async def hang_in_boot(running: GatewayProcess, crowd: Crowd, folder: Path) -> N
 
 async def hang_in_calibration(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
     await crowd.answered(FIRST)
-    calibrating = asyncio.create_task(running.ask("POST", "/admin/calibrate", {"max_batch_size": 4, "max_output_tokens": 64}))
+    calibrating = asyncio.create_task(
+        running.ask("POST", "/admin/calibrate", {"max_batch_size": 4, "max_output_tokens": 64})
+    )
     while await running.is_ready():
         assert not calibrating.done()
     await asyncio.sleep(0.3)
@@ -117,7 +140,11 @@ async def hang_in_calibration(running: GatewayProcess, crowd: Crowd, folder: Pat
 async def stop_the_predictor(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
     await crowd.answered(FIRST)
     async with asyncio.timeout(60):
-        while not (found := [pid for pid in descendants(running.pid) if "predictor_process" in command(pid)]):  # noqa: ASYNC110
+        while not (  # noqa: ASYNC110
+            found := [
+                pid for pid in descendants(running.pid) if "predictor_process" in command(pid)
+            ]
+        ):
             await asyncio.sleep(0.05)
     os.kill(found[0], signal.SIGSTOP)
 
@@ -132,7 +159,9 @@ async def pause(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
 
 
 async def pause_the_engine(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
-    """The first service times that the gateway measures include a pause. A client refused afterwards retries until admitted."""
+    """The first service times that the gateway measures include a pause. A client refused
+    afterwards retries until admitted.
+    """
     for answers in (0, FIRST):
         await crowd.answered(crowd.statuses.total() + answers)
         engine = engine_process(running.pid)
@@ -148,11 +177,19 @@ async def hang_ups(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
 
 
 async def leave(running: GatewayProcess, crowd: Crowd, folder: Path) -> None:
-    """Two requests on one connection whose client leaves, half of the times once the first answer has begun."""
-    body = json.dumps({"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {}\r\ncontent-length: {}\r\n\r\n"
+    """Two requests on one connection whose client leaves, half of the times once the first
+    answer has begun.
+    """
+    body = json.dumps(
+        {"model": "tiny", "prompt": [300], "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    ).encode()
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {}\r\ncontent-length: {}\r\n\r\n"
+    )
     for number in itertools.count(len(crowd.left)):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(running.url.rpartition(":")[2])
+        )
         names = f"left-{number}", f"behind-{number}"
         crowd.left[names[0]] = False
         try:
@@ -209,11 +246,24 @@ class Kind:
 
 KINDS = [
     Kind(says="an engine is killed", meanwhile=kill, restarts=(1,)),
-    Kind(says="a successor hangs in its boot", meanwhile=hang_in_boot, arguments=("--restart-timeout", "15"), restarts=(1,)),
+    Kind(
+        says="a successor hangs in its boot",
+        meanwhile=hang_in_boot,
+        arguments=("--restart-timeout", "15"),
+        restarts=(1,),
+    ),
     Kind(says="an engine hangs in a calibration", meanwhile=hang_in_calibration, restarts=(1,)),
-    Kind(says="the predictor is stopped", meanwhile=stop_the_predictor, arguments=("--prediction-interval", "1", "--latency", "tiny")),
+    Kind(
+        says="the predictor is stopped",
+        meanwhile=stop_the_predictor,
+        arguments=("--prediction-interval", "1", "--latency", "tiny"),
+    ),
     Kind(says="the gateway stands still", meanwhile=pause),
-    Kind(says="the engine stands still, and each call has its limit to the first token", meanwhile=pause_the_engine, headers=SOON),
+    Kind(
+        says="the engine stands still, and each call has its limit to the first token",
+        meanwhile=pause_the_engine,
+        headers=SOON,
+    ),
     Kind(
         says="sequences are lost while others move",
         fields=losses,
@@ -230,8 +280,17 @@ KINDS = [
         process=MarkedGateway,
     ),
     Kind(says="several sequences a call", fields=several),
-    Kind(says="nobody reads the log", arguments=("--log-level", "debug", "--log-prompts"), log_is_read=False),
-    Kind(says="the disk is full", arguments=("--record-file", "/dev/full"), recorded=False, process=MarkedGateway),
+    Kind(
+        says="nobody reads the log",
+        arguments=("--log-level", "debug", "--log-prompts"),
+        log_is_read=False,
+    ),
+    Kind(
+        says="the disk is full",
+        arguments=("--record-file", "/dev/full"),
+        recorded=False,
+        process=MarkedGateway,
+    ),
     Kind(says="a hangup ten times a second", meanwhile=hang_ups),
     Kind(says="pipelining clients leave", meanwhile=leave, leavers=True),
     Kind(says="131,072 sequences in 5 KB", fields=bombs, statuses={200: CALLS - 20, 400: 20}),
@@ -268,8 +327,18 @@ async def scene(running: GatewayProcess, kind: Kind, folder: Path) -> Seen:
 
 def play(kind: Kind, folder: Path) -> Seen:
     async def main() -> Seen:
-        arguments = ("tiny", "--engine", "vllm", "--policy", "continuous:max_batch_size=8", *kind.arguments)
-        async with asyncio.timeout(LONGEST), gateway(folder, *arguments, kind=kind.process) as running:
+        arguments = (
+            "tiny",
+            "--engine",
+            "vllm",
+            "--policy",
+            "continuous:max_batch_size=8",
+            *kind.arguments,
+        )
+        async with (
+            asyncio.timeout(LONGEST),
+            gateway(folder, *arguments, kind=kind.process) as running,
+        ):
             return await scene(running, kind, folder)
 
     if kind.log_is_read:
@@ -288,12 +357,20 @@ def test_a_thousand_calls_beside_a_fault_have_one_outcome_each(kind: Kind, tmp_p
     seen = play(kind, tmp_path)
     crowd, state, counted = seen.crowd, seen.state, seen.counted
     restarts = state["supervision"]["restarts"]
-    tell(kind.says, statuses=crowd.statuses, refused=crowd.refused, counted=counted, restarts=restarts)
+    tell(
+        kind.says,
+        statuses=crowd.statuses,
+        refused=crowd.refused,
+        counted=counted,
+        restarts=restarts,
+    )
     assert crowd.statuses == kind.statuses
     assert crowd.broken == []
     assert restarts in kind.restarts
     assert (state["queue_length"], state["in_service"], state["unanswered"]) == (0, 0, 0)
-    expected = Counter(completed=len(crowd.asked), failed=crowd.statuses[500], rejected=crowd.refused)
+    expected = Counter(
+        completed=len(crowd.asked), failed=crowd.statuses[500], rejected=crowd.refused
+    )
     assert counted == expected + Counter(cancelled=counted["cancelled"] if kind.leavers else 0)
     log = (tmp_path / "gateway.log").read_text() if kind.log_is_read else ""
     assert {words: log.count(words) for words in kind.logged} == kind.logged
@@ -301,7 +378,9 @@ def test_a_thousand_calls_beside_a_fault_have_one_outcome_each(kind: Kind, tmp_p
         check_records(tmp_path / "records.jsonl", seen, leavers=kind.leavers)
     else:
         (last,) = re.findall(r"the last ([\d,]+) records could not be written", log)
-        assert seen.dropped + int(last.replace(",", "")) == CALLS, "each is counted as dropped, or named at the end"
+        assert seen.dropped + int(last.replace(",", "")) == CALLS, (
+            "each is counted as dropped, or named at the end"
+        )
         assert seen.dropped > 0
 
 
@@ -310,12 +389,20 @@ def check_records(file: Path, seen: Seen, *, leavers: bool) -> None:
     records = read_run(file)[1]
     crowd = seen.crowd
     assert Counter(record.outcome for record in records) == seen.counted
-    assert sorted(record.output_tokens or 0 for record in records if record.outcome == "completed") == sorted(crowd.asked)
-    assert len({record.request_id for record in records}) == len(records), "nothing is recorded twice"
+    assert sorted(
+        record.output_tokens or 0 for record in records if record.outcome == "completed"
+    ) == sorted(crowd.asked)
+    assert len({record.request_id for record in records}) == len(records), (
+        "nothing is recorded twice"
+    )
     assert seen.dropped == 0
     if leavers:
-        left = Counter(record.client_request_id for record in records if record.outcome == "cancelled")
+        left = Counter(
+            record.client_request_id for record in records if record.outcome == "cancelled"
+        )
         begun = {name for name, begun in crowd.left.items() if begun}
         assert begun
-        assert begun <= set(left) <= set(crowd.left), "each answer that had begun is cancelled, and no request behind another is served"
+        assert begun <= set(left) <= set(crowd.left), (
+            "each answer that had begun is cancelled, and no request behind another is served"
+        )
         assert set(left.values()) == {1}

@@ -19,12 +19,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 PATH = "/v1/completions"
 CHOICE = {"model": "tiny", "prompt": "x", "max_tokens": 20, "guided_choice": ["yes", "no"]}
 PLAIN = {"model": "tiny", "prompt": "x", "max_tokens": 5, "ignore_eos": True}
-WORDS = [f"word number {index} of a list" for index in range(20_000)]  # compiling them takes a minute on a fast machine
+WORDS = [
+    f"word number {index} of a list" for index in range(20_000)
+]  # compiling them takes a minute on a fast machine
 HEAVY = {"model": "tiny", "prompt": "x", "max_tokens": 5, "guided_json": {"enum": WORDS}}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProcess, asyncio.Runner]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[GatewayProcess, asyncio.Runner]]:
     """A gateway in whose eyes an engine is stuck after six seconds."""
     forms = ("--max-form-compile-time", "2", "--max-form-bytes", "2000000")
     limits = ("--stuck-timeout", "6", "--policy", "continuous:max_batch_size=4")
@@ -39,16 +43,24 @@ async def metric(made: GatewayProcess, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def test_a_heavy_form_is_refused_once_and_harms_no_other_call(served: tuple[GatewayProcess, asyncio.Runner]) -> None:
-    """With the retries that the SDK makes by default: there are none. The engine is not restarted."""
+def test_a_heavy_form_is_refused_once_and_harms_no_other_call(
+    served: tuple[GatewayProcess, asyncio.Runner],
+) -> None:
+    """With the retries that the SDK makes by default: there are none. The engine is not
+    restarted.
+    """
     made, runner = served
 
     async def main() -> None:
         await made.ask("POST", PATH, CHOICE)  # the compiler is up
         before = await metric(made, "kendall_refused_calls_total")
-        async with openai.AsyncOpenAI(base_url=made.url + "/v1", api_key="none", timeout=60) as client:
+        async with openai.AsyncOpenAI(
+            base_url=made.url + "/v1", api_key="none", timeout=60
+        ) as client:
             body: dict[str, Any] = {key: HEAVY[key] for key in ("model", "prompt", "max_tokens")}
-            heavy = asyncio.create_task(client.completions.create(**body, extra_body={"guided_json": HEAVY["guided_json"]}))
+            heavy = asyncio.create_task(
+                client.completions.create(**body, extra_body={"guided_json": HEAVY["guided_json"]})
+            )
             while not heavy.done():
                 answer = await made.ask("POST", PATH, PLAIN)
                 assert answer["usage"]["completion_tokens"] == 5
@@ -63,12 +75,18 @@ def test_a_heavy_form_is_refused_once_and_harms_no_other_call(served: tuple[Gate
     runner.run(main())
 
 
-def test_a_client_that_leaves_its_heavy_form_stops_the_compilation(served: tuple[GatewayProcess, asyncio.Runner]) -> None:
+def test_a_client_that_leaves_its_heavy_form_stops_the_compilation(
+    served: tuple[GatewayProcess, asyncio.Runner],
+) -> None:
     made, runner = served
 
     async def main() -> None:
-        heavy = HEAVY | {"guided_json": {"enum": WORDS[1:]}}  # another one than is known to be too slow
-        async with httpx.AsyncClient(base_url=made.url, timeout=httpx.Timeout(60, read=0.5)) as client:
+        heavy = HEAVY | {
+            "guided_json": {"enum": WORDS[1:]}
+        }  # another one than is known to be too slow
+        async with httpx.AsyncClient(
+            base_url=made.url, timeout=httpx.Timeout(60, read=0.5)
+        ) as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(PATH, json=heavy)
         assert (await made.ask("POST", PATH, CHOICE))["choices"][0]["text"] in ("yes", "no")

@@ -1,4 +1,6 @@
-"""The real engine killed by marked prompts, with a sequence that it forgets, stopped in a calibration: in its gateway's process."""
+"""The real engine killed by marked prompts, with a sequence that it forgets, stopped in a
+calibration: in its gateway's process.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed:ResourceWarning"),  # of engines that were killed
 ]
 MARK = 666
-LONG = 400  # tokens of a call that is not over before it kills, even where a busy machine kills late
+LONG = (
+    400  # tokens of a call that is not over before it kills, even where a busy machine kills late
+)
 LIMIT = 840  # seconds; a restart takes 2 to 5 on a quiet machine, and A2 needs thirty
 
 
 class Poisoned(VllmEngine):
-    """Its process is killed soon after a prompt that begins with the mark went in, with or without tokens made before."""
+    """Its process is killed soon after a prompt that begins with the mark went in, with or
+    without tokens made before.
+    """
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         if any(list(work.prompt_token_ids[:1]) == [MARK] for work in works):
             asyncio.get_running_loop().call_later(0.02, self._kill, self.process_id)
         return super().dispatch(server_id, works, padded=padded, joining=joining)
@@ -58,9 +66,16 @@ class Poisoned(VllmEngine):
 @asynccontextmanager
 async def real(**settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway, Poisoned, list[Record]]]:
     """A gateway of eight at once on the real engine, started, and the records it writes."""
-    defaults = {"policy": "continuous:max_batch_size=8", "prediction_interval": 0, "allow_forced_lengths": True, "security": FOR_THE_RUN}
+    defaults = {
+        "policy": "continuous:max_batch_size=8",
+        "prediction_interval": 0,
+        "allow_forced_lengths": True,
+        "security": FOR_THE_RUN,
+    }
     engine = Poisoned(str(make_tiny()))
-    gateway = Gateway(Settings(model="tiny", served_model_name="tiny", **(defaults | settings)), engine)
+    gateway = Gateway(
+        Settings(model="tiny", served_model_name="tiny", **(defaults | settings)), engine
+    )
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
     collector = Collector()
@@ -71,7 +86,13 @@ async def real(**settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway, Poisone
 
 
 def ask(app: FastAPI, prompt: list[int], tokens: int = 40, **fields: Any) -> Call:
-    body = completion(prompt=prompt, kendall_forced_output_tokens=tokens, max_tokens=1000, ignore_eos=False, temperature=0)
+    body = completion(
+        prompt=prompt,
+        kendall_forced_output_tokens=tokens,
+        max_tokens=1000,
+        ignore_eos=False,
+        temperature=0,
+    )
     return Call(app, "POST", "/v1/completions", body | fields)
 
 
@@ -95,7 +116,12 @@ def test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine() 
             await asyncio.gather(*(made.task for made in (*innocents, *poison)))
             seconds = round(gateway.now() - began, 1)
             outcomes = Counter(record.outcome for record in records)
-            tell("poison on vLLM", seconds=seconds, restarts=gateway.supervisor.restarts, outcomes=outcomes)
+            tell(
+                "poison on vLLM",
+                seconds=seconds,
+                restarts=gateway.supervisor.restarts,
+                outcomes=outcomes,
+            )
             assert Counter(made.status for made in innocents)[200] >= 95
             assert Counter(made.status for made in poison) == {500: 10}
             assert outcomes["completed"] >= 95
@@ -110,14 +136,25 @@ def test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine() 
 
 def test_a_sequence_that_is_not_heard_of_any_more_goes_on_in_the_real_engine() -> None:
     async def main() -> None:
-        async with real(supervision=SupervisionSettings(stuck_timeout=2.0)) as (app, gateway, _, records):
+        async with real(supervision=SupervisionSettings(stuck_timeout=2.0)) as (
+            app,
+            gateway,
+            _,
+            records,
+        ):
 
             async def others() -> None:
                 while True:
-                    assert (await call(app, "POST", "/v1/completions", completion(prompt=[310], max_tokens=500))).status == 200
+                    assert (
+                        await call(
+                            app, "POST", "/v1/completions", completion(prompt=[310], max_tokens=500)
+                        )
+                    ).status == 200
 
             lost = ask(app, [301, 302], 600, return_token_ids=True)
-            while not any(ticket.output_token_ids for ticket in gateway.batcher.unanswered_tickets()):  # noqa: ASYNC110
+            while not any(  # noqa: ASYNC110
+                ticket.output_token_ids for ticket in gateway.batcher.unanswered_tickets()
+            ):
                 await asyncio.sleep(0.001)
             (ticket,) = gateway.batcher.unanswered_tickets()
             busy = asyncio.create_task(others())
@@ -139,12 +176,21 @@ def test_a_sequence_that_is_not_heard_of_any_more_goes_on_in_the_real_engine() -
 def test_an_engine_stopped_in_a_calibration_is_replaced_and_the_queue_goes_on() -> None:
     async def main() -> None:
         async with real() as (app, gateway, engine, _):
-            calibrating = Call(app, "POST", "/admin/calibrate", {"max_batch_size": 4, "max_output_tokens": 16})
+            calibrating = Call(
+                app, "POST", "/admin/calibrate", {"max_batch_size": 4, "max_output_tokens": 16}
+            )
             await eventually(lambda: gateway.calibrating)
             waiting = ask(app, [301, 302], 5)
             os.kill(engine.process_id, signal.SIGSTOP)
             await asyncio.gather(calibrating.task, waiting.task)
-            assert (calibrating.status, calibrating.json()["error"]["code"]) == (503, "engine_unavailable")
-            assert (waiting.status, gateway.supervisor.restarts, gateway.calibrating) == (200, 1, False)
+            assert (calibrating.status, calibrating.json()["error"]["code"]) == (
+                503,
+                "engine_unavailable",
+            )
+            assert (waiting.status, gateway.supervisor.restarts, gateway.calibrating) == (
+                200,
+                1,
+                False,
+            )
 
     run(main())

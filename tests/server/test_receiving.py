@@ -1,4 +1,6 @@
-"""The kernel's stamps: a request arrived when its last byte came in, whatever the event loop was doing."""
+"""The kernel's stamps: a request arrived when its last byte came in, whatever the event loop was
+doing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's st
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the stamp and the number of bytes; `/block` stops the loop until released, `/wait` waits until the client goes."""
+    """Answers with the stamp and the number of bytes; `/block` stops the loop until released,
+    `/wait` waits until the client goes.
+    """
     if scope["type"] != "http":
         return
     size, more = 0, True
@@ -39,7 +43,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
             pass
         gone.set()
     body = json.dumps({"received_at": scope.get(RECEIVED_AT), "size": size}).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(body)).encode())]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", str(len(body)).encode())],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
@@ -53,7 +63,11 @@ def nothing_is_blocked() -> None:
     released.clear()
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
+@pytest.fixture(
+    params=[asyncio.new_event_loop, uvloop.new_event_loop],
+    ids=["asyncio", "uvloop"],
+    scope="module",
+)
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     """Where a server with stamps listens."""
     sock = socket.create_server(("127.0.0.1", 0))
@@ -77,7 +91,10 @@ class Client:
         self.socket.close()
 
     def send(self, path: str, body: bytes = b"") -> None:
-        self.socket.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        self.socket.sendall(
+            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
 
     def answer(self) -> dict[str, Any]:
         assert self.file.readline() == b"HTTP/1.1 200 OK\r\n"
@@ -174,7 +191,9 @@ def test_the_wall_clock_is_read_on_the_monotonic_one() -> None:
 
 
 @pytest.mark.parametrize("step", [3600.0, 2.0, -2.0, -3600.0])
-def test_a_step_of_the_wall_clock_between_stamp_and_reading_does_not_move_an_arrival(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+def test_a_step_of_the_wall_clock_between_stamp_and_reading_does_not_move_an_arrival(
+    monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
     """Nor any that come after it."""
     stepped = 0
 

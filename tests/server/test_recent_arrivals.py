@@ -39,8 +39,12 @@ def recent_with(*sequences: tuple[float, str | None]) -> RecentArrivals:
     return recent
 
 
-def test_calls_of_one_id_at_two_instants_are_two_and_sequences_without_a_call_are_one_each() -> None:
-    recent = recent_with((1.0, "a"), (1.0, "a"), (2.0, "a"), (3.0, None), (3.0, None), (4.0, "b"), (4.0, "c"))
+def test_calls_of_one_id_at_two_instants_are_two_and_sequences_without_a_call_are_one_each() -> (
+    None
+):
+    recent = recent_with(
+        (1.0, "a"), (1.0, "a"), (2.0, "a"), (3.0, None), (3.0, None), (4.0, "b"), (4.0, "c")
+    )
     assert recent.call_rate(10.0) == pytest.approx(0.6)
     assert recent.sequence_rate(10.0) == pytest.approx(0.7)
 

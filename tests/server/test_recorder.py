@@ -1,4 +1,6 @@
-"""The gateway's run file: written within a second, never over an older one, in whole lines, and nothing waits for it."""
+"""The gateway's run file: written within a second, never over an older one, in whole lines, and
+nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def soon(path: Path, count: int) -> None:
 
 @pytest.fixture(autouse=True)
 def a_patient_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk of these tests answers in the end; where it does not, a test says how long it is waited for."""
+    """The disk of these tests answers in the end; where it does not, a test says how long it is
+    waited for.
+    """
     assert (recorder.PATIENCE, recorder.LAST_LINES) == (0.5, 2.0)
     monkeypatch.setattr(recorder, "PATIENCE", 30.0)
     monkeypatch.setattr(recorder, "LAST_LINES", 30.0)
@@ -63,14 +67,18 @@ def room(more: int, path: Path) -> Iterator[None]:
 
 def test_a_record_is_in_the_file_soon_without_anybody_asking(tmp_path: Path) -> None:
     kept = Recorder(tmp_path / "run.jsonl", HEADER)
-    assert read_run(tmp_path / "run.jsonl")[0].writer == "gateway", "the header is there from the start"
+    assert read_run(tmp_path / "run.jsonl")[0].writer == "gateway", (
+        "the header is there from the start"
+    )
     for count, name in enumerate(("a", "b"), start=1):
         kept.on_record(record(name))
         soon(tmp_path / "run.jsonl", count)
     kept.close()
 
 
-def test_many_records_are_written_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_are_written_before_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recorder, "LONGEST_UNWRITTEN", 3600.0)
     kept = Recorder(tmp_path / "run.jsonl", HEADER)
     for number in range(recorder.MOST_UNWRITTEN):
@@ -79,7 +87,9 @@ def test_many_records_are_written_before_their_time(tmp_path: Path, monkeypatch:
     kept.close()
 
 
-def test_records_of_many_bytes_are_written_before_there_is_no_room_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_many_bytes_are_written_before_there_is_no_room_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or some would be dropped although the disk has room."""
     monkeypatch.setattr(recorder, "LONGEST_UNWRITTEN", 3600.0)
     monkeypatch.setattr(recorder, "QUEUE_BYTES", 20 * len(to_line(record("00"))))
@@ -93,7 +103,9 @@ def test_records_of_many_bytes_are_written_before_there_is_no_room_for_more(tmp_
     kept.close()
 
 
-def test_a_run_file_that_was_there_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_file_that_was_there_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "run.jsonl"
     with caplog.at_level(logging.INFO):
         for group in (("a", "b"), (), ("c",)):
@@ -115,7 +127,9 @@ def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
     assert older.read_text() == "one line"
 
 
-def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, dropped = tmp_path / "run.jsonl", list[int]()
     kept = Recorder(path, HEADER, dropped.append)
     kept.on_record(record("first"))
@@ -124,7 +138,9 @@ def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missin
         for number in range(10):
             kept.on_record(record(str(number)))
         assert not kept.flush()
-        assert names(path) == ["first", "0", "1", "2"], "what there was room for, and no part of a line"
+        assert names(path) == ["first", "0", "1", "2"], (
+            "what there was room for, and no part of a line"
+        )
         kept.on_record(record("late"))
         assert not kept.flush()
     assert kept.flush()
@@ -133,7 +149,10 @@ def test_a_full_disk_leaves_whole_lines_and_once_there_is_room_nothing_is_missin
     kept.close()
     said = [each.getMessage() for each in caplog.records]
     assert [text for text in said if "cannot write to" in text] == [
-        f"cannot write to {path} (File too large): each write is retried; see kendall_dropped_records_total"
+        (
+            f"cannot write to {path} (File too large): each write is retried; see "
+            "kendall_dropped_records_total"
+        )
     ]
     assert f"writing to {path} works again; 0 records were dropped in the meantime" in said
 
@@ -168,7 +187,9 @@ def test_records_that_the_end_finds_unwritten_are_counted(caplog: pytest.LogCapt
     assert "the last 2 records could not be written to /dev/full" in caplog.text
 
 
-def test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_is_waited_for_once_and_not_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each wait has a bound; a wait without one hangs this test."""
     waits, answers = [], threading.Event()
     kept = Recorder(tmp_path / "run.jsonl", HEADER)
@@ -231,10 +252,24 @@ def test_a_path_that_cannot_be_written_is_found_before_an_engine_is_started(
     monkeypatch.setattr(cli, "configure_logs", lambda _: None)
     for option in ("--record-file", "--state-file"):
         with pytest.raises(SystemExit) as stop:
-            kendall.cli.main(["serve", "tiny", "--engine", "emulated", "--port", "0", option, str(file / "below" / "run.jsonl")])
+            kendall.cli.main(
+                [
+                    "serve",
+                    "tiny",
+                    "--engine",
+                    "emulated",
+                    "--port",
+                    "0",
+                    option,
+                    str(file / "below" / "run.jsonl"),
+                ]
+            )
         assert stop.value.code == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"kendall: got {option} {file}/below/run.jsonl; expected a file that can be written (Not a directory)")
+        assert said.startswith(
+            f"kendall: got {option} {file}/below/run.jsonl; expected a file that can be written "
+            "(Not a directory)"
+        )
         assert said.count("\n") == 1
 
 

@@ -1,4 +1,6 @@
-"""Poison, forgotten sequences, time limits, deaths and disconnects at random, on virtual time: one outcome each, and nothing is left."""
+"""Poison, forgotten sequences, time limits, deaths and disconnects at random, on virtual time:
+one outcome each, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,12 @@ class Chaos:
                 "max_tokens": 80,
                 "stream": bool(number % 2),
                 "kendall_forced_output_tokens": tokens,
-                "request_timeout": float(self.rng.exponential(1.0)) + 0.001 if number % 5 == 0 else None,
-                "first_token_timeout": float(self.rng.exponential(1.0)) + 0.001 if number % 7 == 0 else None,
+                "request_timeout": float(self.rng.exponential(1.0)) + 0.001
+                if number % 5 == 0
+                else None,
+                "first_token_timeout": float(self.rng.exponential(1.0)) + 0.001
+                if number % 7 == 0
+                else None,
             }
             made = Call(app, "POST", "/v1/completions", body)
             self.calls.append((made, tokens, bool(poison)))
@@ -75,7 +81,9 @@ def text_of(made: Call) -> str:
     return "".join(event["choices"][0]["text"] for event in made.events() if event != "[DONE]")
 
 
-@pytest.mark.parametrize("policy", ["continuous:max_batch_size=8", "capped:max_batch_size=8", "elastic:max_batch_size=8"])
+@pytest.mark.parametrize(
+    "policy", ["continuous:max_batch_size=8", "capped:max_batch_size=8", "elastic:max_batch_size=8"]
+)
 def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "LONGEST_WAIT", 0.1)
     chaos = Chaos(7, 400)
@@ -95,16 +103,34 @@ def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.Mon
             outcomes = Counter(record.outcome for record in records)
             convicted = gateway.batcher.trials.convicted
             statuses = Counter(status for status, _ in whole)
-            tell("recovery", policy=policy, statuses=statuses, outcomes=outcomes, convicted=convicted, lives=engine.life)
-            assert len({record.request_id for record in records}) == len(records) == len(chaos.calls), "one record each"
+            tell(
+                "recovery",
+                policy=policy,
+                statuses=statuses,
+                outcomes=outcomes,
+                convicted=convicted,
+                lives=engine.life,
+            )
+            assert (
+                len({record.request_id for record in records}) == len(records) == len(chaos.calls)
+            ), "one record each"
             assert {status for status, _ in whole} <= STATUSES
             assert outcomes["completed"] == sum(status == 200 for status, _ in whole)
-            assert all(text_of(made) == words(tokens) for made, tokens, _ in chaos.calls if made.whole and status_of(made) == 200)
+            assert all(
+                text_of(made) == words(tokens)
+                for made, tokens, _ in chaos.calls
+                if made.whole and status_of(made) == 200
+            )
             assert (500, True) in whole
             assert (504, False) in whole
             assert not any(poison and status == 200 for status, poison in whole)
             batcher = gateway.batcher
-            assert (batcher.unanswered, batcher.in_service, batcher.queue_length, len(batcher._expiries)) == (0, 0, 0, 0)
+            assert (
+                batcher.unanswered,
+                batcher.in_service,
+                batcher.queue_length,
+                len(batcher._expiries),
+            ) == (0, 0, 0, 0)
             assert (batcher.trials.suspect, len(asyncio.all_tasks()) - before) == (None, 0)
             assert sum(len(server._answers) for server in engine._servers) == 0
             assert outcomes["failed"] == sum(batcher.failures.values())

@@ -1,4 +1,6 @@
-"""SIGHUP: what can change while the gateway serves is taken up, the rest is named, and nothing ends the gateway."""
+"""SIGHUP: what can change while the gateway serves is taken up, the rest is named, and nothing
+ends the gateway.
+"""
 
 from __future__ import annotations
 
@@ -43,32 +45,53 @@ async def status(app: Any, key: str) -> int:
 
 def test_keys_are_revoked_and_added_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with running(security=keys("the-first-key-of-all", "the-second-key-of-all")) as (app, gateway):
-            after = dataclasses.replace(gateway.settings, security=keys("the-second-key-of-all", "the-third-key-of-all"))
-            assert [await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")] == [200, 200, 401]
+        async with running(security=keys("the-first-key-of-all", "the-second-key-of-all")) as (
+            app,
+            gateway,
+        ):
+            after = dataclasses.replace(
+                gateway.settings, security=keys("the-second-key-of-all", "the-third-key-of-all")
+            )
+            assert [
+                await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")
+            ] == [200, 200, 401]
             await Reloader(gateway, app, lambda: after, lambda: None).reload()
-            assert [await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")] == [401, 200, 200]
+            assert [
+                await status(app, f"the-{name}-key-of-all") for name in ("first", "second", "third")
+            ] == [401, 200, 200]
 
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
-    assert "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, the patience, log level info" in caplog.text
+    assert (
+        "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, the patience, log "
+        "level info"
+    ) in caplog.text
 
 
 def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
-            reloader = Reloader(gateway, app, lambda: dataclasses.replace(gateway.settings, overload=overload), lambda: None)
+            reloader = Reloader(
+                gateway,
+                app,
+                lambda: dataclasses.replace(gateway.settings, overload=overload),
+                lambda: None,
+            )
             overload = OverloadSettings(max_num_queued_reqs=1, overload_status=503)
             await reloader.reload()
             gateway.batcher.hold(True)
             first = Call(app, "POST", "/v1/completions", completion())
             while not gateway.batcher.unanswered:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert (await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)).status == 503
+            assert (
+                await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)
+            ).status == 503
             gateway.batcher.hold(False)
             overload = OverloadSettings(rate_limit=0.001, rate_limit_burst=1000.0)
             await reloader.reload()
-            statuses = [(await call(app, "POST", "/v1/completions", completion())).status for _ in range(2)]
+            statuses = [
+                (await call(app, "POST", "/v1/completions", completion())).status for _ in range(2)
+            ]
             assert statuses == [200, 429]
             overload = OverloadSettings()
             await reloader.reload()
@@ -83,7 +106,9 @@ def test_the_size_of_a_call_is_bounded_anew() -> None:
         async with running() as (app, gateway):
             body = completion(n=3)
             assert (await call(app, "POST", "/v1/completions", body)).status == 200
-            after = dataclasses.replace(gateway.settings, overload=OverloadSettings(max_sequences_per_call=2))
+            after = dataclasses.replace(
+                gateway.settings, overload=OverloadSettings(max_sequences_per_call=2)
+            )
             await Reloader(gateway, app, lambda: after, lambda: None).reload()
             refused = await call(app, "POST", "/v1/completions", body)
             assert (refused.status, refused.json()["error"]["code"]) == (400, "too_many_sequences")
@@ -92,7 +117,9 @@ def test_the_size_of_a_call_is_bounded_anew() -> None:
 
 
 def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
-    """And begins an epoch, as a change through /admin does; a reload that does not change it leaves what /admin set."""
+    """And begins an epoch, as a change through /admin does; a reload that does not change it
+    leaves what /admin set.
+    """
 
     async def main() -> None:
         async with running("single") as (app, gateway):
@@ -137,12 +164,21 @@ def test_what_waits_goes_on_in_the_order_of_another_aging() -> None:
             gateway.batcher.hold(True)
 
             async def reload(aging: float | None) -> None:
-                after = dataclasses.replace(gateway.settings, overload=OverloadSettings(priority_aging=aging))
+                after = dataclasses.replace(
+                    gateway.settings, overload=OverloadSettings(priority_aging=aging)
+                )
                 await Reloader(gateway, app, lambda: after, lambda: None).reload()
 
             calls: list[Call] = []
             for priority in (3, 2, 1):
-                calls.append(Call(app, "POST", "/v1/completions", completion(priority=priority, prompt=[5] * priority)))
+                calls.append(
+                    Call(
+                        app,
+                        "POST",
+                        "/v1/completions",
+                        completion(priority=priority, prompt=[5] * priority),
+                    )
+                )
                 while gateway.batcher.unanswered < len(calls):  # noqa: ASYNC110
                     await asyncio.sleep(0)
 
@@ -161,7 +197,9 @@ def test_what_waits_goes_on_in_the_order_of_another_aging() -> None:
     asyncio.run(main())
 
 
-def test_key_files_that_everybody_reads_are_named_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_files_that_everybody_reads_are_named_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "keys"
     file.write_text("the-first-key-of-all\n")
 
@@ -170,7 +208,12 @@ def test_key_files_that_everybody_reads_are_named_again(tmp_path: Path, caplog: 
 
     async def main() -> None:
         async with running(security=security()) as (app, gateway):
-            reloader = Reloader(gateway, app, lambda: dataclasses.replace(gateway.settings, security=security()), lambda: None)
+            reloader = Reloader(
+                gateway,
+                app,
+                lambda: dataclasses.replace(gateway.settings, security=security()),
+                lambda: None,
+            )
             file.chmod(0o600)
             await reloader.reload()
             assert "can read the keys" not in caplog.text
@@ -200,18 +243,34 @@ def test_what_needs_a_restart_is_named_and_not_in_force(caplog: pytest.LogCaptur
             assert gateway.settings == before
 
     asyncio.run(main())
-    assert "in force only after a restart: --port, --policy, --log-prompts, --queue-events, --adaptive-concurrency" in caplog.text
+    assert (
+        "in force only after a restart: --port, --policy, --log-prompts, --queue-events, "
+        "--adaptive-concurrency"
+    ) in caplog.text
 
 
 def test_options_of_a_part_have_the_name_of_their_flag() -> None:
     before = Settings(model="tiny", served_model_name="tiny")
-    after = dataclasses.replace(before, security=SecuritySettings(tls=TlsSettings(ca_certs=Path("ca.pem"))), shutdown_delay=1.0)
+    after = dataclasses.replace(
+        before,
+        security=SecuritySettings(tls=TlsSettings(ca_certs=Path("ca.pem"))),
+        shutdown_delay=1.0,
+    )
     assert differences(before, after) == ["--shutdown-delay", "--ssl-ca-certs"]
     assert differences(before, before) == []
 
 
-@pytest.mark.parametrize("error", [SpecError("got --policy 'nonsense'; expected a policy"), OSError("the disk is gone"), KeyError("what")])
-def test_a_configuration_that_is_wrong_changes_nothing(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecError("got --policy 'nonsense'; expected a policy"),
+        OSError("the disk is gone"),
+        KeyError("what"),
+    ],
+)
+def test_a_configuration_that_is_wrong_changes_nothing(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     def read() -> Settings:
         raise error
 
@@ -231,7 +290,9 @@ def test_the_log_level_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            after = dataclasses.replace(gateway.settings, logs=dataclasses.replace(gateway.settings.logs, level="error"))
+            after = dataclasses.replace(
+                gateway.settings, logs=dataclasses.replace(gateway.settings.logs, level="error")
+            )
             await Reloader(gateway, app, lambda: after, lambda: None).reload()
 
     level = root.level
@@ -242,7 +303,9 @@ def test_the_log_level_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         root.setLevel(level)
 
 
-def test_the_command_reads_its_own_settings_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reads_its_own_settings_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Flags and environment as they were given, files as they are now."""
     file, keys_file = tmp_path / "kendall.toml", tmp_path / "keys"
     file.write_text("max-num-queued-reqs = 5\npolicy = 'single'\nlog-level = 'info'\n")
@@ -263,7 +326,17 @@ def test_the_command_reads_its_own_settings_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(serving, "serve", serve)
     monkeypatch.setattr(cli, "configure_logs", lambda _: None)
     with pytest.raises(SystemExit) as stop:
-        kendall.cli.main(["serve", "--config", str(file), "--policy", "elastic", "--api-key-file", str(keys_file)])
+        kendall.cli.main(
+            [
+                "serve",
+                "--config",
+                str(file),
+                "--policy",
+                "elastic",
+                "--api-key-file",
+                str(keys_file),
+            ]
+        )
     assert stop.value.code == 0
     before, after = found
     assert (before.overload.max_num_queued_reqs, after.overload.max_num_queued_reqs) == (5, 7)
@@ -277,7 +350,15 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
     keys_file = tmp_path / "keys"
     keys_file.write_text("the-old-key-of-some-length\n")
     certificate, key = self_signed(tmp_path)
-    arguments = ["tiny", "--engine", "emulated", "--latency", FAST, "--api-key-file", str(keys_file)]
+    arguments = [
+        "tiny",
+        "--engine",
+        "emulated",
+        "--latency",
+        FAST,
+        "--api-key-file",
+        str(keys_file),
+    ]
     arguments += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     log = tmp_path / "gateway.log"
 
@@ -298,7 +379,9 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
             first = await asyncio.to_thread(shown)
             keys_file.write_text("the-new-key-of-some-length\n")
             self_signed(tmp_path)
-            await hung_up(running, "SIGHUP: reloaded 1 API key and 0 admin keys, the certificate", 1)
+            await hung_up(
+                running, "SIGHUP: reloaded 1 API key and 0 admin keys, the certificate", 1
+            )
             second = await asyncio.to_thread(shown)
             assert first != second == certificate.read_text()
             keys_file.write_text("# none\n")
@@ -314,10 +397,21 @@ def test_a_gateway_takes_up_keys_and_certificate_and_survives_what_is_wrong(tmp_
 
 
 def test_a_hangup_at_any_time_ends_nothing(tmp_path: Path) -> None:
-    """From the first line of the log on, also while nothing serves yet; the gateway's own processes do not end by it either."""
+    """From the first line of the log on, also while nothing serves yet; the gateway's own
+    processes do not end by it either.
+    """
 
     async def main() -> None:
-        running = gateway(tmp_path, "tiny", "--engine", "emulated", "--latency", FAST, "--prediction-interval", "0.2")
+        running = gateway(
+            tmp_path,
+            "tiny",
+            "--engine",
+            "emulated",
+            "--latency",
+            FAST,
+            "--prediction-interval",
+            "0.2",
+        )
         async with asyncio.timeout(LONGEST), running:
             while not (tmp_path / "gateway.log").read_text():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -1,4 +1,6 @@
-"""What stands between the head and the end of a request beside its body: trailers, chunk extensions; and requests answered early."""
+"""What stands between the head and the end of a request beside its body: trailers, chunk
+extensions; and requests answered early.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Hasty(LimitedProtocol):
 
 
 async def show(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the headers and the size of the body, read in that order; `/early` answers at once."""
+    """Answers with the headers and the size of the body, read in that order; `/early` answers at
+    once.
+    """
     if scope["type"] != "http":
         return
     size, more = 0, scope["path"] != "/early"
@@ -35,12 +39,27 @@ async def show(scope: Any, receive: Any, send: Any) -> None:
         if message["type"] == "http.disconnect":
             return
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
-    told = json.dumps({"headers": [[name.decode(), value.decode()] for name, value in scope["headers"]], "size": size}).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]})
+    told = json.dumps(
+        {
+            "headers": [[name.decode(), value.decode()] for name, value in scope["headers"]],
+            "size": size,
+        }
+    ).encode()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(told))],
+        }
+    )
     await send({"type": "http.response.body", "body": told})
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
+@pytest.fixture(
+    params=[asyncio.new_event_loop, uvloop.new_event_loop],
+    ids=["asyncio", "uvloop"],
+    scope="module",
+)
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     with on_a_socket(show, Hasty, request.param) as port:
         yield port
@@ -99,7 +118,9 @@ def _is_whole(answer: bytes) -> bool:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_trap_a_trailer_is_no_header(port: int, apart: bool) -> None:
-    """uvicorn appends trailers to the headers: one named `Host`, or one of a proxy, would be believed."""
+    """uvicorn appends trailers to the headers: one named `Host`, or one of a proxy, would be
+    believed.
+    """
     with Client(port) as client:
         client.socket.sendall(CHUNKED + b"2\r\nab\r\n0\r\n")
         if apart:
@@ -122,7 +143,9 @@ def test_trap_a_trailer_is_no_header(port: int, apart: bool) -> None:
     ],
     ids=["trailers", "one trailer", "one extension", "extensions"],
 )
-def test_trap_trailers_and_chunk_extensions_are_bounded_as_a_head_is(port: int, begin: bytes, piece: bytes) -> None:
+def test_trap_trailers_and_chunk_extensions_are_bounded_as_a_head_is(
+    port: int, begin: bytes, piece: bytes
+) -> None:
     with Client(port) as client:
         client.socket.sendall(CHUNKED + begin)
         time.sleep(0.05)  # the head is read before
@@ -156,12 +179,17 @@ def test_a_body_in_many_small_chunks_is_no_attack(port: int) -> None:
 @pytest.mark.parametrize(
     ("head", "piece"),
     [
-        (b"GET /early HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a:\r\n" * 4096),
+        (
+            b"GET /early HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n",
+            b"a:\r\n" * 4096,
+        ),
         (b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n", b"x" * 16384),
     ],
     ids=["trailers", "body"],
 )
-def test_trap_a_request_that_is_answered_is_not_read_to_its_end(port: int, head: bytes, piece: bytes) -> None:
+def test_trap_a_request_that_is_answered_is_not_read_to_its_end(
+    port: int, head: bytes, piece: bytes
+) -> None:
     """40 MB of trailers behind `GET /health` doubled the memory of the gateway."""
     with Client(port) as client:
         client.socket.sendall(head)
@@ -178,7 +206,9 @@ def test_the_rest_of_a_request_that_is_answered_has_little_time(port: int) -> No
         assert time.perf_counter() - began > ANSWERED_TIMEOUT * 0.9, "not before its time"
 
 
-@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_a_small_body_behind_its_answer_leaves_the_connection_usable(make: Any) -> None:
     """And nothing that would close it later: no timer is left once the body is whole."""
     timed: list[bool] = []
@@ -213,12 +243,17 @@ def test_a_small_body_behind_its_answer_leaves_the_connection_usable(make: Any) 
     ],
 )
 def test_trap_a_request_names_its_host_once(port: int, head: bytes, status: int) -> None:
-    """RFC 9112, 3.2: whoever reads the first Host and whoever reads the last would decide otherwise."""
+    """RFC 9112, 3.2: whoever reads the first Host and whoever reads the last would decide
+    otherwise.
+    """
     with Client(port) as client:
         client.socket.sendall(head)
         found, told = client.answer()
         assert found == status
-        assert status == 200 or (told["error"]["code"], "Host" in told["error"]["message"]) == ("invalid_http", True)
+        assert status == 200 or (told["error"]["code"], "Host" in told["error"]["message"]) == (
+            "invalid_http",
+            True,
+        )
 
 
 @pytest.mark.parametrize("announced", [40_000, 60_000])
@@ -232,10 +267,17 @@ def test_the_body_of_an_answered_request_is_not_kept(announced: int) -> None:
             kept.append(len(self.cycle.body))
 
     with on_a_socket(show, Watched, asyncio.new_event_loop) as port, Client(port) as client:
-        client.socket.sendall(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % announced + b"x" * 40_000)
+        client.socket.sendall(
+            b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % announced
+            + b"x" * 40_000
+        )
         assert client.answer()[0] == 200
     assert kept == [0]
 
 
 def test_the_bounds_are_those_that_the_documentation_names() -> None:
-    assert (protocol.MAX_HEAD_BYTES, protocol.ANSWERED_BYTES, protocol.ANSWERED_TIMEOUT) == (64 << 10, 1 << 20, 5.0)
+    assert (protocol.MAX_HEAD_BYTES, protocol.ANSWERED_BYTES, protocol.ANSWERED_TIMEOUT) == (
+        64 << 10,
+        1 << 20,
+        5.0,
+    )

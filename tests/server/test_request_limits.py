@@ -1,4 +1,6 @@
-"""Requests that come in slowly, without end, or malformed, over a socket: each is answered in OpenAI's form and let go."""
+"""Requests that come in slowly, without end, or malformed, over a socket: each is answered in
+OpenAI's form and let go.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,21 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/slow":
         await asyncio.sleep(BODY_TIMEOUT + 0.1)
     body = b"%d" % size
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-length", b"%d" % len(body))],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], scope="module")
+@pytest.fixture(
+    params=[asyncio.new_event_loop, uvloop.new_event_loop],
+    ids=["asyncio", "uvloop"],
+    scope="module",
+)
 def port(request: pytest.FixtureRequest) -> Iterator[int]:
     with on_a_socket(echo, Hasty, request.param) as port:
         yield port
@@ -79,7 +91,11 @@ def one(client: socket.socket) -> bytes:
 def refused(answer: bytes, status: int, code: str) -> bool:
     head, _, body = answer.partition(b"\r\n\r\n")
     error = json.loads(body)["error"]
-    return head.startswith(b"HTTP/1.1 %d " % status) and set(error) == {"message", "type", "param", "code"} and error["code"] == code
+    return (
+        head.startswith(b"HTTP/1.1 %d " % status)
+        and set(error) == {"message", "type", "param", "code"}
+        and error["code"] == code
+    )
 
 
 def test_whole_requests_on_one_connection_meet_no_limit(port: int) -> None:
@@ -131,7 +147,9 @@ def test_blank_lines_between_requests_do_not_hold_a_connection(port: int) -> Non
         assert rest(client) == b""
 
 
-@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "make", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_a_head_of_too_many_bytes_or_headers_is_431(make: Any) -> None:
     """With the time that a gateway gives a head: it comes in many pieces."""
     with on_a_socket(echo, LimitedProtocol, make) as port:
@@ -150,15 +168,29 @@ def check_sizes_of_heads(port: int) -> None:
         answer = rest(client)
         assert answer == b"" or refused(answer, 431, "head_too_large")
     with connect(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(MAX_HEADERS + 1)) + b"\r\n")
+        client.sendall(
+            b"GET / HTTP/1.1\r\n"
+            + b"".join(b"h%d: x\r\n" % n for n in range(MAX_HEADERS + 1))
+            + b"\r\n"
+        )
         assert refused(rest(client), 431, "head_too_large")
     with connect(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(MAX_HEADERS - 1)) + b"\r\n")
+        client.sendall(
+            b"GET / HTTP/1.1\r\nhost: x\r\n"
+            + b"".join(b"h%d: x\r\n" % n for n in range(MAX_HEADERS - 1))
+            + b"\r\n"
+        )
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\x16\x03\x01\x02\x00", b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n"]
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00",
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\n\r\n",
+    ],
 )
 def test_what_is_no_http_is_one_400_in_openais_form(port: int, raw: bytes) -> None:
     with connect(port) as client:
@@ -172,7 +204,10 @@ def test_a_request_in_service_does_not_end_with_the_slow_one_behind_it(port: int
         client.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nPOST / HTTP/1.1\r\nhost:")
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
     with connect(port) as client:
-        client.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nPOST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab")
+        client.sendall(
+            b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\nPOST / HTTP/1.1\r\nhost: x\r\ncontent-length: "
+            b"9\r\n\r\nab"
+        )
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 

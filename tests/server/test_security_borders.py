@@ -1,4 +1,6 @@
-"""Each bound of security at its border, on the parts alone; the bounds of a request on a connection that is no socket."""
+"""Each bound of security at its border, on the parts alone; the bounds of a request on a
+connection that is no socket.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from server.security.flags import read_security
 from server.security.guard import Guard
 from server.security.keys import holder, read_keys
 from server.security.limits import check_form_size, check_prompt
-from server.security.protocol import ANSWERED_BYTES, CHUNK_FRAMING, MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
+from server.security.protocol import (
+    ANSWERED_BYTES,
+    CHUNK_FRAMING,
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    LimitedProtocol,
+)
 from server.security.refusals import NO_KEY, REASONS
 from server.security.settings import SecuritySettings, TlsSettings
 from server.security.wording import brief, excerpt, public
@@ -34,17 +42,39 @@ KEYS = read_keys("--api-key", ["sk-client-0123456789"], None)
 
 def test_what_holds_unless_an_operator_says_otherwise() -> None:
     found = SecuritySettings()
-    assert (found.max_body_bytes, found.max_form_bytes, found.max_form_compile_time) == (16 << 20, 128 << 10, 5.0)
-    assert (found.keyless_admin, found.allow_unauthenticated, found.metrics_need_key) == (True, False, False)
-    assert (protocol.MAX_HEADERS, protocol.HEAD_TIMEOUT, protocol.BODY_TIMEOUT) == (256, 30.0, 120.0)
-    assert (LimitedProtocol.head_timeout, LimitedProtocol.body_timeout, LimitedProtocol.answered_timeout) == (30.0, 120.0, 5.0)
+    assert (found.max_body_bytes, found.max_form_bytes, found.max_form_compile_time) == (
+        16 << 20,
+        128 << 10,
+        5.0,
+    )
+    assert (found.keyless_admin, found.allow_unauthenticated, found.metrics_need_key) == (
+        True,
+        False,
+        False,
+    )
+    assert (protocol.MAX_HEADERS, protocol.HEAD_TIMEOUT, protocol.BODY_TIMEOUT) == (
+        256,
+        30.0,
+        120.0,
+    )
+    assert (
+        LimitedProtocol.head_timeout,
+        LimitedProtocol.body_timeout,
+        LimitedProtocol.answered_timeout,
+    ) == (30.0, 120.0, 5.0)
     assert (audit.LINES, audit.MINUTE) == (10, 60.0)
 
 
 def test_clients_show_a_certificate_where_it_is_said_whose() -> None:
     assert uvicorn_tls(TlsSettings()) == {}
-    own, theirs = (uvicorn_tls(TlsSettings(certfile=Path("c"), ca_certs=ca)) for ca in (None, Path("a")))
-    assert (own["ssl_certfile"], own["ssl_ca_certs"], own["ssl_cert_reqs"]) == (Path("c"), None, ssl.CERT_NONE)
+    own, theirs = (
+        uvicorn_tls(TlsSettings(certfile=Path("c"), ca_certs=ca)) for ca in (None, Path("a"))
+    )
+    assert (own["ssl_certfile"], own["ssl_ca_certs"], own["ssl_cert_reqs"]) == (
+        Path("c"),
+        None,
+        ssl.CERT_NONE,
+    )
     assert (theirs["ssl_ca_certs"], theirs["ssl_cert_reqs"]) == ("a", ssl.CERT_REQUIRED)
 
 
@@ -52,7 +82,9 @@ def test_clients_show_a_certificate_where_it_is_said_whose() -> None:
 
 
 @pytest.mark.parametrize(("text", "short"), [("x" * 15, True), ("x" * 16, False)])
-def test_a_key_of_sixteen_characters_is_long_enough(text: str, short: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_of_sixteen_characters_is_long_enough(
+    text: str, short: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = read_keys("--api-key", [text], None)
     assert keys[0].short == short
     for settings in (SecuritySettings(api_keys=keys), SecuritySettings(admin_keys=keys)):
@@ -63,9 +95,13 @@ def test_a_key_of_sixteen_characters_is_long_enough(text: str, short: bool, capl
 
 
 def test_the_same_key_twice_is_one_and_each_is_found() -> None:
-    keys = read_keys("--api-key", ["one-key-0123456789", "two-key-0123456789", "one-key-0123456789"], None)
+    keys = read_keys(
+        "--api-key", ["one-key-0123456789", "two-key-0123456789", "one-key-0123456789"], None
+    )
     assert len(keys) == 2
-    assert [holder(keys, text) for text in (b"one-key-0123456789", b"two-key-0123456789", b"no")] == [*keys, None]
+    assert [
+        holder(keys, text) for text in (b"one-key-0123456789", b"two-key-0123456789", b"no")
+    ] == [*keys, None]
 
 
 @pytest.mark.parametrize(
@@ -74,22 +110,44 @@ def test_the_same_key_twice_is_one_and_each_is_found() -> None:
         ("127.0.0.1", SecuritySettings(), None),
         ("0.0.0.0", SecuritySettings(), "anyone who can reach 0.0.0.0 can use this gateway"),
         ("", SecuritySettings(), "anyone who can reach this machine can use this gateway"),
-        ("0.0.0.0", SecuritySettings(api_keys=KEYS), "keys and prompts cross the network unencrypted"),
+        (
+            "0.0.0.0",
+            SecuritySettings(api_keys=KEYS),
+            "keys and prompts cross the network unencrypted",
+        ),
         ("127.0.0.1", SecuritySettings(api_keys=KEYS), None),
         ("127.0.0.1", SecuritySettings(key_files=(Path("/nowhere"),)), None),
         ("0.0.0.0", SecuritySettings(api_keys=KEYS, tls=TlsSettings(certfile=Path("x"))), None),
     ],
 )
-def test_what_is_weak_is_said(host: str, settings: SecuritySettings, warned: str | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_weak_is_said(
+    host: str, settings: SecuritySettings, warned: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     warn_of(host, settings)
-    assert [record.getMessage().startswith(warned or "-") for record in caplog.records] == ([] if warned is None else [True])
+    assert [record.getMessage().startswith(warned or "-") for record in caplog.records] == (
+        [] if warned is None else [True]
+    )
 
 
 def flags(host: str = "127.0.0.1", **about: Any) -> SecuritySettings:
     given: dict[str, Any] = dict.fromkeys(
-        ("api_key_file", "admin_key_file", "max_prompt_tokens", "allowed_origins", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs")
+        (
+            "api_key_file",
+            "admin_key_file",
+            "max_prompt_tokens",
+            "allowed_origins",
+            "ssl_keyfile",
+            "ssl_certfile",
+            "ssl_ca_certs",
+        )
     )
-    given |= {"api_key": (), "admin_key": (), "allow_unauthenticated": False, "metrics_need_key": False, "max_body_bytes": 9}
+    given |= {
+        "api_key": (),
+        "admin_key": (),
+        "allow_unauthenticated": False,
+        "metrics_need_key": False,
+        "max_body_bytes": 9,
+    }
     given |= {"max_form_bytes": 8, "max_form_compile_time": 7.0, "max_connections_per_address": 6}
     return read_security(host, **(given | about))
 
@@ -97,10 +155,19 @@ def flags(host: str = "127.0.0.1", **about: Any) -> SecuritySettings:
 def test_flags_become_settings(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# whose\n\n sk-client-0123456789 \n")
-    found = flags(api_key_file=file, admin_key=("sk-admin-0123456789",), metrics_need_key=True, max_prompt_tokens=5)
+    found = flags(
+        api_key_file=file,
+        admin_key=("sk-admin-0123456789",),
+        metrics_need_key=True,
+        max_prompt_tokens=5,
+    )
     assert (found.api_keys, found.key_files, found.keyless_admin) == (KEYS, (file,), True)
     assert (found.max_body_bytes, found.max_form_bytes, found.max_form_compile_time) == (9, 8, 7.0)
-    assert (found.max_connections_per_address, found.max_prompt_tokens, found.metrics_need_key) == (6, 5, True)
+    assert (found.max_connections_per_address, found.max_prompt_tokens, found.metrics_need_key) == (
+        6,
+        5,
+        True,
+    )
     assert flags("0.0.0.0", allow_unauthenticated=True).keyless_admin is False
     assert flags(admin_key=("sk-admin-0123456789",), metrics_need_key=True).metrics_need_key
     assert flags(api_key=("sk-admin-0123456789",), metrics_need_key=True).metrics_need_key
@@ -130,7 +197,10 @@ def test_flags_become_settings(tmp_path: Path) -> None:
 )
 def test_a_body_is_as_large_as_its_head_may_say(length: bytes | None, refused: bool) -> None:
     guard = Guard(SecuritySettings(max_body_bytes=1000))
-    headers = [(b"content-type", b"application/json"), *([] if length is None else [(b"content-length", length)])]
+    headers = [
+        (b"content-type", b"application/json"),
+        *([] if length is None else [(b"content-length", length)]),
+    ]
     found = guard.refusal({"path": "/v1/completions", "method": "POST", "headers": headers})
     assert (found is not None) == refused
     if found is not None:
@@ -149,7 +219,11 @@ def test_a_body_is_as_large_as_its_head_may_say(length: bytes | None, refused: b
     ],
 )
 def test_a_key_comes_as_a_bearer_token(value: bytes, token: bool) -> None:
-    scope: dict[str, Any] = {"path": "/v1/models", "method": "GET", "headers": [(b"authorization", value)]}
+    scope: dict[str, Any] = {
+        "path": "/v1/models",
+        "method": "GET",
+        "headers": [(b"authorization", value)],
+    }
     assert (Guard(SecuritySettings(api_keys=KEYS)).refusal(scope) is None) == token
     assert (scope.get("kendall.api_key") == KEYS[0].name) == token
 
@@ -164,7 +238,12 @@ def test_an_options_request_and_the_pages_files_need_no_key() -> None:
         ("GET", "/v1/models", False),
     ):
         assert (guard.refusal({"path": path, "method": method, "headers": []}) is None) == taken
-    assert Guard(SecuritySettings(api_keys=KEYS)).refusal({"path": "/metrics", "method": "GET", "headers": []}) is None
+    assert (
+        Guard(SecuritySettings(api_keys=KEYS)).refusal(
+            {"path": "/metrics", "method": "GET", "headers": []}
+        )
+        is None
+    )
 
 
 # limits, origins
@@ -173,10 +252,18 @@ def test_an_options_request_and_the_pages_files_need_no_key() -> None:
 def test_a_prompt_and_a_form_are_refused_beyond_their_bound() -> None:
     check_prompt(10**9, None)
     check_prompt(100, 100)
-    with pytest.raises(ApiError, match="got a prompt of 101 tokens; expected at most 100") as refused:
+    with pytest.raises(
+        ApiError, match="got a prompt of 101 tokens; expected at most 100"
+    ) as refused:
         check_prompt(101, 100)
-    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "context_length_exceeded", "prompt")
-    form: Any = SimpleNamespace(form=lambda: SimpleNamespace(value="ä" * 10), form_field=lambda: "guided_regex")
+    assert (refused.value.status, refused.value.code, refused.value.param) == (
+        400,
+        "context_length_exceeded",
+        "prompt",
+    )
+    form: Any = SimpleNamespace(
+        form=lambda: SimpleNamespace(value="ä" * 10), form_field=lambda: "guided_regex"
+    )
     check_form_size(form, 22)  # two bytes each, and quotes
     with pytest.raises(ApiError, match="got a form of 22 bytes; expected at most 21") as refused:
         check_form_size(form, 21)
@@ -203,7 +290,9 @@ def test_a_prompt_and_a_form_are_refused_beyond_their_bound() -> None:
         ("{", None),
     ],
 )
-def test_an_origin_is_a_scheme_and_a_host(text: str | None, origins: tuple[str, ...] | None) -> None:
+def test_an_origin_is_a_scheme_and_a_host(
+    text: str | None, origins: tuple[str, ...] | None
+) -> None:
     if origins is None:
         with pytest.raises(SpecError, match="JSON list of origins"):
             read_origins(text)
@@ -251,25 +340,37 @@ def test_ten_lines_a_minute_and_the_number_of_those_withheld() -> None:
 def test_who_called_is_told_with_what_a_proxy_says(caplog: pytest.LogCaptureFixture) -> None:
     counter = Counter("denied", "", ["reason"], registry=CollectorRegistry())
     trail = Audit(counter)
-    assert {sample.labels["reason"] for metric in counter.collect() for sample in metric.samples} == set(REASONS)
+    assert {
+        sample.labels["reason"] for metric in counter.collect() for sample in metric.samples
+    } == set(REASONS)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope: dict[str, Any] = {"method": "GET", "path": "/admin/state", "headers": [(b"forwarded", b"for=1.2.3.4")]}
+    scope: dict[str, Any] = {
+        "method": "GET",
+        "path": "/admin/state",
+        "headers": [(b"forwarded", b"for=1.2.3.4")],
+    }
     assert trail.changing(scope, send) is send
     changing = trail.changing(scope | {"method": "PUT", "kendall.api_key": "abc"}, send)
     assert changing is not send
 
     async def main() -> None:
-        for message in ({"type": "http.response.start", "status": 200}, {"type": "http.response.body", "body": b""}):
+        for message in (
+            {"type": "http.response.start", "status": 200},
+            {"type": "http.response.body", "body": b""},
+        ):
             await changing(message)
 
     with caplog.at_level(logging.INFO):
         run_virtual(main())
     assert [record.getMessage() for record in caplog.records] == [
-        "admin: PUT /admin/state from an unknown address (forwarded for 'for=1.2.3.4') with admin key abc: 200"
+        (
+            "admin: PUT /admin/state from an unknown address (forwarded for 'for=1.2.3.4') with "
+            "admin key abc: 200"
+        )
     ]
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert NO_KEY.reason == "no_key"
@@ -323,7 +424,9 @@ class Bare(LimitedProtocol):
 
 
 def cycle(*, over: bool = False, begun: bool = False, body: bytes = b"") -> Any:
-    return SimpleNamespace(response_complete=over, response_started=begun or over, body=bytearray(body))
+    return SimpleNamespace(
+        response_complete=over, response_started=begun or over, body=bytearray(body)
+    )
 
 
 @pytest.mark.parametrize(("count", "fault"), [(MAX_HEADERS, None), (MAX_HEADERS + 1, 431)])
@@ -335,7 +438,15 @@ def test_a_head_has_so_many_headers(count: int, fault: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "version", "fault"), [(1, "1.1", None), (0, "1.1", 400), (2, "1.1", 400), (0, "1.0", None), (1, "1.0", None), (2, "1.0", 400)]
+    ("hosts", "version", "fault"),
+    [
+        (1, "1.1", None),
+        (0, "1.1", 400),
+        (2, "1.1", 400),
+        (0, "1.0", None),
+        (1, "1.0", None),
+        (2, "1.0", 400),
+    ],
 )
 def test_a_head_names_one_host(hosts: int, version: str, fault: int | None) -> None:
     of = Bare()
@@ -347,7 +458,9 @@ def test_a_head_names_one_host(hosts: int, version: str, fault: int | None) -> N
 
 @pytest.mark.parametrize(("beyond", "refused"), [(0, False), (1, True)])
 def test_trailers_and_extensions_are_as_long_as_a_head(beyond: int, refused: bool) -> None:
-    """Readings of a body without framing add nothing, and plain chunks less than they are allowed."""
+    """Readings of a body without framing add nothing, and plain chunks less than they are
+    allowed.
+    """
     of = Bare(cycle=cycle())
     of._in_body = True
     of._weigh(1000, 1000)
@@ -356,7 +469,9 @@ def test_trailers_and_extensions_are_as_long_as_a_head(beyond: int, refused: boo
     of._weigh(600 + beyond, 200)
     assert of._framing_bytes == MAX_HEAD_BYTES - 200 + beyond
     of._weigh(200, 0)
-    assert (of.answer, of.transport.closed) == (((431, "head_too_large"), True) if refused else (None, False))
+    assert (of.answer, of.transport.closed) == (
+        ((431, "head_too_large"), True) if refused else (None, False)
+    )
 
 
 @pytest.mark.parametrize(("beyond", "closed"), [(0, False), (1, True)])
@@ -386,11 +501,16 @@ def test_a_piece_of_a_body_counts_with_what_frames_a_chunk(monkeypatch: pytest.M
         ({"cycle": cycle(), "body": True, "pipeline": [1]}, False),
     ],
 )
-def test_a_refusal_is_written_unless_an_answer_has_begun(about: dict[str, Any], answered: bool) -> None:
+def test_a_refusal_is_written_unless_an_answer_has_begun(
+    about: dict[str, Any], answered: bool
+) -> None:
     of = Bare(cycle=about["cycle"], pipeline=about.get("pipeline", ()))
     of._in_body = about.get("body", False)
     of._refuse(408, "request_timeout", "too slow")
-    assert (of.answer, of.transport.closed) == ((408, "request_timeout") if answered else None, True)
+    assert (of.answer, of.transport.closed) == (
+        (408, "request_timeout") if answered else None,
+        True,
+    )
     written = of.transport.written
     of._refuse(408, "request_timeout", "again")
     assert of.transport.written == written, "it is closing"
@@ -402,12 +522,19 @@ def test_a_refusal_is_written_unless_an_answer_has_begun(about: dict[str, Any], 
         ({"head": True}, (408, "request_timeout"), True, []),
         ({"cycle": cycle(), "body": True}, (408, "request_timeout"), True, []),
         ({}, None, True, []),
-        ({"cycle": cycle(), "head": True}, None, False, [120.0]),  # behind one that is being answered
+        (
+            {"cycle": cycle(), "head": True},
+            None,
+            False,
+            [120.0],
+        ),  # behind one that is being answered
         ({"cycle": cycle(over=True), "head": True, "pipeline": [1]}, None, False, [120.0]),
         ({"cycle": cycle(over=True), "head": True}, (408, "request_timeout"), True, []),
     ],
 )
-def test_what_is_too_slow_is_told_or_let_go(about: dict[str, Any], answer: Any, closed: bool, timers: list[float]) -> None:
+def test_what_is_too_slow_is_told_or_let_go(
+    about: dict[str, Any], answer: Any, closed: bool, timers: list[float]
+) -> None:
     of = Bare(cycle=about.get("cycle"), pipeline=about.get("pipeline", ()))
     of._in_head, of._in_body = about.get("head", False), about.get("body", False)
     of._too_slow()
@@ -417,7 +544,9 @@ def test_what_is_too_slow_is_told_or_let_go(about: dict[str, Any], answer: Any, 
     assert of.timers == timers
 
 
-def test_the_body_of_an_answered_request_is_dropped_and_its_rest_has_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_body_of_an_answered_request_is_dropped_and_its_rest_has_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(protocol.StampedProtocol, "on_response_complete", lambda _: None)
     of = Bare(cycle=cycle(over=True, body=b"abc"))
     of._in_body = True
@@ -443,7 +572,9 @@ def test_the_body_of_an_answered_request_is_dropped_and_its_rest_has_five_second
         ({"cycle": cycle(over=True), "pipeline": [1]}, False, True),
     ],
 )
-def test_a_connection_is_idle_between_an_answer_and_the_next_request(about: dict[str, Any], idle: bool, between: bool) -> None:
+def test_a_connection_is_idle_between_an_answer_and_the_next_request(
+    about: dict[str, Any], idle: bool, between: bool
+) -> None:
     of = Bare(**about)
     assert (of.idle, of._between()) == (idle, between)
     of.timeout_keep_alive_task = object()  # type: ignore[assignment]
@@ -451,7 +582,9 @@ def test_a_connection_is_idle_between_an_answer_and_the_next_request(about: dict
 
 
 @pytest.mark.parametrize(("reader", "closed"), [(None, True), (False, True), (True, False)])
-def test_an_idle_connection_is_hung_up_unless_its_next_request_is_there(reader: bool | None, closed: bool) -> None:
+def test_an_idle_connection_is_hung_up_unless_its_next_request_is_there(
+    reader: bool | None, closed: bool
+) -> None:
     of = Bare()
     of._reader = None if reader is None else SimpleNamespace(has_unread=lambda: reader)  # type: ignore[assignment]
     of.hang_up()
@@ -459,9 +592,15 @@ def test_an_idle_connection_is_hung_up_unless_its_next_request_is_there(reader: 
 
 
 @pytest.mark.parametrize(("beyond", "refused"), [(0, False), (1, True)])
-def test_a_head_is_64_kibibytes_beyond_its_first_reading(beyond: int, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_is_64_kibibytes_beyond_its_first_reading(
+    beyond: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(protocol.StampedProtocol, "on_message_begin", lambda _: None)
-    monkeypatch.setattr(protocol.StampedProtocol, "data_received", lambda self, data, _=None: data == b"first" and self.on_message_begin())
+    monkeypatch.setattr(
+        protocol.StampedProtocol,
+        "data_received",
+        lambda self, data, _=None: data == b"first" and self.on_message_begin(),
+    )
     of = Bare()
     of.data_received(b"first")
     assert (of._in_head, of._head_bytes, of.timers) == (True, 0, [30.0])

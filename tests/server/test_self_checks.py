@@ -1,4 +1,6 @@
-"""Self-checks: they hold while everything is counted right, and each one breaks on its own kind of miscount."""
+"""Self-checks: they hold while everything is counted right, and each one breaks on its own kind
+of miscount.
+"""
 
 from __future__ import annotations
 
@@ -81,27 +83,39 @@ class Watched:
         number = next(self._numbers)
         if self._fault == "lost record" and number == 40:
             return
-        if self._fault == "late release" and record.released_at is not None and record.arrived_at is not None:
+        if (
+            self._fault == "late release"
+            and record.released_at is not None
+            and record.arrived_at is not None
+        ):
             record = msgspec.structs.replace(record, released_at=record.released_at + 0.05)
         if self._fault == "long service" and record.server_free_at is not None:
             record = msgspec.structs.replace(record, server_free_at=record.server_free_at + 0.02)
         self.checks.on_record(record, self._loop.time())
 
 
-async def watched(policy: Policy, fault: str | None, servers: int = 1, delay: float = 0.0) -> list[Check]:
+async def watched(
+    policy: Policy, fault: str | None, servers: int = 1, delay: float = 0.0
+) -> list[Check]:
     """Poisson arrivals for some stretches, some cancelled; the checks of all stretches."""
     loop = asyncio.get_running_loop()
     engine = EmulatedEngine(LAW, servers=servers)
     capabilities = await engine.start()
     observer = Watched(fault)
-    batcher = Batcher(engine, capabilities, policy, [Delayed(delay), observer] if delay else [observer])
+    batcher = Batcher(
+        engine, capabilities, policy, [Delayed(delay), observer] if delay else [observer]
+    )
     rng = np.random.default_rng(5)
     found: list[Check] = []
 
     def arrive(number: int) -> None:
-        request = Request(id=str(number), arrived_at=loop.time(), prompt_tokens=4, max_output_tokens=64)
+        request = Request(
+            id=str(number), arrived_at=loop.time(), prompt_tokens=4, max_output_tokens=64
+        )
         consumer = Immediate()
-        (consumer.ticket,) = batcher.submit([work_of(request, int(rng.integers(1, 40)))], [consumer])
+        (consumer.ticket,) = batcher.submit(
+            [work_of(request, int(rng.integers(1, 40)))], [consumer]
+        )
         if number % 17 == 0:
             loop.call_later(0.03, consumer.ticket.cancel)
 
@@ -110,12 +124,23 @@ async def watched(policy: Policy, fault: str | None, servers: int = 1, delay: fl
         loop.call_at(loop.time() + float(at), arrive, number)
     for _ in range(6):
         await asyncio.sleep(STRETCH)
-        found += observer.checks.look(loop.time(), batcher.unanswered_tickets(), batcher.queue_length, capabilities.servers)
+        found += observer.checks.look(
+            loop.time(), batcher.unanswered_tickets(), batcher.queue_length, capabilities.servers
+        )
     return found
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("text", ["single", "dynamic", "fixed:batch_size=3", "elastic:max_batch_size=4", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "single",
+        "dynamic",
+        "fixed:batch_size=3",
+        "elastic:max_batch_size=4",
+        "continuous:max_batch_size=4",
+    ],
+)
 def test_all_hold_whatever_the_policy_and_with_cancellations(text: str, servers: int) -> None:
     """Six stretches under load, edges, cancellations and idle time included."""
     found = run_virtual(watched(parse_policy(text), None, servers))
@@ -124,23 +149,33 @@ def test_all_hold_whatever_the_policy_and_with_cancellations(text: str, servers:
     assert max(check.measured for check in found if check.name == "little") > 0.3
 
 
-@pytest.mark.parametrize("text", ["dynamic", "fixed:batch_size=3", "elastic:max_batch_size=4", "continuous:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "text",
+    ["dynamic", "fixed:batch_size=3", "elastic:max_batch_size=4", "continuous:max_batch_size=4"],
+)
 def test_all_hold_where_the_process_loses_the_cpu_between_two_steps(text: str) -> None:
-    """20 ms, 40 times the slack of an event, between an instant that a record has and the step that counts it."""
+    """20 ms, 40 times the slack of an event, between an instant that a record has and the step
+    that counts it.
+    """
     found = run_virtual(watched(parse_policy(text), None, delay=0.02))
     assert [check for check in found if not check.holds] == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "broken"), [("lost record", "conservation"), ("late release", "little"), ("long service", "utilisation")]
+    ("fault", "broken"),
+    [("lost record", "conservation"), ("late release", "little"), ("long service", "utilisation")],
 )
 def test_each_breaks_on_its_own_kind_of_miscount(fault: str, broken: str) -> None:
-    """A record that is lost, an answer said to have left later than it did, a service said to have lasted longer."""
+    """A record that is lost, an answer said to have left later than it did, a service said to
+    have lasted longer.
+    """
     found = run_virtual(watched(parse_policy("capped:max_batch_size=4"), fault))
     assert broken in {check.name for check in found if not check.holds}
 
 
-def test_where_nobody_looks_little_is_kept_and_the_laws_hold_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_looks_little_is_kept_and_the_laws_hold_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A gateway without predictions; a stretch that nobody judged is left out."""
     most = 7
     held: list[int] = []

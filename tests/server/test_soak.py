@@ -1,4 +1,6 @@
-"""Half an hour on virtual time, ten minutes on the real engine, faults at random: nothing is lost or grows, by `/metrics` alone."""
+"""Half an hour on virtual time, ten minutes on the real engine, faults at random: nothing is
+lost or grows, by `/metrics` alone.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,36 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ROUNDS, ROUND_CALLS, RATE = 18, 6_000, 60.0  # of 100 seconds each
 REAL_SECONDS = 600.0
-FIRST_LOOK = 150.0  # seconds after which a real gateway has all that it makes once: an engine's successor, a predictor, full windows
+# seconds after which a real gateway has all that it makes once: an engine's successor, a predictor,
+# full windows
+FIRST_LOOK = 150.0
 GROWTH = 20.0  # MiB
 
 
 def counts(metrics: str) -> tuple[int, Counter[str], int]:
-    """Requests received, ended by outcome, and those in the system: the first is the sum of the others."""
+    """Requests received, ended by outcome, and those in the system: the first is the sum of the
+    others.
+    """
 
     def total(name: str) -> float:
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE))
+        return sum(
+            float(value)
+            for value in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.MULTILINE)
+        )
 
-    return int(total("kendall_requests_received_total")), outcomes(metrics), int(total("kendall_requests_in_system"))
+    return (
+        int(total("kendall_requests_received_total")),
+        outcomes(metrics),
+        int(total("kendall_requests_in_system")),
+    )
 
 
-def test_half_an_hour_of_virtual_time_with_all_faults(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deaths, hangs, starts that fail, clients that leave at every stage, another policy and limit every second."""
+def test_half_an_hour_of_virtual_time_with_all_faults(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deaths, hangs, starts that fail, clients that leave at every stage, another policy and
+    limit every second.
+    """
     monkeypatch.setattr(history, "FINE", 90)  # rows; the page's own would fill during the run
     monkeypatch.setattr(history, "COARSE", 9)
     caplog.set_level(logging.CRITICAL + 1, "kendall")  # what it keeps would be counted
@@ -54,11 +71,18 @@ def test_half_an_hour_of_virtual_time_with_all_faults(caplog: pytest.LogCaptureF
 
     async def main() -> None:
         nonlocal calls
-        async with faulty("single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM) as (app, running, engine, records):
+        async with faulty(
+            "single", MortalEngine(parse_law(LAW), start_takes=0.3), supervision=CALM
+        ) as (app, running, engine, records):
             began = running.now()
             for seed in range(ROUNDS):
                 chaos = Chaos(500 + seed, ROUND_CALLS, leaving=0.3, rate=RATE)
-                check(chaos, await play(chaos, app, running, engine, records, deaths_every=2.0, switch_every=1.0))
+                check(
+                    chaos,
+                    await play(
+                        chaos, app, running, engine, records, deaths_every=2.0, switch_every=1.0
+                    ),
+                )
                 calls += len(records)
                 received, ended, inside = counts((await call(app, "GET", "/metrics")).body.decode())
                 assert received == ended.total() + inside == calls
@@ -67,13 +91,22 @@ def test_half_an_hour_of_virtual_time_with_all_faults(caplog: pytest.LogCaptureF
                 records.clear()
                 engine.given.clear()
                 held.append(what_is_held() | {"tasks": len(asyncio.all_tasks())})
-            tell("soak, virtual", seconds=running.now() - began, sequences=calls, outcomes=ended, first=held[1], last=held[-1])
+            tell(
+                "soak, virtual",
+                seconds=running.now() - began,
+                sequences=calls,
+                outcomes=ended,
+                first=held[1],
+                last=held[-1],
+            )
             assert running.now() - began > 1700
 
     run_virtual(main())
     assert {each["tickets"] for each in held} == {0}
     assert len({each["tasks"] for each in held[1:]}) == 1
-    assert held[-1]["blocks"] - held[1]["blocks"] < 0.02 * calls, "less than one block of memory in fifty sequences"
+    assert held[-1]["blocks"] - held[1]["blocks"] < 0.02 * calls, (
+        "less than one block of memory in fifty sequences"
+    )
 
 
 class Faults:
@@ -86,7 +119,15 @@ class Faults:
 
     async def run(self) -> None:
         """Until cancelled."""
-        kinds = (self.kill, self.hang, self.pause, self.hang_ups, self.leaving, self.switches, self.stop_the_predictor)
+        kinds = (
+            self.kill,
+            self.hang,
+            self.pause,
+            self.hang_ups,
+            self.leaving,
+            self.switches,
+            self.stop_the_predictor,
+        )
         while True:
             await ready_again(self.running)
             await asyncio.sleep(float(self.rng.uniform(1.0, 5.0)))
@@ -121,7 +162,11 @@ class Faults:
 
     async def switches(self) -> None:
         limit = int(self.rng.integers(50, 100))
-        await self.running.ask("PUT", "/admin/policy", {"policy": str(self.rng.choice(POLICIES)), "max_output_tokens": limit})
+        await self.running.ask(
+            "PUT",
+            "/admin/policy",
+            {"policy": str(self.rng.choice(POLICIES)), "max_output_tokens": limit},
+        )
 
     async def stop_the_predictor(self) -> None:
         for pid in descendants(self.running.pid):
@@ -158,7 +203,16 @@ async def real_soak(folder: Path) -> dict[str, Any]:
         "--stuck-timeout",
         "5",
     )
-    async with gateway(folder, *arguments, "--max-restarts", "1000", "--max-interruptions", "1000", "--suspect-after", "1000") as running:
+    async with gateway(
+        folder,
+        *arguments,
+        "--max-restarts",
+        "1000",
+        "--max-interruptions",
+        "1000",
+        "--suspect-after",
+        "1000",
+    ) as running:
         await running.ready()
         loop = asyncio.get_running_loop()
         began, first, completed = loop.time(), None, 0
@@ -182,9 +236,14 @@ async def real_soak(folder: Path) -> dict[str, Any]:
         received, ended, inside = await quiet(running)
         await asyncio.sleep(10.0)
         last = of_process(running.pid)
-        return {"received": received, "ended": ended, "inside": inside, "completed": completed, "first": first, "last": last} | {
-            "faults": faults.happened
-        }
+        return {
+            "received": received,
+            "ended": ended,
+            "inside": inside,
+            "completed": completed,
+            "first": first,
+            "last": last,
+        } | {"faults": faults.happened}
 
 
 @pytest.mark.engine
@@ -192,11 +251,15 @@ def test_ten_minutes_of_the_real_engine_with_all_faults(tmp_path: Path) -> None:
     found = asyncio.run(real_soak(tmp_path))
     tell("soak, real", **found)
     assert found["received"] == found["ended"].total()
-    assert found["ended"]["completed"] >= found["completed"], "and those whose client left after the last byte"
+    assert found["ended"]["completed"] >= found["completed"], (
+        "and those whose client left after the last byte"
+    )
     assert set(found["ended"]) <= {"completed", "cancelled"}
     assert found["last"]["mib"] - found["first"]["mib"] < GROWTH
     assert found["last"]["threads"] <= found["first"]["threads"]
     assert found["last"]["files"] <= found["first"]["files"] + 4
     assert len(found["faults"]) >= 6
-    ours = re.findall(rf'File "{ROOT}/(?:server|queueing|policies)/.*', (tmp_path / "gateway.log").read_text())
+    ours = re.findall(
+        rf'File "{ROOT}/(?:server|queueing|policies)/.*', (tmp_path / "gateway.log").read_text()
+    )
     assert ours == [], "vLLM writes a traceback of its own when its engine dies"

@@ -1,4 +1,6 @@
-"""Real sockets: a third of the clients leaves, at every stage of a call, while policies and limits change; each call has one outcome."""
+"""Real sockets: a third of the clients leaves, at every stage of a call, while policies and
+limits change; each call has one outcome.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ from tests.server.processes import gateway, stream_text
 from tests.server.stepping_gateway import SteppingGateway
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,turnaround=1.5e-3"
-POLICIES = ["continuous:max_batch_size=16", "elastic:max_batch_size=16", "capped:max_batch_size=16", "fixed:batch_size=4,max_wait=0.01"]
+POLICIES = [
+    "continuous:max_batch_size=16",
+    "elastic:max_batch_size=16",
+    "capped:max_batch_size=16",
+    "fixed:batch_size=4,max_wait=0.01",
+]
 LEAVING = 0.3
 NEVER_ARRIVED = ("in the head", "in the body")
 AT_ONCE = ("sent", "waiting")  # it may not have been read when the client was gone
@@ -43,7 +50,9 @@ class Clients:
     port: int
     calls: int
     at_once: int = 48
-    stages: dict[str, str] = field(default_factory=dict)  # where a client left, by its id; whole: it did not
+    stages: dict[str, str] = field(
+        default_factory=dict
+    )  # where a client left, by its id; whole: it did not
     wrong: list[tuple[str, Any]] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -59,24 +68,41 @@ class Clients:
     async def call(self, own_id: str, rng: np.random.Generator) -> None:
         """One, to its end or to where it leaves; whatever the others do, it draws the same."""
         stage = str(rng.choice(STAGES)) if rng.random() < LEAVING else "whole"
-        tokens, stream, reset = int(rng.integers(1, 20)), bool(rng.random() < 0.7), bool(rng.random() < 0.5)
+        tokens, stream, reset = (
+            int(rng.integers(1, 20)),
+            bool(rng.random() < 0.7),
+            bool(rng.random() < 0.5),
+        )
         self.stages[own_id] = stage
-        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 60, "stream": stream, "kendall_forced_output_tokens": tokens}
+        body = {
+            "model": "tiny",
+            "prompt": [5, 6, 7],
+            "max_tokens": 60,
+            "stream": stream,
+            "kendall_forced_output_tokens": tokens,
+        }
         raw = json.dumps(body).encode()
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-request-id: {own_id}\r\ncontent-length: {len(raw)}\r\n\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-request-id: "
+            f"{own_id}\r\ncontent-length: {len(raw)}\r\n\r\n"
         )
         request = head.encode() + raw
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(request[: {"in the head": 40, "in the body": len(head) + 9}.get(stage, len(request))])
+            writer.write(
+                request[
+                    : {"in the head": 40, "in the body": len(head) + 9}.get(stage, len(request))
+                ]
+            )
             await writer.drain()
             answer = await self.read(reader, stage, float(rng.exponential(0.01)))
             if stage in {"whole", "answered"}:
                 self.look(own_id, answer, tokens, stream=stream)
         finally:
             if reset and stage != "whole":
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, RESET
+                )
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
@@ -100,23 +126,36 @@ class Clients:
         if not head.startswith(b"HTTP/1.1 200 "):
             self.wrong.append((own_id, answer[:300]))
             return
-        text, whole = stream_text(body) if stream else (json.loads(body)["choices"][0]["text"], True)
+        text, whole = (
+            stream_text(body) if stream else (json.loads(body)["choices"][0]["text"], True)
+        )
         if not whole or text.count("word") != tokens:
             self.wrong.append((own_id, (whole, tokens, text)))
 
 
 async def switching(running: GatewayProcess) -> int:
-    """Another policy, limit and patience every half second, until cancelled; the count of them is the last epoch."""
+    """Another policy, limit and patience every half second, until cancelled; the count of them
+    is the last epoch.
+    """
     for number, policy in enumerate(itertools.cycle(POLICIES)):
         await asyncio.sleep(0.5)
-        await running.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": 20 + number % 7, "patience": 60.0 + number % 2})
+        await running.ask(
+            "PUT",
+            "/admin/policy",
+            {"policy": policy, "max_output_tokens": 20 + number % 7, "patience": 60.0 + number % 2},
+        )
     raise AssertionError
 
 
 def connections(port: int) -> int:
-    """Sockets that a process on this machine holds on a port of its own, those that listen left out."""
+    """Sockets that a process on this machine holds on a port of its own, those that listen left
+    out.
+    """
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(int(row[1].rpartition(":")[2], 16) == port and row[3] != "0A" and row[9] != "0" for row in rows)
+    return sum(
+        int(row[1].rpartition(":")[2], 16) == port and row[3] != "0A" and row[9] != "0"
+        for row in rows
+    )
 
 
 async def scene(running: GatewayProcess, calls: int) -> tuple[Clients, dict[str, Any]]:
@@ -130,7 +169,10 @@ async def scene(running: GatewayProcess, calls: int) -> tuple[Clients, dict[str,
     await asyncio.gather(switches, return_exceptions=True)
 
     async def nothing_is_held() -> bool:
-        return not (await running.ask("GET", "/admin/state"))["unanswered"] and connections(clients.port) <= ASKING
+        return (
+            not (await running.ask("GET", "/admin/state"))["unanswered"]
+            and connections(clients.port) <= ASKING
+        )
 
     await eventually(nothing_is_held)
     state, held = await running.ask("GET", "/admin/state"), connections(clients.port)
@@ -144,7 +186,9 @@ def check(clients: Clients, state: dict[str, Any], records: list[Record], log: s
     of = Counter(record.client_request_id for record in records)
     outcomes = Counter(record.outcome for record in records)
     stages = Counter(clients.stages.values())
-    ends = Counter((clients.stages[str(record.client_request_id)], record.outcome) for record in records)
+    ends = Counter(
+        (clients.stages[str(record.client_request_id)], record.outcome) for record in records
+    )
     ends_told = {f"{stage}: {outcome}": count for (stage, outcome), count in sorted(ends.items())}
     tell(
         "sockets",
@@ -215,5 +259,12 @@ def test_ten_thousand_calls_of_which_a_third_leaves_have_one_outcome_each(tmp_pa
 @pytest.mark.slow
 def test_steps_of_the_wall_clock_move_nothing(tmp_path: Path) -> None:
     """By an hour, forwards and back, five times a second."""
-    arguments = ["--record-file", str(tmp_path / "records.jsonl"), "--prediction-interval", "0.5", "--allow-forced-lengths", *ARGUMENTS]
+    arguments = [
+        "--record-file",
+        str(tmp_path / "records.jsonl"),
+        "--prediction-interval",
+        "0.5",
+        "--allow-forced-lengths",
+        *ARGUMENTS,
+    ]
     play(SteppingGateway(arguments, free_port(0), tmp_path / "gateway.log"), tmp_path, 2_000)

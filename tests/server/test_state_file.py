@@ -37,13 +37,21 @@ def test_what_was_saved_is_loaded_by_the_same_engine(tmp_path: Path) -> None:
     ("state", "engine", "why"),
     [
         ({}, OURS | {"max_num_seqs": 8}, "of another engine: max_num_seqs 64"),
-        ({}, OURS | {"engine": "emulated", "model": "other"}, "of another engine: engine vllm, model tiny"),
+        (
+            {},
+            OURS | {"engine": "emulated", "model": "other"},
+            "of another engine: engine vllm, model tiny",
+        ),
         ({"engine": None}, OURS, "of another engine: engine unknown"),
         ({"schema_version": 2}, OURS, f"got schema 2, expected {SCHEMA_VERSION}"),
     ],
 )
 def test_a_state_that_cannot_be_used_is_renamed(
-    state: dict[str, Any], engine: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    state: dict[str, Any],
+    engine: dict[str, Any],
+    why: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "state"
     before = saved(path, **state)
@@ -55,11 +63,22 @@ def test_a_state_that_cannot_be_used_is_renamed(
     assert renamed(tmp_path) == [before]
 
 
-@pytest.mark.parametrize("content", [b"not JSON", b"[1, 2]", b'{"request_id": "a"}\n{"request_id": "b"}\n', b'{"a": 1}', b"\xff"])
-def test_a_file_that_is_no_state_is_refused_and_stays(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"not JSON", b"[1, 2]", b'{"request_id": "a"}\n{"request_id": "b"}\n', b'{"a": 1}', b"\xff"],
+)
+def test_a_file_that_is_no_state_is_refused_and_stays(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "state"
     path.write_bytes(content)
-    with pytest.raises(SpecError, match=r"^got --state-file .*/state, which holds something else; expected a state file of `kendall"):
+    with pytest.raises(
+        SpecError,
+        match=(
+            r"^got --state-file .*/state, which holds something else; expected a state file of "
+            r"`kendall"
+        ),
+    ):
         check_state_file(path)
     assert load_state(path, OURS) is None
     assert "cannot use --state-file" in caplog.text
@@ -74,7 +93,9 @@ def test_an_empty_file_is_like_none(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert caplog.text == ""
 
 
-def test_one_that_cannot_be_renamed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_cannot_be_renamed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "state"
     saved(path)
 

@@ -49,31 +49,53 @@ def test_status_headers_and_body_are_as_the_table_says(row: Row) -> None:
                 assert 1 <= int(asked.headers["retry-after"]) <= MAX_RETRY_AFTER
             else:
                 assert "retry-after" not in asked.headers
-            own_fault = row.status == 501 or row.code in {"engine_error", "engine_killed"}  # clients would ask again after any other 500
+            own_fault = row.status == 501 or row.code in {
+                "engine_error",
+                "engine_killed",
+            }  # clients would ask again after any other 500
             assert asked.headers.get("x-should-retry") == ("false" if own_fault else None)
-            assert asked.headers.get(DROPPED_REASON) == (dropped(row) if row.status in (429, 503) else None)
+            assert asked.headers.get(DROPPED_REASON) == (
+                dropped(row) if row.status in (429, 503) else None
+            )
             if not row.starting:
-                assert (gateway.batcher.unanswered, gateway.batcher.queue_length, gateway.batcher.in_service) == (0, 0, 0)
+                assert (
+                    gateway.batcher.unanswered,
+                    gateway.batcher.queue_length,
+                    gateway.batcher.in_service,
+                ) == (0, 0, 0)
 
     run_virtual(main())
 
 
-@pytest.mark.parametrize("row", WIRE_ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}")
+@pytest.mark.parametrize(
+    "row", WIRE_ROWS, ids=lambda row: f"{row.status}-{row.says.replace(' ', '-')}"
+)
 def test_what_never_became_a_request_is_answered_in_the_same_form(row: WireRow) -> None:
     status, headers, body = asyncio.run(row.ask())
     error = body.pop("error")
     assert not body
     assert set(error) == {"message", "type", "param", "code"}
-    assert (status, error["code"], error["type"], error["param"]) == (row.status, row.code, row.type, row.param)
+    assert (status, error["code"], error["type"], error["param"]) == (
+        row.status,
+        row.code,
+        row.type,
+        row.param,
+    )
     assert (headers["content-type"], headers["connection"]) == ("application/json", "close")
 
 
 def test_every_status_of_the_document_is_in_the_table() -> None:
-    assert set(STATUSES) == {row.status for row in ROWS} - {405}  # no operation has another one's methods
+    assert set(STATUSES) == {row.status for row in ROWS} - {
+        405
+    }  # no operation has another one's methods
 
 
-@pytest.mark.parametrize(("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (1e9, MAX_RETRY_AFTER)])
-def test_retry_after_is_whole_seconds_that_clients_will_wait(asked_for: float | None, sent: int) -> None:
+@pytest.mark.parametrize(
+    ("asked_for", "sent"), [(None, 1), (0.2, 1), (7.4, 8), (1e9, MAX_RETRY_AFTER)]
+)
+def test_retry_after_is_whole_seconds_that_clients_will_wait(
+    asked_for: float | None, sent: int
+) -> None:
     for status in (429, 503):
         headers = ApiError(status, "c", "m", retry_after=asked_for).headers()
         assert headers.pop(DROPPED_REASON) == "rejected-saturated"
@@ -88,14 +110,19 @@ def test_a_good_answers_headers(stream: bool) -> None:
         async with running() as (app, _):
             asked = await call(app, "POST", "/v1/completions", completion(stream=stream))
             assert asked.status == 200
-            assert asked.headers["content-type"] == ("text/event-stream; charset=utf-8" if stream else "application/json")
+            assert asked.headers["content-type"] == (
+                "text/event-stream; charset=utf-8" if stream else "application/json"
+            )
             assert asked.headers["x-request-id"].startswith("cmpl-")
             assert float(asked.headers["x-kendall-queueing-delay-ms"]) == 0
             assert asked.headers["x-llm-d-flow-queue-duration-ms"] == "0"
             assert asked.headers["server-timing"].startswith("queue;dur=0.0")
             assert ("service;dur=" in asked.headers["server-timing"]) is not stream
             if stream:
-                assert (asked.headers["cache-control"], asked.headers["x-accel-buffering"]) == ("no-cache", "no")
+                assert (asked.headers["cache-control"], asked.headers["x-accel-buffering"]) == (
+                    "no-cache",
+                    "no",
+                )
             else:
                 assert int(asked.headers["content-length"]) == len(asked.body)
 

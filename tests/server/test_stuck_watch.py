@@ -46,12 +46,18 @@ class FakeBatcher:
 def running(*tokens: int) -> list[Running]:
     """Requests with prompts of 100 tokens; `tokens` of their answers are made."""
     return [
-        Running(Request(id=str(index), arrived_at=0.0, prompt_tokens=100, max_output_tokens=50), 0.0, made)
+        Running(
+            Request(id=str(index), arrived_at=0.0, prompt_tokens=100, max_output_tokens=50),
+            0.0,
+            made,
+        )
         for index, made in enumerate(tokens)
     ]
 
 
-def watch(batcher: FakeBatcher, timeout: float = 5.0, law: LatencyModel | None = None) -> tuple[StuckWatch, list[str]]:
+def watch(
+    batcher: FakeBatcher, timeout: float = 5.0, law: LatencyModel | None = None
+) -> tuple[StuckWatch, list[str]]:
     said: list[str] = []
     given: Any = batcher
     return StuckWatch(given, timeout, lambda: law, said.append), said
@@ -79,8 +85,12 @@ def test_without_a_law_or_without_work_the_limit_is_the_timeout() -> None:
         ([[], running(4)], 1, 0),
     ],
 )
-def test_with_a_law_it_is_so_many_times_the_lawful_time_to_the_next_token(servers: list[list[Running]], size: int, prompts: int) -> None:
-    """Of all that is in service, with the prompts of those that have no token yet; never below the timeout."""
+def test_with_a_law_it_is_so_many_times_the_lawful_time_to_the_next_token(
+    servers: list[list[Running]], size: int, prompts: int
+) -> None:
+    """Of all that is in service, with the prompts of those that have no token yet; never below
+    the timeout.
+    """
     lawful = 0.01 * size + 0.5 + 0.001 * prompts + (0.02 * size + 0.1)
     assert watch(FakeBatcher(servers), 5.0, LAW)[0].limit() == pytest.approx(20 * lawful)
     assert watch(FakeBatcher(servers), 1000.0, LAW)[0].limit() == 1000.0
@@ -112,7 +122,14 @@ def test_a_token_or_an_end_is_movement_and_an_arrival_in_service_is_none() -> No
     assert len(said) == 1, "who joins an engine that hangs is no sign of life"
 
 
-@pytest.mark.parametrize("about", [{"servers": [[], []]}, {"servers": [running(3)], "down": True}, {"failing": "no", "down": True}])
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"servers": [[], []]},
+        {"servers": [running(3)], "down": True},
+        {"failing": "no", "down": True},
+    ],
+)
 def test_an_engine_with_nothing_to_do_or_that_restarts_is_not_stuck(about: dict[str, Any]) -> None:
     found, said = watch(FakeBatcher(**about), 5.0)
     looks(found, 30)
@@ -174,9 +191,16 @@ def ticket(name: str, *, stream: object = "a stream", finish_reason: str | None 
     return SimpleNamespace(id=name, stream=stream, ending=ending, work=work, at=at)
 
 
-@pytest.mark.parametrize(("about", "told_at"), [({}, [6.0, 13.0]), ({"stream": None}, []), ({"finish_reason": "stop"}, [])])
-def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(about: dict[str, Any], told_at: list[float]) -> None:
-    """Once it has for more than the limit, and again after as long; not one that only waits for its batch to end."""
+@pytest.mark.parametrize(
+    ("about", "told_at"),
+    [({}, [6.0, 13.0]), ({"stream": None}, []), ({"finish_reason": "stop"}, [])],
+)
+def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(
+    about: dict[str, Any], told_at: list[float]
+) -> None:
+    """Once it has for more than the limit, and again after as long; not one that only waits for
+    its batch to end.
+    """
     batcher, told = Moving([running(3, 0)]), list[tuple[str, float, float]]()
     batcher.tickets = [ticket("0", **about), ticket("1")]
     given: Any = batcher
@@ -185,7 +209,9 @@ def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(about: d
     def on_still(still: Any, seconds: float) -> None:
         told.append((still.id, seconds, now))
 
-    found = StuckWatch(given, 5.0, lambda: None, lambda _: pytest.fail("the engine moves"), on_still)
+    found = StuckWatch(
+        given, 5.0, lambda: None, lambda _: pytest.fail("the engine moves"), on_still
+    )
     for second in range(15):
         now = float(second)
         batcher.servers = [running(3, second)]

@@ -14,7 +14,15 @@ import pytest
 
 from policies import Request, Running
 from server.engines.base import Sampling, Structured, Work
-from server.engines.vllm.watch import IDLE_PING_EVERY, PING, PING_EVERY, WORKING, Patience, Watch, how_it_ended
+from server.engines.vllm.watch import (
+    IDLE_PING_EVERY,
+    PING,
+    PING_EVERY,
+    WORKING,
+    Patience,
+    Watch,
+    how_it_ended,
+)
 from server.queue.batcher import Batcher
 from server.supervision.continuing import stateful, way_to_continue
 from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
@@ -40,8 +48,29 @@ STATE = {"presence_penalty": 0.1}
         (STATE | GREEDY, 9, "again"),
         (STATE | SEED, 9, "again"),
         ({"frequency_penalty": -1.0}, 9, "none"),
-        ({"repetition_penalty": 1.2, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "min_tokens": 4, "logit_bias": {3: 1.0}}, 9, "behind"),
-        ({"stop": ("x",), "stop_token_ids": (4,), "logprobs": 3, "ignore_eos": True, "skip_special_tokens": False}, 9, "behind"),
+        (
+            {
+                "repetition_penalty": 1.2,
+                "top_p": 0.9,
+                "top_k": 5,
+                "min_p": 0.1,
+                "min_tokens": 4,
+                "logit_bias": {3: 1.0},
+            },
+            9,
+            "behind",
+        ),
+        (
+            {
+                "stop": ("x",),
+                "stop_token_ids": (4,),
+                "logprobs": 3,
+                "ignore_eos": True,
+                "skip_special_tokens": False,
+            },
+            9,
+            "behind",
+        ),
     ],
 )
 def test_ways_to_continue(sampling: dict[str, object], made: int, way: str) -> None:
@@ -78,7 +107,12 @@ def test_a_wait_is_bounded_and_no_restart_may_be_allowed_at_all() -> None:
 
 def test_starts_that_fail_are_counted_outside_the_window_until_a_life_was_sound() -> None:
     budget = RestartBudget(3, 10.0, 30.0)
-    assert [budget.next_wait(at, None) for at in (0.0, 100.0, 200.0, 300.0)] == [0.0, 0.5, 1.0, None]
+    assert [budget.next_wait(at, None) for at in (0.0, 100.0, 200.0, 300.0)] == [
+        0.0,
+        0.5,
+        1.0,
+        None,
+    ]
     assert budget.next_wait(400.0, 301.0) == 0.0
 
 
@@ -100,7 +134,12 @@ def test_a_start_may_take_longer_after_one_that_ran_out_of_time_or_where_one_too
 class Pinged:
     """A watch on this very process with a ping that says what the test wants."""
 
-    def __init__(self, ping: Callable[[float], object], used: Callable[[float], float | None], every: float = PING_EVERY) -> None:
+    def __init__(
+        self,
+        ping: Callable[[float], object],
+        used: Callable[[float], float | None],
+        every: float = PING_EVERY,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.lost: list[float] = []
         self.pings = 0
@@ -114,7 +153,9 @@ class Pinged:
         def lost(_reason: str) -> None:
             self.lost.append(loop.time())
 
-        self.watch = Watch(os.getpid(), counted, lambda: patience, lost, used=lambda _: used(loop.time()))
+        self.watch = Watch(
+            os.getpid(), counted, lambda: patience, lost, used=lambda _: used(loop.time())
+        )
 
 
 async def silent(limit: float) -> bool:
@@ -180,13 +221,18 @@ def test_one_answer_among_many_pings_is_enough() -> None:
 
 
 def test_an_idle_engine_is_asked_every_ten_seconds_and_is_lost_where_it_is_silent() -> None:
-    """Stopped while nothing is in flight, it is replaced before somebody comes who would wait for it."""
+    """Stopped while nothing is in flight, it is replaced before somebody comes who would wait
+    for it.
+    """
 
     async def main() -> None:
         async def answers(_: float) -> bool:
             return True
 
-        sound, stopped = Pinged(answers, lambda _: None, IDLE_PING_EVERY), Pinged(silent, lambda _: 3.0, IDLE_PING_EVERY)
+        sound, stopped = (
+            Pinged(answers, lambda _: None, IDLE_PING_EVERY),
+            Pinged(silent, lambda _: 3.0, IDLE_PING_EVERY),
+        )
         await asyncio.sleep(61.0)
         sound.watch.close()
         stopped.watch.close()
@@ -232,10 +278,16 @@ class _Serving:
 
 @pytest.mark.parametrize(
     ("structured", "first_token", "told_at"),
-    [(None, None, 7), (Structured("regex", "a+"), None, 6 + FORM_TIMES * 5 + 1), (Structured("regex", "a+"), 0.5, 7)],
+    [
+        (None, None, 7),
+        (Structured("regex", "a+"), None, 6 + FORM_TIMES * 5 + 1),
+        (Structured("regex", "a+"), 0.5, 7),
+    ],
     ids=["no form", "waits for its form", "has its form"],
 )
-def test_a_sequence_that_waits_for_its_form_is_not_stuck(structured: Structured | None, first_token: float | None, told_at: int) -> None:
+def test_a_sequence_that_waits_for_its_form_is_not_stuck(
+    structured: Structured | None, first_token: float | None, told_at: int
+) -> None:
     told: list[str] = []
     batcher = _Serving(structured)
     batcher.ticket.at.first_token = first_token
@@ -251,7 +303,9 @@ def test_stillness_counts_only_what_was_watched_and_only_when_busy() -> None:
     still = Stillness(longest_step=1.5)
     assert still.look(0.0, "a", busy=True) == 0.0
     assert still.look(1.0, "a", busy=True) == 1.0
-    assert still.look(31.0, "a", busy=True) == 2.5, "the event loop stood still for 30 s, not the queue"
+    assert still.look(31.0, "a", busy=True) == 2.5, (
+        "the event loop stood still for 30 s, not the queue"
+    )
     assert still.look(32.0, "b", busy=True) == 0.0, "something moved"
     assert still.look(33.0, "b", busy=True) == 1.0
     assert still.look(34.0, "b", busy=False) == 0.0
@@ -265,7 +319,10 @@ def test_stillness_counts_only_what_was_watched_and_only_when_busy() -> None:
         (0, "has ended with status 0"),
         (1, "has ended with status 1"),
         (-signal.SIGILL, "was ended by SIGILL (illegal instruction)"),
-        (-signal.SIGKILL, "was ended by SIGKILL (killed; if nobody sent it, the machine ran out of memory)"),
+        (
+            -signal.SIGKILL,
+            "was ended by SIGKILL (killed; if nobody sent it, the machine ran out of memory)",
+        ),
         (-99, "was ended by signal 99"),
     ],
 )

@@ -1,4 +1,6 @@
-"""The parts of supervision alone: bounded waits, comparisons behind a seam, trials, refused prompts, proofs, budgets. Virtual time."""
+"""The parts of supervision alone: bounded waits, comparisons behind a seam, trials, refused
+prompts, proofs, budgets. Virtual time.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,28 @@ def now() -> float:
 
 def test_what_an_operator_gets_who_says_nothing() -> None:
     found = SupervisionSettings()
-    assert (found.start_timeout, found.restart_timeout, found.restart_window, found.max_restarts) == (3600.0, 300.0, 600.0, 8)
+    assert (
+        found.start_timeout,
+        found.restart_timeout,
+        found.restart_window,
+        found.max_restarts,
+    ) == (3600.0, 300.0, 600.0, 8)
     assert (found.max_interruptions, found.suspect_after, found.max_parked) == (3, 2, 1024)
     assert (found.stuck_timeout, found.slow_reader_timeout) == (60.0, 60.0)
-    assert (restarts.SOUND_LIFE, restarts.FIRST_WAIT, restarts.LONGEST_WAIT, restarts.MOST_OVERDUE) == (10.0, 0.5, 30.0, 3)
+    assert (
+        restarts.SOUND_LIFE,
+        restarts.FIRST_WAIT,
+        restarts.LONGEST_WAIT,
+        restarts.MOST_OVERDUE,
+    ) == (10.0, 0.5, 30.0, 3)
     assert (supervisor.SOON, supervisor.LET_GO) == (2, 20.0)
     assert (proof.TOKENS, proof.LIMIT) == (16, 10.0)
-    assert (poison.TRIAL_TOKENS, poison.LOOK, poison.REFUSED_FOR, poison.MOST_REFUSED) == (16, 0.05, 600.0, 1024)
+    assert (poison.TRIAL_TOKENS, poison.LOOK, poison.REFUSED_FOR, poison.MOST_REFUSED) == (
+        16,
+        0.05,
+        600.0,
+        1024,
+    )
     assert (progress.EVERY, progress.FORM_TIMES, progress.TOKENS) == (1.0, 4, 20)
 
 
@@ -76,7 +93,9 @@ async def takes(seconds: float, *, then: Any = "done", deaf: float = 0.0, late: 
         ({"seconds": 9.0, "deaf": 3.0}, 7.0, UnendingError),
     ],
 )
-def test_a_call_has_its_limit_and_then_its_grace(call: dict[str, Any], ends_at: float, found: Any) -> None:
+def test_a_call_has_its_limit_and_then_its_grace(
+    call: dict[str, Any], ends_at: float, found: Any
+) -> None:
     async def main() -> None:
         if isinstance(found, str):
             assert await within(takes(**call), 5.0, 2.0) == found
@@ -90,7 +109,9 @@ def test_a_call_has_its_limit_and_then_its_grace(call: dict[str, Any], ends_at: 
     runs(main)
 
 
-def test_a_wait_that_is_cancelled_cancels_its_call_and_one_that_somebody_else_cancelled_has_failed() -> None:
+def test_a_wait_that_is_cancelled_cancels_its_call_and_one_that_somebody_else_cancelled_has_failed() -> (
+    None
+):
     async def main() -> None:
         ended: list[float] = []
 
@@ -157,7 +178,9 @@ def replaying(*ids: int) -> tuple[Replay, Any, Heard]:
         ([(1, 2, 3)], [[]]),
     ],
 )
-def test_what_the_client_has_is_dropped_and_what_follows_is_handed_on(pushes: list[tuple[int, ...]], heard: list[list[int]]) -> None:
+def test_what_the_client_has_is_dropped_and_what_follows_is_handed_on(
+    pushes: list[tuple[int, ...]], heard: list[list[int]]
+) -> None:
     replay, stream, ticket = replaying(1, 2, 3)
     made = 0
     for pushed, expected in zip(pushes, heard, strict=True):
@@ -176,7 +199,11 @@ def test_another_token_than_the_client_has_ends_the_answer(pushes: list[tuple[in
     replay, stream, ticket = replaying(1, 2, 3)
     for pushed in pushes:
         replay.on_tokens(tokens(*pushed))
-    assert (ticket.failures, ticket.tokens, stream.listener) == ([(DIFFERS, "engine_unavailable")], [], None)
+    assert (ticket.failures, ticket.tokens, stream.listener) == (
+        [(DIFFERS, "engine_unavailable")],
+        [],
+        None,
+    )
 
 
 def test_an_answer_that_ends_or_fails_before_the_seam_has_failed() -> None:
@@ -190,14 +217,20 @@ def test_an_answer_that_ends_or_fails_before_the_seam_has_failed() -> None:
 
 def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
     stream: Any = SimpleNamespace(listener=None)
-    for ids, sampling, given, compared in (((), {}, (), False), ((1, 2), {}, (1, 2), False), ((1, 2), {"seed": 3}, (), True)):
+    for ids, sampling, given, compared in (
+        ((), {}, (), False),
+        ((1, 2), {}, (1, 2), False),
+        ((1, 2), {"seed": 3}, (), True),
+    ):
         ticket: Any = Heard(*ids, sampling=sampling)
         assert prepare(ticket) is None
         assert tuple(ticket.work.output_token_ids) == given
         assert isinstance(listener(stream, ticket, ticket.work), Replay) == compared
     refused: Any = Heard(1, sampling={"presence_penalty": 0.5, "frequency_penalty": 0.5})
     why = prepare(refused) or ""
-    assert why.startswith("an answer sampled with presence_penalty and frequency_penalty cannot be continued exactly;")
+    assert why.startswith(
+        "an answer sampled with presence_penalty and frequency_penalty cannot be continued exactly;"
+    )
 
 
 # who kills engines
@@ -225,7 +258,9 @@ class Tried:
         self.done: list[Any] = []
         self.proofs: list[Callable[[bool], None]] = []
         self.given_back: list[int] = []
-        self.trials = Trials(suspect_after, self.restart, lambda: self.done.append("over"), self.prove)  # type: ignore[arg-type]
+        self.trials = Trials(
+            suspect_after, self.restart, lambda: self.done.append("over"), self.prove
+        )  # type: ignore[arg-type]
         self.trials.on_sound = self.given_back.append
 
     def restart(self, tickets: Any) -> None:
@@ -265,7 +300,12 @@ def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -
 def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
     async def main() -> None:
         of = Tried()
-        suspects = [Suspect("a", 9, (1, 2)), Suspect("b", 2, (1, 2)), Suspect("c", 5, (1, 2)), Suspect("d", 0, (2,))]
+        suspects = [
+            Suspect("a", 9, (1, 2)),
+            Suspect("b", 2, (1, 2)),
+            Suspect("c", 5, (1, 2)),
+            Suspect("d", 0, (2,)),
+        ]
         of.resume(*suspects)
         by_name = {each.id: each for each in suspects}
         assert (of.done, of.trials.suspect) == ([["b"]], by_name["b"])
@@ -278,7 +318,9 @@ def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
         assert by_name["b"].deaths == ()
         by_name["c"].outcome = "cancelled"
         await asyncio.sleep(LOOK)
-        assert (of.done, by_name["c"].deaths) == ([["b"], ["c"], ["a"]], (1, 2)), "who left is not cleared"
+        assert (of.done, by_name["c"].deaths) == ([["b"], ["c"], ["a"]], (1, 2)), (
+            "who left is not cleared"
+        )
         by_name["a"].ending.finish_reason = "stop"
         await asyncio.sleep(LOOK)
         assert of.done == [["b"], ["c"], ["a"], ["d"], "over"]
@@ -289,7 +331,12 @@ def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
 
 def test_who_left_before_its_trial_is_passed_over() -> None:
     async def main() -> None:
-        of, gone, there, other = Tried(), Suspect("a", 1, (1, 2)), Suspect("b", 2, (1, 2)), Suspect("c")
+        of, gone, there, other = (
+            Tried(),
+            Suspect("a", 1, (1, 2)),
+            Suspect("b", 2, (1, 2)),
+            Suspect("c"),
+        )
         gone.outcome = other.outcome = "cancelled"
         of.resume(gone, there, other)
         assert of.done == [["b"]]
@@ -301,7 +348,9 @@ def test_who_left_before_its_trial_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize(("more", "guilty"), [(TRIAL_TOKENS - 1, True), (TRIAL_TOKENS, False)])
-def test_a_death_during_a_trial_is_the_suspects_unless_it_has_made_its_tokens(more: int, guilty: bool) -> None:
+def test_a_death_during_a_trial_is_the_suspects_unless_it_has_made_its_tokens(
+    more: int, guilty: bool
+) -> None:
     async def main() -> None:
         of, suspect, other = Tried(3), Suspect("a", 7, (1, 2, 3)), Suspect("b", 9, (1, 2, 3))
         of.resume(suspect, other)
@@ -317,9 +366,16 @@ def test_a_death_during_a_trial_is_the_suspects_unless_it_has_made_its_tokens(mo
 
 def test_who_is_not_in_the_engine_is_charged_with_no_death() -> None:
     async def main() -> None:
-        of, parked, padding, served = Tried(), Suspect("a", deaths=(1,)), Suspect("b", deaths=(1,)), Suspect("c", deaths=(1,))
+        of, parked, padding, served = (
+            Tried(),
+            Suspect("a", deaths=(1,)),
+            Suspect("b", deaths=(1,)),
+            Suspect("c", deaths=(1,)),
+        )
         parked.stream, padding.ending.finish_reason = None, "stop"
-        assert of.died(parked, padding, served) is served, "the only one in service, for the second time"
+        assert of.died(parked, padding, served) is served, (
+            "the only one in service, for the second time"
+        )
         assert (parked.deaths, padding.deaths) == ((1,), (1,))
         alone = Suspect("d")
         assert Tried().died(alone) is None
@@ -377,7 +433,11 @@ def test_a_prompt_is_refused_to_its_caller_for_ten_minutes() -> None:
         at[0] = 1000.0 + seconds
         with pytest.raises(ApiError, match=f"refused for {left} more") as refused:
             refusals.check([work([9]), work([1, 2], "key")])
-        assert (refused.value.status, refused.value.code, refused.value.param) == (400, "engine_killed", "prompt")
+        assert (refused.value.status, refused.value.code, refused.value.param) == (
+            400,
+            "engine_killed",
+            "prompt",
+        )
     at[0] = 1600.0
     refusals.check([work([1, 2], "key")])
     refusals.add(work([1, 2], "key"))
@@ -429,8 +489,16 @@ def test_a_proof_is_a_short_greedy_answer_of_the_first_server() -> None:
         of = Proven()
         ((server_id, (asked,), padded, joining),) = of.given
         assert (server_id, padded, joining) == (0, False, False)
-        assert (asked.request.prompt_tokens, asked.request.max_output_tokens, asked.prompt_token_ids) == (8, 16, list(range(1, 9)))
-        assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.ignore_eos) == (16, 0.0, True)
+        assert (
+            asked.request.prompt_tokens,
+            asked.request.max_output_tokens,
+            asked.prompt_token_ids,
+        ) == (8, 16, list(range(1, 9)))
+        assert (
+            asked.sampling.max_tokens,
+            asked.sampling.temperature,
+            asked.sampling.ignore_eos,
+        ) == (16, 0.0, True)
         of.proof.on_tokens(tokens(*range(15)))
         assert of.over == []
         of.proof.on_tokens(tokens(1))
@@ -443,8 +511,13 @@ def test_a_proof_is_a_short_greedy_answer_of_the_first_server() -> None:
     runs(main)
 
 
-@pytest.mark.parametrize(("made", "end", "sound"), [(1, "stop", True), (1, "length", True), (0, "stop", False), (1, "cancelled", False)])
-def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(made: int, end: Any, sound: bool) -> None:
+@pytest.mark.parametrize(
+    ("made", "end", "sound"),
+    [(1, "stop", True), (1, "length", True), (0, "stop", False), (1, "cancelled", False)],
+)
+def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(
+    made: int, end: Any, sound: bool
+) -> None:
     async def main() -> None:
         of = Proven()
         of.proof.on_tokens(tokens(*range(made)))
@@ -454,7 +527,9 @@ def test_an_end_before_all_tokens_is_a_proof_where_there_are_some(made: int, end
     runs(main)
 
 
-def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         silent, failing, rejecting, stopped = Proven(), Proven(), Proven(rejects=True), Proven()
         failing.proof.on_failure("no")
@@ -478,12 +553,22 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
 
 @pytest.mark.parametrize(
     ("continued", "reason", "said"),
-    [(False, None, None), (False, "it is whole", "it is whole"), (True, None, "also after it was handed over again")],
+    [
+        (False, None, None),
+        (False, "it is whole", "it is whole"),
+        (True, None, "also after it was handed over again"),
+    ],
 )
-def test_an_answer_that_stands_still_is_handed_over_again_once(continued: bool, reason: str | None, said: str | None) -> None:
+def test_an_answer_that_stands_still_is_handed_over_again_once(
+    continued: bool, reason: str | None, said: str | None
+) -> None:
     again, lost, detached = list[Any](), list[Any](), list[str]()
-    batcher: Any = SimpleNamespace(hand_over_again=again.append, lose=lambda *about: lost.append(about))
-    ticket: Any = SimpleNamespace(id="a", continued=continued, detach=lambda: detached.append("a") or reason)
+    batcher: Any = SimpleNamespace(
+        hand_over_again=again.append, lose=lambda *about: lost.append(about)
+    )
+    ticket: Any = SimpleNamespace(
+        id="a", continued=continued, detach=lambda: detached.append("a") or reason
+    )
     on_still(batcher, ticket, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:
@@ -512,14 +597,22 @@ def test_each_question_goes_to_the_engine_as_it_was_asked_and_is_made_steadily()
         async def answered(*about: Any, **more: Any) -> Any:
             return (*about, more)
 
-        engine: Any = SimpleNamespace(encode=answered, encode_chat=answered, check_sampling=answered, decode=decode)
+        engine: Any = SimpleNamespace(
+            encode=answered, encode_chat=answered, check_sampling=answered, decode=decode
+        )
         supervisor: Any = SimpleNamespace(steadily=made)
         asked, of = Sampling(max_tokens=3), Steady(engine, supervisor)
         assert await of.encode("a") == ("a", {"special_tokens": True})
         assert await of.encode("a", special_tokens=False) == ("a", {"special_tokens": False})
-        assert await of.encode_chat([{"role": "user"}], {"b": 1}) == ([{"role": "user"}], {"b": 1}, {})
+        assert await of.encode_chat([{"role": "user"}], {"b": 1}) == (
+            [{"role": "user"}],
+            {"b": 1},
+            {},
+        )
         assert await of.check_sampling(asked) == (asked, {})
-        assert [len(await of.decode(range(count))) for count in (1, MOST_AT_ONCE, MOST_AT_ONCE + 1)] == [1, MOST_AT_ONCE, MOST_AT_ONCE + 1]
+        assert [
+            len(await of.decode(range(count))) for count in (1, MOST_AT_ONCE, MOST_AT_ONCE + 1)
+        ] == [1, MOST_AT_ONCE, MOST_AT_ONCE + 1]
         assert (threads, len(steadily)) == ([True, True, False], 7), "a long one in a thread"
 
     asyncio.run(main())
@@ -548,7 +641,9 @@ def test_a_few_forgiven_losses_leave_the_others_and_the_waits_of_a_row() -> None
     assert budget.next_wait(20.0, None) == 1.0
 
 
-def test_starts_that_ran_out_of_time_double_the_next_ones_limit_from_the_longest_that_succeeded() -> None:
+def test_starts_that_ran_out_of_time_double_the_next_ones_limit_from_the_longest_that_succeeded() -> (
+    None
+):
     budget = RestartBudget(9, math.inf, 30.0)
     budget.came_up(40.0)
     budget.came_up(35.0)
@@ -570,9 +665,17 @@ def test_limits_are_those_that_there_are_the_shortest_first() -> None:
 def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
     async def main() -> None:
         lost: list[tuple[Any, ...]] = []
-        batcher: Any = SimpleNamespace(lose=lambda ticket, outcome, code, message: lost.append((ticket, outcome, code, now(), message)))
-        made, waiting, done = (SimpleNamespace(at=SimpleNamespace(first_token=first)) for first in (0.5, None, None))
-        choices: Any = [SimpleNamespace(ticket=ticket, done=ticket is done) for ticket in (made, waiting, done)]
+        batcher: Any = SimpleNamespace(
+            lose=lambda ticket, outcome, code, message: lost.append(
+                (ticket, outcome, code, now(), message)
+            )
+        )
+        made, waiting, done = (
+            SimpleNamespace(at=SimpleNamespace(first_token=first)) for first in (0.5, None, None)
+        )
+        choices: Any = [
+            SimpleNamespace(ticket=ticket, done=ticket is done) for ticket in (made, waiting, done)
+        ]
         choices.append(SimpleNamespace(ticket=None, done=False))
         Deadlines(batcher, Timeouts(3.0, 2.0), choices, 1.0)
         await asyncio.sleep(2.9)
@@ -587,7 +690,9 @@ def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
         assert "within 3 s" in lost[1][4]
         closed = Deadlines(batcher, Timeouts(3.0), choices, now())
         closed.close()
-        assert all(timer.cancelled() for timer in closed._timers)  # a timer would keep the call in memory
+        assert all(
+            timer.cancelled() for timer in closed._timers
+        )  # a timer would keep the call in memory
         await asyncio.sleep(5.0)
         assert len(lost) == 3
 
@@ -599,7 +704,11 @@ def test_a_call_before_its_queue_has_the_shorter_of_its_limits() -> None:
         assert await Timeouts(3.0, 2.0).bound(takes(1.9), 0.0) == "done"
         with pytest.raises(ApiError, match="within 2 s") as caught:
             await Timeouts(3.0, 2.0).bound(takes(9.0), 1.9)
-        assert (caught.value.status, caught.value.code, now()) == (504, FIRST_TOKEN, pytest.approx(3.9))
+        assert (caught.value.status, caught.value.code, now()) == (
+            504,
+            FIRST_TOKEN,
+            pytest.approx(3.9),
+        )
         with pytest.raises(TimeoutError):
             await Timeouts(3.0).bound(takes(0.1, then=TimeoutError()), now())
 

@@ -17,7 +17,9 @@ from tests.virtual_time import run_virtual
 
 
 class FakeEngine:
-    """Starts at once, or as `starts` says: seconds that a start takes, or why it fails; from the second start on."""
+    """Starts at once, or as `starts` says: seconds that a start takes, or why it fails; from the
+    second start on.
+    """
 
     def __init__(self, *starts: float | str) -> None:
         self.starts = iter(starts)
@@ -41,14 +43,20 @@ class FakeEngine:
 class Supervised:
     """A supervisor with what it told, and when."""
 
-    def __init__(self, *starts: float | str, refuse: bool = False, dies: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, *starts: float | str, refuse: bool = False, dies: int = 0, **settings: Any
+    ) -> None:
         self.engine = FakeEngine(*starts)
         self.told: list[tuple[str, float, Any]] = []
         self.refuse = refuse
         self.dies = dies  # so many engines are lost while the gateway hears that they are up
         given: Any = self.engine
         self.supervisor = Supervisor(
-            given, SupervisionSettings(**settings), on_down=self.hear("down"), on_up=self.up, on_given_up=self.hear("given up")
+            given,
+            SupervisionSettings(**settings),
+            on_down=self.hear("down"),
+            on_up=self.up,
+            on_given_up=self.hear("given up"),
         )
 
     def hear(self, what: str) -> Callable[[Any], None]:
@@ -95,7 +103,9 @@ def test_after_sound_lives_it_is_started_again_at_once_every_time() -> None:
 def test_after_short_lives_it_waits_twice_as_long_each_time_until_one_was_sound() -> None:
     async def main() -> None:
         of, short = Supervised(), 9.0
-        assert await of.live(short, short, short, 11.0, short) == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.5])
+        assert await of.live(short, short, short, 11.0, short) == pytest.approx(
+            [0.0, 0.5, 1.0, 0.0, 0.5]
+        )
 
     runs(main)
 
@@ -124,8 +134,14 @@ def test_a_start_that_fails_is_a_loss_of_its_own_and_its_reason_is_kept() -> Non
         assert of.supervisor.last_loss == "no memory"
         assert of.supervisor.state == "restarting"
         await asyncio.sleep(5.0)
-        assert [of.engine.started_at[i + 1] - of.engine.started_at[i] for i in (1, 2)] == pytest.approx([0.5, 1.0])
-        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == ("serving", 1, "no memory either")
+        assert [
+            of.engine.started_at[i + 1] - of.engine.started_at[i] for i in (1, 2)
+        ] == pytest.approx([0.5, 1.0])
+        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == (
+            "serving",
+            1,
+            "no memory either",
+        )
         assert [what for what, *_ in of.told] == ["down", "up"]
         assert of.told[-1][2] == "capabilities 4"
 
@@ -145,7 +161,9 @@ def test_a_start_that_takes_too_long_is_given_up_and_made_again() -> None:
 
 
 @pytest.mark.parametrize(("most", "starts"), [(0, 0), (1, 1), (3, 3)])
-def test_it_gives_up_after_so_many_starts_within_the_window_and_says_why(most: int, starts: int) -> None:
+def test_it_gives_up_after_so_many_starts_within_the_window_and_says_why(
+    most: int, starts: int
+) -> None:
     async def main() -> None:
         of = Supervised(max_restarts=most, restart_window=1e6)
         await of.live(*(11.0,) * (most + 1))
@@ -168,13 +186,21 @@ def test_losses_out_of_the_window_are_forgotten() -> None:
     runs(main)
 
 
-def test_each_loss_each_failed_start_and_the_end_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_loss_each_failed_start_and_the_end_stand_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         await Supervised("no memory", max_restarts=1).live(11.0)
 
     runs(main)
-    said = "the engine failed: after 11 s", "the engine did not start again: no memory", "no further restart of the engine after 0 restarts"
-    assert [any(record.getMessage().startswith(line) for record in caplog.records) for line in said] == [True] * 3
+    said = (
+        "the engine failed: after 11 s",
+        "the engine did not start again: no memory",
+        "no further restart of the engine after 0 restarts",
+    )
+    assert [
+        any(record.getMessage().startswith(line) for record in caplog.records) for line in said
+    ] == [True] * 3
 
 
 def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
@@ -185,7 +211,11 @@ def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
         assert [what for what, *_ in of.told] == ["down", "up", "given up"]
         with pytest.raises(ApiError) as refused:
             await of.supervisor.steadily(nothing)
-        assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "engine_unavailable", 10)
+        assert (refused.value.status, refused.value.code, refused.value.retry_after) == (
+            503,
+            "engine_unavailable",
+            10,
+        )
 
     runs(main)
 
@@ -196,7 +226,11 @@ def test_an_engine_that_dies_while_the_gateway_hears_that_it_is_up_is_started_ag
         await of.live(11.0)
         assert of.supervisor.state == "restarting"
         await asyncio.sleep(5.0)
-        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == ("serving", 3, "it took no work")
+        assert (of.supervisor.state, of.supervisor.restarts, of.supervisor.last_loss) == (
+            "serving",
+            3,
+            "it took no work",
+        )
         assert [what for what, *_ in of.told] == ["down", "up", "down", "up", "down", "up"]
 
     runs(main)
@@ -215,7 +249,12 @@ def test_a_call_waits_for_the_restart_and_is_then_made() -> None:
         call = asyncio.create_task(of.supervisor.steadily(nothing))
         await asyncio.sleep(2.9)
         assert not call.done()
-        assert of.supervisor.statistics() == {"state": "restarting", "restarts": 0, "last_loss": "gone", "parked": 1}
+        assert of.supervisor.statistics() == {
+            "state": "restarting",
+            "restarts": 0,
+            "last_loss": "gone",
+            "parked": 1,
+        }
         await asyncio.sleep(0.2)
         assert call.result() == "done"
         assert of.supervisor.statistics()["parked"] == 0
@@ -238,7 +277,9 @@ def test_so_many_calls_wait_for_a_restart_and_no_more() -> None:
     runs(main)
 
 
-def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by_itself_is_not() -> None:
+def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by_itself_is_not() -> (
+    None
+):
     async def main() -> None:
         of = Supervised()
         await of.supervisor.start()
@@ -271,7 +312,9 @@ def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by
     runs(main)
 
 
-def test_a_call_whose_engine_was_lost_is_made_again_also_where_the_next_one_serves_already() -> None:
+def test_a_call_whose_engine_was_lost_is_made_again_also_where_the_next_one_serves_already() -> (
+    None
+):
     async def main() -> None:
         of = Supervised()
         await of.supervisor.start()
@@ -310,10 +353,18 @@ def test_after_a_stop_nothing_is_started_any_more() -> None:
 
 @pytest.mark.parametrize(
     ("ends", "code", "within"),
-    [("stop", "engine_unavailable", 0.1), ("refuse", "shutting_down", 0.1), ("give up", "engine_unavailable", 1.0)],
+    [
+        ("stop", "engine_unavailable", 0.1),
+        ("refuse", "shutting_down", 0.1),
+        ("give up", "engine_unavailable", 1.0),
+    ],
 )
-def test_those_that_wait_for_a_restart_are_told_at_once_that_there_is_none(ends: str, code: str, within: float) -> None:
-    """The second start fails at once, the third after half a second: the last that `max_restarts` allows."""
+def test_those_that_wait_for_a_restart_are_told_at_once_that_there_is_none(
+    ends: str, code: str, within: float
+) -> None:
+    """The second start fails at once, the third after half a second: the last that
+    `max_restarts` allows.
+    """
 
     async def main() -> None:
         of, never = Supervised("no", "no", max_restarts=2 if ends == "give up" else 8), pytest.fail

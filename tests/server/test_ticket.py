@@ -37,8 +37,16 @@ class Wary(Immediate):
 Served = tuple[Ticket, Wary, Collector]
 
 
-def serving(act: Callable[[Served], None], *, limit: int = 3, policy: str = "continuous:max_batch_size=4", **sampling: Any) -> Served:
-    """One request in service on an engine that has made nothing yet; `act` plays the engine, at once."""
+def serving(
+    act: Callable[[Served], None],
+    *,
+    limit: int = 3,
+    policy: str = "continuous:max_batch_size=4",
+    **sampling: Any,
+) -> Served:
+    """One request in service on an engine that has made nothing yet; `act` plays the engine, at
+    once.
+    """
 
     async def main() -> Served:
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
@@ -85,7 +93,15 @@ FIVE = words("a", "b", "c", "d", "e")
         (6, {}, [FIVE], "abcde", [10, 11, 12, 13, 14], [5], None),
         # by a stop token in the middle, which is counted and not shown
         (9, {"stop_token_ids": (12,)}, [FIVE], "ab", [10, 11, 12], [3], "stop"),
-        (9, {"stop_token_ids": (12,), "include_stop_str_in_output": True}, [FIVE], "abc", [10, 11, 12], [3], "stop"),
+        (
+            9,
+            {"stop_token_ids": (12,), "include_stop_str_in_output": True},
+            [FIVE],
+            "abc",
+            [10, 11, 12],
+            [3],
+            "stop",
+        ),
         # by a stop string over two tokens
         (9, {"stop": ("cd",)}, [FIVE], "ab", [10, 11, 12, 13], [4], "stop"),
         (9, {"stop": ("cd",)}, [FIVE[:3], FIVE[3:]], "ab", [10, 11, 12, 13], [3, 1], "stop"),
@@ -94,20 +110,40 @@ FIVE = words("a", "b", "c", "d", "e")
     ],
 )
 def test_several_tokens_at_once_end_where_they_would_have_ended_one_by_one(
-    limit: int, sampling: dict[str, Any], pushes: list[list[Token]], text: str, ids: list[int], taken: list[int], reason: str | None
+    limit: int,
+    sampling: dict[str, Any],
+    pushes: list[list[Token]],
+    text: str,
+    ids: list[int],
+    taken: list[int],
+    reason: str | None,
 ) -> None:
     ticket, consumer, _ = serving(pushed(*pushes), limit=limit, **sampling)
     assert (consumer.text, consumer.pushes, consumer.tokens) == (text, taken, sum(taken))
-    assert (ticket.output_token_ids, ticket.ending.output_tokens, ticket.ending.finish_reason) == (ids, len(ids), reason)
+    assert (ticket.output_token_ids, ticket.ending.output_tokens, ticket.ending.finish_reason) == (
+        ids,
+        len(ids),
+        reason,
+    )
     assert ticket.outcome == (None if reason is None else "completed")
 
 
 def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
     _, _, collector = serving(pushed(FIVE))
     (record,) = collector.records
-    assert (record.outcome, record.output_tokens, record.finish_reason) == ("completed", 3, "length")
+    assert (record.outcome, record.output_tokens, record.finish_reason) == (
+        "completed",
+        3,
+        "length",
+    )
     assert (record.server_id, record.batch_id, record.batch_size) == (0, 0, 1)
-    assert record.dispatched_at == record.first_token_at == record.last_token_at == record.released_at == 0.0
+    assert (
+        record.dispatched_at
+        == record.first_token_at
+        == record.last_token_at
+        == record.released_at
+        == 0.0
+    )
     assert record.queueing_delay == record.sojourn_time == 2.0, "it came two seconds before"
 
 
@@ -125,8 +161,12 @@ def test_policies_see_how_far_it_is() -> None:
     assert seen == [2, 3]
 
 
-@pytest.mark.parametrize(("end", "text", "reason"), [("length", "abc", "length"), ("stop", "abc", "stop")])
-def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(end: EngineEnd, text: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "text", "reason"), [("length", "abc", "length"), ("stop", "abc", "stop")]
+)
+def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(
+    end: EngineEnd, text: str, reason: str
+) -> None:
     """`c` may have been the beginning of a stop string."""
 
     def act(served: Served) -> None:
@@ -136,11 +176,21 @@ def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(end: En
         served[0].on_end(end)
 
     ticket, consumer, collector = serving(act, limit=9, stop=("cd",))
-    assert (consumer.text, ticket.ending.finish_reason, ticket.outcome) == (text, reason, "completed")
-    assert (consumer.tokens, collector.records[0].output_tokens, len(collector.records)) == (3, 3, 1)
+    assert (consumer.text, ticket.ending.finish_reason, ticket.outcome) == (
+        text,
+        reason,
+        "completed",
+    )
+    assert (consumer.tokens, collector.records[0].output_tokens, len(collector.records)) == (
+        3,
+        3,
+        1,
+    )
 
 
-@pytest.mark.parametrize("how", ["cancelled by the engine", "lost by the engine", "a consumer that fails"])
+@pytest.mark.parametrize(
+    "how", ["cancelled by the engine", "lost by the engine", "a consumer that fails"]
+)
 def test_an_answer_that_is_lost_fails_once(how: str) -> None:
     def act(served: Served) -> None:
         ticket, consumer, _ = served
@@ -167,18 +217,32 @@ def test_an_answer_that_is_lost_fails_once(how: str) -> None:
 def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the_others() -> None:
     async def main() -> None:
         engine, collector, consumers = EmulatedEngine(LAW), Collector(), (Wary(), Wary())
-        batcher = Batcher(engine, await engine.start(), parse_policy("fixed:batch_size=2"), [collector])
-        works = [work_of(Request(id=name, arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit), None) for name, limit in NAMED]
+        batcher = Batcher(
+            engine, await engine.start(), parse_policy("fixed:batch_size=2"), [collector]
+        )
+        works = [
+            work_of(
+                Request(id=name, arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit), None
+            )
+            for name, limit in NAMED
+        ]
         short, long = batcher.submit(works, consumers)
         consumers[0].ticket, consumers[1].ticket = short, long
         assert short.stream is not None
         assert long.stream is not None
         short.stream.push(FIVE)
         short.stream.push(FIVE)
-        assert (consumers[0].text, short.ending.finish_reason, short.outcome) == ("abc", "length", None)
+        assert (consumers[0].text, short.ending.finish_reason, short.outcome) == (
+            "abc",
+            "length",
+            None,
+        )
         long.stream.push(FIVE)
         assert (short.outcome, long.outcome) == ("completed", "completed")
-        assert [(record.request_id, record.output_tokens) for record in collector.records] == [("short", 3), ("long", 4)]
+        assert [(record.request_id, record.output_tokens) for record in collector.records] == [
+            ("short", 3),
+            ("long", 4),
+        ]
         await engine.stop()
 
     run_virtual(main())
@@ -211,11 +275,26 @@ def test_an_answer_without_a_seed_goes_on_behind_its_tokens() -> None:
         stream.push(FIVE[2:])
 
     ticket, consumer, _ = serving(act, limit=4)
-    assert (consumer.text, ticket.output_token_ids, ticket.interruptions, ticket.outcome) == ("abcd", [10, 11, 12, 13], 1, "completed")
+    assert (consumer.text, ticket.output_token_ids, ticket.interruptions, ticket.outcome) == (
+        "abcd",
+        [10, 11, 12, 13],
+        1,
+        "completed",
+    )
 
 
-@pytest.mark.parametrize("pushes", [[FIVE], [FIVE[:1], FIVE[1:]], [FIVE[:2], FIVE[2:]], [FIVE[:1], FIVE[1:2], FIVE[2:3], FIVE[3:]]])
-def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(pushes: list[list[Token]]) -> None:
+@pytest.mark.parametrize(
+    "pushes",
+    [
+        [FIVE],
+        [FIVE[:1], FIVE[1:]],
+        [FIVE[:2], FIVE[2:]],
+        [FIVE[:1], FIVE[1:2], FIVE[2:3], FIVE[3:]],
+    ],
+)
+def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(
+    pushes: list[list[Token]],
+) -> None:
     seen: list[int] = []
 
     def act(served: Served) -> None:
@@ -231,9 +310,15 @@ def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(pushes: lis
         assert stream.listener is ticket, "it has stepped aside"
 
     ticket, consumer, _ = serving(act, limit=5, seed=7)
-    assert (consumer.text, consumer.tokens, ticket.output_token_ids) == ("abcde", 5, [10, 11, 12, 13, 14])
+    assert (consumer.text, consumer.tokens, ticket.output_token_ids) == (
+        "abcde",
+        5,
+        [10, 11, 12, 13, 14],
+    )
     assert ticket.outcome == "completed"
-    assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], "how far the new engine is"
+    assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], (
+        "how far the new engine is"
+    )
 
 
 @pytest.mark.parametrize("how", ["another token", "an early end", "lost again"])
@@ -250,7 +335,11 @@ def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
             stream.fail("no memory")
 
     ticket, consumer, _ = serving(act, limit=9, seed=7)
-    assert (consumer.lost, consumer.text, ticket.outcome) == (("failed", "engine_unavailable"), "ab", "failed")
+    assert (consumer.lost, consumer.text, ticket.outcome) == (
+        ("failed", "engine_unavailable"),
+        "ab",
+        "failed",
+    )
 
 
 @pytest.mark.parametrize("most", [0, 1, 3])

@@ -1,4 +1,6 @@
-"""The tiny model's folder: complete, the same everywhere, made once, and its tokenizer loses nothing."""
+"""The tiny model's folder: complete, the same everywhere, made once, and its tokenizer loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_id_has_a_text_and_no_two_ids_are_the_same_token(model: Path) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == tiny.VOCABULARY
-    texts = [tokenizer.decode([number], skip_special_tokens=False) for number in range(tiny.VOCABULARY)]
+    texts = [
+        tokenizer.decode([number], skip_special_tokens=False) for number in range(tiny.VOCABULARY)
+    ]
     assert all(texts)
-    assert len({tokenizer.id_to_token(number) for number in range(tiny.VOCABULARY)}) == tiny.VOCABULARY
+    assert (
+        len({tokenizer.id_to_token(number) for number in range(tiny.VOCABULARY)}) == tiny.VOCABULARY
+    )
     assert sum("\ufffd" in text for text in texts) <= 128  # only halves of a UTF-8 character
 
 
@@ -39,7 +45,10 @@ _MADE = tiny.tokenizer()
 def test_a_text_comes_back_as_it_went_in(text: str) -> None:
     if any(special in text for special in tiny.SPECIALS):
         return
-    assert _MADE.decode(_MADE.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
+    assert (
+        _MADE.decode(_MADE.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
+        == text
+    )
 
 
 def test_specials_stand_where_the_configuration_says(model: Path) -> None:
@@ -53,7 +62,10 @@ def test_specials_stand_where_the_configuration_says(model: Path) -> None:
 def test_two_makings_give_the_same_bytes(model: Path, tmp_path: Path) -> None:
     again = tiny.make_tiny(tmp_path / "again")
     for file in sorted(model.iterdir()):
-        ours, theirs = (hashlib.sha256((folder / file.name).read_bytes()).hexdigest() for folder in (model, again))
+        ours, theirs = (
+            hashlib.sha256((folder / file.name).read_bytes()).hexdigest()
+            for folder in (model, again)
+        )
         assert ours == theirs, file.name
 
 
@@ -76,12 +88,16 @@ def test_a_failed_making_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tiny, "_write", full_disk)
-    with pytest.raises(CommandError, match=r"expected a folder that can be written to \(No space left on device\)"):
+    with pytest.raises(
+        CommandError, match=r"expected a folder that can be written to \(No space left on device\)"
+    ):
         tiny.make_tiny(tmp_path / "tiny")
     assert os.listdir(tmp_path) == []
 
 
-def test_the_cache_of_the_user_is_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_the_user_is_the_default_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tiny.tiny_home() == tmp_path / "kendall" / "models" / f"tiny-{tiny.RECIPE}"
 
@@ -94,7 +110,10 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it
     cache = tmp_path / home / ".cache"  # /proc/nohome stays as it is
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(cache.parent))
-    expected = rf"^got {cache}/kendall/models for the model `tiny`; expected a folder that can be written to \(.*\): set XDG_CACHE_HOME to "
+    expected = (
+        rf"^got {cache}/kendall/models for the model `tiny`; expected a folder that can be "
+        r"written to \(.*\): set XDG_CACHE_HOME to "
+    )
     with pytest.raises(CommandError, match=expected):
         tiny.make_tiny()
 
@@ -105,11 +124,16 @@ def test_a_user_without_a_home_is_told_the_variable(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(CommandError, match="got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME"):
+    with pytest.raises(
+        CommandError,
+        match="got no home folder for the model `tiny`; expected one: set XDG_CACHE_HOME",
+    ):
         tiny.make_tiny()
 
 
-def test_the_weights_are_readable_by_the_safetensors_library_and_nearly_uniform_at_the_output(model: Path) -> None:
+def test_the_weights_are_readable_by_the_safetensors_library_and_nearly_uniform_at_the_output(
+    model: Path,
+) -> None:
     safetensors = pytest.importorskip("safetensors")
     pytest.importorskip("torch")
     with safetensors.safe_open(str(model / "model.safetensors"), "pt") as file:

@@ -1,4 +1,6 @@
-"""Input of every wrong kind over real sockets: each connection is answered or closed in bounded time, and nothing is left."""
+"""Input of every wrong kind over real sockets: each connection is answered or closed in bounded
+time, and nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,24 @@ async def site(policy: str, law: LatencyModel = LAW) -> AsyncIterator[Site]:
         security=SecuritySettings(max_body_bytes=unruly.MAX_BODY),
         supervision=SupervisionSettings(slow_reader_timeout=unruly.READER_PATIENCE),
     )
-    gateway, ready, collector = Gateway(settings, EmulatedEngine(law), law), asyncio.Event(), Collector()
+    gateway, ready, collector = (
+        Gateway(settings, EmulatedEngine(law), law),
+        asyncio.Event(),
+        Collector(),
+    )
     protocol = protocol_with(Hasty, settings.supervision.slow_reader_timeout)
-    options: dict[str, Any] = {"ws": "none", "log_config": None, "log_level": "error", "timeout_keep_alive": 1, "proxy_headers": False}
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway, on_ready=lambda _: ready.set()), http=protocol, **options))
+    options: dict[str, Any] = {
+        "ws": "none",
+        "log_config": None,
+        "log_level": "error",
+        "timeout_keep_alive": 1,
+        "proxy_headers": False,
+    }
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(gateway, on_ready=lambda _: ready.set()), http=protocol, **options
+        )
+    )
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment] - they are the test's
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
         serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -81,7 +97,9 @@ async def site(policy: str, law: LatencyModel = LAW) -> AsyncIterator[Site]:
 
 
 class Turns:
-    """Notices when this loop stands still: its timers come then before what clients had sent in time."""
+    """Notices when this loop stands still: its timers come then before what clients had sent in
+    time.
+    """
 
     def __init__(self) -> None:
         self.stood_at = -math.inf
@@ -100,7 +118,10 @@ async def storm(clients: int, rate: float, seed: int, policy: str) -> dict[str, 
     """A Poisson stream of clients, each of a kind that is drawn; what was counted."""
     rng = np.random.default_rng(seed)
     scenes = list(unruly.EXPECTED)
-    kinds = [*scenes, *(scenes[int(index)] for index in rng.integers(len(scenes), size=clients - len(scenes)))]
+    kinds = [
+        *scenes,
+        *(scenes[int(index)] for index in rng.integers(len(scenes), size=clients - len(scenes))),
+    ]
     async with site(policy) as here:
         await unruly.play(unruly.in_order, rng, here.port, LIMIT)  # what is made once is there
         await left_alone(here)
@@ -109,7 +130,11 @@ async def storm(clients: int, rate: float, seed: int, policy: str) -> dict[str, 
         tasks, files = asyncio.all_tasks(), open_files()
         playing = []
         for kind in rng.permutation(np.array(kinds, dtype=object)):
-            playing.append(asyncio.create_task(timed(kind, np.random.default_rng(rng.integers(2**32)), here.port, turns)))
+            playing.append(
+                asyncio.create_task(
+                    timed(kind, np.random.default_rng(rng.integers(2**32)), here.port, turns)
+                )
+            )
             await asyncio.sleep(float(rng.exponential(1 / rate)))
         ended = await asyncio.gather(*playing)
         del playing
@@ -124,9 +149,19 @@ async def storm(clients: int, rate: float, seed: int, policy: str) -> dict[str, 
             "clients": len(ended),
             "answers": answered,
             "longest": max(seconds for *_, seconds in ended),
-            "whole": sum(client.whole for kind, client, _ in ended if kind in (unruly.in_order, unruly.in_pieces)) + 1,
+            "whole": sum(
+                client.whole
+                for kind, client, _ in ended
+                if kind in (unruly.in_order, unruly.in_pieces)
+            )
+            + 1,
             "records": here.records,
-            "left": (batcher.unanswered, batcher.in_service, batcher.queue_length, len(batcher._expiries)),
+            "left": (
+                batcher.unanswered,
+                batcher.in_service,
+                batcher.queue_length,
+                len(batcher._expiries),
+            ),
             "connections": len(here.server.server_state.connections),
             "tasks": len(asyncio.all_tasks() - tasks),
             "descriptors": len(open_files() - files),
@@ -135,12 +170,16 @@ async def storm(clients: int, rate: float, seed: int, policy: str) -> dict[str, 
 
 async def left_alone(here: Site) -> None:
     """The last that left are noticed, and what they leave to the loop's next turns is done."""
-    await eventually(lambda: here.gateway.batcher.unanswered == 0 and not here.server.server_state.connections)
+    await eventually(
+        lambda: here.gateway.batcher.unanswered == 0 and not here.server.server_state.connections
+    )
     for _ in range(10):
         await asyncio.sleep(0.01)
 
 
-async def timed(kind: unruly.Scene, rng: np.random.Generator, port: int, turns: Turns) -> tuple[unruly.Scene, unruly.Client, float]:
+async def timed(
+    kind: unruly.Scene, rng: np.random.Generator, port: int, turns: Turns
+) -> tuple[unruly.Scene, unruly.Client, float]:
     """Again where it went wrong while this loop stood still: the client was slow then."""
     loop = asyncio.get_running_loop()
     while True:
@@ -148,7 +187,9 @@ async def timed(kind: unruly.Scene, rng: np.random.Generator, port: int, turns: 
         try:
             client = await unruly.play(kind, rng, port, LIMIT)
         except TimeoutError:
-            raise AssertionError(f"{kind.__name__}: neither answered nor closed in {LIMIT} s") from None
+            raise AssertionError(
+                f"{kind.__name__}: neither answered nor closed in {LIMIT} s"
+            ) from None
         if client.label in unruly.EXPECTED[kind] or turns.stood_at < began:
             return kind, client, loop.time() - began
 
@@ -169,8 +210,13 @@ def check(found: dict[str, Any]) -> None:
     assert (found["connections"], found["tasks"], found["descriptors"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("policy", "make"), [("continuous:max_batch_size=8", uvloop.new_event_loop), ("dynamic", asyncio.new_event_loop)])
-def test_every_connection_is_answered_or_closed_and_nothing_is_left(policy: str, make: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("policy", "make"),
+    [("continuous:max_batch_size=8", uvloop.new_event_loop), ("dynamic", asyncio.new_event_loop)],
+)
+def test_every_connection_is_answered_or_closed_and_nothing_is_left(
+    policy: str, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every kind of wrong input, and calls in order among them."""
     with asyncio.Runner(loop_factory=make) as runner:
         found = runner.run(storm(70, 200.0, 1, policy))

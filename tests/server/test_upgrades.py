@@ -1,4 +1,6 @@
-"""A request that asks for another protocol is served without it, body and all; HTTP/1.0 clients get no chunks."""
+"""A request that asks for another protocol is served without it, body and all; HTTP/1.0 clients
+get no chunks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from server.http.receiving import protocol_with
 from server.security.protocol import LimitedProtocol
 from tests.serving import on_a_socket
 
-UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+UPGRADE = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: "
+    b"AAMAAABkAARAAAAAAAIAAAAA\r\n"
+)
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -42,8 +47,20 @@ def port() -> Iterator[int]:
         yield found
 
 
-def request(path: str = "/a", body: bytes = b"", more: bytes = b"", method: bytes = b"POST", version: bytes = b"1.1") -> bytes:
-    head = b"%b %b HTTP/%b\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (method, path.encode(), version, more, len(body))
+def request(
+    path: str = "/a",
+    body: bytes = b"",
+    more: bytes = b"",
+    method: bytes = b"POST",
+    version: bytes = b"1.1",
+) -> bytes:
+    head = b"%b %b HTTP/%b\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (
+        method,
+        path.encode(),
+        version,
+        more,
+        len(body),
+    )
     return head + body
 
 
@@ -74,7 +91,10 @@ def test_its_body_is_its_body_and_no_request(port: int, protocol: bytes, *, late
     whole = request("/a", body, UPGRADE % protocol)
     pieces = (whole[: -len(body)], body) if later else (whole,)
     found = served(answers(port, *pieces))
-    assert found == [b"POST /a " + body + b" content-length,host", b"GET /last  connection,content-length,host"]
+    assert found == [
+        b"POST /a " + body + b" content-length,host",
+        b"GET /last  connection,content-length,host",
+    ]
 
 
 def test_it_is_heard_whole_byte_by_byte(port: int) -> None:
@@ -85,19 +105,32 @@ def test_it_is_heard_whole_byte_by_byte(port: int) -> None:
 
 
 def test_a_chunked_body_is_heard_too(port: int) -> None:
-    chunked = b"POST /a HTTP/1.1\r\nHost: x\r\n" + UPGRADE % b"h2c" + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"
+    chunked = (
+        b"POST /a HTTP/1.1\r\nHost: x\r\n"
+        + UPGRADE % b"h2c"
+        + b"Transfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n"
+    )
     assert served(answers(port, chunked))[0] == b"POST /a body host,transfer-encoding"
 
 
 def test_what_is_pipelined_behind_it_is_answered(port: int) -> None:
-    many = [request(f"/{number}", b"x" * (number % 3), UPGRADE % b"h2c" if number % 2 else b"") for number in range(300)]
+    many = [
+        request(f"/{number}", b"x" * (number % 3), UPGRADE % b"h2c" if number % 2 else b"")
+        for number in range(300)
+    ]
     found = served(answers(port, b"".join(many)))
-    assert [part.split()[1] for part in found] == [*(b"/%d" % number for number in range(300)), b"/last"]
+    assert [part.split()[1] for part in found] == [
+        *(b"/%d" % number for number in range(300)),
+        b"/last",
+    ]
 
 
 def test_the_rest_of_its_connection_header_holds(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-        client.sendall(request("/a", b"body", b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n") + request("/b"))
+        client.sendall(
+            request("/a", b"body", b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n")
+            + request("/b")
+        )
         found = received(client)
     assert served(found) == [b"POST /a body connection,content-length,host"]
 

@@ -1,4 +1,6 @@
-"""A start of vLLM that hangs, without vLLM: what it forked is killed, its thread is waited for no longer than a bound."""
+"""A start of vLLM that hangs, without vLLM: what it forked is killed, its thread is waited for
+no longer than a bound.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Core:
 
 
 class Stopped:
-    """A boot that waits for a process which is stopped, with another one below it, and never answers."""
+    """A boot that waits for a process which is stopped, with another one below it, and never
+    answers.
+    """
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -125,12 +129,18 @@ def test_a_thread_that_never_ends_is_left_alone_forks_no_more_and_ends_what_it_b
             await boot.core()
 
     played(scene)
-    assert (set(tried), tried[-1], core.calls) == ({f"fork server killed{' if idle' * (not forked)}", GIVEN_UP}, GIVEN_UP, ["shutdown"])
+    assert (set(tried), tried[-1], core.calls) == (
+        {f"fork server killed{' if idle' * (not forked)}", GIVEN_UP},
+        GIVEN_UP,
+        ["shutdown"],
+    )
     assert ("does not end" in caplog.text) is forked
 
 
 def test_how_a_process_ended_is_known_to_all_who_wait_for_it() -> None:
-    """vLLM's own threads wait as well: who came second read an end of file, and wrote 255 over the exit code."""
+    """vLLM's own threads wait as well: who came second read an end of file, and wrote 255 over
+    the exit code.
+    """
     forks = Forks()
     processes = [forks.Process(target=time.sleep, args=(600,)) for _ in range(8)]
     for process in processes:
@@ -141,7 +151,11 @@ def test_how_a_process_ended_is_known_to_all_who_wait_for_it() -> None:
         process.join(60)
         codes.append(process.exitcode)
 
-    waiting = [threading.Thread(target=wait_for, args=(process,)) for process in processes for _ in range(4)]
+    waiting = [
+        threading.Thread(target=wait_for, args=(process,))
+        for process in processes
+        for _ in range(4)
+    ]
     for thread in waiting:
         thread.start()
     for process in processes:
@@ -169,7 +183,9 @@ def engine() -> VllmEngine:
     return VllmEngine("any")
 
 
-def test_a_cancelled_start_of_the_engine_leaves_nothing_and_ends_at_once(engine: VllmEngine) -> None:
+def test_a_cancelled_start_of_the_engine_leaves_nothing_and_ends_at_once(
+    engine: VllmEngine,
+) -> None:
     """It once awaited the boot, for as long as that took."""
     stopped = Stopped()
     engine._boot = lambda _, forks: stopped(forks)  # type: ignore[method-assign]
@@ -212,10 +228,16 @@ cli.main(["serve"])
 """
 
 
-@pytest.mark.parametrize(("name", "printed"), [(vllm_boot.BOOTS, "done\n"), ("another", "done\ntidied up\n")])
-def test_the_command_ends_without_tidying_up_around_a_thread_that_is_left_in_vllm(name: str, printed: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "printed"), [(vllm_boot.BOOTS, "done\n"), ("another", "done\ntidied up\n")]
+)
+def test_the_command_ends_without_tidying_up_around_a_thread_that_is_left_in_vllm(
+    name: str, printed: str
+) -> None:
     """An interpreter that does may abort, with status -6 instead of its own."""
-    ended = subprocess.run([sys.executable, "-c", LEFT.format(name=name)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT.format(name=name)], capture_output=True, text=True, check=False
+    )
     assert (ended.returncode, ended.stdout) == (3, printed), ended.stderr
 
 
@@ -233,7 +255,9 @@ def test_a_tree_of_processes_is_killed_though_it_is_stopped() -> None:
 
 
 def test_a_terminals_ctrl_c_reaches_the_gateway_alone() -> None:
-    """It once ended the engine, whose requests the gateway was to finish, or printed a traceback of the import of vLLM."""
+    """It once ended the engine, whose requests the gateway was to finish, or printed a traceback
+    of the import of vLLM.
+    """
     script = """
 import contextlib, multiprocessing as mp, os, signal
 from server.engines import vllm_process
@@ -263,7 +287,14 @@ if __name__ == "__main__":
         file = Path(folder) / "child.py"
         file.write_text(script)
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        ended = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=180, env=environment)
+        ended = subprocess.run(
+            [sys.executable, str(file)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+            env=environment,
+        )
     assert ended.stdout == "lives\n", ended.stderr
 
 

@@ -1,4 +1,6 @@
-"""The real engine, once for the whole module, on a loop of its own: lengths, gates, cancels, deaths."""
+"""The real engine, once for the whole module, on a loop of its own: lengths, gates, cancels,
+deaths.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,12 @@ from tests.server.processes import alive, gone
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.timeout(900),  # of which a busy machine needs some minutes to bring up two engines at once
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make setup)"),
+    pytest.mark.timeout(
+        900
+    ),  # of which a busy machine needs some minutes to bring up two engines at once
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make setup)"
+    ),
     # raised inside vLLM and what it imports, while they are imported; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -105,9 +111,18 @@ _NUMBERS = itertools.count()
 ENDLESS = 1900  # tokens: what the context has room for behind the prompts here
 
 
-def work(limit: int, *, prompt: int = 16, forced: int | None = None, made: Sequence[int] = (), **sampling: Any) -> Work:
+def work(
+    limit: int,
+    *,
+    prompt: int = 16,
+    forced: int | None = None,
+    made: Sequence[int] = (),
+    **sampling: Any,
+) -> Work:
     tokens = [300 + (place * 37) % (VOCABULARY - 300) for place in range(prompt)]
-    request = Request(id=f"r{next(_NUMBERS)}", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit)
+    request = Request(
+        id=f"r{next(_NUMBERS)}", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit
+    )
     return Work(request, tokens, Sampling(max_tokens=limit, **sampling), forced, made)
 
 
@@ -132,7 +147,9 @@ class House:
 
     def dispatch(self, *works: Work, padded: bool = False, joining: bool = False) -> list[Heard]:
         heard = [Heard() for _ in works]
-        for stream, listener in zip(self.engine.dispatch(0, works, padded=padded, joining=joining), heard, strict=True):
+        for stream, listener in zip(
+            self.engine.dispatch(0, works, padded=padded, joining=joining), heard, strict=True
+        ):
             stream.listener = listener
         return heard
 
@@ -149,7 +166,9 @@ class House:
         return heard
 
     async def idle(self) -> None:
-        """Until vLLM itself holds nothing, which must be long before the limit of what was `ENDLESS` would be met."""
+        """Until vLLM itself holds nothing, which must be long before the limit of what was
+        `ENDLESS` would be met.
+        """
         assert self.engine._core is not None
         before = len(self.steps)
         while self.engine._core.llm.get_num_unfinished_requests():  # noqa: ASYNC110  # nothing to wait on
@@ -161,7 +180,9 @@ class House:
 def doomed(model: Path) -> Iterator[subprocess.Popen[str]]:
     """A gateway process of its own, started early: it imports vLLM beside this one."""
     del model
-    with subprocess.Popen([sys.executable, "-c", DOOMED], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", DOOMED], stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         process.kill()
 
@@ -193,7 +214,12 @@ def house(one_house: House) -> House:
 
 def test_capabilities_say_what_came_up(house: House) -> None:
     found = house.capabilities
-    assert (found.engine, found.max_model_len, found.max_num_seqs, found.vocab_size) == ("vllm", 2048, 64, VOCABULARY)
+    assert (found.engine, found.max_model_len, found.max_num_seqs, found.vocab_size) == (
+        "vllm",
+        2048,
+        64,
+        VOCABULARY,
+    )
     assert found.eos_token_ids == {EOS}
     assert found.kv_cache_tokens >= found.max_num_seqs * found.max_model_len
     assert {"vllm", "torch", "python"} <= set(found.versions)
@@ -203,7 +229,9 @@ def test_capabilities_say_what_came_up(house: House) -> None:
 
 def test_forced_lengths_are_met_exactly_and_their_last_token_says_so(house: House) -> None:
     lengths = [1, 2, 7, 20, 33]
-    for length, heard in zip(lengths, house.serve(*(work(50, forced=length) for length in lengths)), strict=True):
+    for length, heard in zip(
+        lengths, house.serve(*(work(50, forced=length) for length in lengths)), strict=True
+    ):
         assert [token.ends for token in heard.tokens] == [False] * (length - 1) + [True]
         assert heard.ends == ["length"]
 
@@ -235,7 +263,9 @@ def test_padded_members_run_on_behind_their_own_end_until_they_are_cancelled(hou
 
 def test_padded_members_stop_at_no_end_of_sequence_and_at_the_largest_limit(house: House) -> None:
     eager = {EOS: 100.0}
-    short, long = house.serve(work(4, logit_bias=eager), work(12, stop_token_ids=(EOS,), logit_bias=eager), padded=True)
+    short, long = house.serve(
+        work(4, logit_bias=eager), work(12, stop_token_ids=(EOS,), logit_bias=eager), padded=True
+    )
     assert short.ids == long.ids == [EOS] * 12
     assert short.ends == long.ends == ["length"]
 
@@ -256,11 +286,15 @@ def test_a_batch_begins_in_one_step(house: House, size: int) -> None:
     for _ in range(3):
         house.steps.clear()
         house.serve(*(work(4, prompt=64, forced=4) for _ in range(size)))
-        assert [(step.admitted, step.running) for step in house.steps] == [(size, size)] + [(0, size)] * 3
+        assert [(step.admitted, step.running) for step in house.steps] == [(size, size)] + [
+            (0, size)
+        ] * 3
         assert house.steps[0].prompt_tokens == 64 * size
 
 
-def test_one_that_joins_does_not_hold_up_the_others_and_cancelling_frees_the_engine(house: House) -> None:
+def test_one_that_joins_does_not_hold_up_the_others_and_cancelling_frees_the_engine(
+    house: House,
+) -> None:
     async def call() -> None:
         running = work(ENDLESS)
         (first,) = house.dispatch(running)
@@ -319,9 +353,13 @@ def test_a_listener_that_fails_harms_no_other_sequence(house: House) -> None:
                 raise ZeroDivisionError
 
         reported: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: reported.append(context)
+        )
         broken, whole = Broken(), Heard()
-        streams = house.engine.dispatch(0, [work(50), work(50, forced=20)], padded=False, joining=False)
+        streams = house.engine.dispatch(
+            0, [work(50), work(50, forced=20)], padded=False, joining=False
+        )
         streams[0].listener, streams[1].listener = broken, whole
         await asyncio.gather(broken.over.wait(), whole.over.wait())
         await house.idle()
@@ -389,12 +427,17 @@ def test_min_tokens_holds_off_the_end(house: House) -> None:
 
 def test_a_chat_is_rendered_by_the_models_template(house: House) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    assert house.engine.decode(house.run(house.engine.encode_chat(messages, {}))) == "user: Hello\nassistant:"
+    assert (
+        house.engine.decode(house.run(house.engine.encode_chat(messages, {})))
+        == "user: Hello\nassistant:"
+    )
     bare = house.run(house.engine.encode_chat(messages, {"add_generation_prompt": False}))
     assert house.engine.decode(bare) == "user: Hello\n"
 
 
-@pytest.mark.parametrize("messages", [[{"content": "no role"}], [{"role": "user", "content": 5}], ["text"]])
+@pytest.mark.parametrize(
+    "messages", [[{"content": "no role"}], [{"role": "user", "content": 5}], ["text"]]
+)
 def test_badly_shaped_messages_are_the_clients_fault(house: House, messages: list[Any]) -> None:
     with pytest.raises(InvalidPromptError):
         house.run(house.engine.encode_chat(messages, {}))
@@ -410,12 +453,18 @@ def test_badly_shaped_messages_are_the_clients_fault(house: House, messages: lis
         ([{"content": "no role"}], {}),
     ],
 )
-def test_a_fault_in_the_middle_of_the_template_tells_no_internals(house: House, messages: list[Any], arguments: dict[str, Any]) -> None:
+def test_a_fault_in_the_middle_of_the_template_tells_no_internals(
+    house: House, messages: list[Any], arguments: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidPromptError) as refused:
         house.run(house.engine.encode_chat(messages, arguments))
     assert "chat template cannot render these messages" in str(refused.value)
-    with pytest.raises(InvalidPromptError, match="tool_calls entries must be objects"):  # vLLM's own words are for people
-        house.run(house.engine.encode_chat([{"role": "assistant", "content": "x", "tool_calls": [5]}], {}))
+    with pytest.raises(
+        InvalidPromptError, match="tool_calls entries must be objects"
+    ):  # vLLM's own words are for people
+        house.run(
+            house.engine.encode_chat([{"role": "assistant", "content": "x", "tool_calls": [5]}], {})
+        )
 
 
 def test_what_the_template_itself_says_reaches_the_client() -> None:
@@ -430,7 +479,11 @@ def test_what_the_template_itself_says_reaches_the_client() -> None:
 
     own = TemplateError("expected user and assistant in turn")
     assert speaker(wrapped(own)) is own
-    for internal in (TypeError("got multiple values for 'self'"), UndefinedError("'int' has no attribute 'x'"), KeyError("x")):
+    for internal in (
+        TypeError("got multiple values for 'self'"),
+        UndefinedError("'int' has no attribute 'x'"),
+        KeyError("x"),
+    ):
         assert speaker(wrapped(internal)) is speaker(internal) is None
     plain = ValueError("This model's maximum context length is 5")
     assert speaker(plain) is plain
@@ -466,11 +519,14 @@ def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> 
     assert len(house.deaths) == 1
     assert not house.run(house.engine.healthy())
     house.run(house.engine.start(), 600)
-    # a first request as short as this: before the AMX registers were asked for, vLLM died of it on CPUs that have them
+    # a first request as short as this: before the AMX registers were asked for, vLLM died of it on
+    # CPUs that have them
     assert house.serve(work(5, prompt=3, forced=5))[0].ends == ["length"]
 
 
-def test_an_idle_engines_death_is_noticed_and_named_and_stop_leaves_no_process(house: House) -> None:
+def test_an_idle_engines_death_is_noticed_and_named_and_stop_leaves_no_process(
+    house: House,
+) -> None:
     house.deaths.clear()
 
     async def call() -> None:
@@ -519,7 +575,9 @@ def test_a_killed_gateway_leaves_no_engine(house: House, doomed: subprocess.Pope
     ("spoil", "expected"),
     [("tokenizer.json", "no tokenizer"), ("config.json", "no config.json"), ("", "no directory")],
 )
-def test_a_model_that_cannot_be_is_refused_in_one_line(tmp_path: Path, model: Path, spoil: str, expected: str) -> None:
+def test_a_model_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, model: Path, spoil: str, expected: str
+) -> None:
     folder = tmp_path / "model"
     if spoil:
         folder.mkdir()
@@ -539,7 +597,9 @@ def test_a_model_that_cannot_be_is_refused_in_one_line(tmp_path: Path, model: Pa
         ({"kv_cache_memory_bytes": "4096"}, "cache blocks"),
     ],
 )
-def test_arguments_that_vllm_refuses_are_told_in_one_line(model: Path, arguments: dict[str, str], expected: str) -> None:
+def test_arguments_that_vllm_refuses_are_told_in_one_line(
+    model: Path, arguments: dict[str, str], expected: str
+) -> None:
     async def call() -> str:
         engine = VllmEngine(str(model), engine_args=arguments)
         with pytest.raises(EngineStartError, match=expected) as caught:

@@ -67,7 +67,9 @@ def test_a_head_waits_for_one_turn_of_the_loop_only() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("data", [b"HTTP/1.1 100 Continue\r\n\r\n", b"data: {}\n\n", b"", b"5\r\nHTTP/1.1 200\r\n"])
+@pytest.mark.parametrize(
+    "data", [b"HTTP/1.1 100 Continue\r\n\r\n", b"data: {}\n\n", b"", b"5\r\nHTTP/1.1 200\r\n"]
+)
 def test_everything_else_goes_out_at_once(data: bytes) -> None:
     async def main() -> None:
         below, transport = await joining()

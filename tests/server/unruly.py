@@ -1,4 +1,6 @@
-"""Clients that do not behave, over real sockets: malformed, huge, slow, half-closed, pipelined, gone. Each says how it ended."""
+"""Clients that do not behave, over real sockets: malformed, huge, slow, half-closed, pipelined,
+gone. Each says how it ended.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ NO_CALL = [
 
 def call(tokens: int, *, stream: bool = False, more: bytes = b"") -> bytes:
     """A whole request that is in order."""
-    fields = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    fields = {
+        "model": "tiny",
+        "prompt": [5, 6, 7],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": stream,
+    }
     return post(json.dumps(fields).encode(), more)
 
 
@@ -79,7 +87,9 @@ class Client:
 
     async def open(self) -> Client:
         """Connect; little is read ahead."""
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1024)
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self._port, limit=1024
+        )
         return self
 
     def on_status(self, _: bytes) -> None:
@@ -95,7 +105,10 @@ class Client:
         try:
             self.writer.write(data)
             await self.writer.drain()
-        except (ConnectionError, RuntimeError):  # uvloop raises the latter for a connection that is closed
+        except (
+            ConnectionError,
+            RuntimeError,
+        ):  # uvloop raises the latter for a connection that is closed
             self.reset = True
         return not (self.reset or self.writer.is_closing())
 
@@ -149,7 +162,12 @@ async def in_pieces(c: Client) -> None:
 
 
 async def pipelined(c: Client) -> None:
-    await c.send(call(2) + call(5, stream=True) + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + call(1, more=CLOSE))
+    await c.send(
+        call(2)
+        + call(5, stream=True)
+        + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+        + call(1, more=CLOSE)
+    )
     await c.read()
 
 
@@ -284,11 +302,15 @@ async def waits_for_leave(c: Client) -> None:
 
 
 async def asks_for_another_protocol(c: Client) -> None:
-    await c.send(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n")
+    await c.send(
+        b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: "
+        b"websocket\r\n\r\n"
+    )
     await c.read()
 
 
-# what each may be answered; "closed": no answer. A client that leaves first may see any beginning of its answers.
+# what each may be answered; "closed": no answer. A client that leaves first may see any beginning
+# of its answers.
 EXPECTED: dict[Scene, set[str]] = {
     in_order: {"200"},
     in_pieces: {"200"},
@@ -320,7 +342,9 @@ EXPECTED: dict[Scene, set[str]] = {
 
 
 async def play(scene: Scene, rng: np.random.Generator, port: int, limit: float) -> Client:
-    """The client of a scene, closed at its end. Raises TimeoutError: the gateway neither answered nor closed."""
+    """The client of a scene, closed at its end. Raises TimeoutError: the gateway neither
+    answered nor closed.
+    """
     client = await Client(rng, port).open()
     try:
         async with asyncio.timeout(limit):

@@ -1,10 +1,11 @@
-"""The result file of `vllm bench serve` (vLLM 0.32, benchmarks/serve.py): the same keys in the same order, each as it
-is computed there, so that whatever reads those files reads ours.
+"""The result file of `vllm bench serve` (vLLM 0.32, benchmarks/serve.py): the same keys in the same
+order, each as it is computed there, so that whatever reads those files reads ours.
 
-There every duration counts from the instant of SENDING; so it does here, under those keys. What a sender that fell
-behind hides in this way stands beside them under keys of our own: `intended_times`, `send_lateness_s`, and the whole
-summary from the intended instants (`kendall`). `queue_times` is the wait in the client, sent - intended; the wait in
-the server's queue is `server_queue_times`. Where nothing was completed the statistics are 0, as there; the gaps between
+There every duration counts from the instant of SENDING; so it does here, under those keys. What a
+sender that fell behind hides in this way stands beside them under keys of our own:
+`intended_times`, `send_lateness_s`, and the whole summary from the intended instants (`kendall`).
+`queue_times` is the wait in the client, sent - intended; the wait in the server's queue is
+`server_queue_times`. Where nothing was completed the statistics are 0, as there; the gaps between
 tokens are null where their instants were not recorded. Generated texts are not kept: each is empty.
 """
 
@@ -64,7 +65,9 @@ class BenchOptions:
 
 
 def parse_bench_metrics(text: str) -> tuple[str, ...]:
-    """Names from `ttft,tpot,itl,e2el,client_queue_time`, as in vLLM's --percentile-metrics. Raises SpecError."""
+    """Names from `ttft,tpot,itl,e2el,client_queue_time`, as in vLLM's --percentile-metrics.
+    Raises SpecError.
+    """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not set(names) <= set(BENCH_METRICS):
         raise SpecError(f"got metrics {text!r}; expected some of {', '.join(BENCH_METRICS)}")
@@ -72,23 +75,44 @@ def parse_bench_metrics(text: str) -> tuple[str, ...]:
 
 
 def bench_result(
-    records: Sequence[Record], options: BenchOptions, *, at: datetime | None = None, extras: Mapping[str, Any] | None = None
+    records: Sequence[Record],
+    options: BenchOptions,
+    *,
+    at: datetime | None = None,
+    extras: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The file's object, of records in the order of the timetable; `extras` are keys of our own. Raises SpecError on a clash of keys."""
-    sent = [msgspec.structs.replace(record, intended_at=None) for record in records]  # durations then count from sending
+    """The file's object, of records in the order of the timetable; `extras` are keys of our own.
+    Raises SpecError on a clash of keys.
+    """
+    sent = [
+        msgspec.structs.replace(record, intended_at=None) for record in records
+    ]  # durations then count from sending
     first = _configuration(options, len(records), at or datetime.now().astimezone())
-    rest = _traffic(options) | _totals(sent, options, duration(records)) | _details(records, sent, options.save_detailed)
-    rest |= dict(zip(("max_output_tokens_per_s", "max_concurrent_requests"), peaks(sent), strict=True)) | {"rtfx": 0.0}
+    rest = (
+        _traffic(options)
+        | _totals(sent, options, duration(records))
+        | _details(records, sent, options.save_detailed)
+    )
+    rest |= dict(
+        zip(("max_output_tokens_per_s", "max_concurrent_requests"), peaks(sent), strict=True)
+    ) | {"rtfx": 0.0}
     for name in options.percentile_metrics:
         rest |= _statistics(name, records, sent, options)
     ours = _ours(records, options.save_detailed) | dict(extras or {})
-    if clash := (set(first) | set(rest)) & set(ours) | (set(first) | set(rest) | set(ours)) & set(options.metadata):
-        raise SpecError(f"got a key named {', '.join(sorted(clash))}; expected a name that the result file does not use itself")
+    if clash := (set(first) | set(rest)) & set(ours) | (set(first) | set(rest) | set(ours)) & set(
+        options.metadata
+    ):
+        raise SpecError(
+            f"got a key named {', '.join(sorted(clash))}; expected a name that the result file "
+            "does not use itself"
+        )
     return first | dict(options.metadata) | rest | ours
 
 
 def write_bench_json(path: Path, result: Mapping[str, Any], *, append: bool = False) -> None:
-    """Write one result, or add it as a line of its own as --append-result does; the folder is made."""
+    """Write one result, or add it as a line of its own as --append-result does; the folder is
+    made.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab" if append else "wb") as file:
         file.write((b"\n" if append and file.tell() else b"") + msgspec.json.encode(result))
@@ -96,7 +120,9 @@ def write_bench_json(path: Path, result: Mapping[str, Any], *, append: bool = Fa
 
 def bench_file_name(options: BenchOptions, at: datetime) -> str:
     """The name that vLLM gives such a file where none was asked for."""
-    concurrency = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
+    concurrency = (
+        "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
+    )
     model = options.model_id.rsplit("/", maxsplit=1)[-1]
     return f"{options.label or options.backend}-{options.request_rate}qps{concurrency}-{model}-{_date(at)}.json"
 
@@ -123,7 +149,10 @@ def _traffic(options: BenchOptions) -> dict[str, Any]:
 
 def _totals(sent: Sequence[Record], options: BenchOptions, span: float) -> dict[str, Any]:
     done = [record for record in sent if record.outcome == "completed"]
-    prompts, answers = (sum(getattr(record, name) or 0 for record in done) for name in ("prompt_tokens", "output_tokens"))
+    prompts, answers = (
+        sum(getattr(record, name) or 0 for record in done)
+        for name in ("prompt_tokens", "output_tokens")
+    )
     good = sum(all(limit.kept(record) for limit in options.goodput) for record in done)
     return {
         "duration": span if span > 0 else 0.0,
@@ -138,7 +167,9 @@ def _totals(sent: Sequence[Record], options: BenchOptions, span: float) -> dict[
     }
 
 
-def _details(records: Sequence[Record], sent: Sequence[Record], detailed: bool) -> dict[str, list[Any]]:
+def _details(
+    records: Sequence[Record], sent: Sequence[Record], detailed: bool
+) -> dict[str, list[Any]]:
     """Arrays in the order of the requests, seconds; two of them are in every file."""
     always: dict[str, list[Any]] = {
         "latencies": [_one("e2el", record) for record in sent],
@@ -148,14 +179,19 @@ def _details(records: Sequence[Record], sent: Sequence[Record], detailed: bool) 
         return always
     return {
         "input_lens": [record.prompt_tokens or 0 for record in sent],
-        "output_lens": [(record.output_tokens or 0) if record.outcome == "completed" else 0 for record in sent],
+        "output_lens": [
+            (record.output_tokens or 0) if record.outcome == "completed" else 0 for record in sent
+        ],
         "ttfts": [_one("ttft", record) for record in sent],
         "itls": [gaps(record) for record in sent],
         "latencies": always["latencies"],
         "start_times": [record.sent_at or 0.0 for record in sent],
         "queue_times": always["queue_times"],
         "generated_texts": [""] * len(sent),
-        "errors": ["" if record.outcome == "completed" else record.error or record.outcome for record in sent],
+        "errors": [
+            "" if record.outcome == "completed" else record.error or record.outcome
+            for record in sent
+        ],
     }
 
 
@@ -165,26 +201,51 @@ def _one(name: str, record: Record) -> float:
     return METRICS[name].of(record) or 0.0
 
 
-def _statistics(name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions) -> dict[str, float | None]:
+def _statistics(
+    name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions
+) -> dict[str, float | None]:
     """Mean, median, standard deviation and percentiles of one metric, in milliseconds."""
     found = _values(name, records, sent, options)
     if found is None:
         return {}
-    milliseconds, levels = found * 1e3, {percentile_name(level): level for level in options.metric_percentiles}
-    if name == "itl" and not any(record.token_at for record in sent) and any((record.output_tokens or 0) > 1 for record in sent):
-        return dict.fromkeys((f"mean_{name}_ms", f"median_{name}_ms", f"std_{name}_ms", *(f"{word}_{name}_ms" for word in levels)))
+    milliseconds, levels = (
+        found * 1e3,
+        {percentile_name(level): level for level in options.metric_percentiles},
+    )
+    if (
+        name == "itl"
+        and not any(record.token_at for record in sent)
+        and any((record.output_tokens or 0) > 1 for record in sent)
+    ):
+        return dict.fromkeys(
+            (
+                f"mean_{name}_ms",
+                f"median_{name}_ms",
+                f"std_{name}_ms",
+                *(f"{word}_{name}_ms" for word in levels),
+            )
+        )
     return {
         f"mean_{name}_ms": float(milliseconds.mean()),
         f"median_{name}_ms": float(np.median(milliseconds)),
         f"std_{name}_ms": float(milliseconds.std()),
-        **{f"{word}_{name}_ms": float(np.percentile(milliseconds, level)) for word, level in levels.items()},
+        **{
+            f"{word}_{name}_ms": float(np.percentile(milliseconds, level))
+            for word, level in levels.items()
+        },
     }
 
 
-def _values(name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions) -> FloatArray | None:
-    """Of completed requests, a single 0 where there are none; None for what vLLM leaves out without a bound on concurrency."""
+def _values(
+    name: str, records: Sequence[Record], sent: Sequence[Record], options: BenchOptions
+) -> FloatArray | None:
+    """Of completed requests, a single 0 where there are none; None for what vLLM leaves out
+    without a bound on concurrency.
+    """
     if name in {CLIENT_QUEUE, WITH_CLIENT_QUEUE}:
-        if options.max_concurrency is None or (name == WITH_CLIENT_QUEUE and math.isinf(options.request_rate)):
+        if options.max_concurrency is None or (
+            name == WITH_CLIENT_QUEUE and math.isinf(options.request_rate)
+        ):
             return None
         done = [record for record in records if record.outcome == "completed"]
         found = _client_queue(done) if name == CLIENT_QUEUE else values("e2el", done)

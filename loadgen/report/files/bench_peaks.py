@@ -1,4 +1,6 @@
-"""The two peaks in a `vllm bench serve` result: tokens in, and requests at work during, the busiest whole second."""
+"""The two peaks in a `vllm bench serve` result: tokens in, and requests at work during, the
+busiest whole second.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,17 @@ from queueing.measurement.record import Record
 
 
 def peaks(sent: Sequence[Record]) -> tuple[float | None, int]:
-    """Tokens per second and requests, over seconds counted from the first sending; completed requests only.
+    """Tokens per second and requests, over seconds counted from the first sending; completed
+    requests only.
 
-    A request counts in every second that it touches, so the second number is above the greatest number at one time. The
-    first is None where the instants of the tokens were not recorded.
+    A request counts in every second that it touches, so the second number is above the greatest
+    number at one time. The first is None where the instants of the tokens were not recorded.
     """
-    done = [(r, r.sent_at, r.released_at) for r in sent if r.outcome == "completed" and r.sent_at is not None and r.released_at is not None]
+    done = [
+        (r, r.sent_at, r.released_at)
+        for r in sent
+        if r.outcome == "completed" and r.sent_at is not None and r.released_at is not None
+    ]
     if not done:
         return 0.0, 0
     origin = min(begin for _, begin, _ in done)

@@ -1,7 +1,8 @@
-"""Where a load run is written: the run file that grows with it, its timetable, and the JSON of `vllm bench serve`.
+"""Where a load run is written: the run file that grows with it, its timetable, and the JSON of
+`vllm bench serve`.
 
-The run file is written unless --no-save is given, into `runs/` where nothing names it. --save-result writes three files
-of one name: NAME.jsonl, NAME.timetable, NAME.json.
+The run file is written unless --no-save is given, into `runs/` where nothing names it.
+--save-result writes three files of one name: NAME.jsonl, NAME.timetable, NAME.json.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Any
 
 from loadgen.arrivals.timetable import save_timetable
 from loadgen.measures.goodput import Limit
-from loadgen.report.files.bench_json import BENCH_METRICS, BenchOptions, bench_result, write_bench_json
+from loadgen.report.files.bench_json import (
+    BENCH_METRICS,
+    BenchOptions,
+    bench_result,
+    write_bench_json,
+)
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan
@@ -43,10 +49,16 @@ class ResultFiles:
 
     def written(self) -> list[Path]:
         """Those that are there now."""
-        return [path for path in (self.run, self.timetable, self.bench) if path is not None and path.exists()]
+        return [
+            path
+            for path in (self.run, self.timetable, self.bench)
+            if path is not None and path.exists()
+        ]
 
     def reserved(self) -> ResultFiles:
-        """The same, with a run file that nobody else writes where its name is the time. Raises LoadError where it cannot be written."""
+        """The same, with a run file that nobody else writes where its name is the time. Raises
+        LoadError where it cannot be written.
+        """
         if self.run is None:
             return self
         try:
@@ -57,7 +69,9 @@ class ResultFiles:
             return dataclasses.replace(self, run=_created(self.run))
         except OSError as error:
             where = f"cannot write {self.run}: {error.strerror}"
-            raise LoadError(f"{where}; --output FILE names another place, --no-save writes no file") from None
+            raise LoadError(
+                f"{where}; --output FILE names another place, --no-save writes no file"
+            ) from None
 
 
 def _try_to_write(path: Path) -> None:
@@ -93,19 +107,46 @@ def result_files(
     **settings: Any,
 ) -> ResultFiles:
     """The paths that the flags mean. Raises SpecError where they contradict one another."""
-    given = [flag for flag, value in (("--save-result", save), ("--result-dir", folder), ("--result-filename", name)) if value is not None]
+    given = [
+        flag
+        for flag, value in (
+            ("--save-result", save),
+            ("--result-dir", folder),
+            ("--result-filename", name),
+        )
+        if value is not None
+    ]
     if no_save and (output is not None or given):
-        raise SpecError(f"got --no-save with {given[0] if output is None else '--output'}; expected one of them")
+        raise SpecError(
+            f"got --no-save with {given[0] if output is None else '--output'}; expected one of them"
+        )
     if output is not None and (given not in ([], ["--save-result"]) or save not in (None, Path())):
-        raise SpecError(f"got --output {output} with {given[-1]}; expected one name for the run file")
+        raise SpecError(
+            f"got --output {output} with {given[-1]}; expected one name for the run file"
+        )
     if given:
         if output is not None and is_folder(output):
             output, folder = None, output
         chosen = str(output) if output is not None else name
-        return _three_files(save=save, folder=folder, name=chosen, save_table=save_table, seed=seed, label=label, **settings)
+        return _three_files(
+            save=save,
+            folder=folder,
+            name=chosen,
+            save_table=save_table,
+            seed=seed,
+            label=label,
+            **settings,
+        )
     unnamed = output is None or is_folder(output)
     run = Path(output or RUNS) / f"{label or 'load'}-{_now()}.jsonl" if unnamed else output
-    return ResultFiles(run=None if no_save else run, timetable=save_table, bench=None, named_by_time=unnamed, label=label, **settings)
+    return ResultFiles(
+        run=None if no_save else run,
+        timetable=save_table,
+        bench=None,
+        named_by_time=unnamed,
+        label=label,
+        **settings,
+    )
 
 
 def _now() -> str:
@@ -114,7 +155,14 @@ def _now() -> str:
 
 
 def _three_files(
-    *, save: Path | None, folder: Path | None, name: str | None, save_table: Path | None, seed: int, label: str | None, **settings: Any
+    *,
+    save: Path | None,
+    folder: Path | None,
+    name: str | None,
+    save_table: Path | None,
+    seed: int,
+    label: str | None,
+    **settings: Any,
 ) -> ResultFiles:
     default = f"{label or 'load'}-{seed}.jsonl"
     saved = default if save is None else str(save / default) if is_folder(save) else str(save)
@@ -159,7 +207,9 @@ def save_bench(
     limits: Sequence[Limit],
     extras: Mapping[str, Any],
 ) -> None:
-    """The file that readers of `vllm bench serve` understand; `extras` stand under a key of their own."""
+    """The file that readers of `vllm bench serve` understand; `extras` stand under a key of
+    their own.
+    """
     if files.bench is None:
         return
     shown = BenchOptions(
@@ -176,4 +226,8 @@ def save_bench(
         goodput=limits,
         save_detailed=files.detailed,
     )
-    write_bench_json(files.bench, bench_result(result.records, shown, extras={"kendall": dict(extras)}), append=files.append)
+    write_bench_json(
+        files.bench,
+        bench_result(result.records, shown, extras={"kendall": dict(extras)}),
+        append=files.append,
+    )

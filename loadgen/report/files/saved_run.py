@@ -1,7 +1,9 @@
-"""A load run read back from its file, as it was when it ended, or as far as it came when it was killed.
+"""A load run read back from its file, as it was when it ended, or as far as it came when it was
+killed.
 
-A run that ended has written so into its header. The file of one that was killed stops anywhere, even within a line; of a
-run with several senders only their own files are left then, NAME.sender0.jsonl and so on, which are read as one run.
+A run that ended has written so into its header. The file of one that was killed stops anywhere,
+even within a line; of a run with several senders only their own files are left then,
+NAME.sender0.jsonl and so on, which are read as one run.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ def read_results(paths: Sequence[Path]) -> list[tuple[str, LoadResult]]:
     for path in chain.from_iterable(map(_with_senders, paths)):
         header, records, cut = _read(path)
         run = records[0].request_id.rpartition("-")[0] if records else str(path)
-        runs.setdefault(run if ".sender" in path.name else str(path), []).append((path, header, records, cut))
-    return [(name := ", ".join(str(part[0]) for part in parts), _result(name, parts)) for parts in runs.values()]
+        runs.setdefault(run if ".sender" in path.name else str(path), []).append(
+            (path, header, records, cut)
+        )
+    return [
+        (name := ", ".join(str(part[0]) for part in parts), _result(name, parts))
+        for parts in runs.values()
+    ]
 
 
 def _with_senders(path: Path) -> list[Path]:
@@ -41,22 +48,32 @@ def _read(path: Path) -> tuple[Header, list[Record], bool]:
     try:
         header, records, cut = read_either(path)
     except OSError as error:
-        raise SpecError(f"got {path}: {error.strerror}; expected a run file of kendall load") from None
+        raise SpecError(
+            f"got {path}: {error.strerror}; expected a run file of kendall load"
+        ) from None
     except ValueError as error:
         raise SpecError(str(error)) from None
     if header.writer != "load":
-        raise SpecError(f"got {path}, written by a {header.writer}; expected a run file of kendall load (kendall compare reads this one)")
+        raise SpecError(
+            f"got {path}, written by a {header.writer}; expected a run file of kendall load "
+            "(kendall compare reads this one)"
+        )
     _check_instants(path, records)
     return header, records, cut
 
 
 def _check_instants(path: Path, records: Sequence[Record]) -> None:
-    """Some results of `vllm bench serve` know no intended instant; a run that knows some knows all."""
+    """Some results of `vllm bench serve` know no intended instant; a run that knows some knows
+    all.
+    """
     known = any(record.intended_at is not None for record in records)
     for record in records:
         if known and (record.intended_at is None or record.intended_at < 0):
             got = "null" if record.intended_at is None else short_number(record.intended_at)
-            raise SpecError(f"{path}: got intended_at {got} for request {record.request_id}; expected an instant >= 0: the file is damaged")
+            raise SpecError(
+                f"{path}: got intended_at {got} for request {record.request_id}; expected an "
+                "instant >= 0: the file is damaged"
+            )
 
 
 def _result(name: str, parts: Sequence[Part]) -> LoadResult:
@@ -65,8 +82,17 @@ def _result(name: str, parts: Sequence[Part]) -> LoadResult:
     cut = any(cut for *_, cut in parts)
     if not records:
         why = f" ({'; '.join(known)})" if (known := incomplete(header, records, cut=cut)) else ""
-        raise SpecError(f"got {name} without a record{why}; expected a run file with at least one request")
+        raise SpecError(
+            f"got {name} without a record{why}; expected a run file with at least one request"
+        )
     missing = missing_records(header, records, cut=cut)
     if "interrupted" in header.configuration:
         records.sort(key=row_of)
-    return LoadResult(header, records, lateness(records), bool(header.configuration.get("interrupted")), held_back(records), missing)
+    return LoadResult(
+        header,
+        records,
+        lateness(records),
+        bool(header.configuration.get("interrupted")),
+        held_back(records),
+        missing,
+    )

@@ -1,4 +1,6 @@
-"""Figure: observed beside predicted, a panel per load, policies on common rows, time on one logarithmic axis."""
+"""Figure: observed beside predicted, a panel per load, policies on common rows, time on one
+logarithmic axis.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,16 @@ from typing import Any
 from loadgen.compare.cells import ReportCell
 from loadgen.report.html.marks import MARKS, Mark, Panel, observed_marks, one_legend, scatter
 from loadgen.report.html.numbers import MS, label, load_text, ms, percent
-from loadgen.report.html.style import Figure, Trace, axis_title, columns, figure, legend_at_top, log_axis, title_over
+from loadgen.report.html.style import (
+    Figure,
+    Trace,
+    axis_title,
+    columns,
+    figure,
+    legend_at_top,
+    log_axis,
+    title_over,
+)
 
 PANELS = 6  # most that one row shows
 ROW, HEAD = 46, 120  # pixels
@@ -19,7 +30,9 @@ def panels_of(cells: Sequence[ReportCell]) -> list[tuple[str, list[ReportCell]]]
     by_load: dict[float | None, list[ReportCell]] = {}
     for cell in cells:
         by_load.setdefault(None if cell.load is None else round(cell.load, 2), []).append(cell)
-    panels = [(load_text(load), by_load[load]) for load in sorted(by_load, key=lambda load: load or 0.0)]
+    panels = [
+        (load_text(load), by_load[load]) for load in sorted(by_load, key=lambda load: load or 0.0)
+    ]
     return panels if len(panels) <= PANELS else []
 
 
@@ -29,18 +42,32 @@ def beside_figure(cells: Sequence[ReportCell]) -> Figure | None:
     if not panels:
         return None
     names = list(dict.fromkeys(label(cell) for cell in cells))
-    layout: dict[str, Any] = {"annotations": [], "margin": {"l": 8, "r": 8, "t": 76, "b": 48}, "legend": legend_at_top()}
+    layout: dict[str, Any] = {
+        "annotations": [],
+        "margin": {"l": 8, "r": 8, "t": 76, "b": 48},
+        "legend": legend_at_top(),
+    }
     layout["yaxis"] = _rows(names)
     values = [value for cell in cells for value in _extent(cell)]
     traces: list[Trace] = []
-    for index, ((title, group), domain) in enumerate(zip(panels, columns(len(panels), 0.025), strict=True)):
+    for index, ((title, group), domain) in enumerate(
+        zip(panels, columns(len(panels), 0.025), strict=True)
+    ):
         panel = Panel.at(index, shared_y=True)
-        layout[f"xaxis{panel.key}"] = log_axis(values, domain=domain, anchor="y", title=axis_title("mean delay (ms)"))
+        layout[f"xaxis{panel.key}"] = log_axis(
+            values, domain=domain, anchor="y", title=axis_title("mean delay (ms)")
+        )
         layout["annotations"].append(title_over(f"<b>{title}</b>", f"x{panel.key}", "y"))
         rows = [names.index(label(cell)) for cell in group]
         traces += [_marks(mark, panel, group, rows) for mark in MARKS]
         traces += observed_marks(panel, group, rows, along="x")
-    return figure("beside", one_legend(traces), layout, height=HEAD + ROW * len(names), min_width=260 + 150 * len(panels))
+    return figure(
+        "beside",
+        one_legend(traces),
+        layout,
+        height=HEAD + ROW * len(names),
+        min_width=260 + 150 * len(panels),
+    )
 
 
 def _rows(names: Sequence[str]) -> dict[str, Any]:
@@ -59,14 +86,30 @@ def _rows(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _marks(mark: Mark, panel: Panel, cells: Sequence[ReportCell], rows: Sequence[int]) -> Trace:
-    beside = [(getattr(cell.comparison.quantity, mark.key), row) for cell, row in zip(cells, rows, strict=True)]
+    beside = [
+        (getattr(cell.comparison.quantity, mark.key), row)
+        for cell, row in zip(cells, rows, strict=True)
+    ]
     found = [(estimate, row) for estimate, row in beside if estimate is not None]
     points = [(estimate.mean * MS, row - mark.above) for estimate, row in found]
-    return scatter(mark, panel, points, [f"{mark.name}: {ms(e.mean)} ms<br>observed {percent(e.deviation)}" for e, _ in found])
+    return scatter(
+        mark,
+        panel,
+        points,
+        [f"{mark.name}: {ms(e.mean)} ms<br>observed {percent(e.deviation)}" for e, _ in found],
+    )
 
 
 def _extent(cell: ReportCell) -> list[float]:
     quantity = cell.comparison.quantity
     observed = quantity.observed
-    ends = [observed.mean * MS, min(observed.high, 3 * observed.mean) * MS, max(observed.low, 0.3 * observed.mean) * MS]
-    return ends + [estimate.mean * MS for mark in MARKS if (estimate := getattr(quantity, mark.key)) is not None]
+    ends = [
+        observed.mean * MS,
+        min(observed.high, 3 * observed.mean) * MS,
+        max(observed.low, 0.3 * observed.mean) * MS,
+    ]
+    return ends + [
+        estimate.mean * MS
+        for mark in MARKS
+        if (estimate := getattr(quantity, mark.key)) is not None
+    ]

@@ -35,7 +35,11 @@ def _estimate(key: str) -> Callable[[ReportCell], float | None]:
 def _beside(key: str) -> Callable[[ReportCell], str]:
     def text(cell: ReportCell) -> str:
         found: Estimate | None = getattr(cell.comparison.quantity, key)
-        return "–" if found is None else f"{ms(found.mean)}<br><small>{percent(found.deviation)}</small>"
+        return (
+            "–"
+            if found is None
+            else f"{ms(found.mean)}<br><small>{percent(found.deviation)}</small>"
+        )
 
     return text
 
@@ -82,7 +86,9 @@ def _cv(cell: ReportCell) -> float | None:
 
 def _with_prediction(observed: str, predicted: str, form: str) -> Callable[[ReportCell], str]:
     seen, said = _plain(_of(observed), form), _plain(_of(predicted), form)
-    return lambda cell: seen(cell) + ("" if said(cell) == "–" else f"<br><small>{said(cell)}</small>")
+    return lambda cell: (
+        seen(cell) + ("" if said(cell) == "–" else f"<br><small>{said(cell)}</small>")
+    )
 
 
 def _observed(cell: ReportCell) -> str:
@@ -92,7 +98,9 @@ def _observed(cell: ReportCell) -> str:
 
 
 def _rate(cell: ReportCell) -> str:
-    return f"{cell.comparison.n:,}<br><small>{short_number(cell.comparison.arrival_rate, 3)}/s</small>"
+    return (
+        f"{cell.comparison.n:,}<br><small>{short_number(cell.comparison.arrival_rate, 3)}/s</small>"
+    )
 
 
 def _speed_shown(cell: ReportCell) -> str:
@@ -108,15 +116,45 @@ def _short(cell: ReportCell) -> str:
 SHORT = {"sampling noise": "chance"}
 # `shown` None: in CSV only
 COLUMNS = (
-    Column("policy", "policy", "", lambda cell: cell.comparison.policy, lambda cell: escape(label(cell))),
+    Column(
+        "policy",
+        "policy",
+        "",
+        lambda cell: cell.comparison.policy,
+        lambda cell: escape(label(cell)),
+    ),
     Column("load", "load", "", lambda cell: cell.load, _plain(lambda cell: cell.load, ".2f")),
     Column("max_output_tokens", "limit", "", lambda cell: cell.max_output_tokens, None),
     Column("n", "n<br>rate", "", _of("n"), _rate),
     Column("arrival_rate", "rate", "1/s", _of("arrival_rate"), None),
-    Column("observed_ms", "observed", "ms", lambda cell: cell.comparison.quantity.observed.mean * MS, _observed),
-    Column("half_width_ms", "±", "ms", lambda cell: cell.comparison.quantity.observed.half_width * MS, None),
-    Column("measured_service_ms", "measured<br>service", "ms", _estimate("measured_service"), _beside("measured_service")),
-    Column("same_arrivals_ms", "same<br>arrivals", "ms", _estimate("same_arrivals"), _beside("same_arrivals")),
+    Column(
+        "observed_ms",
+        "observed",
+        "ms",
+        lambda cell: cell.comparison.quantity.observed.mean * MS,
+        _observed,
+    ),
+    Column(
+        "half_width_ms",
+        "±",
+        "ms",
+        lambda cell: cell.comparison.quantity.observed.half_width * MS,
+        None,
+    ),
+    Column(
+        "measured_service_ms",
+        "measured<br>service",
+        "ms",
+        _estimate("measured_service"),
+        _beside("measured_service"),
+    ),
+    Column(
+        "same_arrivals_ms",
+        "same<br>arrivals",
+        "ms",
+        _estimate("same_arrivals"),
+        _beside("same_arrivals"),
+    ),
     Column("live_ms", "live", "ms", _estimate("live"), _beside("live")),
     Column("predicted_ms", "run’s<br>speed", "ms", _estimate("predicted"), _beside("predicted")),
     Column("a_priori_ms", "a priori", "ms", _estimate("a_priori"), _beside("a_priori")),
@@ -127,10 +165,28 @@ COLUMNS = (
     Column("predicted_p50_ms", "p50", "ms", _level("p50", "predicted"), None),
     Column("predicted_p90_ms", "p90", "ms", _level("p90", "predicted"), None),
     Column("predicted_p99_ms", "p99", "ms", _level("p99", "predicted"), None),
-    Column("batch_size", "batch<br>size", "", _of("batch_size"), _with_prediction("batch_size", "predicted_batch_size", ".2f")),
-    Column("utilisation", "in use", "", _of("utilisation"), _with_prediction("utilisation", "predicted_utilisation", ".2f")),
+    Column(
+        "batch_size",
+        "batch<br>size",
+        "",
+        _of("batch_size"),
+        _with_prediction("batch_size", "predicted_batch_size", ".2f"),
+    ),
+    Column(
+        "utilisation",
+        "in use",
+        "",
+        _of("utilisation"),
+        _with_prediction("utilisation", "predicted_utilisation", ".2f"),
+    ),
     Column("speed", "speed", "", _speed, _speed_shown),
     Column("cv", "cv", "", _cv, None),
-    Column("verdict", "verdict", "", lambda cell: "INVALID" if cell.invalid else cell.verdict.text, _short),
+    Column(
+        "verdict",
+        "verdict",
+        "",
+        lambda cell: "INVALID" if cell.invalid else cell.verdict.text,
+        _short,
+    ),
 )
 SHOWN = tuple(column for column in COLUMNS if column.shown is not None)

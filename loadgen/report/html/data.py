@@ -1,4 +1,6 @@
-"""What a report is made of, gathered from a sweep's folder, a folder of runs, or cells that are at hand."""
+"""What a report is made of, gathered from a sweep's folder, a folder of runs, or cells that are
+at hand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of, cells_of_files, lateness_of
+from loadgen.compare.cells import (
+    Asked,
+    MissingCell,
+    ReportCell,
+    RunFile,
+    audit_of,
+    cells_of_files,
+    lateness_of,
+)
 from policies.text import POLICIES, SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile, load_profile
@@ -31,22 +41,32 @@ class ReportData:
     headers: Sequence[Header] = ()
     law: LatencyModel | None = None
     profile: Profile | None = None
-    configuration: dict[str, Any] = field(default_factory=dict)  # of the whole: engine, model, lengths, ...
+    configuration: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the whole: engine, model, lengths, ...
     date: str | None = None  # of the run, ISO
     searches: Sequence[dict[str, Any]] = ()
     events: Sequence[str] = ()  # restarts, interruptions, files with records missing
 
 
 def of_folder(folder: Path, results: Results | None = None) -> ReportData:
-    """A sweep's folder (plan.json), or any folder with gateways' run files and perhaps a profile.json. Raises SpecError."""
+    """A sweep's folder (plan.json), or any folder with gateways' run files and perhaps a
+    profile.json. Raises SpecError.
+    """
     if (folder / "plan.json").is_file():
         from loadgen.sweep.results import results_of  # noqa: PLC0415 - a sweep writes reports and a report reads sweeps
 
         return _of_sweep(folder, results or results_of(folder))
-    paths = [path for path in sorted(folder.glob("*.jsonl")) if path.name != "gateway.jsonl"]  # the demo's whole log, cut into its cells
+    paths = [
+        path for path in sorted(folder.glob("*.jsonl")) if path.name != "gateway.jsonl"
+    ]  # the demo's whole log, cut into its cells
     if not paths:
-        raise SpecError(f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)")
-    profile = load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
+        raise SpecError(
+            f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)"
+        )
+    profile = (
+        load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
+    )
     asked = Asked(law=profile.law if profile else None)
     found = of_files([RunFile.read(path) for path in paths], asked, profile)
     return dataclasses.replace(found, cells=in_order(found.cells))
@@ -54,12 +74,23 @@ def of_folder(folder: Path, results: Results | None = None) -> ReportData:
 
 def of_files(files: Sequence[RunFile], asked: Asked, profile: Profile | None = None) -> ReportData:
     """Single runs."""
-    found = of_cells(cells_of_files(files, asked), [file.header for file in files if file.header.writer != "load"], asked.law, profile)
-    return dataclasses.replace(found, events=[f"{file.path.name}: {sentence}" for file in files for sentence in file.incomplete])
+    found = of_cells(
+        cells_of_files(files, asked),
+        [file.header for file in files if file.header.writer != "load"],
+        asked.law,
+        profile,
+    )
+    return dataclasses.replace(
+        found,
+        events=[f"{file.path.name}: {sentence}" for file in files for sentence in file.incomplete],
+    )
 
 
 def of_cells(
-    cells: Sequence[ReportCell], headers: Sequence[Header] = (), law: LatencyModel | None = None, profile: Profile | None = None
+    cells: Sequence[ReportCell],
+    headers: Sequence[Header] = (),
+    law: LatencyModel | None = None,
+    profile: Profile | None = None,
 ) -> ReportData:
     """Cells that are at hand."""
     return ReportData(
@@ -79,7 +110,12 @@ def in_order(cells: Sequence[ReportCell]) -> list[ReportCell]:
 
     def rank(cell: ReportCell) -> tuple[float, int, int, int]:
         text = cell.comparison.policy
-        return round(cell.load or 0.0, 4), known.index(text.partition(":")[0]), texts.index(text), cell.max_output_tokens or 0
+        return (
+            round(cell.load or 0.0, 4),
+            known.index(text.partition(":")[0]),
+            texts.index(text),
+            cell.max_output_tokens or 0,
+        )
 
     return sorted(cells, key=rank)
 
@@ -88,11 +124,16 @@ def _of_sweep(folder: Path, results: Results) -> ReportData:
     headers, cells = [], []
     for result in results.cells:
         if result.comparison is not None and result.done is not None:
-            sides = {name.rsplit(".", 2)[-2]: RunFile.read(folder / name) for name in result.done["files"]}
+            sides = {
+                name.rsplit(".", 2)[-2]: RunFile.read(folder / name)
+                for name in result.done["files"]
+            }
             headers.append(sides["gateway"].header)
             cells.append(_swept(result, sides, results))
     plan = msgspec.to_builtins(results.plan)
-    profile = load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
+    profile = (
+        load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
+    )
     return dataclasses.replace(
         of_cells(cells, headers, results.law, profile),
         missing=[_missing(result) for result in results.cells if result.comparison is None],
@@ -120,12 +161,22 @@ def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> R
 
 
 def _model(result: CellResult, results: Results) -> Model | None:
-    return None if results.basis is None else results.basis.model(result.cell.policy, result.cell.max_output_tokens)
+    return (
+        None
+        if results.basis is None
+        else results.basis.model(result.cell.policy, result.cell.max_output_tokens)
+    )
 
 
 def _missing(result: CellResult) -> MissingCell:
     reason = result.reason or ("nothing was dispatched" if result.state == "done" else result.state)
-    return MissingCell(name=result.cell.name, policy=result.cell.policy, load=result.cell.load, state=result.state, reason=reason)
+    return MissingCell(
+        name=result.cell.name,
+        policy=result.cell.policy,
+        load=result.cell.load,
+        state=result.state,
+        reason=reason,
+    )
 
 
 def _common(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -133,7 +184,11 @@ def _common(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not configurations:
         return {}
     first, *others = configurations
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
 
 
 def today() -> str:

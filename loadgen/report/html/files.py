@@ -26,9 +26,14 @@ NAME = "report.html"
 
 
 def write_report(
-    folder: Path | None, data: ReportData | None = None, output: Path | None = None, *, results: Results | None = None
+    folder: Path | None,
+    data: ReportData | None = None,
+    output: Path | None = None,
+    *,
+    results: Results | None = None,
 ) -> Path:
-    """The HTML report of a folder, or of data that is at hand; `results` spares reading a sweep's folder twice.
+    """The HTML report of a folder, or of data that is at hand; `results` spares reading a sweep's
+    folder twice.
 
     Without `output` it is `report.html` in the folder, and its table lies beside it as CSV.
     """
@@ -48,7 +53,9 @@ def write_report(
 
 
 def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
-    """A row per cell; durations in milliseconds as their names say, the parts of the difference too."""
+    """A row per cell; durations in milliseconds as their names say, the parts of the difference
+    too.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)])
@@ -84,5 +91,8 @@ def write_json(cells: Sequence[ReportCell], path: Path) -> Path:
     """The objects of `as_json`; seconds; what is infinite or unknown is null."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(as_json(cells), enc_hook=float), indent=1) + b"\n")
+        path.write_bytes(
+            msgspec.json.format(msgspec.json.encode(as_json(cells), enc_hook=float), indent=1)
+            + b"\n"
+        )
     return path

@@ -1,4 +1,6 @@
-"""What stands in the panels: the marks of every theory, the observed means with their intervals, what hovering tells."""
+"""What stands in the panels: the marks of every theory, the observed means with their intervals,
+what hovering tells.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Mark(NamedTuple):
 A_PRIORI = Mark("a_priori", "predicted a priori", "diamond-open", "$ink", 10, 0.26)
 PREDICTED = Mark("predicted", "predicted at the run’s speed", "diamond", "$ink", 8, 0.13)
 SAME_ARRIVALS = Mark("same_arrivals", "simulated, same arrivals", "square-open", "$muted", 7, -0.13)
-RECURSION = Mark("measured_service", "recursion on measured services", "line-ns-open", "$muted", 9, -0.26)
+RECURSION = Mark(
+    "measured_service", "recursion on measured services", "line-ns-open", "$muted", 9, -0.26
+)
 PAPER = Mark("paper", "as printed", "triangle-down-open", "$muted", 8, -0.39)
 MARKS = (A_PRIORI, PREDICTED, SAME_ARRIVALS, RECURSION, PAPER)
 
@@ -67,7 +71,9 @@ class Panel(NamedTuple):
         return cls("" if index == 0 else str(index + 1), index == 0, shared_y)
 
 
-def scatter(mark: Mark, panel: Panel, points: Sequence[tuple[float, float]], texts: Sequence[str]) -> Trace:
+def scatter(
+    mark: Mark, panel: Panel, points: Sequence[tuple[float, float]], texts: Sequence[str]
+) -> Trace:
     """One theory's marks in one panel."""
     return {
         "type": "scatter",
@@ -77,23 +83,37 @@ def scatter(mark: Mark, panel: Panel, points: Sequence[tuple[float, float]], tex
         "showlegend": panel.first,
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
-        "marker": {"symbol": mark.symbol, "color": mark.colour, "size": mark.size, "line": {"width": 1.5, "color": mark.colour}},
+        "marker": {
+            "symbol": mark.symbol,
+            "color": mark.colour,
+            "size": mark.size,
+            "line": {"width": 1.5, "color": mark.colour},
+        },
         "text": list(texts),
         "hoverinfo": "text",
         **panel.axes,
     }
 
 
-def observed_marks(panel: Panel, cells: Sequence[ReportCell], others: Sequence[float], *, along: str) -> list[Trace]:
-    """Observed means with their intervals, in milliseconds along one axis; `others` are the places along the other.
+def observed_marks(
+    panel: Panel, cells: Sequence[ReportCell], others: Sequence[float], *, along: str
+) -> list[Trace]:
+    """Observed means with their intervals, in milliseconds along one axis; `others` are the places
+    along the other.
 
-    Two traces: those that can be judged, and, pale, those of runs too short or invalid. On a logarithmic axis an interval does not reach 0.
+    Two traces: those that can be judged, and, pale, those of runs too short or invalid. On a
+    logarithmic axis an interval does not reach 0.
     """
     placed = list(zip(cells, others, strict=True))
-    return [_observed(panel, [(cell, at) for cell, at in placed if look_of(cell) is look], along, look) for look in (JUDGED, NOT_JUDGED)]
+    return [
+        _observed(panel, [(cell, at) for cell, at in placed if look_of(cell) is look], along, look)
+        for look in (JUDGED, NOT_JUDGED)
+    ]
 
 
-def _observed(panel: Panel, cells: Sequence[tuple[ReportCell, float]], along: str, look: Look) -> Trace:
+def _observed(
+    panel: Panel, cells: Sequence[tuple[ReportCell, float]], along: str, look: Look
+) -> Trace:
     means = [cell.comparison.quantity.observed for cell, _ in cells]
     bars = {
         "type": "data",
@@ -136,10 +156,16 @@ def hover(cell: ReportCell) -> str:
     what = "mean sojourn" if comparison.compared == "sojourn_time" else "mean queueing delay"
     lines = [
         f"<b>{comparison.policy}</b>, {load_text(cell.load)}",
-        f"{what}: {' ± '.join(mean_and_half(quantity.observed.mean, quantity.observed.half_width))} ms (n = {comparison.n:,})",
+        (
+            f"{what}: "
+            f"{' ± '.join(mean_and_half(quantity.observed.mean, quantity.observed.half_width))} ms "
+            f"(n = {comparison.n:,})"
+        ),
     ]
     for mark in MARKS:
         estimate = getattr(quantity, mark.key)
         if estimate is not None:
             lines.append(f"{mark.name}: {ms(estimate.mean)} ms ({percent(estimate.deviation)})")
-    return "<br>".join([*lines, f"verdict: {'INVALID, not judged' if cell.invalid else cell.verdict.text}"])
+    return "<br>".join(
+        [*lines, f"verdict: {'INVALID, not judged' if cell.invalid else cell.verdict.text}"]
+    )

@@ -12,7 +12,9 @@ MS = 1e3
 
 
 def label(cell: ReportCell) -> str:
-    """A cell's policy, short; with its token limit where there is one, a star where the sojourn is compared."""
+    """A cell's policy, short; with its token limit where there is one, a star where the sojourn
+    is compared.
+    """
     text = short_form(cell.comparison.policy)
     text += "*" if cell.comparison.compared == "sojourn_time" else ""
     return text if cell.max_output_tokens is None else f"{text}, limit {cell.max_output_tokens}"
@@ -39,7 +41,9 @@ def decimals(seconds: float) -> int:
 def mean_and_half(mean: float, half_width: float) -> tuple[str, str]:
     """Both in milliseconds with the mean's decimals."""
     digits = decimals(mean)
-    return f"{mean * MS:,.{digits}f}", f"{half_width * MS:,.{digits}f}" if math.isfinite(half_width) else "∞"
+    return f"{mean * MS:,.{digits}f}", f"{half_width * MS:,.{digits}f}" if math.isfinite(
+        half_width
+    ) else "∞"
 
 
 def typeset(text: str) -> str:

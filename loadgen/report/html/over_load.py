@@ -1,11 +1,13 @@
-"""Figure: delay against load, a panel per policy: the formula's curve, a band for the machine's speeds, what was observed.
+"""Figure: delay against load, a panel per policy: the formula's curve, a band for the machine's
+speeds, what was observed.
 
 If every duration is s times as long, the mean delay at rate r is s times what it was at rate s r:
 
     W(s, x) = s W(1, s x),    x = load by the calibrated law
 
-so one curve, evaluated on `LOADS`, gives those of all speeds; the band lies between the slowest and the fastest speed
-that the policy's cells showed. Fixed batching with a max_wait has a duration that does not scale, and no band.
+so one curve, evaluated on `LOADS`, gives those of all speeds; the band lies between the slowest and
+the fastest speed that the policy's cells showed. Fixed batching with a max_wait has a duration that
+does not scale, and no band.
 """
 
 from __future__ import annotations
@@ -20,7 +22,18 @@ from scipy.interpolate import PchipInterpolator
 from loadgen.compare.cells import ReportCell
 from loadgen.report.html.marks import Panel, observed_marks, one_legend
 from loadgen.report.html.numbers import MS, label
-from loadgen.report.html.style import Figure, Trace, axis, axis_title, columns, figure, legend_at_top, log_axis, rows, title_over
+from loadgen.report.html.style import (
+    Figure,
+    Trace,
+    axis,
+    axis_title,
+    columns,
+    figure,
+    legend_at_top,
+    log_axis,
+    rows,
+    title_over,
+)
 from policies import Fixed
 from queueing.errors import PredictionError
 from queueing.model import Model
@@ -49,16 +62,25 @@ def over_load_figure(cells: Sequence[ReportCell]) -> Figure | None:
     down = math.ceil(len(by_label) / ACROSS)
     height = HEAD + ROW * down
     wide, high = columns(ACROSS, 0.06), rows(down, 62 / (ROW * down) if down > 1 else 0)
-    layout: dict[str, Any] = {"annotations": [], "margin": {"l": 8, "r": 8, "t": 76, "b": 44}, "legend": legend_at_top()}
+    layout: dict[str, Any] = {
+        "annotations": [],
+        "margin": {"l": 8, "r": 8, "t": 76, "b": 44},
+        "legend": legend_at_top(),
+    }
     traces: list[Trace] = []
     for index, (name, group) in enumerate(by_label.items()):
         panel, (row, column) = Panel.at(index), divmod(index, ACROSS)
         found = _panel(group, panel)
         unit = axis_title("load" if index + ACROSS >= len(by_label) else "")
-        layout[f"xaxis{panel.key}"] = axis(domain=wide[column], anchor=f"y{panel.key}", range=[0, 1], nticks=6, title=unit)
+        layout[f"xaxis{panel.key}"] = axis(
+            domain=wide[column], anchor=f"y{panel.key}", range=[0, 1], nticks=6, title=unit
+        )
         values = _extent(found, group)
         layout[f"yaxis{panel.key}"] = log_axis(
-            values, domain=high[row], anchor=f"x{panel.key}", title=axis_title("ms" if column == 0 else "")
+            values,
+            domain=high[row],
+            anchor=f"x{panel.key}",
+            title=axis_title("ms" if column == 0 else ""),
         )
         layout["annotations"].append(title_over(f"<b>{name}</b>", f"x{panel.key}", f"y{panel.key}"))
         traces += found
@@ -70,7 +92,14 @@ def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
     assert model is not None
     curve, traces = curve_of(model, compared), []
     if curve is not None:
-        speeds = [1.0, *(c.comparison.speed.factor / model.law.speed for c in cells if c.comparison.speed is not None)]
+        speeds = [
+            1.0,
+            *(
+                c.comparison.speed.factor / model.law.speed
+                for c in cells
+                if c.comparison.speed is not None
+            ),
+        ]
         if not (isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)):
             traces.append(_band(curve, min(speeds), max(speeds), panel))
         traces.append(_line(curve, panel))
@@ -78,13 +107,19 @@ def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
 
 
 def curve_of(model: Model, compared: str) -> Curve | None:
-    """Mean against load by interpolation of the logarithm; not a number beyond the loads that could be solved."""
+    """Mean against load by interpolation of the logarithm; not a number beyond the loads that
+    could be solved.
+    """
     simulated = best_method(model) == "simulation"
     found: list[tuple[float, float]] = []
     for load in LOADS:
         rate = load * model.largest_stable_rate
         try:
-            answer = simulate_model(model, rate, num_requests=SIMULATED_REQUESTS) if simulated else predict_model(model, rate)
+            answer = (
+                simulate_model(model, rate, num_requests=SIMULATED_REQUESTS)
+                if simulated
+                else predict_model(model, rate)
+            )
         except PredictionError:
             break
         mean = getattr(answer, compared).mean
@@ -95,7 +130,9 @@ def curve_of(model: Model, compared: str) -> Curve | None:
         return None
     loads, logs = np.array(found).T
     between = PchipInterpolator(loads, logs, extrapolate=False)
-    return lambda load: math.exp(float(between(load))) if loads[0] <= load <= loads[-1] else math.nan
+    return lambda load: (
+        math.exp(float(between(load))) if loads[0] <= load <= loads[-1] else math.nan
+    )
 
 
 def _line(curve: Curve, panel: Panel) -> Trace:
@@ -141,5 +178,18 @@ def _band(curve: Curve, fastest: float, slowest: float, panel: Panel) -> Trace:
 def _extent(traces: Sequence[Trace], cells: Sequence[ReportCell]) -> list[float]:
     observed = [cell.comparison.quantity.observed for cell in cells]
     most = LARGEST * max(mean.mean for mean in observed) * MS
-    ends = [value for mean in observed for value in (mean.mean * MS, min(mean.high * MS, most), max(mean.low, 0.2 * mean.mean) * MS)]
-    return ends + [y for trace in traces for y in trace["y"] if y is not None and min(ends) / LARGEST < y < most]
+    ends = [
+        value
+        for mean in observed
+        for value in (
+            mean.mean * MS,
+            min(mean.high * MS, most),
+            max(mean.low, 0.2 * mean.mean) * MS,
+        )
+    ]
+    return ends + [
+        y
+        for trace in traces
+        for y in trace["y"]
+        if y is not None and min(ends) / LARGEST < y < most
+    ]

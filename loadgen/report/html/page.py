@@ -1,4 +1,6 @@
-"""The page: sections in the order in which a reader asks, then everything inlined into one file that asks nothing of a network."""
+"""The page: sections in the order in which a reader asks, then everything inlined into one file
+that asks nothing of a network.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ ROOT = resources.files("loadgen.report.html")
 def page(data: ReportData) -> str:
     """The whole HTML document."""
     figures = [
-        f for f in (beside_figure(data.cells), over_load_figure(data.cells), parts_figure(data.cells), tails_figure(data.cells)) if f
+        f
+        for f in (
+            beside_figure(data.cells),
+            over_load_figure(data.cells),
+            parts_figure(data.cells),
+            tails_figure(data.cells),
+        )
+        if f
     ]
     parts = {
         "TITLE": escape(f"Kendall: {title(data)}"),
@@ -50,27 +59,38 @@ def _sections(data: ReportData, figures: Sequence[Figure]) -> list[str]:
     return [
         _header(data),
         _verdicts(data),
-        *(_figure(name, heading, caption) for name, heading, caption in captions(data.cells) if name in names),
+        *(
+            _figure(name, heading, caption)
+            for name, heading, caption in captions(data.cells)
+            if name in names
+        ),
         _sent(data),
         _numbers(data),
         _missing(data),
         _section("How to read this", f'<div class="prose">{READING}</div>'),
         _section("Method and limits", f'<div class="prose">{LIMITS}</div>'),
         _section("The run", _facts(data)),
-        f"<footer>Made by Kendall on {today()} from the run files. This page needs no network.</footer>",
+        (
+            f"<footer>Made by Kendall on {today()} from the run files. This page needs no "
+            "network.</footer>"
+        ),
     ]
 
 
 def _header(data: ReportData) -> str:
     date = f" · {data.date[:10]}" if data.date else ""
     tiles = "".join(
-        f"<li><b>{escape(value)}</b><span>median |observed / theory − 1| over {_cells(count)}<br>{escape(name)}</span></li>"
+        (
+            f"<li><b>{escape(value)}</b><span>median |observed / theory − 1| over "
+            f"{_cells(count)}<br>{escape(name)}</span></li>"
+        )
         for name, value, count in accuracy(data.cells)
     )
     warning = _warning(data)
     return (
-        f'<header><p class="kicker">Kendall · observed beside predicted{escape(date)}</p><h1>{escape(title(data))}</h1>'
-        f'<p class="headline">{typeset(headline(data.cells))}</p>{warning}'
+        '<header><p class="kicker">Kendall · observed beside '
+        f"predicted{escape(date)}</p><h1>{escape(title(data))}</h1><p "
+        f'class="headline">{typeset(headline(data.cells))}</p>{warning}'
         + (f'<ul class="numbers">{tiles}</ul>' if tiles else "")
         + "</header>"
     )
@@ -83,43 +103,72 @@ def _cells(count: int) -> str:
 def _warning(data: ReportData) -> str:
     said = []
     if data.missing:
-        said.append(f"{len(data.missing)} of {len(data.missing) + len(data.cells)} planned cells have no result: see “What is missing”.")
+        said.append(
+            f"{len(data.missing)} of {len(data.missing) + len(data.cells)} planned cells have no "
+            "result: see “What is missing”."
+        )
     invalid = sum(cell.invalid for cell in data.cells)
     if invalid:
         said.append(
-            f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached the gateway outside the lateness budget."
-            " They are not the run that was asked for, and are not counted; see “Arrivals and sender”."
+            f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached the "
+            "gateway outside the lateness budget. They are not the run that was asked for, and "
+            "are not counted; see “Arrivals and sender”."
         )
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
 
 
 def _verdicts(data: ReportData) -> str:
     if not data.cells:
-        return _section("Verdict", _empty("No cell has a result yet. kendall sweep --resume FOLDER continues an interrupted sweep."))
-    rows = "".join(f"<li><strong>{escape(name)}</strong>: {typeset(why)}</li>" for name, why in causes(data.cells))
-    lead = "Per policy and load: the mean as observed with its 95 % interval, and the prediction made before the run."
+        return _section(
+            "Verdict",
+            _empty(
+                "No cell has a result yet. kendall sweep --resume FOLDER continues an interrupted "
+                "sweep."
+            ),
+        )
+    rows = "".join(
+        f"<li><strong>{escape(name)}</strong>: {typeset(why)}</li>"
+        for name, why in causes(data.cells)
+    )
+    lead = (
+        "Per policy and load: the mean as observed with its 95 % interval, and the prediction "
+        "made before the run."
+    )
     return _section(
         "Verdict",
-        f"<p>{lead}</p>{matrix(data.cells)}" + (f'<h3>Where they part, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
+        f"<p>{lead}</p>{matrix(data.cells)}"
+        + (f'<h3>Where they part, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
     )
 
 
 def _figure(name: str, heading: str, caption: str) -> str:
     save = f'<button type="button" class="save screen" data-figure="{name}">Save as SVG</button>'
-    plot = f'<figure class="scroll"><div class="plot" id="figure-{name}"></div></figure>{_without_script()}'
+    plot = (
+        '<figure class="scroll"><div class="plot" '
+        f'id="figure-{name}"></div></figure>{_without_script()}'
+    )
     return f'<section class="figure">{save}<h2>{heading}</h2><p>{caption}</p>{plot}</section>'
 
 
 def _without_script() -> str:
-    return '<noscript><p class="empty">The plot needs JavaScript; its numbers are in the table below.</p></noscript>'
+    return (
+        '<noscript><p class="empty">The plot needs JavaScript; its numbers are in the table '
+        "below.</p></noscript>"
+    )
 
 
 def _sent(data: ReportData) -> str:
     if not data.cells:
         return ""
-    lead = "What arrived at the gateway, against what was asked. Arrivals that are not the asked process cannot judge a theory of it."
+    lead = (
+        "What arrived at the gateway, against what was asked. Arrivals that are not the asked "
+        "process cannot judge a theory of it."
+    )
     if all(cell.lateness is None for cell in data.cells):
-        lead += " The load generator’s own files are not at hand, or name no request of the gateway’s: its lateness is not known."
+        lead += (
+            " The load generator’s own files are not at hand, or name no request of the "
+            "gateway’s: its lateness is not known."
+        )
     return _section("Arrivals and sender", f"<p>{lead}</p>{senders(data.cells)}")
 
 
@@ -127,24 +176,43 @@ def _numbers(data: ReportData) -> str:
     if not data.cells:
         return ""
     lead = (
-        "Means and quantiles; under each theory the observation’s deviation from it. Under quantiles, batch size and the share of time"
-        " in use: the prediction at the run’s speed."
+        "Means and quantiles; under each theory the observation’s deviation from it. Under "
+        "quantiles, batch size and the share of time in use: the prediction at the run’s speed."
     )
-    said = "".join(f'<p class="legend-note">{escape(line)}</p>' for line in notes([cell.comparison for cell in data.cells])[2:])
-    return _section("All numbers", f'<p>{lead} <span class="screen">A heading sorts.</span></p>{full_table(data.cells)}{said}')
+    said = "".join(
+        f'<p class="legend-note">{escape(line)}</p>'
+        for line in notes([cell.comparison for cell in data.cells])[2:]
+    )
+    return _section(
+        "All numbers",
+        f'<p>{lead} <span class="screen">A heading sorts.</span></p>{full_table(data.cells)}{said}',
+    )
 
 
 def _missing(data: ReportData) -> str:
     lines = "".join(f"<li>{escape(event)}</li>" for event in data.events)
     happened = f'<h3>What happened on the way</h3><ul class="prose">{lines}</ul>' if lines else ""
     if not data.missing:
-        return _section("What is missing", _empty("Nothing: every cell that was planned has a result.") + happened) if data.events else ""
+        return (
+            _section(
+                "What is missing",
+                _empty("Nothing: every cell that was planned has a result.") + happened,
+            )
+            if data.events
+            else ""
+        )
     return _section("What is missing", missing_table(data.missing) + happened)
 
 
 def _facts(data: ReportData) -> str:
-    pairs = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(data))
-    return f'<dl class="facts">{pairs}</dl>' if pairs else _empty("The run files’ headers say nothing about it.")
+    pairs = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts(data)
+    )
+    return (
+        f'<dl class="facts">{pairs}</dl>'
+        if pairs
+        else _empty("The run files’ headers say nothing about it.")
+    )
 
 
 def _section(heading: str, content: str) -> str:

@@ -1,4 +1,6 @@
-"""The tables of a report as HTML: verdicts by policy and load, every number, the senders, what is missing."""
+"""The tables of a report as HTML: verdicts by policy and load, every number, the senders, what
+is missing.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,25 @@ def chip(cell: ReportCell) -> str:
 
 def matrix(cells: Sequence[ReportCell]) -> str:
     """Policies by loads, each with its verdict and means."""
-    loads = list(dict.fromkeys(None if cell.load is None else round(cell.load, 2) for cell in cells))
+    loads = list(
+        dict.fromkeys(None if cell.load is None else round(cell.load, 2) for cell in cells)
+    )
     names = list(dict.fromkeys(label(cell) for cell in cells))
-    found = {(label(cell), None if cell.load is None else round(cell.load, 2)): cell for cell in cells}
+    found = {
+        (label(cell), None if cell.load is None else round(cell.load, 2)): cell for cell in cells
+    }
     head = "".join(f'<th scope="col">{escape(load_text(load))}</th>' for load in loads)
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>' + "".join(_matrix_cell(load, found.get((name, load))) for load in loads) + "</tr>"
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(_matrix_cell(load, found.get((name, load))) for load in loads)
+        + "</tr>"
         for name in names
     )
     style = f"min-width:{13 + 11 * len(loads)}em"
-    table = f'<table class="matrix" style="{style}"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    table = (
+        '<table class="matrix" '
+        f'style="{style}"><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
     return f'<div class="scroll">{table}</div>'
 
 
@@ -48,8 +59,15 @@ def _in_matrix(cell: ReportCell | None) -> str:
     mean, half = mean_and_half(quantity.observed.mean, quantity.observed.half_width)
     means = f'<span class="whole"><span class="observed">{mean}</span> ± {half} ms</span>'
     if quantity.a_priori is not None:
-        parts = f"predicted {ms(quantity.a_priori.mean)} ms", f"({percent(quantity.a_priori.deviation)})"
-        means += "<br><small>" + " ".join(f'<span class="whole">{part}</span>' for part in parts) + "</small>"
+        parts = (
+            f"predicted {ms(quantity.a_priori.mean)} ms",
+            f"({percent(quantity.a_priori.deviation)})",
+        )
+        means += (
+            "<br><small>"
+            + " ".join(f'<span class="whole">{part}</span>' for part in parts)
+            + "</small>"
+        )
     return f'{chip(cell)}<span class="means">{means}</span>'
 
 
@@ -58,14 +76,26 @@ TEXT = {"policy", "verdict"}
 
 def full_table(cells: Sequence[ReportCell]) -> str:
     """Every number; sortable by its headings."""
-    head = "".join(f'<th scope="col"{_kind(c.key)}>{c.heading}{f"<small>{c.unit}</small>" if c.unit else ""}</th>' for c in SHOWN)
-    body = "".join("<tr>" + "".join(_data(cell, column) for column in SHOWN) + "</tr>" for cell in cells)
-    return f'<div class="scroll"><table class="sortable numbers-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = "".join(
+        f'<th scope="col"{_kind(c.key)}>{c.heading}{f"<small>{c.unit}</small>" if c.unit else ""}</th>'
+        for c in SHOWN
+    )
+    body = "".join(
+        "<tr>" + "".join(_data(cell, column) for column in SHOWN) + "</tr>" for cell in cells
+    )
+    return (
+        '<div class="scroll"><table class="sortable '
+        f'numbers-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _data(cell: ReportCell, column: Column) -> str:
     value = column.value(cell)
-    sort = f' data-value="{value:.9g}"' if isinstance(value, int | float) and math.isfinite(value) else ""
+    sort = (
+        f' data-value="{value:.9g}"'
+        if isinstance(value, int | float) and math.isfinite(value)
+        else ""
+    )
     shown = column.shown(cell) if column.shown else ""
     return f"<td{_kind(column.key)}{sort}>{shown}</td>"
 
@@ -74,10 +104,18 @@ def _kind(key: str) -> str:
     return ' class="text"' if key in TEXT else ""
 
 
-def simple_table(headings: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = (0,)) -> str:
+def simple_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = (0,)
+) -> str:
     """Rows of ready HTML; `text` are the columns that are not numbers."""
-    head = "".join(f'<th scope="col"{" class=text" if i in text else ""}>{h}</th>' for i, h in enumerate(headings))
-    body = "".join("<tr>" + "".join(f"<td{_long(i, text)}>{v}</td>" for i, v in enumerate(row)) + "</tr>" for row in rows)
+    head = "".join(
+        f'<th scope="col"{" class=text" if i in text else ""}>{h}</th>'
+        for i, h in enumerate(headings)
+    )
+    body = "".join(
+        "<tr>" + "".join(f"<td{_long(i, text)}>{v}</td>" for i, v in enumerate(row)) + "</tr>"
+        for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -96,14 +134,22 @@ def senders(cells: Sequence[ReportCell]) -> str:
     if any(cell.audit is not None for cell in cells):
         text.append(len(headings) + 1)
         headings += ["dispersion", "audit of the arrivals"]
-        rows = [[*row, _dispersion(cell.audit), _audit(cell.audit)] for row, cell in zip(rows, cells, strict=True)]
+        rows = [
+            [*row, _dispersion(cell.audit), _audit(cell.audit)]
+            for row, cell in zip(rows, cells, strict=True)
+        ]
     return simple_table(headings, rows, text=text)
 
 
 def _arrived(cell: ReportCell) -> list[str]:
     asked, rate = cell.comparison.asked_rate, cell.comparison.arrival_rate
     name = f"{escape(label(cell))} · {load_text(cell.load)}"
-    return [name, "–" if asked is None else f"{asked:.2f}/s", f"{rate:.2f}/s", percent(None if asked is None else rate / asked - 1)]
+    return [
+        name,
+        "–" if asked is None else f"{asked:.2f}/s",
+        f"{rate:.2f}/s",
+        percent(None if asked is None else rate / asked - 1),
+    ]
 
 
 def _late(cell: ReportCell) -> list[str]:
@@ -112,7 +158,9 @@ def _late(cell: ReportCell) -> list[str]:
 
 
 def _dispersion(audit: Audit | None) -> str:
-    return "–" if audit is None or not math.isfinite(audit.dispersion) else f"{audit.dispersion:.2f}"
+    return (
+        "–" if audit is None or not math.isfinite(audit.dispersion) else f"{audit.dispersion:.2f}"
+    )
 
 
 def _audit(audit: Audit | None) -> str:
@@ -121,14 +169,22 @@ def _audit(audit: Audit | None) -> str:
     late = audit.lateness
     if audit.valid is False and late is not None:
         budget = f"budget {late.budget.mean * MS:g} and {late.budget.p99 * MS:g} ms"
-        said = f"reached the gateway {ms(late.mean)} ms late on average, p99 {ms(late.p99)} ms ({budget}); {audit.verdict}"
+        said = (
+            f"reached the gateway {ms(late.mean)} ms late on average, p99 {ms(late.p99)} ms "
+            f"({budget}); {audit.verdict}"
+        )
         return f'<span class="chip off">INVALID</span> {escape(said)}'
     kind = "noise" if audit.poisson is None else "agree" if audit.poisson else "off"
     word, _, rest = audit.verdict.partition(": ")
-    return f'<span class="chip {kind}">{escape(word)}</span> {escape("; ".join(audit.reasons) or rest)}'
+    return (
+        f'<span class="chip {kind}">{escape(word)}</span> '
+        f"{escape('; '.join(audit.reasons) or rest)}"
+    )
 
 
 def missing_table(missing: Sequence[MissingCell]) -> str:
     """What was planned and has no result."""
-    rows = [(escape(m.policy), load_text(m.load), escape(m.state), escape(m.reason)) for m in missing]
+    rows = [
+        (escape(m.policy), load_text(m.load), escape(m.state), escape(m.reason)) for m in missing
+    ]
     return simple_table(("policy", "load", "state", "reason"), rows, text=(0, 1, 2, 3))

@@ -11,7 +11,11 @@ from loadgen.compare.residual import AGREE, JOINED, SHARE
 
 def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
     """Name, heading and caption of every figure, in the order of the page."""
-    star = " A star marks policies whose sojourn is compared." if any(c.comparison.compared == "sojourn_time" for c in cells) else ""
+    star = (
+        " A star marks policies whose sojourn is compared."
+        if any(c.comparison.compared == "sojourn_time" for c in cells)
+        else ""
+    )
     return [
         ("beside", "Observed beside predicted", BESIDE + star),
         ("over-load", "Delay against load", OVER_LOAD),

@@ -1,4 +1,6 @@
-"""The words of a report: its title, its verdict in one sentence, what the run was, what a reader must know."""
+"""The words of a report: its title, its verdict in one sentence, what the run was, what a reader
+must know.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ GROUPS = {
 }  # kind -> class of the chip; others "off"
 KINDS = {
     "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
-    "sampling noise": ("sampling noise", "differ, but by no more than chance does in a run of this length"),
+    "sampling noise": (
+        "sampling noise",
+        "differ, but by no more than chance does in a run of this length",
+    ),
     "disturbed": ("disturbed", "requests of other clients were in the queue: nothing can be said"),
     "too short": ("too short", f"{TOO_SHORT}: nothing can be said"),
     "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
     "scatter": ("scatter", "service times scatter more or less than calibrated"),
-    "shape": ("law’s shape", "service times follow another form than the law, or the speed wandered"),
+    "shape": (
+        "law’s shape",
+        "service times follow another form than the law, or the speed wandered",
+    ),
     "arrivals": ("arrivals", "what arrived is not the process that was asked for"),
     "sender": ("sender", "requests were sent off their timetable"),
     "gateway": ("gateway", "time was lost before dispatches"),
@@ -43,10 +51,14 @@ def chip_class(kind: str) -> str:
 
 def title(data: ReportData) -> str:
     """What was measured, in one line."""
-    policies = len({label(cell) for cell in data.cells} | {missing.policy for missing in data.missing})
+    policies = len(
+        {label(cell) for cell in data.cells} | {missing.policy for missing in data.missing}
+    )
     loads = len({round(cell.load or 0.0, 2) for cell in data.cells})
     engine, model = data.configuration.get("engine"), data.configuration.get("model")
-    what = _count(policies, "policy", "policies") + (f" at {_count(loads, 'load', 'loads')}" if data.cells else "")
+    what = _count(policies, "policy", "policies") + (
+        f" at {_count(loads, 'load', 'loads')}" if data.cells else ""
+    )
     where = " on " + (f"{engine} ({model})" if model else str(engine)) if engine else ""
     return what + where
 
@@ -55,34 +67,63 @@ def headline(cells: Sequence[ReportCell]) -> str:
     """The verdicts in one sentence."""
     if not cells:
         return "Nothing was measured."
-    kinds = Counter(cell.verdict.kind for cell in cells if cell.counts and cell.verdict.kind != "no prediction")
+    kinds = Counter(
+        cell.verdict.kind for cell in cells if cell.counts and cell.verdict.kind != "no prediction"
+    )
     judged = kinds.total()
     if not judged:
         return f"{_count(len(cells), 'cell', 'cells')}, and none can be judged{_not_judged(cells)}."
     within = kinds["agree"] + kinds["sampling noise"]
     others = judged - within
-    text = f"Theory known before the run agrees with {kinds['agree']} of {_count(judged, 'cell', 'cells')} that can be judged"
+    text = (
+        f"Theory known before the run agrees with {kinds['agree']} of "
+        f"{_count(judged, 'cell', 'cells')} that can be judged"
+    )
     if kinds["sampling noise"]:
-        text += f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more than chance"
+        text += (
+            f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more "
+            "than chance"
+        )
     if others:
-        causes = [f"{KINDS[kind][0]} ({count})" for kind, count in kinds.most_common() if chip_class(kind) == "off"]
-        text += f"; {_count(others, 'differs', 'differ')} for a cause that was found: {', '.join(causes)}"
+        causes = [
+            f"{KINDS[kind][0]} ({count})"
+            for kind, count in kinds.most_common()
+            if chip_class(kind) == "off"
+        ]
+        text += (
+            f"; {_count(others, 'differs', 'differ')} for a cause that was found: "
+            f"{', '.join(causes)}"
+        )
     left_out = len(cells) - judged
-    return text + "." + (f" {left_out} of {len(cells)} cannot be judged{_not_judged(cells)}." if left_out else "")
+    return (
+        text
+        + "."
+        + (f" {left_out} of {len(cells)} cannot be judged{_not_judged(cells)}." if left_out else "")
+    )
 
 
 def _not_judged(cells: Sequence[ReportCell]) -> str:
     """Why, each cell once."""
     invalid = sum(cell.invalid for cell in cells)
     disturbed = sum(cell.comparison.of_others > 0 and not cell.invalid for cell in cells)
-    short = sum(cell.comparison.too_short and not (cell.invalid or cell.comparison.of_others) for cell in cells)
+    short = sum(
+        cell.comparison.too_short and not (cell.invalid or cell.comparison.of_others)
+        for cell in cells
+    )
     bare = sum(cell.counts and cell.verdict.kind == "no prediction" for cell in cells)
-    reasons = ((short, "too short"), (disturbed, "disturbed"), (invalid, "invalid"), (bare, "without a prediction"))
+    reasons = (
+        (short, "too short"),
+        (disturbed, "disturbed"),
+        (invalid, "invalid"),
+        (bare, "without a prediction"),
+    )
     return ": " + ", ".join(f"{count} {why}" for count, why in reasons if count)
 
 
 def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
-    """How near each theory came, over the cells that can be judged: label, median of |deviation|, number of cells."""
+    """How near each theory came, over the cells that can be judged: label, median of
+    |deviation|, number of cells.
+    """
     found = []
     for key, name in (
         ("measured_service", "recursion on measured services"),
@@ -101,19 +142,44 @@ def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
 def facts(data: ReportData) -> list[tuple[str, str]]:
     """The run in pairs of name and value."""
     shown = dict(data.configuration)
-    found = [("engine", _joined(shown.pop("engine", None), "emulated" if shown.pop("emulated", False) else None))]
+    found = [
+        (
+            "engine",
+            _joined(
+                shown.pop("engine", None), "emulated" if shown.pop("emulated", False) else None
+            ),
+        )
+    ]
     plain = ("model", "output_tokens", "prompt_tokens", "max_num_seqs", "servers")
     found += [(key.replace("_", " "), _text(shown.get(key))) for key in plain]
     if data.headers:
         header = data.headers[0]
         found.append(("seed", _text(header.seed)))
         hardware = header.hardware
-        found.append(("gateway's machine", _joined(hardware.get("cpu"), f"{hardware['cores']} core(s)" if "cores" in hardware else None)))
-        found.append(("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())))
+        found.append(
+            (
+                "gateway's machine",
+                _joined(
+                    hardware.get("cpu"),
+                    f"{hardware['cores']} core(s)" if "cores" in hardware else None,
+                ),
+            )
+        )
+        found.append(
+            (
+                "versions",
+                ", ".join(f"{name} {version}" for name, version in header.versions.items()),
+            )
+        )
     if data.law is not None:
         found.append(("law", law_text(data.law)))
     if data.profile is not None and data.profile.r2 is not None:
-        found.append(("fit of the law", f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average"))
+        found.append(
+            (
+                "fit of the law",
+                f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average",
+            )
+        )
     if data.date:
         found.append(("calibrated", data.date.replace("T", " ")[:16]))
     return [(name, value) for name, value in dict(found).items() if value and value != "-"]
@@ -121,7 +187,14 @@ def facts(data: ReportData) -> list[tuple[str, str]]:
 
 def law_text(law: LatencyModel) -> str:
     """The law's coefficients to four digits, with their units."""
-    times = {"k1": law.k1, "k2": law.k2, "k3": law.k3, "k4": law.k4, "kp": law.kp, "turnaround": law.turnaround}
+    times = {
+        "k1": law.k1,
+        "k2": law.k2,
+        "k3": law.k3,
+        "k4": law.k4,
+        "kp": law.kp,
+        "turnaround": law.turnaround,
+    }
     said = [f"{name} {short_number(value * 1e3)} ms" for name, value in times.items() if value]
     return ", ".join([*said, f"cv {law.cv:.3g}", f"speed {law.speed:.4g}"])
 

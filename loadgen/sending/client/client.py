@@ -1,7 +1,7 @@
 """One request over HTTP: sent, streamed, and written down as one record with one outcome.
 
-Nothing is retried, nothing times out by itself, and the number of connections has no limit: whatever the client held
-back would be missing from the delay.
+Nothing is retried, nothing times out by itself, and the number of connections has no limit:
+whatever the client held back would be missing from the delay.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from loadgen.sending.client.wire import Address, Connection
 from queueing.commands.remote import reason
 from queueing.measurement.record import Outcome, Record
 
-__all__ = ["Exchange", "LoadError", "Target", "address_of", "prompt_text", "reason", "run_prefix", "timing"]
+__all__ = [
+    "Exchange",
+    "LoadError",
+    "Target",
+    "address_of",
+    "prompt_text",
+    "reason",
+    "run_prefix",
+    "timing",
+]
 
 STREAM = "text/event-stream"
 CUT_SHORT = "the run ended before the answer did"
@@ -25,7 +34,12 @@ CUT_SHORT = "the run ended before the answer did"
 
 def address_of(target: Target) -> Address:
     """Where the requests go, and their headers."""
-    headers = {"content-type": "application/json", "accept": STREAM, "accept-encoding": "identity", "user-agent": "kendall"}
+    headers = {
+        "content-type": "application/json",
+        "accept": STREAM,
+        "accept-encoding": "identity",
+        "user-agent": "kendall",
+    }
     if target.api_key:
         headers["authorization"] = f"Bearer {target.api_key}"
     return Address(target.url, headers)
@@ -33,7 +47,9 @@ def address_of(target: Target) -> Address:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """One request on its way: what is known of it before, during and after. A `loadgen.sending.client.wire.Receiver`."""
+    """One request on its way: what is known of it before, during and after. A
+    `loadgen.sending.client.wire.Receiver`.
+    """
 
     request_id: str
     intended_at: float
@@ -81,7 +97,10 @@ class Exchange:
         self._status, self.first_byte_at = status, now
         self._content_type = headers.get("content-type", "").lower()
         self._location = headers.get("location") if 300 <= status < 400 else None
-        self.queueing_delay, self.service_time = timing(headers, "queue"), timing(headers, "service")
+        self.queueing_delay, self.service_time = (
+            timing(headers, "queue"),
+            timing(headers, "service"),
+        )
 
     def on_data(self, data: bytes, now: float) -> None:
         """See Receiver."""
@@ -91,7 +110,11 @@ class Exchange:
         try:
             self._answer.feed(data, now)
         except StreamError as error:
-            said = self._broken_off() if self._content_type and not self._content_type.startswith(STREAM) else str(error)
+            said = (
+                self._broken_off()
+                if self._content_type and not self._content_type.startswith(STREAM)
+                else str(error)
+            )
             if self._connection is not None:
                 self._connection.abort()
             self.on_lost(said, now)
@@ -112,17 +135,26 @@ class Exchange:
             if self._location is not None:
                 text = f"redirects to {self._location}; redirects are not followed"
             lost: Outcome = "abandoned" if code == "queue_timeout" else "rejected"
-            return lost if self._status in (429, 503) else "failed", f"{self._status} {text}".rstrip()
+            return lost if self._status in (
+                429,
+                503,
+            ) else "failed", f"{self._status} {text}".rstrip()
         if not self._answer.complete:
             return "failed", self._broken_off()
         if self._answer.finish_reason in ("abort", "error"):
-            return "failed", f"the server ended the answer with finish_reason {self._answer.finish_reason!r}"
+            return (
+                "failed",
+                f"the server ended the answer with finish_reason {self._answer.finish_reason!r}",
+            )
         return "completed", None
 
     def _broken_off(self) -> str:
         kind = self._content_type.partition(";")[0].strip()
         if kind and kind != STREAM:
-            return f"got an answer of content type {kind}; expected {STREAM}, the stream of an OpenAI-compatible API: check the URL"
+            return (
+                f"got an answer of content type {kind}; expected {STREAM}, the stream of an "
+                "OpenAI-compatible API: check the URL"
+            )
         return "the stream broke off before its end"
 
     def _end(self, now: float | None) -> None:
@@ -144,11 +176,19 @@ class Exchange:
             last_token_at=answer.last_token_at,
             token_at=answer.token_at,
             released_at=self.ended_at,
-            queueing_delay=self.queueing_delay if answer.queueing_delay is None else answer.queueing_delay,
+            queueing_delay=self.queueing_delay
+            if answer.queueing_delay is None
+            else answer.queueing_delay,
             service_time=self.service_time if answer.service_time is None else answer.service_time,
-            sojourn_time=self.ended_at - self.intended_at if done and self.ended_at is not None else None,
-            prompt_tokens=self.prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens,
-            output_tokens=answer.token_chunks if answer.output_tokens is None else answer.output_tokens,
+            sojourn_time=self.ended_at - self.intended_at
+            if done and self.ended_at is not None
+            else None,
+            prompt_tokens=self.prompt_tokens
+            if answer.prompt_tokens is None
+            else answer.prompt_tokens,
+            output_tokens=answer.token_chunks
+            if answer.output_tokens is None
+            else answer.output_tokens,
             max_output_tokens=self.max_output_tokens,
             predicted_output_tokens=self.predicted_output_tokens,
             sender_id=self.sender_id,
@@ -157,11 +197,16 @@ class Exchange:
         )
 
 
-_SERVER_TIMING = {part: re.compile(rf"(?:^|,)\s*{part}\s*;[^,]*dur=([0-9.eE+-]+)") for part in ("queue", "service")}
+_SERVER_TIMING = {
+    part: re.compile(rf"(?:^|,)\s*{part}\s*;[^,]*dur=([0-9.eE+-]+)")
+    for part in ("queue", "service")
+}
 
 
 def timing(headers: Mapping[str, str], part: str) -> float | None:
-    """Seconds that the server says it took for a part, queue or service; None where it says nothing."""
+    """Seconds that the server says it took for a part, queue or service; None where it says
+    nothing.
+    """
     text = headers.get("x-kendall-queueing-delay-ms") if part == "queue" else None
     if text is None and (match := _SERVER_TIMING[part].search(headers.get("server-timing", ""))):
         text = match[1]

@@ -1,7 +1,8 @@
-"""The look at a server before a run: whether it answers, which model it serves, how it lets an answer's length be set.
+"""The look at a server before a run: whether it answers, which model it serves, how it lets an
+answer's length be set.
 
-One cheap `GET /v1/models`, and `/ready` where the server is Kendall. No question goes through a proxy, as no request of
-the run does: HTTP_PROXY and its like are not read.
+One cheap `GET /v1/models`, and `/ready` where the server is Kendall. No question goes through a
+proxy, as no request of the run does: HTTP_PROXY and its like are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import msgspec
 from loadgen.sending.client.stream import read_error
 from loadgen.sending.client.target import LoadError, Target
 from policies.text import SpecError
-from queueing.commands.remote import NO_TLS, NOT_TRUSTED, REFUSED, key_refusal, server_root, tls_context, unanswered
+from queueing.commands.remote import (
+    NO_TLS,
+    NOT_TRUSTED,
+    REFUSED,
+    key_refusal,
+    server_root,
+    tls_context,
+    unanswered,
+)
 
 ANSWER_LIMIT = 10.0  # seconds that one answer may take
 MIN_LIMIT = 0.01  # seconds: a client's timeout must be above 0
@@ -31,7 +40,9 @@ class Endpoint:
 
     models: tuple[str, ...] = ()
     kendall: bool = False
-    length_fields: frozenset[str] | None = None  # request fields that set an answer's length; None: it does not say
+    length_fields: frozenset[str] | None = (
+        None  # request fields that set an answer's length; None: it does not say
+    )
 
 
 UNKNOWN = Endpoint()
@@ -42,15 +53,21 @@ class _NotReadyError(Exception):
 
 
 async def look_at(target: Target, timeout: float | None = None) -> Endpoint:
-    """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises LoadError, SpecError."""
+    """Wait at most `timeout` seconds for a server that is ready; None looks once. Raises
+    LoadError, SpecError.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + (timeout or 0.0)
     url = server_root(target.base_url)
     limit = ANSWER_LIMIT
-    verify = tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False  # plain HTTP: nothing to verify
+    verify = (
+        tls_context(target.cacert, insecure=target.insecure) if url.startswith("https:") else False
+    )  # plain HTTP: nothing to verify
     headers = {"authorization": f"Bearer {target.api_key}"} if target.api_key else {}
     waiting = False
-    async with httpx.AsyncClient(base_url=url, headers=headers, verify=verify, trust_env=False, timeout=ANSWER_LIMIT) as client:
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, verify=verify, trust_env=False, timeout=ANSWER_LIMIT
+    ) as client:
         while True:
             try:
                 if timeout:
@@ -77,17 +94,30 @@ async def _look(client: httpx.AsyncClient, url: str, model: str, limit: float) -
     where = f"{url}/v1/models"
     response = await _get(client, "/v1/models", url, limit)
     if response.status_code in REFUSED:
-        raise SpecError(key_refusal(where, response.status_code, read_error(response.content)[1], "--api-key"))
+        raise SpecError(
+            key_refusal(where, response.status_code, read_error(response.content)[1], "--api-key")
+        )
     if response.is_redirect:
-        raise LoadError(f"{where} redirects to {response.headers['location']}; expected the server itself: give that address as --base-url")
+        raise LoadError(
+            f"{where} redirects to {response.headers['location']}; expected the server itself: "
+            "give that address as --base-url"
+        )
     endpoint = _read(response.content) if response.status_code == httpx.codes.OK else UNKNOWN
     if not (endpoint.models or model):
-        raise LoadError(f"{where} {_no_models(response)}; expected a list of models: correct --base-url, or name the model with --model")
+        raise LoadError(
+            f"{where} {_no_models(response)}; expected a list of models: correct --base-url, or "
+            "name the model with --model"
+        )
     if endpoint.kendall:
         if (await _get(client, "/ready", url, limit)).status_code != httpx.codes.OK:
-            raise _NotReadyError(f"the gateway at {url} is not ready: its engine is starting or lost, or it is shutting down")
+            raise _NotReadyError(
+                f"the gateway at {url} is not ready: its engine is starting or lost, or it is "
+                "shutting down"
+            )
         if model and model not in endpoint.models:
-            raise SpecError(f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}")
+            raise SpecError(
+                f"got --model {model}; expected one that {url} serves: {', '.join(endpoint.models)}"
+            )
     return endpoint
 
 
@@ -96,7 +126,11 @@ def _no_models(response: httpx.Response) -> str:
     if response.status_code != httpx.codes.OK:
         return f"answered {response.status_code}"
     kind = response.headers.get("content-type", "").partition(";")[0]
-    return "lists no model" if kind == "application/json" else f"answered 200 with {kind or 'no content type'}, not with a list of models"
+    return (
+        "lists no model"
+        if kind == "application/json"
+        else f"answered 200 with {kind or 'no content type'}, not with a list of models"
+    )
 
 
 async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> httpx.Response:
@@ -114,7 +148,9 @@ async def _get(client: httpx.AsyncClient, path: str, url: str, limit: float) -> 
             raise LoadError(told) from None
         raise _NotReadyError(told) from None
     if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR and path != "/ready":
-        raise _NotReadyError(f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}")
+        raise _NotReadyError(
+            f"{url}{path} answered {response.status_code}: {read_error(response.content)[1]}"
+        )
     return response
 
 
@@ -125,6 +161,10 @@ def _read(content: bytes) -> Endpoint:
         models = tuple(str(entry["id"]) for entry in entries)
         first = entries[0]
         fields = first.get("output_length_fields")
-        return Endpoint(models, first.get("owned_by") == "kendall", None if fields is None else frozenset(map(str, fields)))
+        return Endpoint(
+            models,
+            first.get("owned_by") == "kendall",
+            None if fields is None else frozenset(map(str, fields)),
+        )
     except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
         return UNKNOWN

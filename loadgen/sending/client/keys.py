@@ -1,4 +1,6 @@
-"""The keys of a gateway that is measured: sent, never written to a file, never shown; and the certificates it may show."""
+"""The keys of a gateway that is measured: sent, never written to a file, never shown; and the
+certificates it may show.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from queueing.commands.remote import SYSTEM, Trust, check_key
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """An API key for what is measured; an admin key for switching and asking, where the gateway has one.
+    """An API key for what is measured; an admin key for switching and asking, where the gateway has
+    one.
 
     Raises SpecError for a key that cannot be sent.
     """

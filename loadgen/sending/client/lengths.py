@@ -14,7 +14,8 @@ from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
 
 
 def with_lengths(target: Target, endpoint: Endpoint) -> tuple[Target, str | None]:
-    """The target with drawn lengths enforced in a way that the server accepts, and a note where policies can see them.
+    """The target with drawn lengths enforced in a way that the server accepts, and a note where
+    policies can see them.
 
     Raises LoadError where it accepts none.
     """
@@ -23,9 +24,14 @@ def with_lengths(target: Target, endpoint: Endpoint) -> tuple[Target, str | None
         return target, None
     if fields is not None and "ignore_eos" not in fields:
         raise LoadError(
-            f"{target.base_url} lets no request set the length of its answer; expected --natural-lengths, which sends only max_tokens"
+            f"{target.base_url} lets no request set the length of its answer; expected "
+            "--natural-lengths, which sends only max_tokens"
         )
     why = (
-        "this gateway runs without --allow-forced-lengths" if endpoint.kendall else "this server does not say that it is a Kendall gateway"
+        "this gateway runs without --allow-forced-lengths"
+        if endpoint.kendall
+        else "this server does not say that it is a Kendall gateway"
     )
-    return dataclasses.replace(target, ignore_eos=True), f"{why}; each request carries ignore_eos and its drawn length as max_tokens"
+    return dataclasses.replace(
+        target, ignore_eos=True
+    ), f"{why}; each request carries ignore_eos and its drawn length as max_tokens"

@@ -1,4 +1,6 @@
-"""Standing connections for a sender: one per request under way, and a reserve, so that a burst need not wait for them."""
+"""Standing connections for a sender: one per request under way, and a reserve, so that a burst
+need not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,20 @@ from typing import Any
 from loadgen.sending.client.wire import Address, Connection
 from queueing.commands.remote import tls_context
 
-# seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into a closing one is lost
+# seconds; servers close idle connections after 5 s (uvicorn's default) or more: a request sent into
+# a closing one is lost
 KEEPALIVE = 4.0
 RESERVE = 16  # idle connections kept ready
 
 
 class Pool:
-    """Connections to one address: as many as there are requests under way, and a reserve of idle ones."""
+    """Connections to one address: as many as there are requests under way, and a reserve of idle
+    ones.
+    """
 
-    def __init__(self, address: Address, reserve: int = RESERVE, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: Address, reserve: int = RESERVE, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.address = address
         self._reserve = reserve
         self._loop = asyncio.get_running_loop()
@@ -29,7 +36,9 @@ class Pool:
         self._resolved: tuple[str, int] | None = None
 
     async def __aenter__(self) -> Pool:
-        """Resolve the name once and fill the reserve, as far as somebody listens; who does not is each request's own failure."""
+        """Resolve the name once and fill the reserve, as far as somebody listens; who does not
+        is each request's own failure.
+        """
         with contextlib.suppress(OSError):
             await self._fill()
         return self
@@ -52,7 +61,9 @@ class Pool:
                     connection.abort()
                 self._idle.clear()
                 taken = None
-        if len(self._idle) < self._reserve // 2 and (self._refilling is None or self._refilling.done()):
+        if len(self._idle) < self._reserve // 2 and (
+            self._refilling is None or self._refilling.done()
+        ):
             self._refilling = self._loop.create_task(self._refill())
         return taken
 
@@ -71,8 +82,12 @@ class Pool:
         if self._resolved is None:
             self._resolved = await self._resolve()
         host, port = self._resolved
-        tls: dict[str, Any] = {"ssl": self._tls, "server_hostname": self.address.host} if self._tls else {}
-        _, connection = await self._loop.create_connection(lambda: Connection(self), host, port, **tls)
+        tls: dict[str, Any] = (
+            {"ssl": self._tls, "server_hostname": self.address.host} if self._tls else {}
+        )
+        _, connection = await self._loop.create_connection(
+            lambda: Connection(self), host, port, **tls
+        )
         self._open.add(connection)
         return connection
 
@@ -82,7 +97,9 @@ class Pool:
         failure: OSError | None = None
         for _, _, _, _, (host, port, *_) in found:
             try:
-                transport, _ = await self._loop.create_connection(asyncio.Protocol, str(host), int(port))
+                transport, _ = await self._loop.create_connection(
+                    asyncio.Protocol, str(host), int(port)
+                )
             except OSError as error:
                 failure = error
             else:

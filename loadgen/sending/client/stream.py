@@ -1,7 +1,8 @@
 """Reading a streamed answer: bytes in, instants and token counts out. No I/O, no clock.
 
-One event is one chunk of server-sent events. JSON is decoded only where something is to be learnt from it: the first
-chunk, the one with a finish reason, the usage. All others are token chunks, and only their instant counts.
+One event is one chunk of server-sent events. JSON is decoded only where something is to be learnt
+from it: the first chunk, the one with a finish reason, the usage. All others are token chunks, and
+only their instant counts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def brings_token(self) -> bool:
-        """Whether this first chunk of an answer is a token: a chat's opening one only names the role."""
+        """Whether this first chunk of an answer is a token: a chat's opening one only names the
+        role.
+        """
         if self.delta is None:
             return self.text is not None
         return bool(self.delta.content) or self.delta.role is None
@@ -66,7 +69,8 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 class Answer:
     """What a stream has told so far. Feed it bytes with the instant at which they came.
 
-    `token_times` keeps the instant of every chunk that brings a token; tokens that came together share it.
+    `token_times` keeps the instant of every chunk that brings a token; tokens that came together
+    share it.
     """
 
     def __init__(self, *, token_times: bool = False) -> None:
@@ -95,7 +99,10 @@ class Answer:
             buffer = buffer.replace(b"\r\n", b"\n")
         *events, self._rest = buffer.split(b"\n\n")
         if len(self._rest) > MAX_EVENT_BYTES:
-            raise StreamError(f"got {len(self._rest)} bytes without the end of an event; expected server-sent events")
+            raise StreamError(
+                f"got {len(self._rest)} bytes without the end of an event; expected server-sent "
+                "events"
+            )
         for event in events:
             if event.startswith(b"data:"):
                 self._chunk(event[5:].strip(), now)
@@ -105,7 +112,12 @@ class Answer:
     def _chunk(self, payload: bytes, now: float) -> None:
         if payload == b"[DONE]":
             self.done = True
-        elif self.token_chunks and any(mark in payload for mark in NO_FINISH) and payload.startswith(b"{") and payload.endswith(b"}"):
+        elif (
+            self.token_chunks
+            and any(mark in payload for mark in NO_FINISH)
+            and payload.startswith(b"{")
+            and payload.endswith(b"}")
+        ):
             self._token(now)
         else:
             self._read(payload, now)
@@ -120,7 +132,9 @@ class Answer:
         try:
             chunk = _decode(payload)
         except msgspec.MsgspecError as error:
-            raise StreamError(f"got {shown(payload)}; expected a completion chunk ({error})") from None
+            raise StreamError(
+                f"got {shown(payload)}; expected a completion chunk ({error})"
+            ) from None
         if chunk.error is not None:
             raise StreamError(error_text(chunk.error))
         for choice in chunk.choices:

@@ -28,10 +28,15 @@ class Target:
 
     base_url: str
     model: str
-    max_tokens: int | None = None  # the same for all; None: the largest drawn length, or each its own where nothing is sealed
+    max_tokens: int | None = (
+        # the same for all; None: the largest drawn length, or each its own where nothing is sealed
+        None
+    )
     chat: bool = False
     ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
-    natural_lengths: bool = False  # answers end where the model ends them, at max_tokens at the latest
+    natural_lengths: bool = (
+        False  # answers end where the model ends them, at max_tokens at the latest
+    )
     api_key: str | None = None
     insecure: bool = False  # any certificate will do
     n: int = 1  # sequences that each request asks for
@@ -40,7 +45,9 @@ class Target:
     @property
     def url(self) -> str:
         """The endpoint."""
-        return server_root(self.base_url) + ("/v1/chat/completions" if self.chat else "/v1/completions")
+        return server_root(self.base_url) + (
+            "/v1/chat/completions" if self.chat else "/v1/completions"
+        )
 
     @property
     def lengths(self) -> str:
@@ -55,8 +62,16 @@ class Target:
             return self.max_tokens or output_tokens
         return self.max_tokens or largest
 
-    def body(self, prompt: Prompt, output_tokens: int, limit: int, seed: int, predicted: float | None = None) -> bytes:
-        """JSON of one request; where lengths are forced, only the sealed field tells two of them apart.
+    def body(
+        self,
+        prompt: Prompt,
+        output_tokens: int,
+        limit: int,
+        seed: int,
+        predicted: float | None = None,
+    ) -> bytes:
+        """JSON of one request; where lengths are forced, only the sealed field tells two of them
+        apart.
 
         Raises SpecError where the endpoint cannot take such a prompt.
         """
@@ -86,13 +101,21 @@ class Target:
                     return {"messages": [{"role": "user", "content": prompt_text(prompt)}]}
                 return {"prompt": prompt.tolist()}
             case str():
-                return {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+                return (
+                    {"messages": [{"role": "user", "content": prompt}]}
+                    if self.chat
+                    else {"prompt": prompt}
+                )
             case _:
                 if not self.chat:
-                    raise SpecError("got a dataset of conversations; expected --chat, which sends them")
+                    raise SpecError(
+                        "got a dataset of conversations; expected --chat, which sends them"
+                    )
                 return {"messages": prompt}
 
 
 def prompt_text(prompt: IntArray) -> str:
-    """Text of about as many tokens for a chat: single letters, one to a token in most vocabularies."""
+    """Text of about as many tokens for a chat: single letters, one to a token in most
+    vocabularies.
+    """
     return " ".join(LETTERS[prompt % len(LETTERS)].tolist())

@@ -1,9 +1,11 @@
-"""HTTP/1.1 as an open-loop sender needs it: a request is one write, at the very instant at which it is due.
+"""HTTP/1.1 as an open-loop sender needs it: a request is one write, at the very instant at which it
+is due.
 
-Between the decision to send and the bytes on the wire, a client library does 0.13 ms of work (aiohttp, the quickest of
-those measured in bench/client_library.py): two requests of one sender are never closer than that, which at 1,000
-requests/s is every eighth gap of a Poisson process. Here the bytes are made beforehand, the connection stands, and the
-answer is read by the parser of uvicorn (httptools) without a task of its own.
+Between the decision to send and the bytes on the wire, a client library does 0.13 ms of work
+(aiohttp, the quickest of those measured in bench/client_library.py): two requests of one sender are
+never closer than that, which at 1,000 requests/s is every eighth gap of a Poisson process. Here the
+bytes are made beforehand, the connection stands, and the answer is read by the parser of uvicorn
+(httptools) without a task of its own.
 
 A connection carries one request at a time. Nothing is retried and nothing times out.
 """
@@ -54,15 +56,25 @@ class Address:
             raise SpecError(f"got URL {url!r}; expected http://HOST:PORT")
         self.host, self.tls = parts.hostname, parts.scheme == "https"
         self.port = port or (443 if self.tls else 80)
-        lines = [f"POST {parts.path or '/'}{'?' + parts.query if parts.query else ''} HTTP/1.1", f"host: {parts.netloc.rpartition('@')[2]}"]
-        self._head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items())]).encode("latin-1")
+        lines = [
+            f"POST {parts.path or '/'}{'?' + parts.query if parts.query else ''} HTTP/1.1",
+            f"host: {parts.netloc.rpartition('@')[2]}",
+        ]
+        self._head = "\r\n".join(
+            [*lines, *(f"{name}: {value}" for name, value in headers.items())]
+        ).encode("latin-1")
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     def message(self, body: bytes, request_id: str) -> bytes:
         """The bytes of one request."""
-        return b"%s\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (self._head, request_id.encode("latin-1"), len(body), body)
+        return b"%s\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (
+            self._head,
+            request_id.encode("latin-1"),
+            len(body),
+            body,
+        )
 
 
 class Home(Protocol):
@@ -107,7 +119,9 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None  # a bug of ours: asyncio reports it and closes the connection
+            raise (
+                error.__context__ or error
+            ) from None  # a bug of ours: asyncio reports it and closes the connection
         except httptools.HttpParserError as error:
             self._lose(f"not HTTP/1.1: {error}")
 
@@ -149,7 +163,10 @@ class Connection(asyncio.Protocol):
         if exc is None and self._headed:
             receiver.on_end(self._loop.time())
         else:
-            receiver.on_lost(why(exc) if exc else "the server closed the connection without an answer", self._loop.time())
+            receiver.on_lost(
+                why(exc) if exc else "the server closed the connection without an answer",
+                self._loop.time(),
+            )
 
     def _lose(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None

@@ -1,10 +1,13 @@
-"""Advice: the best choice of one knob for the stated objective, what it should gain, and one sentence for the operator.
+"""Advice: the best choice of one knob for the stated objective, what it should gain, and one
+sentence for the operator.
 
     gain = 1 - M(best) / M(current)        M: what the objective measures (queueing.control.advice.measure), smaller is better; of settings
-                                           of different families their sojourn times (queueing.optimization.quantity)
+                                           of different families their sojourn times
+                                           (queueing.optimization.quantity)
 
-Both settings stand at the same estimates, so most of what is uncertain in either cancels in the gain (queueing.control.advice.response). A
-gain whose interval holds 0 is no reason to turn a knob. A setting without a steady state is never advised.
+Both settings stand at the same estimates, so most of what is uncertain in either cancels in the
+gain (queueing.control.advice.response). A gain whose interval holds 0 is no reason to turn a knob.
+A setting without a steady state is never advised.
 """
 
 from __future__ import annotations
@@ -41,13 +44,17 @@ def advise(
     targets: Sequence[str] = TARGETS,
     family: str | None = None,
 ) -> list[Advice]:
-    """One advice a target, in their order. On demand: a few seconds, most of them for batch sizes and token limits.
+    """One advice a target, in their order. On demand: a few seconds, most of them for batch sizes
+    and token limits.
 
     Raises SpecError: an unknown target or family, v2 without patience.
     """
     for target in targets:
         if target not in TARGETS:
-            raise SpecError(f"got target {target!r}; expected one of {', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}")
+            raise SpecError(
+                f"got target {target!r}; expected one of "
+                f"{', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}"
+            )
     situation = Situation(estimates=estimates, shape=shape, limits=limits, family=family)
     current = dataclasses.replace(current, policy=format_policy(parse_policy(current.policy)))
     return [_advice(situation, current, objective, target) for target in targets]
@@ -71,13 +78,20 @@ def _advice(situation: Situation, current: Knobs, objective: Objective, target: 
     )
     if best is None:
         return advice
-    values = [None if each.prediction is None else measured(situation, each, measure) for each in (now, best)]
+    values = [
+        None if each.prediction is None else measured(situation, each, measure)
+        for each in (now, best)
+    ]
     in_force = reported_slo(situation, current, objective) if now.stable else None
-    return dataclasses.replace(advice, says=sentence(advice, best, objective, measure, values, in_force=in_force))
+    return dataclasses.replace(
+        advice, says=sentence(advice, best, objective, measure, values, in_force=in_force)
+    )
 
 
 def gained(situation: Situation, now: Forecast, then: Forecast, measure: Measure) -> Estimate:
-    """The gain of one setting over another, with its interval; 1 where the first has no steady state, unknown where either is."""
+    """The gain of one setting over another, with its interval; 1 where the first has no steady
+    state, unknown where either is.
+    """
     size = situation.effective_n
     if now.knobs == then.knobs:
         return Estimate(0.0, 0.0, 0.0, size)
@@ -91,9 +105,15 @@ def gained(situation: Situation, now: Forecast, then: Forecast, measure: Measure
 
 
 def _least_gain(situation: Situation, now: Forecast, then: Forecast, measure: Measure) -> float:
-    """Over a setting without a steady state: 1 where it has none at the lower ends of rate and speed either."""
+    """Over a setting without a steady state: 1 where it has none at the lower ends of rate and
+    speed either.
+    """
     known = situation.estimates
-    factor = math.prod(max(0.0, each.low) / each.value for each in (known.arrival_rate, known.speed) if each.known and each.value)
+    factor = math.prod(
+        max(0.0, each.low) / each.value
+        for each in (known.arrival_rate, known.speed)
+        if each.known and each.value
+    )
     if not 0 < now.load * factor < 1:
         return 1.0
     before, after = (situation.at_rate(each.knobs, measure, factor) for each in (now, then))

@@ -4,7 +4,8 @@
     quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms, standard error about 1 % at load 0.6
     rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on common random numbers
 
-Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of them.
+Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from queueing.simulation.experiment import simulate_model, simulate_run
 
 SIMULATED, ROUGH = 100_000, 30_000  # requests
 LARGEST_EXACT = 64
-# relative standard errors of the continuous approximation where it is not in doubt (table in queueing.models.continuous)
+# relative standard errors of the continuous approximation where it is not in doubt (table in
+# queueing.models.continuous)
 APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
 SHORT, APPROXIMATE_SHORT = 0.02, 0.8  # a delay below this share of the sojourn is up to 80 % off
 NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"
@@ -33,7 +35,9 @@ NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer tha
 def precise(model: Model, arrival_rate: float) -> Prediction:
     """The steady state. Raises UnstableQueueError."""
     method = _checked(model, arrival_rate)
-    if method == "simulation" or (method == "exact" and (model.bound is None or model.bound > LARGEST_EXACT)):
+    if method == "simulation" or (
+        method == "exact" and (model.bound is None or model.bound > LARGEST_EXACT)
+    ):
         return simulated(model, arrival_rate)
     return _solved(model, arrival_rate, method)
 
@@ -52,9 +56,13 @@ def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction
     return without_means(found) if infinite_mean(model, found.load) else found
 
 
-def rough(model: Model, arrival_rate: float, slo: Slo | None = None, requests: int = ROUGH) -> Prediction:
+def rough(
+    model: Model, arrival_rate: float, slo: Slo | None = None, requests: int = ROUGH
+) -> Prediction:
     """Mean delays and loss, and the quantile that `slo` bounds. A queue with a steady state."""
-    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(requests // 10)
+    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(
+        requests // 10
+    )
     served = ~run.lost
     own = run.queueing_delay[served]
     lost = 1 - own.size / served.size
@@ -70,13 +78,17 @@ def rough(model: Model, arrival_rate: float, slo: Slo | None = None, requests: i
         queueing_delay=_of(every, slo, "queueing_delay"),
         sojourn_time=_of(run.sojourn_time[served], slo, "sojourn_time"),
         served_queueing_delay=Quantiles(float(own.mean())),
-        time_to_first_token=_of((run.first_token_at - run.arrived_at)[served], slo, "time_to_first_token"),
+        time_to_first_token=_of(
+            (run.first_token_at - run.arrived_at)[served], slo, "time_to_first_token"
+        ),
         loss_fraction=lost,
     )
 
 
 def searched(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
-    """One of dozens in a search: a formula, or as `rough` with more requests. Raises UnstableQueueError."""
+    """One of dozens in a search: a formula, or as `rough` with more requests. Raises
+    UnstableQueueError.
+    """
     method = _checked(model, arrival_rate)
     if _formula(model, method):
         found = _solved(model, arrival_rate, method)
@@ -120,7 +132,11 @@ def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
     try:
         found = predict_model(model, arrival_rate, method)
     except NotConvergedError as error:
-        return simulated(model, arrival_rate, f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}")
+        return simulated(
+            model,
+            arrival_rate,
+            f"simulated with {SIMULATED:,} requests, not {method}: {error.reason}",
+        )
     doubted = any(each.startswith("approximation in doubt") for each in found.assumptions)
     return simulated(model, arrival_rate) if doubted else found
 

@@ -1,4 +1,6 @@
-"""What one setting of the knobs would do at the estimates of a window: the common currency of what-ifs, advice and autopilot."""
+"""What one setting of the knobs would do at the estimates of a window: the common currency of
+what-ifs, advice and autopilot.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,12 @@ class Forecast:
     knobs: Knobs
     load: float
     prediction: Prediction | None  # None: no steady state there, or no answer (`notes` say which)
-    mean: Estimate  # queueing delay of dispatched requests, seconds, with what the estimates leave open
+    # queueing delay of dispatched requests, seconds, with what the estimates leave open
+    mean: Estimate
     sojourn: Estimate = UNKNOWN  # likewise
-    clipped_fraction: float | None  # of all requests, by the gateway's limit; None where it is not known
+    clipped_fraction: (
+        float | None
+    )  # of all requests, by the gateway's limit; None where it is not known
     notes: tuple[str, ...] = ()
 
     @property
@@ -46,7 +51,9 @@ class Forecast:
             "servers": self.knobs.servers,
             "effective_max_batch_size": None if found is None else found.effective_max_batch_size,
             "stable": self.stable,
-            "load": self.load if math.isfinite(self.load) else None,  # not a number where nothing is known of the lengths
+            "load": self.load
+            if math.isfinite(self.load)
+            else None,  # not a number where nothing is known of the lengths
             "method": None if found is None else found.method,
             "queueing_delay": None if found is None else found.queueing_delay.as_dict(),
             "sojourn_time": None if found is None else found.sojourn_time.as_dict(),
@@ -60,16 +67,22 @@ class Forecast:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Advice:
-    """The best choice of one target beside what is in force. `best` is None where there is none, and `says` why."""
+    """The best choice of one target beside what is in force. `best` is None where there is none,
+    and `says` why.
+    """
 
     target: str  # max-output-tokens | batch-size | policy | servers
     objective: str
     current: Forecast
     best: Forecast | None
-    gain: Estimate  # 1 - best / current of the objective's measure; 1 where the current setting is unstable
+    # 1 - best / current of the objective's measure; 1 where the current setting is unstable
+    gain: Estimate
     curve: tuple[Mapping[str, Any], ...]
     says: str  # one sentence for the operator
-    compared: Quantity | None = "queueing_delay"  # the duration that chose and that the gain is of; None for throughput, v1, v2
+    compared: Quantity | None = (
+        # the duration that chose and that the gain is of; None for throughput, v1, v2
+        "queueing_delay"
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

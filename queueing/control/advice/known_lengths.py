@@ -1,11 +1,15 @@
-"""How long answers are under any token limit: as far as the window tells, and beyond that only under a named family.
+"""How long answers are under any token limit: as far as the window tells, and beyond that only
+under a named family.
 
     P(N > n)    product-limit up to the largest count k that is known (queueing.estimation.lengths). What is known to go beyond k stands
-                at k + 1, so that min(N, n), and the share that a limit n cuts, are right for every n <= k (for n < k)
+                at k + 1, so that min(N, n), and the share that a limit n cuts, are right for every
+                n <= k (for n < k)
 
-Beyond k a family is fitted (queueing.estimation.extrapolation) and followed up to `MOST` tokens. `parts` are the same law from a fifth of
-the requests each: what a quantity scatters over them, over sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under
-a family they are all but an eighth each (delete-a-group jackknife). Small parts scatter more, so less is lost in a simulation's noise.
+Beyond k a family is fitted (queueing.estimation.extrapolation) and followed up to `MOST` tokens.
+`parts` are the same law from a fifth of the requests each: what a quantity scatters over them, over
+sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under a family they are all
+but an eighth each (delete-a-group jackknife). Small parts scatter more, so less is lost in a
+simulation's noise.
 """
 
 from __future__ import annotations
@@ -36,16 +40,25 @@ class KnownLengths:
     parts: tuple[TokenDistribution, ...]
     to_error: float  # standard error of the whole over the standard deviation of the parts
     known_to: float  # the largest limit that the window tells; infinite where it tells all
-    reach: float  # the largest limit that may be asked: infinite where all is known, or a family goes on
-    note: str = ""  # where a family was asked for: "extrapolated: ...", or why it could not be fitted
+    # the largest limit that may be asked: infinite where all is known, or a family goes on
+    reach: float
+    note: str = (
+        ""  # where a family was asked for: "extrapolated: ...", or why it could not be fitted
+    )
 
     def refusal(self, limit: int | None) -> str | None:
         """Why nothing is said of that limit, and what to do; None where something is."""
         if _number(limit) <= self.reach:
             return None
         asked = "without a token limit" if limit is None else f"at the token limit {limit}"
-        cure = self.note or "name a family for the longer ones (family=lognormal), or let a larger limit be in force for a while"
-        return f"nothing is known {asked}: limits so far say no more than how many answers go beyond {self.known_to:.0f} tokens; {cure}"
+        cure = self.note or (
+            "name a family for the longer ones (family=lognormal), or let a larger limit be in "
+            "force for a while"
+        )
+        return (
+            f"nothing is known {asked}: limits so far say no more than how many answers go "
+            f"beyond {self.known_to:.0f} tokens; {cure}"
+        )
 
     def notes(self, limit: int | None) -> tuple[str, ...]:
         """What an answer at that limit rests on beside the window."""
@@ -65,12 +78,20 @@ class KnownLengths:
 
 
 def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | None:
-    """None where there are fewer than `FEWEST` lengths. Raises SpecError for a name that is no family."""
+    """None where there are fewer than `FEWEST` lengths. Raises SpecError for a name that is no
+    family.
+    """
     if family is not None and family not in FAMILIES:
-        raise SpecError(f"got family {family!r}; expected one of {', '.join(FAMILIES)}{suggest(family, FAMILIES)}")
+        raise SpecError(
+            f"got family {family!r}; expected one of "
+            f"{', '.join(FAMILIES)}{suggest(family, FAMILIES)}"
+        )
     if sample.counts.size < FEWEST:
         return None
-    parts: dict[str, Any] = {"parts": tuple(_as_seen(_only(sample, group)) for group in range(GROUPS)), "to_error": GROUPS**-0.5}
+    parts: dict[str, Any] = {
+        "parts": tuple(_as_seen(_only(sample, group)) for group in range(GROUPS)),
+        "to_error": GROUPS**-0.5,
+    }
     if not sample.unknown_mass:
         return KnownLengths(whole=sample.law(), known_to=math.inf, reach=math.inf, **parts)
     known, note = float(sample.known_to), ""
@@ -83,10 +104,19 @@ def known_lengths(sample: Lengths, family: str | None = None) -> KnownLengths | 
 
 
 def _beyond(sample: Lengths, family: str) -> KnownLengths:
-    found = extrapolate(sample, family, MOST, groups=2)  # its own interval of the mean is not used: the parts say more
+    found = extrapolate(
+        sample, family, MOST, groups=2
+    )  # its own interval of the mean is not used: the parts say more
     parts = tuple(replicates(sample, family, MOST))
     error = (len(parts) - 1) * len(parts) ** -0.5
-    return KnownLengths(whole=found.law, parts=parts, to_error=error, known_to=float(sample.known_to), reach=math.inf, note=found.note)
+    return KnownLengths(
+        whole=found.law,
+        parts=parts,
+        to_error=error,
+        known_to=float(sample.known_to),
+        reach=math.inf,
+        note=found.note,
+    )
 
 
 def _only(sample: Lengths, group: int) -> Lengths:

@@ -1,4 +1,5 @@
-"""What an objective compares two settings by: one number of a setting, smaller is better; and what an objective forbids.
+"""What an objective compares two settings by: one number of a setting, smaller is better; and what
+an objective forbids.
 
 delay, clipped    mean of the duration that compares the settings (queueing.optimization.quantity), seconds
 throughput        1 / largest stable rate, seconds a request
@@ -21,7 +22,11 @@ from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.optimization.quantity import WORDS, mean_of
 from queueing.result import Prediction, Quantity
 
-WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("delay", "throughput", "clipped", "slo")}
+WEIGHS = {
+    "theta": ("v1", "v2"),
+    "loss_cost": ("v2",),
+    "max_clipped_fraction": ("delay", "throughput", "clipped", "slo"),
+}
 FIELDS = ("objective", "slo", *WEIGHS)
 BESIDE = ("family", "target")  # of the same query, read elsewhere
 
@@ -30,13 +35,22 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
     """From the texts of a query; `slo` alone means the objective slo. Raises SpecError."""
     for key in params:
         if key not in FIELDS + BESIDE:
-            raise SpecError(f"got {key}={params[key]}; expected {', '.join(FIELDS + BESIDE)}{suggest(key, FIELDS + BESIDE)}")
+            raise SpecError(
+                f"got {key}={params[key]}; expected "
+                f"{', '.join(FIELDS + BESIDE)}{suggest(key, FIELDS + BESIDE)}"
+            )
     name = params.get("objective", "slo" if "slo" in params else "delay")
-    numbers: dict[str, Any] = {key: parse_number(key, params[key], "the objective") for key in WEIGHS if key in params}
-    objective = Objective(name=name, slo=parse_slo(params["slo"]) if "slo" in params else None, **numbers)
+    numbers: dict[str, Any] = {
+        key: parse_number(key, params[key], "the objective") for key in WEIGHS if key in params
+    }
+    objective = Objective(
+        name=name, slo=parse_slo(params["slo"]) if "slo" in params else None, **numbers
+    )
     for key in numbers:
         if name not in WEIGHS[key]:
-            raise SpecError(f"got {key} with the objective {name}; expected it with {' or '.join(WEIGHS[key])}")
+            raise SpecError(
+                f"got {key} with the objective {name}; expected it with {' or '.join(WEIGHS[key])}"
+            )
     return objective
 
 
@@ -74,8 +88,16 @@ class Measure:
         """As in a sentence."""
         if self.slo is not None:
             words = WORDS[self.slo.field]
-            return f"mean {words}" if self.slo.metric == "mean" else f"{self.slo.metric} of the {words}"
-        named = {"throughput": "time per request at the largest stable rate", "v1": "shortfall of V1", "v2": "shortfall of V2"}
+            return (
+                f"mean {words}"
+                if self.slo.metric == "mean"
+                else f"{self.slo.metric} of the {words}"
+            )
+        named = {
+            "throughput": "time per request at the largest stable rate",
+            "v1": "shortfall of V1",
+            "v2": "shortfall of V2",
+        }
         plain = f"mean {WORDS[self.quantity]}"
         return plain if self.objective is None else named.get(self.objective.name, plain)
 
@@ -85,7 +107,9 @@ class Measure:
         return self.objective is None or self.objective.name not in ("v1", "v2")
 
     def of(self, prediction: Prediction, model: Model, whole: TokenDistribution) -> float:
-        """Of one setting; `whole` are the lengths before its limit. Not a number where the method cannot give it."""
+        """Of one setting; `whole` are the lengths before its limit. Not a number where the
+        method cannot give it.
+        """
         goal = self.objective
         if goal is not None and goal.name == "throughput":
             return 1 / model.largest_stable_rate
@@ -94,9 +118,15 @@ class Measure:
             return math.nan if found is None else found
         if goal is None or goal.name not in ("v1", "v2"):
             alone = goal is None and self.quantity == "queueing_delay"
-            mean = prediction.served_queueing_delay.mean if alone else mean_of(prediction, self.quantity)
+            mean = (
+                prediction.served_queueing_delay.mean
+                if alone
+                else mean_of(prediction, self.quantity)
+            )
             return math.nan if mean is None else mean
-        mean = (prediction.served_queueing_delay if goal.name == "v2" else prediction.queueing_delay).mean
+        mean = (
+            prediction.served_queueing_delay if goal.name == "v2" else prediction.queueing_delay
+        ).mean
         if mean is None:
             return math.nan
         kept = float(utilities(whole)[model.output_tokens.longest])
@@ -104,8 +134,11 @@ class Measure:
         return goal.theta * (1 - kept) + (1 - goal.theta) * mean + lost
 
 
-def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool, simulated: float | None = None) -> str | None:
-    """What the objective has against a setting, as the end of a sentence; `limits_tokens`: the token limit is what is chosen.
+def forbidden(
+    objective: Objective, found: Forecast, *, limits_tokens: bool, simulated: float | None = None
+) -> str | None:
+    """What the objective has against a setting, as the end of a sentence; `limits_tokens`: the
+    token limit is what is chosen.
 
     `simulated`: what the SLO bounds, seconds, where the prediction does not have it.
     """
@@ -117,6 +150,11 @@ def forbidden(objective: Objective, found: Forecast, *, limits_tokens: bool, sim
         if value is not None and value > objective.slo.seconds:
             return f"breaks the SLO {objective.slo} (predicted {short_number(value, 3)} s)"
     most, cut = objective.max_clipped_fraction, found.clipped_fraction
-    if limits_tokens and objective.name in WEIGHS["max_clipped_fraction"] and cut is not None and cut > most:
+    if (
+        limits_tokens
+        and objective.name in WEIGHS["max_clipped_fraction"]
+        and cut is not None
+        and cut > most
+    ):
         return f"cuts {cut:.1%} of the answers, more than {most:.1%}"
     return None

@@ -1,12 +1,15 @@
 """Shares and durations in words of advice: light to import, for the commands too."""
 
 HALF_A_PERCENT = 0.005
-NO_CHANGE = "no change is worth making"  # in a sentence of advice, where a better setting was found all the same
+# in a sentence of advice, where a better setting was found all the same
+NO_CHANGE = "no change is worth making"
 DIGITS = 4  # of a share near 1
 
 
 def share(value: float) -> str:
-    """In percent, without a decimal unless that would print a 100 that it is not; halves are rounded away from 0."""
+    """In percent, without a decimal unless that would print a 100 that it is not; halves are
+    rounded away from 0.
+    """
     whole, rest = divmod(abs(100 * value), 1)
     size = int(whole) + (rest >= 0.5)  # an int has no minus zero
     text, places = f"{-size if value < 0 else size:d}", 0
@@ -17,7 +20,9 @@ def share(value: float) -> str:
 
 
 def small_share(value: float | None) -> str:
-    """In percent with its sign, a fraction that is not 0 never as 0 %; in words where it is not known."""
+    """In percent with its sign, a fraction that is not 0 never as 0 %; in words where it is not
+    known.
+    """
     if value is None:
         return "an unknown share"
     return f"{share(value)} %" if value == 0 or value >= HALF_A_PERCENT else "under 0.5 %"

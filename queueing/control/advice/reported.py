@@ -1,7 +1,8 @@
 """The value of a setting as advice reports it, and whether that value keeps an SLO.
 
-Searches simulate dozens of choices; what is reported of the chosen one may be exact and differ by a few percent. So the choice is
-checked by the reported value, and near the SLO the search goes on with it: no advice breaks the SLO by its own numbers.
+Searches simulate dozens of choices; what is reported of the chosen one may be exact and differ by a
+few percent. So the choice is checked by the reported value, and near the SLO the search goes on
+with it: no advice breaks the SLO by its own numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def reported(situation: Situation, knobs: Knobs, measure: Measure) -> float:
     value = measure.of(situation.predicted(knobs), model, whole)
     if not math.isnan(value):
         return value
-    return measure.of(situation.predicted(knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)), model, whole)
+    return measure.of(
+        situation.predicted(knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)),
+        model,
+        whole,
+    )
 
 
 def reported_slo(situation: Situation, knobs: Knobs, objective: Objective) -> float | None:
@@ -45,8 +50,16 @@ def keeps_slo(situation: Situation, knobs: Knobs, objective: Objective) -> bool:
     return objective.slo is None or (value is not None and value <= objective.slo.seconds)
 
 
-def verified(situation: Situation, objective: Objective, found: Optimum, knobs_of: Callable[[Point], Knobs], current: Knobs) -> Optimum:
-    """The best choice that keeps the SLO by its reported value; the setting in force counts by its own. Raises NoStableChoiceError."""
+def verified(
+    situation: Situation,
+    objective: Objective,
+    found: Optimum,
+    knobs_of: Callable[[Point], Knobs],
+    current: Knobs,
+) -> Optimum:
+    """The best choice that keeps the SLO by its reported value; the setting in force counts by
+    its own. Raises NoStableChoiceError.
+    """
     if objective.slo is None or found.compared is None:
         return found
     kept, compared = keeps_slo(situation, current, objective), found.compared
@@ -57,14 +70,19 @@ def verified(situation: Situation, objective: Objective, found: Optimum, knobs_o
 
     curve = [corrected(point) if knobs_of(point) == current else point for point in found.curve]
     while True:
-        best = dataclasses.replace(choose(found.target, objective, curve, found.note, by_sojourn=True), compared=found.compared)
+        best = dataclasses.replace(
+            choose(found.target, objective, curve, found.note, by_sojourn=True),
+            compared=found.compared,
+        )
         if keeps_slo(situation, knobs_of(best.best), objective):
             return best
         curve = [point | {"score": None} if point is best.best else point for point in curve]
 
 
 def largest_kept(keeps: Callable[[int], bool], start: int, least: int, most: int) -> int | None:
-    """The largest of `least` .. `most` that keeps, where all below it do: from `start` by doubling steps, then by bisection."""
+    """The largest of `least` .. `most` that keeps, where all below it do: from `start` by
+    doubling steps, then by bisection.
+    """
     step = 1
     if keeps(start):
         low, high = start, most + 1

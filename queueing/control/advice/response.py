@@ -8,10 +8,11 @@ Each estimate i that moves by its 95 % half width moves ln g by g_i and ln load 
     cv             d_i = 0,  g_i = ln M at the upper end of its interval - ln M
     lengths        from part k of the lengths, at the rate where that part has the same load:  d_k, g_k = deviations from the parts' means
 
-First order in direction, not in size: w_i ~ g_i + d_i load / (1 - load) is the direction in which M moves most, and the ends of the
-interval are M a step w to either side, through the pole; open where there is no steady state. Two settings at the same estimates share
-these errors: of M / M' the direction is that of the difference, so a gain is known far better than either delay. What the method adds
-(simulation noise, an approximation) is the setting's own.
+First order in direction, not in size: w_i ~ g_i + d_i load / (1 - load) is the direction in which M
+moves most, and the ends of the interval are M a step w to either side, through the pole; open where
+there is no steady state. Two settings at the same estimates share these errors: of M / M' the
+direction is that of the difference, so a gain is known far better than either delay. What the
+method adds (simulation noise, an approximation) is the setting's own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ NIL = 1e-9  # seconds: delays of nobody do not divide
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Response:
-    """`smooth` and `loads`: g_i and d_i in one order for all settings; `own`: relative standard error of the method."""
+    """`smooth` and `loads`: g_i and d_i in one order for all settings; `own`: relative standard
+    error of the method.
+    """
 
     smooth: Vector
     loads: Vector
@@ -45,10 +48,18 @@ class Response:
         low, high = _ends(self._change(-direction), self._change(direction), self.own)
         return Estimate(value, value * _exp(low), value * _exp(high), effective_n)
 
-    def gain(self, value: float, current: Response, current_value: float, effective_n: float) -> Estimate:
-        """1 - value / current value. Open where a step leaves either setting without a steady state."""
+    def gain(
+        self, value: float, current: Response, current_value: float, effective_n: float
+    ) -> Estimate:
+        """1 - value / current value. Open where a step leaves either setting without a steady
+        state.
+        """
         direction = _unit(self._gradient - current._gradient)
-        low, high = _ends(self._beside(current, -direction), self._beside(current, direction), math.hypot(self.own, current.own))
+        low, high = _ends(
+            self._beside(current, -direction),
+            self._beside(current, direction),
+            math.hypot(self.own, current.own),
+        )
         ratio = (value + NIL) / (current_value + NIL)
         return Estimate(1 - ratio, 1 - ratio * _exp(high), 1 - ratio * _exp(low), effective_n)
 
@@ -61,10 +72,14 @@ class Response:
         moved = self.load * _exp(float(direction @ self.loads))
         if self.needs_stability and moved >= 1:
             return math.inf
-        return float(direction @ self.smooth) + (math.log((1 - self.load) / (1 - moved)) if self.pole else 0.0)
+        return float(direction @ self.smooth) + (
+            math.log((1 - self.load) / (1 - moved)) if self.pole else 0.0
+        )
 
     def _beside(self, current: Response, direction: Vector) -> float:
-        """The change of ln(M / M'); where neither has a steady state the current one is no worse than the other."""
+        """The change of ln(M / M'); where neither has a steady state the current one is no worse
+        than the other.
+        """
         mine, other = self._change(direction), current._change(direction)
         return 0.0 if math.isinf(mine) and math.isinf(other) else mine - other
 
@@ -92,8 +107,12 @@ def _unit(gradient: Vector) -> Vector:
 
 
 def _ends(one: float, other: float, own: float) -> tuple[float, float]:
-    """Of the interval of a logarithm about 0: as far as either step goes, and the method's own error in both directions."""
-    return -math.hypot(min(one, other, 0.0), NORMAL * own), math.hypot(max(one, other, 0.0), NORMAL * own)
+    """Of the interval of a logarithm about 0: as far as either step goes, and the method's own
+    error in both directions.
+    """
+    return -math.hypot(min(one, other, 0.0), NORMAL * own), math.hypot(
+        max(one, other, 0.0), NORMAL * own
+    )
 
 
 def _exp(exponent: float) -> float:

@@ -1,12 +1,15 @@
-"""The best choice of each target at a window's estimates, by the optimisers of queueing.optimization on the estimated model.
+"""The best choice of each target at a window's estimates, by the optimisers of
+queueing.optimization on the estimated model.
 
-Predictions hold the gateway's own turnaround and the stalls, as those that are reported do (`Situation.measured`). Of several policies the
-sojourn time decides (queueing.optimization.quantity).
+Predictions hold the gateway's own turnaround and the stalls, as those that are reported do
+(`Situation.measured`). Of several policies the sojourn time decides
+(queueing.optimization.quantity).
 
 batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they mean delay
 policy               likewise, among those in force and the usual ones
 max-output-tokens    v1, v2; slo: the longest limit that keeps it, if that cuts no more than `max_clipped_fraction`; delay and
-                     throughput alone would cut every answer at one token, so they mean the shortest limit that cuts no more
+                     throughput alone would cut every answer at one token, so they mean the shortest
+                     limit that cuts no more
 servers              the fewest that keep the SLO; without an SLO more is always faster: one more is shown
 
 An SLO is kept by the value that is reported (queueing.control.advice.reported).
@@ -44,7 +47,9 @@ Curve = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Found:
-    """The best knobs with the curve they were chosen from; `knobs` is None where there is no choice, and `why` says the reason."""
+    """The best knobs with the curve they were chosen from; `knobs` is None where there is no
+    choice, and `why` says the reason.
+    """
 
     knobs: Knobs | None
     curve: Curve = ()
@@ -52,22 +57,34 @@ class Found:
 
 
 def search(situation: Situation, current: Knobs, objective: Objective, target: str) -> Found:
-    """One of `SEARCHES`. Raises SpecError where objective and limits do not fit (v2 without patience)."""
+    """One of `SEARCHES`. Raises SpecError where objective and limits do not fit (v2 without
+    patience).
+    """
     refusal = situation.refusal(1 if target == "max-output-tokens" else current.max_output_tokens)
     if refusal is not None:
         return Found(None, why=refusal)
     try:
         return SEARCHES[target](situation, current, objective)
     except NoStableChoiceError as error:
-        beyond = situation.lengths.refusal(None) if target == "max-output-tokens" and situation.lengths else None
+        beyond = (
+            situation.lengths.refusal(None)
+            if target == "max-output-tokens" and situation.lengths
+            else None
+        )
         return Found(None, why="; ".join(each for each in (str(error), beyond) if each))
 
 
 def measure_of(situation: Situation, current: Knobs, objective: Objective, target: str) -> Measure:
-    """What the choices of that target are compared by; limits and servers are chosen by the SLO itself."""
+    """What the choices of that target are compared by; limits and servers are chosen by the SLO
+    itself.
+    """
     if target in ("max-output-tokens", "servers") and objective.slo is not None:
         return Measure(objective, objective.slo.field)
-    texts = (current.policy, *usual_policies(current, situation.limits)) if target == "policy" else (current.policy,)
+    texts = (
+        (current.policy, *usual_policies(current, situation.limits))
+        if target == "policy"
+        else (current.policy,)
+    )
     goal = _at_a_limit(objective) if target in ("policy", "batch-size") else objective
     return Measure(goal, compared_by(map(parse_policy, texts), objective.slo))
 
@@ -76,15 +93,25 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
     policy = parse_policy(current.policy)
     base, most = sized_policy(policy), situation.limits.max_num_seqs
     if base is None:
-        return Found(None, why=f"{current.policy} takes one request at a time and has no batch size: see the target policy")
+        return Found(
+            None,
+            why=(
+                f"{current.policy} takes one request at a time and has no batch size: see the "
+                "target policy"
+            ),
+        )
     model = situation.model(dataclasses.replace(current, policy=format_policy(base)))
     largest = LARGEST_SIZE if most is None else min(most, LARGEST_SIZE)
-    found = best_batch_size(model, situation.rate, _at_a_limit(objective), largest, _predicting(situation, objective))
+    found = best_batch_size(
+        model, situation.rate, _at_a_limit(objective), largest, _predicting(situation, objective)
+    )
 
     def knobs(point: Point) -> Knobs:
         if point["batch_size"] == (policy_batch_size(policy) or most):
             return current
-        return dataclasses.replace(current, policy=format_policy(with_size(base, int(point["batch_size"]))))
+        return dataclasses.replace(
+            current, policy=format_policy(with_size(base, int(point["batch_size"])))
+        )
 
     found = verified(situation, objective, found, knobs, current)
     return Found(knobs(found.best), _thinned(found))
@@ -92,7 +119,13 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
 
 def _policy(situation: Situation, current: Knobs, objective: Objective) -> Found:
     among = usual_policies(current, situation.limits)
-    found = best_policy(situation.model(current), among, situation.rate, _at_a_limit(objective), _predicting(situation, objective))
+    found = best_policy(
+        situation.model(current),
+        among,
+        situation.rate,
+        _at_a_limit(objective),
+        _predicting(situation, objective),
+    )
 
     def knobs(point: Point) -> Knobs:
         return dataclasses.replace(current, policy=str(point["policy"]))
@@ -109,28 +142,62 @@ def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> 
         goal = Objective(name="clipped", max_clipped_fraction=objective.max_clipped_fraction)
     model = situation.model(dataclasses.replace(current, max_output_tokens=None))
     largest = int(min(lengths.reach, lengths.whole.quantile(1 - NEVER)))
-    found = best_token_limit(model, situation.rate, goal, largest, _predicting(situation, objective))
+    found = best_token_limit(
+        model, situation.rate, goal, largest, _predicting(situation, objective)
+    )
     if objective.name == "slo":
         return _longest_limit(situation, current, objective, found, largest)
     return Found(_limited(current, int(found.best["max_output_tokens"]), largest), _thinned(found))
 
 
-def _longest_limit(situation: Situation, current: Knobs, objective: Objective, found: Optimum, largest: int) -> Found:
+def _longest_limit(
+    situation: Situation, current: Knobs, objective: Objective, found: Optimum, largest: int
+) -> Found:
     start = int(found.best["max_output_tokens"])
-    limit = largest_kept(lambda each: keeps_slo(situation, _limited(current, each, largest), objective), start, 1, largest)
+    limit = largest_kept(
+        lambda each: keeps_slo(situation, _limited(current, each, largest), objective),
+        start,
+        1,
+        largest,
+    )
     if limit is None:
-        return Found(None, why=f"no token limit keeps the SLO {objective.slo}; add servers, lower the arrival rate, or relax the SLO")
+        return Found(
+            None,
+            why=(
+                f"no token limit keeps the SLO {objective.slo}; add servers, lower the arrival "
+                "rate, or relax the SLO"
+            ),
+        )
     knobs = _limited(current, limit, largest)
     assert situation.lengths is not None
     cut, most = situation.lengths.clipped_fraction(limit), objective.max_clipped_fraction
     if cut is not None and cut > most and knobs != current:
-        why = f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts {small_share(cut)} of the answers"
-        return Found(None, why=f"{why}, more than max_clipped_fraction={most:g}; allow more, add servers, or relax the SLO")
-    choice = {"max_output_tokens": limit, "clipped_fraction": cut, "utility": float(utilities(situation.lengths.whole)[limit])}
-    best = point_of(choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs))[0] | {"score": -float(limit)}
+        why = (
+            f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts "
+            f"{small_share(cut)} of the answers"
+        )
+        return Found(
+            None,
+            why=(
+                f"{why}, more than max_clipped_fraction={most:g}; allow more, add servers, or "
+                "relax the SLO"
+            ),
+        )
+    choice = {
+        "max_output_tokens": limit,
+        "clipped_fraction": cut,
+        "utility": float(utilities(situation.lengths.whole)[limit]),
+    }
+    best = point_of(
+        choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs)
+    )[0] | {"score": -float(limit)}
     shorter = [point for point in found.curve if point["max_output_tokens"] < limit]
-    longer = [point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit]
-    return Found(knobs, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer])))
+    longer = [
+        point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit
+    ]
+    return Found(
+        knobs, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer]))
+    )
 
 
 def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
@@ -147,21 +214,42 @@ def _servers(situation: Situation, current: Knobs, objective: Objective) -> Foun
         return _fewest(situation, current, objective, found)
     more = dataclasses.replace(current, servers=current.servers + 1)
     curve = [
-        point_of({"servers": each.servers}, dataclasses.replace(model, servers=each.servers), situation.rate, predict)[0]
+        point_of(
+            {"servers": each.servers},
+            dataclasses.replace(model, servers=each.servers),
+            situation.rate,
+            predict,
+        )[0]
         for each in (current, more)
     ]
-    return Found(more if curve[-1]["stable"] else None, tuple(curve), "one more server would not be enough for a steady state")
+    return Found(
+        more if curve[-1]["stable"] else None,
+        tuple(curve),
+        "one more server would not be enough for a steady state",
+    )
 
 
 def _fewest(situation: Situation, current: Knobs, objective: Objective, found: Optimum) -> Found:
     def keeps(spare: int) -> bool:
-        return keeps_slo(situation, dataclasses.replace(current, servers=LARGEST_SERVERS - spare), objective)
+        return keeps_slo(
+            situation, dataclasses.replace(current, servers=LARGEST_SERVERS - spare), objective
+        )
 
-    spare = largest_kept(keeps, LARGEST_SERVERS - int(found.best["servers"]), 0, LARGEST_SERVERS - 1)
+    spare = largest_kept(
+        keeps, LARGEST_SERVERS - int(found.best["servers"]), 0, LARGEST_SERVERS - 1
+    )
     if spare is None:
-        return Found(None, why=f"{LARGEST_SERVERS} servers do not keep the SLO {objective.slo}; lower the arrival rate, or relax the SLO")
+        return Found(
+            None,
+            why=(
+                f"{LARGEST_SERVERS} servers do not keep the SLO {objective.slo}; lower the "
+                "arrival rate, or relax the SLO"
+            ),
+        )
     servers = LARGEST_SERVERS - spare
-    curve = [point | {"score": None} if point["servers"] < servers else point for point in found.curve]
+    curve = [
+        point | {"score": None} if point["servers"] < servers else point for point in found.curve
+    ]
     return Found(dataclasses.replace(current, servers=servers), tuple(curve))
 
 
@@ -175,14 +263,22 @@ TARGETS: Sequence[str] = tuple(SEARCHES)
 
 
 def _at_a_limit(objective: Objective) -> Objective:
-    return objective if objective.name in ("delay", "throughput", "slo") else Objective(name="delay")
+    return (
+        objective if objective.name in ("delay", "throughput", "slo") else Objective(name="delay")
+    )
 
 
 def _predicting(situation: Situation, objective: Objective) -> Predict:
-    return situation.measured(lambda model, arrival_rate: searched(model, arrival_rate, objective.slo))
+    return situation.measured(
+        lambda model, arrival_rate: searched(model, arrival_rate, objective.slo)
+    )
 
 
 def _thinned(found: Optimum) -> Curve:
     """At most about `SHOWN` points, the best among them."""
     every = max(1, len(found.curve) // SHOWN)
-    return tuple(point for place, point in enumerate(found.curve) if place % every == 0 or point is found.best)
+    return tuple(
+        point
+        for place, point in enumerate(found.curve)
+        if place % every == 0 or point is found.best
+    )

@@ -1,4 +1,6 @@
-"""One plain sentence of advice: what to set, what that should change, and how sure that is; or that nothing is worth changing."""
+"""One plain sentence of advice: what to set, what that should change, and how sure that is; or
+that nothing is worth changing.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from queueing.optimization.objective import Objective
 
 
 def sentence(
-    advice: Advice, best: Forecast, objective: Objective, measure: Measure, values: Sequence[float | None], *, in_force: float | None = None
+    advice: Advice,
+    best: Forecast,
+    objective: Objective,
+    measure: Measure,
+    values: Sequence[float | None],
+    *,
+    in_force: float | None = None,
 ) -> str:
-    """For an advice that has a best choice; `values`: what is measured in force, and then; `in_force`: what the SLO bounds, seconds."""
+    """For an advice that has a best choice; `values`: what is measured in force, and then;
+    `in_force`: what the SLO bounds, seconds.
+    """
     now, gain, target = advice.current, advice.gain, advice.target
     here, there = setting(now, target), setting(best, target)
     before, after = (_number(value, measure) for value in values)
     change = f"{measure.name} {before} -> {after}"
-    against = forbidden(objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force)
+    against = forbidden(
+        objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force
+    )
     if now.knobs == best.knobs:
         held = "" if against is None else f", though it {against}"
         text = f"{there} is the best choice already{held}: {measure.name} {before}"
@@ -29,7 +41,10 @@ def sentence(
     elif against is not None:
         text = f"set {there}: the current {here} {against}; {change}"
     elif target == "servers" and objective.slo is None and not _too_small(gain):
-        text = f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an SLO more is always faster"
+        text = (
+            f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an "
+            "SLO more is always faster"
+        )
     elif objective.slo is not None and target in ("max-output-tokens", "servers"):
         text = f"{there} is enough in place of {here}: {change}, within {objective.slo.seconds:g} s"
     elif _too_small(gain):
@@ -51,18 +66,29 @@ def _notes(best: Forecast) -> str:
 
 
 def _cut(now: Forecast, best: Forecast, target: str) -> str:
-    """The fraction of the answers that the token limit cuts, and that in force where it is another one."""
-    if target != "max-output-tokens" or best.knobs.max_output_tokens is None or best.clipped_fraction is None:
+    """The fraction of the answers that the token limit cuts, and that in force where it is
+    another one.
+    """
+    if (
+        target != "max-output-tokens"
+        or best.knobs.max_output_tokens is None
+        or best.clipped_fraction is None
+    ):
         return ""
     other = now.knobs != best.knobs and now.clipped_fraction is not None
-    return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (f", now {small_share(now.clipped_fraction)}" if other else "")
+    return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (
+        f", now {small_share(now.clipped_fraction)}" if other else ""
+    )
 
 
 def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
     """The queueing delays too, where sojourn times were compared."""
     if measure.compared in (None, "queueing_delay") or now.knobs == best.knobs:
         return ""
-    delays = [None if each.prediction is None else each.prediction.queueing_delay.mean for each in (now, best)]
+    delays = [
+        None if each.prediction is None else each.prediction.queueing_delay.mean
+        for each in (now, best)
+    ]
     return f"; mean queueing delay {seconds(delays[0])} -> {seconds(delays[1])}"
 
 
@@ -72,7 +98,11 @@ def setting(found: Forecast, target: str) -> str:
     if target == "servers":
         return f"{knobs.servers} server{'' if knobs.servers == 1 else 's'}"
     if target == "max-output-tokens":
-        return "no token limit" if knobs.max_output_tokens is None else f"the token limit {knobs.max_output_tokens}"
+        return (
+            "no token limit"
+            if knobs.max_output_tokens is None
+            else f"the token limit {knobs.max_output_tokens}"
+        )
     return knobs.policy
 
 

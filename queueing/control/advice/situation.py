@@ -1,9 +1,12 @@
-"""A window's estimates as the common ground on which settings are compared: the same rate, lengths, speed and residual for all.
+"""A window's estimates as the common ground on which settings are compared: the same rate, lengths,
+speed and residual for all.
 
-No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch (`Estimates.gateway_turnaround`).
-A window says how fast the engine runs, not how: the speed and the stalls that one policy's batches showed are taken for every policy's.
-Steps of a continuous engine show no residual, so from there other policies get the calibrated one; nor do they get its stalls: its
-speed holds most of them already (measured: with both, means of whole batches came out 40 % too long, without 10 %).
+No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch
+(`Estimates.gateway_turnaround`). A window says how fast the engine runs, not how: the speed and the
+stalls that one policy's batches showed are taken for every policy's. Steps of a continuous engine
+show no residual, so from there other policies get the calibrated one; nor do they get its stalls:
+its speed holds most of them already (measured: with both, means of whole batches came out 40 % too
+long, without 10 %).
 """
 
 from __future__ import annotations
@@ -36,14 +39,17 @@ from queueing.model import Model
 from queueing.optimization.search import Predict
 from queueing.result import Prediction, Quantity
 
-STEP = 0.05  # relative and downwards: never into an unstable queue, and wide enough to stand out of a simulation's noise
+# relative and downwards: never into an unstable queue, and wide enough to stand out of a
+# simulation's noise
+STEP = 0.05
 NAMED = 0.01  # of the mean sojourn: a smaller backlog of stalls is not worth a word
 UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Situation:
-    """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law of lengths beyond the known ones.
+    """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law
+    of lengths beyond the known ones.
 
     `predict` is the price that a forecast may have (queueing.control.advice.answer).
     """
@@ -58,7 +64,11 @@ class Situation:
     def law(self) -> LatencyModel:
         """The shape at the window's speed, residual and stalls."""
         law = self.estimates.law(self.shape)
-        return dataclasses.replace(law, cv=self.shape.cv) if parse_policy(self.estimates.policy).joins_running else law
+        return (
+            dataclasses.replace(law, cv=self.shape.cv)
+            if parse_policy(self.estimates.policy).joins_running
+            else law
+        )
 
     @cached_property
     def lengths(self) -> KnownLengths | None:
@@ -79,22 +89,35 @@ class Situation:
         """Why no setting with that token limit can be forecast; None where it can."""
         if self.lengths is None:
             known = self.estimates.output_tokens.counts.size
-            return f"nothing is known of the lengths yet: got {counted(known, 'answer')}, expected at least {FEWEST}"
+            return (
+                f"nothing is known of the lengths yet: got {counted(known, 'answer')}, "
+                f"expected at least {FEWEST}"
+            )
         if not self.rate > 0:
             return "nothing arrived in the window: there is no rate to forecast at"
         return self.lengths.refusal(limit)
 
-    def model(self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None) -> Model:
-        """The queue of a setting; `whole` and `law` in place of the estimated ones. Where `refusal` has nothing to say."""
+    def model(
+        self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None
+    ) -> Model:
+        """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
+        `refusal` has nothing to say.
+        """
         law = self.law if law is None else law
         prompts = self.estimates.prompt_tokens
-        given: dict[str, Any] = {"max_num_seqs": self.limits.max_num_seqs, "servers": knobs.servers, "patience": self.limits.patience}
+        given: dict[str, Any] = {
+            "max_num_seqs": self.limits.max_num_seqs,
+            "servers": knobs.servers,
+            "patience": self.limits.patience,
+        }
         if whole is None:
             assert self.lengths is not None
             whole = self.lengths.whole
         return Model(
             policy=parse_policy(knobs.policy),
-            output_tokens=whole if knobs.max_output_tokens is None else whole.clip(knobs.max_output_tokens),
+            output_tokens=whole
+            if knobs.max_output_tokens is None
+            else whole.clip(knobs.max_output_tokens),
             law=law,
             prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
             sequences=self.estimates.call_sizes,
@@ -108,7 +131,9 @@ class Situation:
         return self._forecasts[knobs]
 
     def response(self, knobs: Knobs, measure: Measure) -> Response:
-        """How what is measured of the setting moves with the estimates. Only for a setting with a steady state."""
+        """How what is measured of the setting moves with the estimates. Only for a setting with
+        a steady state.
+        """
         if (knobs, measure) not in self._responses:
             self._responses[knobs, measure] = self._response(knobs, measure)
         return self._responses[knobs, measure]
@@ -125,17 +150,25 @@ class Situation:
         return self.measured(predict)(self.model(knobs), self.rate)
 
     def backlog(self, model: Model, arrival_rate: float) -> float:
-        """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a continuous engine."""
+        """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a
+        continuous engine.
+        """
         stalls = self.estimates.stalls
         if not stalls.count or not model.policy.joins_running:
             return 0.0
-        busy = None if parse_policy(self.estimates.policy).joins_running else utilisation_of(model, arrival_rate)
+        busy = (
+            None
+            if parse_policy(self.estimates.policy).joins_running
+            else utilisation_of(model, arrival_rate)
+        )
         return stall_backlog(stalls, model.load(arrival_rate), model.patience, utilisation=busy)
 
     def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
-        """What the gateway would measure of a model of this situation: with its own turnaround, and behind the stalls.
+        """What the gateway would measure of a model of this situation: with its own turnaround, and
+        behind the stalls.
 
-        Whatever ranks or reports settings by their predictions asks this. `stalling`: with the backlog.
+        Whatever ranks or reports settings by their predictions asks this. `stalling`: with the
+        backlog.
         """
 
         def found(model: Model, arrival_rate: float) -> Prediction:
@@ -145,7 +178,9 @@ class Situation:
         return found
 
     def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
-        """What is measured of the setting at another arrival rate, by simulation. Where it has a steady state there."""
+        """What is measured of the setting at another arrival rate, by simulation. Where it has a
+        steady state there.
+        """
         return self._ask(knobs, measure, rate=factor).value
 
     def _response(self, knobs: Knobs, measure: Measure) -> Response:
@@ -158,7 +193,15 @@ class Situation:
         found = self.forecast(knobs).prediction
         return Response(
             smooth=np.concatenate(
-                [[more * rate, slower * speed, self._by_residual(knobs, measure, base), self._by_stalls(knobs, measure, base)], smooth]
+                [
+                    [
+                        more * rate,
+                        slower * speed,
+                        self._by_residual(knobs, measure, base),
+                        self._by_stalls(knobs, measure, base),
+                    ],
+                    smooth,
+                ]
             ),
             loads=np.concatenate([[rate, speed, 0.0, 0.0], loads]),
             load=base.load,
@@ -167,8 +210,12 @@ class Situation:
             own=0.0 if found is None else own_error(found, measure.quantity),
         )
 
-    def _by_lengths(self, knobs: Knobs, measure: Measure, base: Asked, more: float, *, pole: bool) -> tuple[Vector, Vector]:
-        """What the parts of the lengths do to ln load and ln g, scaled to a 95 % half width of all of them."""
+    def _by_lengths(
+        self, knobs: Knobs, measure: Measure, base: Asked, more: float, *, pole: bool
+    ) -> tuple[Vector, Vector]:
+        """What the parts of the lengths do to ln load and ln g, scaled to a 95 % half width of
+        all of them.
+        """
         assert self.lengths is not None
         loads, smooth = [], []
         for part in self.lengths.parts:
@@ -178,15 +225,27 @@ class Situation:
             smooth.append(asked.smooth(pole=pole) + more * loads[-1])
         degrees = len(loads) - 1
         scale = float(stdtrit(degrees, 0.975)) * self.lengths.to_error / math.sqrt(degrees)
-        return scale * (np.array(loads) - np.mean(loads)), scale * (np.array(smooth) - np.mean(smooth))
+        return scale * (np.array(loads) - np.mean(loads)), scale * (
+            np.array(smooth) - np.mean(smooth)
+        )
 
     def _by_stalls(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
-        """Of n stalls, each as likely as any other moment, what they add to M has the relative error 1 / sqrt(n)."""
+        """Of n stalls, each as likely as any other moment, what they add to M has the relative
+        error 1 / sqrt(n).
+        """
         if not self.law.stall_share and not self.backlog(self.model(knobs), self.rate):
             return 0.0
         assert self.lengths is not None
-        without = self._asked(knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0, stalling=False)
-        return NORMAL * (1 - without.value / base.value) / math.sqrt(max(1, self.estimates.stalls.count)) if base.value else 0.0
+        without = self._asked(
+            knobs, measure, self.law.without_stalls(), self.lengths.whole, 1.0, stalling=False
+        )
+        return (
+            NORMAL
+            * (1 - without.value / base.value)
+            / math.sqrt(max(1, self.estimates.stalls.count))
+            if base.value
+            else 0.0
+        )
 
     @cached_property
     def _predictions(self) -> dict[Knobs, Prediction]:
@@ -205,38 +264,83 @@ class Situation:
         return {}
 
     def _forecast(self, knobs: Knobs) -> Forecast:
-        cut = None if self.lengths is None else self.lengths.clipped_fraction(knobs.max_output_tokens)
+        cut = (
+            None if self.lengths is None else self.lengths.clipped_fraction(knobs.max_output_tokens)
+        )
         refusal = self.refusal(knobs.max_output_tokens)
         if refusal is not None or self.lengths is None:
-            return Forecast(knobs=knobs, load=math.nan, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(refusal or "",))
+            return Forecast(
+                knobs=knobs,
+                load=math.nan,
+                prediction=None,
+                mean=UNKNOWN,
+                clipped_fraction=cut,
+                notes=(refusal or "",),
+            )
         model, notes = self.model(knobs), self.lengths.notes(knobs.max_output_tokens)
         load = model.load(self.rate)
         try:
             found = self.predicted(knobs)
         except UnstableQueueError as error:
-            return Forecast(knobs=knobs, load=load, prediction=None, mean=UNKNOWN, clipped_fraction=cut, notes=(*notes, str(error)))
+            return Forecast(
+                knobs=knobs,
+                load=load,
+                prediction=None,
+                mean=UNKNOWN,
+                clipped_fraction=cut,
+                notes=(*notes, str(error)),
+            )
         notes = (*notes, *self._left_out(model, found))
-        bare = Forecast(knobs=knobs, load=load, prediction=found, mean=UNKNOWN, clipped_fraction=cut, notes=notes)
+        bare = Forecast(
+            knobs=knobs,
+            load=load,
+            prediction=found,
+            mean=UNKNOWN,
+            clipped_fraction=cut,
+            notes=notes,
+        )
         self._forecasts[knobs] = bare  # `response` reads its method's error
-        return dataclasses.replace(bare, mean=self._interval(bare, "queueing_delay"), sojourn=self._interval(bare, "sojourn_time"))
+        return dataclasses.replace(
+            bare,
+            mean=self._interval(bare, "queueing_delay"),
+            sojourn=self._interval(bare, "sojourn_time"),
+        )
 
     def _left_out(self, model: Model, found: Prediction) -> tuple[str, ...]:
         """Of the queue behind a stall."""
-        stalls, joins, backlog = self.estimates.stalls, model.policy.joins_running, self.backlog(model, self.rate)
+        stalls, joins, backlog = (
+            self.estimates.stalls,
+            model.policy.joins_running,
+            self.backlog(model, self.rate),
+        )
         if joins and backlog > NAMED * (found.sojourn_time.mean or 0.0):
-            left_out = "queueing delay, quantiles and time to first token leave out the queue behind a stall"
+            left_out = (
+                "queueing delay, quantiles and time to first token leave out the queue "
+                "behind a stall"
+            )
             return (f"{left_out} ({1000 * backlog:.3g} ms of the mean sojourn)",)
         if joins or not stalls.count or self.law.stall_share:
             return ()
-        return (f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the busy time)",)
+        return (
+            f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the "
+            "busy time)",
+        )
 
     def _interval(self, bare: Forecast, quantity: Quantity) -> Estimate:
         assert bare.prediction is not None
-        found = bare.prediction.served_queueing_delay if quantity == "queueing_delay" else bare.prediction.sojourn_time
+        found = (
+            bare.prediction.served_queueing_delay
+            if quantity == "queueing_delay"
+            else bare.prediction.sojourn_time
+        )
         if found.mean is None:
             return UNKNOWN
         least = self.estimates.gateway_turnaround
-        return self.response(bare.knobs, Measure(quantity=quantity)).interval(found.mean, self.effective_n).at_least(least)
+        return (
+            self.response(bare.knobs, Measure(quantity=quantity))
+            .interval(found.mean, self.effective_n)
+            .at_least(least)
+        )
 
     def _ask(
         self,
@@ -250,17 +354,30 @@ class Situation:
     ) -> Asked:
         """The number at other estimates, by simulation."""
         assert self.lengths is not None
-        law = dataclasses.replace(self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv)
-        return self._asked(knobs, measure, law, self.lengths.whole if whole is None else whole, rate)
+        law = dataclasses.replace(
+            self.law, speed=self.law.speed * speed, cv=self.law.cv if cv is None else cv
+        )
+        return self._asked(
+            knobs, measure, law, self.lengths.whole if whole is None else whole, rate
+        )
 
     def _asked(
-        self, knobs: Knobs, measure: Measure, law: LatencyModel, whole: TokenDistribution, rate: float, *, stalling: bool = True
+        self,
+        knobs: Knobs,
+        measure: Measure,
+        law: LatencyModel,
+        whole: TokenDistribution,
+        rate: float,
+        *,
+        stalling: bool = True,
     ) -> Asked:
         """One simulation for all measures that need no quantile."""
         model, at = self.model(knobs, whole, law), self.rate * rate
         key = (knobs, measure.slo, law, id(whole), rate, stalling)
         if key not in self._simulated:
-            ask = self.measured(lambda queue, arrivals: rough(queue, arrivals, measure.slo), stalling=stalling)
+            ask = self.measured(
+                lambda queue, arrivals: rough(queue, arrivals, measure.slo), stalling=stalling
+            )
             self._simulated[key] = ask(model, at)
         return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 

@@ -1,1 +1,3 @@
-"""The autopilot: turns policy, batch size and token limit, one at a time, inside bounds; pure decisions, no clock, no I/O."""
+"""The autopilot: turns policy, batch size and token limit, one at a time, inside bounds; pure
+decisions, no clock, no I/O.
+"""

@@ -13,24 +13,33 @@ from queueing.control.autopilot.look import Look
 from queueing.estimation.lengths import Lengths
 
 ONE_SIDED = 1.6448536269514722  # 95 %
-URGENT = 1.0  # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be raised again
+# 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be
+# raised again
+URGENT = 1.0
 
 
 def candidates(seen: Look, bounds: Bounds, *, urgent: bool = False) -> list[Knobs]:
     """Policies, then batch sizes, then token limits; without the setting in force.
 
-    A lower limit never makes anyone wait longer, so of the limits only the lowest that the bounds allow is worth asking about.
+    A lower limit never makes anyone wait longer, so of the limits only the lowest that the bounds
+    allow is worth asking about.
     """
     current, seqs = seen.current, seen.limits.max_num_seqs
     found = bounds.other_policies(current, seqs) + bounds.other_sizes(current, seqs)
-    limit = lowest_limit(seen.estimates.output_tokens, bounds, seen.longest, URGENT if urgent else ONE_SIDED)
-    if limit is not None and (current.max_output_tokens is None or limit < current.max_output_tokens):
+    limit = lowest_limit(
+        seen.estimates.output_tokens, bounds, seen.longest, URGENT if urgent else ONE_SIDED
+    )
+    if limit is not None and (
+        current.max_output_tokens is None or limit < current.max_output_tokens
+    ):
         found.append(dataclasses.replace(current, max_output_tokens=limit))
     return list(dict.fromkeys(found))
 
 
 def repairs(seen: Look, bounds: Bounds) -> tuple[Knobs, str] | None:
-    """What brings the setting in force back inside the bounds, and what is wrong with it; None where it lies inside."""
+    """What brings the setting in force back inside the bounds, and what is wrong with it; None
+    where it lies inside.
+    """
     current, lengths = seen.current, seen.estimates.output_tokens
     limit = current.max_output_tokens
     lowest = lowest_limit(lengths, bounds, seen.longest)
@@ -41,19 +50,30 @@ def repairs(seen: Look, bounds: Bounds) -> tuple[Knobs, str] | None:
         if higher is None and bounds.largest_token_limit is not None:
             return None  # the operator's own largest limit: nothing higher may be set
         return dataclasses.replace(current, max_output_tokens=higher), (
-            f"the token limit {limit} cuts {cut:.1%} of the answers, more than the {bounds.max_clipped_fraction:.1%} allowed"
+            f"the token limit {limit} cuts {cut:.1%} of the answers, more than the "
+            f"{bounds.max_clipped_fraction:.1%} allowed"
         )
     if not bounds.allows_limit(limit):
         allowed = bounds.token_limits(seen.longest)
         target = lowest if lowest is not None else (allowed[-1] if allowed else None)
         if target != limit:
-            return dataclasses.replace(current, max_output_tokens=target), f"{_named(limit)} lies outside the bounds"
+            return dataclasses.replace(
+                current, max_output_tokens=target
+            ), f"{_named(limit)} lies outside the bounds"
     return None
 
 
-def lowest_limit(lengths: Lengths, bounds: Bounds, longest: int, z: float = ONE_SIDED) -> int | None:
-    """The lowest allowed limit that surely cuts no more answers than allowed (`z`: how surely); None where there is none."""
-    allowed = (limit for limit in bounds.token_limits(longest) if upper_fraction(lengths, limit, z) <= bounds.max_clipped_fraction)
+def lowest_limit(
+    lengths: Lengths, bounds: Bounds, longest: int, z: float = ONE_SIDED
+) -> int | None:
+    """The lowest allowed limit that surely cuts no more answers than allowed (`z`: how surely);
+    None where there is none.
+    """
+    allowed = (
+        limit
+        for limit in bounds.token_limits(longest)
+        if upper_fraction(lengths, limit, z) <= bounds.max_clipped_fraction
+    )
     return next(allowed, None)
 
 
@@ -74,7 +94,9 @@ def lower_fraction(lengths: Lengths, limit: int, z: float = ONE_SIDED) -> float:
 
 
 def _wilson(lengths: Lengths, limit: int, z: float) -> float:
-    """From the answers that say whether they go beyond the limit: those that ended, or reached it."""
+    """From the answers that say whether they go beyond the limit: those that ended, or reached
+    it.
+    """
     number = int(np.count_nonzero(~lengths.censored | (lengths.counts >= limit)))
     if not number:
         return 1.0 if z > 0 else 0.0

@@ -1,4 +1,6 @@
-"""Which of the settings one knob away, and what stands against it: in an unstable queue, in a stable one, outside the bounds."""
+"""Which of the settings one knob away, and what stands against it: in an unstable queue, in a
+stable one, outside the bounds.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,15 @@ class Chooser:
 
     def lowers(self, knobs: Knobs, by: float) -> bool:
         """Whether the load falls by that fraction at least, in every situation."""
-        return all(then <= (1 - by) * now for then, now in zip(self.loads(knobs), self.loads(self.current), strict=True))
+        return all(
+            then <= (1 - by) * now
+            for then, now in zip(self.loads(knobs), self.loads(self.current), strict=True)
+        )
 
     def safe(self, knobs: Knobs) -> bool:
-        """Stable with a margin at the upper ends of rate and speed, or nearer to stability than what is in force."""
+        """Stable with a margin at the upper ends of rate and speed, or nearer to stability than
+        what is in force.
+        """
         worst = self.loads(knobs)[0] * self.known.highest
         return worst <= 1 - self.rules.margin or self.lowers(knobs, 0.0)
 
@@ -66,14 +73,21 @@ class Chooser:
         found = forbidden(self.state, knobs, self.known.rate.value, self.seen.now, self.rules)
         if found is None:
             return None
-        return f"it did worse than predicted {found.times} time{'s' * (found.times > 1)} at this load and is not tried again yet"
+        return (
+            f"it did worse than predicted {found.times} time{'s' * (found.times > 1)} at this "
+            "load and is not tried again yet"
+        )
 
     def doubts(self) -> str | None:
         """Why only the safe direction is open."""
         failing = self.seen.failing()
         if failing:
             return "; ".join(each.says for each in failing)
-        return None if self.seen.enough and len(self.known.situations) == 1 else "there are not enough data for more"
+        return (
+            None
+            if self.seen.enough and len(self.known.situations) == 1
+            else "there are not enough data for more"
+        )
 
     def decision(self, after: Knobs, reason: str, gain: Estimate) -> Decision:
         """The change to a setting."""
@@ -98,20 +112,34 @@ class Chooser:
 def rescue(chooser: Chooser) -> Proposal | None:
     """In a queue without a steady state: the lowest load one knob away."""
     seen, current = chooser.seen, chooser.current
-    pool = [each for each in candidates(seen, chooser.bounds, urgent=True) if chooser.lowers(each, chooser.rules.safer)]
+    pool = [
+        each
+        for each in candidates(seen, chooser.bounds, urgent=True)
+        if chooser.lowers(each, chooser.rules.safer)
+    ]
     tried = [each for each in pool if chooser.failed(each) is None] or pool
     load = chooser.loads(current)[-1]
     words = (
-        f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to {load * chooser.known.highest:.2f}): the queue grows without bound"
+        f"the load is {load:.2f} ({load * chooser.known.lowest:.2f} to "
+        f"{load * chooser.known.highest:.2f}): the queue grows without bound"
     )
     if not tried:
-        against = "no setting one knob away is known to lower the load by much: fewer requests or more servers may be needed"
+        against = (
+            "no setting one knob away is known to lower the load by much: fewer requests or "
+            "more servers may be needed"
+        )
         return Proposal(chooser.decision(current, words, UNKNOWN), against)
     best = min(tried, key=lambda each: chooser.loads(each)[0])
     then = chooser.loads(best)[0]
     gain = 1 - then / chooser.loads(current)[0]
     reason = f"{words}; of the settings one knob away this has the lowest load, {then:.2f}"
-    return Proposal(chooser.decision(best, reason, Estimate(gain, gain, gain, 0.0) if then >= 1 else Estimate(1.0, 1.0, 1.0, 0.0)))
+    return Proposal(
+        chooser.decision(
+            best,
+            reason,
+            Estimate(gain, gain, gain, 0.0) if then >= 1 else Estimate(1.0, 1.0, 1.0, 0.0),
+        )
+    )
 
 
 def to_bounds(chooser: Chooser, target: Knobs, why: str) -> Proposal:
@@ -122,45 +150,74 @@ def to_bounds(chooser: Chooser, target: Knobs, why: str) -> Proposal:
 
 
 def search(chooser: Chooser) -> Proposal | None:
-    """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely shorter."""
+    """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely
+    shorter.
+    """
     cautious, rules, doubts = chooser.known.situations[0], chooser.rules, chooser.doubts()
-    pool = [each for each in candidates(chooser.seen, chooser.bounds) if doubts is None or chooser.lowers(each, rules.safer)]
+    pool = [
+        each
+        for each in candidates(chooser.seen, chooser.bounds)
+        if doubts is None or chooser.lowers(each, rules.safer)
+    ]
     ranked = _ranked(cautious, chooser.current, pool)
-    before = {quantity: weigh(cautious, chooser.current, quantity) for quantity in {each.quantity for each in ranked}}
+    before = {
+        quantity: weigh(cautious, chooser.current, quantity)
+        for quantity in {each.quantity for each in ranked}
+    }
     better = [each for each in ranked if _worth(before[each.quantity], each, rules)]
     if not better:
         return None
     against = [_against(chooser, each.knobs) for each in better]
     allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
     if not allowed:
-        return Proposal(_described(chooser, better[0], _gain(chooser, better[0]), doubts), against[0])
+        return Proposal(
+            _described(chooser, better[0], _gain(chooser, better[0]), doubts), against[0]
+        )
     gains = []
     for each in allowed[:TRIED]:
         gains.append(_gain(chooser, each))
         if gains[-1].low > 0:
             return Proposal(_described(chooser, each, gains[-1], doubts))
-    return Proposal(_described(chooser, allowed[0], gains[0], doubts), "the gain is not sure: its interval holds 0")
+    return Proposal(
+        _described(chooser, allowed[0], gains[0], doubts),
+        "the gain is not sure: its interval holds 0",
+    )
 
 
 def _ranked(situation: Situation, current: Knobs, pool: Sequence[Knobs]) -> list[Weighed]:
-    """In the order of what compares all of them; each weighed by what compares it with the setting in force."""
+    """In the order of what compares all of them; each weighed by what compares it with the
+    setting in force.
+    """
     common = between(current, *pool)
-    found = sorted((weigh(situation, each, common) for each in pool), key=lambda each: (each.mean, each.load))
+    found = sorted(
+        (weigh(situation, each, common) for each in pool), key=lambda each: (each.mean, each.load)
+    )
     own = [between(current, each.knobs) for each in found]
-    return [each if quantity == common else weigh(situation, each.knobs, quantity) for each, quantity in zip(found, own, strict=True)]
+    return [
+        each if quantity == common else weigh(situation, each.knobs, quantity)
+        for each, quantity in zip(found, own, strict=True)
+    ]
 
 
 def _worth(before: Weighed, after: Weighed, rules: Rules) -> bool:
-    """Whether the gain, as it is simulated, exceeds the thresholds; where neither is stable, whether the load falls."""
+    """Whether the gain, as it is simulated, exceeds the thresholds; where neither is stable,
+    whether the load falls.
+    """
     if math.isinf(after.mean):
         return math.isinf(before.mean) and after.load <= (1 - rules.safer) * before.load
-    return after.mean <= (1 - rules.threshold) * before.mean and before.mean - after.mean >= rules.floor
+    return (
+        after.mean <= (1 - rules.threshold) * before.mean
+        and before.mean - after.mean >= rules.floor
+    )
 
 
 def _against(chooser: Chooser, knobs: Knobs) -> str | None:
     if not chooser.safe(knobs):
         load = chooser.loads(knobs)[0]
-        return f"at load {load:.2f} (up to {load * chooser.known.highest:.2f}) the queue might become unstable"
+        return (
+            f"at load {load:.2f} (up to {load * chooser.known.highest:.2f}) the queue might "
+            "become unstable"
+        )
     return chooser.failed(knobs)
 
 
@@ -173,10 +230,17 @@ def _gain(chooser: Chooser, chosen: Weighed) -> Estimate:
     """What holds in every situation."""
     knobs, quantity = chosen.knobs, chosen.quantity
     gains: Sequence[Estimate] = [
-        gain_of(each, weigh(each, chooser.current, quantity), weigh(each, knobs, quantity), chooser.known.relative)
+        gain_of(
+            each,
+            weigh(each, chooser.current, quantity),
+            weigh(each, knobs, quantity),
+            chooser.known.relative,
+        )
         for each in chooser.known.situations
     ]
-    return replace(gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains))
+    return replace(
+        gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains)
+    )
 
 
 def _described(chooser: Chooser, chosen: Weighed, gain: Estimate, doubts: str | None) -> Decision:

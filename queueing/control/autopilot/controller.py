@@ -1,14 +1,18 @@
-"""The controller: asked every few seconds with a look at the window, answers with at most one decision.
+"""The controller: asked every few seconds with a look at the window, answers with at most one
+decision.
 
 unstable          the load's lower end is above 1: the setting with the lowest load one knob away, at once, and again every few seconds
 safe direction    too few data, or an assumption of the model fails: only settings with a clearly lower load, and a sure gain
 steady            the setting with the shortest mean delay one knob away (of different families: sojourn time, as their services differ);
                   its gain must exceed a threshold, its interval exclude 0,
-                  and it must stay stable, with a margin, at the upper ends of the intervals of rate and speed
+                  and it must stay stable, with a margin, at the upper ends of the intervals of rate
+                  and speed
 
-One knob at a time; after a change nothing for `Rules.cool_down` seconds and `Rules.fewest` requests, longer after a rollback. Every
-change is measured afterwards (queueing.control.autopilot.judging). The driver asks after each assessment, puts `Decision.after` in force
-if `Decision.acts`, and logs `Decision.says`; if it does not act, the next look shows that and the change is forgotten.
+One knob at a time; after a change nothing for `Rules.cool_down` seconds and `Rules.fewest`
+requests, longer after a rollback. Every change is measured afterwards
+(queueing.control.autopilot.judging). The driver asks after each assessment, puts `Decision.after`
+in force if `Decision.acts`, and logs `Decision.says`; if it does not act, the next look shows that
+and the change is forgotten.
 """
 
 from __future__ import annotations
@@ -37,7 +41,9 @@ Mode = Literal["off", "advise", "act"]
 
 @dataclass(slots=True, kw_only=True)
 class Autopilot:
-    """Plain values throughout: may live in the predicting process, or travel with each question. Raises SpecError for a mode it lacks."""
+    """Plain values throughout: may live in the predicting process, or travel with each question.
+    Raises SpecError for a mode it lacks.
+    """
 
     bounds: Bounds = field(default_factory=Bounds)
     mode: Mode = "off"
@@ -46,10 +52,14 @@ class Autopilot:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
-            raise SpecError(f"got autopilot mode {self.mode!r}; expected {', '.join(get_args(Mode))}")
+            raise SpecError(
+                f"got autopilot mode {self.mode!r}; expected {', '.join(get_args(Mode))}"
+            )
 
     def decide(self, seen: Look) -> Decision | None:
-        """The one thing to do or to say now; up to about a second of computing when a search is due, else little."""
+        """The one thing to do or to say now; up to about a second of computing when a search is
+        due, else little.
+        """
         if self.mode == "off":
             return None
         self._check_in_force(seen)
@@ -63,24 +73,31 @@ class Autopilot:
         if self._unstable(seen, known):
             resting = seen.now - self.state.changed_at < self.rules.rescue_gap
             return None if resting else self._proposed(seen, known, rescue(chooser))
-        if self._resting(seen) or (seen.now < self.state.think_at and chooser.loads(seen.current)[0] < 1):
+        if self._resting(seen) or (
+            seen.now < self.state.think_at and chooser.loads(seen.current)[0] < 1
+        ):
             return None
         self.state.think_at = seen.now + self.rules.think_every
         wrong = repairs(seen, self.bounds)
-        return self._proposed(seen, known, search(chooser) if wrong is None else to_bounds(chooser, *wrong))
+        return self._proposed(
+            seen, known, search(chooser) if wrong is None else to_bounds(chooser, *wrong)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The state, as JSON, for the state file."""
         return self.state.to_dict()
 
     def restore(self, plain: Mapping[str, Any], shift: float = 0.0) -> None:
-        """Take up what `to_dict` wrote; `shift` seconds from the old clock to the new one. Raises ValueError for another schema."""
+        """Take up what `to_dict` wrote; `shift` seconds from the old clock to the new one.
+        Raises ValueError for another schema.
+        """
         self.state = State.from_dict(plain).shifted(shift)
 
     def _check_in_force(self, seen: Look) -> None:
         trial = self.state.trial
         if trial is not None and trial.decision.after != seen.current:
-            self.state.trial = None  # somebody else turned a knob, or the driver did not: there is nothing to measure
+            # somebody else turned a knob, or the driver did not: there is nothing to measure
+            self.state.trial = None
 
     def _judged(self, seen: Look, known: Knowledge) -> Decision | None:
         """What became of the last change, if that can be said."""
@@ -96,14 +113,23 @@ class Autopilot:
             return None
         self.state.trial = None
         if found.kind == "rollback":
-            here, there = (_load(known.situations[0], knobs) for knobs in (found.before, found.after))
+            here, there = (
+                _load(known.situations[0], knobs) for knobs in (found.before, found.after)
+            )
             if there * known.highest >= 1 and there > here:
-                reason = f"{found.reason}, but before it the load would now be {there:.2f}: there is no way back"
-                found = replace(found, kind="kept", before=found.after, after=found.before, reason=reason)
+                reason = (
+                    f"{found.reason}, but before it the load would now be {there:.2f}: there "
+                    "is no way back"
+                )
+                found = replace(
+                    found, kind="kept", before=found.after, after=found.before, reason=reason
+                )
                 return replace(found, load_before=found.load_after, load_after=found.load_before)
             remember(self.state, trial, known.rate.value, seen.now, self.rules)
             if self.mode != "act":
-                return replace(found, kind="held back", reason=f"the autopilot only advises ({found.reason})")
+                return replace(
+                    found, kind="held back", reason=f"the autopilot only advises ({found.reason})"
+                )
             self._changed(seen, self.rules.cool_down * self.rules.after_rollback)
         return found
 
@@ -116,11 +142,17 @@ class Autopilot:
         return all(_load(each, seen.current) * known.lowest > 1 for each in known.situations)
 
     def _resting(self, seen: Look) -> bool:
-        """Whether the last change is too recent; before the first one there is nothing to wait for."""
-        return math.isfinite(self.state.changed_at) and (seen.now < self.state.cool_until or seen.estimates.count < self.rules.fewest)
+        """Whether the last change is too recent; before the first one there is nothing to wait
+        for.
+        """
+        return math.isfinite(self.state.changed_at) and (
+            seen.now < self.state.cool_until or seen.estimates.count < self.rules.fewest
+        )
 
     def _proposed(self, seen: Look, known: Knowledge, proposal: Proposal | None) -> Decision | None:
-        """The change, noted as on trial; or what stands against it, said once and again after a while."""
+        """The change, noted as on trial; or what stands against it, said once and again after a
+        while.
+        """
         if proposal is None:
             return None
         found, against = proposal.decision, proposal.against
@@ -132,7 +164,10 @@ class Autopilot:
             self.state.said, self.state.said_at = found.after, seen.now
             return replace(found, kind="held back", reason=f"{against} ({found.reason})")
         self.state.trial = Trial(
-            decision=found, rate=known.rate, waiting=seen.waiting, unstable_before=not math.isfinite(found.predicted_before.value)
+            decision=found,
+            rate=known.rate,
+            waiting=seen.waiting,
+            unstable_before=not math.isfinite(found.predicted_before.value),
         )
         self._changed(seen, self.rules.cool_down)
         return found

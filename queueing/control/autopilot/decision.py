@@ -1,4 +1,6 @@
-"""One decision of the autopilot, with all that explains it: a value that is logged, shown and kept."""
+"""One decision of the autopilot, with all that explains it: a value that is logged, shown and
+kept.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ Kind = Literal["change", "rollback", "kept", "held back"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do (`change`, `rollback`: put `after` in force), or what was found (`kept`, `held back`: do nothing, log it).
+    """What to do (`change`, `rollback`: put `after` in force), or what was found (`kept`, `held
+    back`: do nothing, log it).
 
-    `predicted_*` and `observed_*` are means of `compared`, seconds; unknown where there is no steady state. For `kept` and `rollback` the
-    knobs and predictions are those of the change that was measured (`rollback` turns the knob from `before` back to `after`).
+    `predicted_*` and `observed_*` are means of `compared`, seconds; unknown where there is no
+    steady state. For `kept` and `rollback` the knobs and predictions are those of the change that
+    was measured (`rollback` turns the knob from `before` back to `after`).
     """
 
     at: float
@@ -50,10 +54,16 @@ class Decision:
     @property
     def says(self) -> str:
         """One line for the log."""
-        turned = setting(self.before) if self.before == self.after else f"{self.knob}, {setting(self.before)} -> {setting(self.after)}"
+        turned = (
+            setting(self.before)
+            if self.before == self.after
+            else f"{self.knob}, {setting(self.before)} -> {setting(self.after)}"
+        )
         parts = [f"{self.kind}: {turned}", self.reason]
         predicted, observed = (
-            _beside(self.predicted_before, self.predicted_after, self.predicted_gain, "without bound"),
+            _beside(
+                self.predicted_before, self.predicted_after, self.predicted_gain, "without bound"
+            ),
             _beside(self.observed_before, self.observed_after, self.measured_gain, "not measured"),
         )
         parts += [f"predicted {WORDS[self.compared]} {predicted}"] if predicted else []
@@ -77,7 +87,11 @@ class Decision:
         """What `to_dict` wrote."""
         fields: dict[str, Any] = {}
         for item in dataclasses.fields(cls):
-            value = plain.get(item.name, "queueing_delay") if item.name == "compared" else plain[item.name]
+            value = (
+                plain.get(item.name, "queueing_delay")
+                if item.name == "compared"
+                else plain[item.name]
+            )
             if item.name in ("before", "after"):
                 value = Knobs(**value)
             elif isinstance(value, Mapping):
@@ -88,7 +102,11 @@ class Decision:
 
 def setting(knobs: Knobs) -> str:
     """The knobs in words."""
-    limit = "no token limit" if knobs.max_output_tokens is None else f"token limit {knobs.max_output_tokens}"
+    limit = (
+        "no token limit"
+        if knobs.max_output_tokens is None
+        else f"token limit {knobs.max_output_tokens}"
+    )
     return f"{knobs.policy}, {limit}"
 
 
@@ -96,7 +114,10 @@ def seconds(value: Estimate, missing: str = "without bound") -> str:
     """A delay with its interval."""
     if not math.isfinite(value.value):
         return missing
-    ends = (f"{_short(max(0.0, end))}" if math.isfinite(end) else "unbounded" for end in (value.low, value.high))
+    ends = (
+        f"{_short(max(0.0, end))}" if math.isfinite(end) else "unbounded"
+        for end in (value.low, value.high)
+    )
     return f"{_short(value.value)} ({' to '.join(ends)})"
 
 
@@ -110,7 +131,11 @@ def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> 
     if not (math.isfinite(before.value) or math.isfinite(after.value)):
         return ""
     words = f"{seconds(before, missing)} -> {seconds(after, missing)}"
-    return f"{words}, {percent(gain)}" if math.isfinite(gain.value) and math.isfinite(before.value) else words
+    return (
+        f"{words}, {percent(gain)}"
+        if math.isfinite(gain.value) and math.isfinite(before.value)
+        else words
+    )
 
 
 def _short(value: float) -> str:

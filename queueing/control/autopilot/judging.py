@@ -1,11 +1,14 @@
-"""What became of a change: measured against what was predicted and against what was before, once the queue has settled.
+"""What became of a change: measured against what was predicted and against what was before, once
+the queue has settled.
 
-Means are of what the change was chosen by: queueing delays, or sojourn times where the families differ.
+Means are of what the change was chosen by: queueing delays, or sojourn times where the families
+differ.
 
 worse      observed after > predicted there now, and > observed before (both beyond the 95 % intervals, which respect autocorrelation),
            or: the queue grows far beyond what was predicted, though it was stable before      -> rolled back, and remembered
 kept       everything else; also where the load has changed meanwhile, where the queue had no steady state before, and
-           where `Rules.longest_trial` passed without an answer (at high load a queue forgets slowly)
+           where `Rules.longest_trial` passed without an answer (at high load a queue forgets
+           slowly)
 """
 
 from __future__ import annotations
@@ -28,33 +31,65 @@ def overwhelmed(seen: Look, trial: Trial) -> bool:
     expected = trial.decision.predicted_after
     if trial.unstable_before or not expected.known:
         return False
-    usual = max(expected.high, trial.decision.observed_before.value if trial.decision.observed_before.known else 0.0)
+    usual = max(
+        expected.high,
+        trial.decision.observed_before.value if trial.decision.observed_before.known else 0.0,
+    )
     return seen.waiting > GROWN * (trial.rate.high * usual + trial.waiting) + ALWAYS
 
 
 def measurable(seen: Look, trial: Trial, rules: Rules) -> bool:
     """Whether enough requests of a settled queue were seen."""
     long_enough = seen.now - trial.decision.at >= rules.cool_down and seen.judged >= rules.fewest
-    return long_enough and seen.enough and seen.holds("settled") is not False and seen.observed_of(trial.decision.compared).known
+    return (
+        long_enough
+        and seen.enough
+        and seen.holds("settled") is not False
+        and seen.observed_of(trial.decision.compared).known
+    )
 
 
-def judge(seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules) -> Decision | None:
-    """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in force at this window's estimates."""
+def judge(
+    seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules
+) -> Decision | None:
+    """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in
+    force at this window's estimates.
+    """
     ratio = rate.value / trial.rate.value
-    moved = abs(math.log(ratio)) > rules.forgiven and not (rate.low <= trial.rate.high and trial.rate.low <= rate.high)
+    moved = abs(math.log(ratio)) > rules.forgiven and not (
+        rate.low <= trial.rate.high and trial.rate.low <= rate.high
+    )
     if overwhelmed(seen, trial) and not moved:
-        return _answer(seen, trial, "rollback", f"{seen.waiting} requests wait, far more than predicted: the queue grows")
+        return _answer(
+            seen,
+            trial,
+            "rollback",
+            f"{seen.waiting} requests wait, far more than predicted: the queue grows",
+        )
     over = seen.now - trial.decision.at >= rules.longest_trial
     if not measurable(seen, trial, rules):
-        return _answer(seen, trial, "kept", "it could not be measured in time: the queue has not settled") if over else None
+        return (
+            _answer(
+                seen, trial, "kept", "it could not be measured in time: the queue has not settled"
+            )
+            if over
+            else None
+        )
     if trial.unstable_before:
         return _answer(seen, trial, "kept", "the queue had no steady state before the change")
     if moved:
-        return _answer(seen, trial, "kept", f"the arrival rate is {ratio:.2f} times that of before: not to be compared")
+        return _answer(
+            seen,
+            trial,
+            "kept",
+            f"the arrival rate is {ratio:.2f} times that of before: not to be compared",
+        )
     found = trial.decision
     observed = seen.observed_of(found.compared)
     if _above(observed, predicted_now) and _above(observed, found.observed_before):
-        return _answer(seen, trial, "rollback", "it does clearly worse than predicted and than before")
+        return _answer(
+            seen, trial, "rollback", "it does clearly worse than predicted and than before"
+        )
     return _answer(seen, trial, "kept", "it does not do worse than predicted and than before")
 
 
@@ -64,21 +99,32 @@ def measured_gain(before: Estimate, after: Estimate) -> Estimate:
         return UNKNOWN
     ratio = after.value / before.value
     factor = math.exp(min(700.0, math.hypot(before.relative, after.relative)))
-    return Estimate(1 - ratio, 1 - ratio * factor, 1 - ratio / factor, min(before.effective_n, after.effective_n))
+    return Estimate(
+        1 - ratio,
+        1 - ratio * factor,
+        1 - ratio / factor,
+        min(before.effective_n, after.effective_n),
+    )
 
 
 def remember(state: State, trial: Trial, rate: float, now: float, rules: Rules) -> None:
     """That this setting failed at this rate."""
     after = trial.decision.after
     times = 1 + max((each.times for each in state.failures if each.knobs == after), default=0)
-    failure = Failure(knobs=after, until=now + rules.forbidden * 2 ** (times - 1), times=times, rate=rate)
+    failure = Failure(
+        knobs=after, until=now + rules.forbidden * 2 ** (times - 1), times=times, rate=rate
+    )
     state.failures = (*(each for each in state.failures if each.knobs != after), failure)
 
 
 def forbidden(state: State, knobs: object, rate: float, now: float, rules: Rules) -> Failure | None:
     """The failure that speaks against a setting now."""
     for each in state.failures:
-        if each.knobs == knobs and now < each.until and abs(math.log(rate / each.rate)) <= rules.forgiven:
+        if (
+            each.knobs == knobs
+            and now < each.until
+            and abs(math.log(rate / each.rate)) <= rules.forgiven
+        ):
             return each
     return None
 
@@ -96,7 +142,15 @@ def _answer(seen: Look, trial: Trial, kind: Kind, reason: str) -> Decision:
     was = trial.decision
     observed = seen.observed_of(was.compared)
     gain = UNKNOWN if trial.unstable_before else measured_gain(was.observed_before, observed)
-    found = replace(was, at=seen.now, kind=kind, reason=reason, observed_after=observed, measured_gain=gain)
+    found = replace(
+        was, at=seen.now, kind=kind, reason=reason, observed_after=observed, measured_gain=gain
+    )
     if kind == "kept":
         return found
-    return replace(found, before=was.after, after=was.before, load_before=was.load_after, load_after=was.load_before)
+    return replace(
+        found,
+        before=was.after,
+        after=was.before,
+        load_before=was.load_after,
+        load_after=was.load_before,
+    )

@@ -1,12 +1,15 @@
-"""What is known at a look, made whole: an earlier epoch's rate and speed where this one is young, lengths beyond the longest seen.
+"""What is known at a look, made whole: an earlier epoch's rate and speed where this one is young,
+lengths beyond the longest seen.
 
-A switch begins an epoch and the window of arrivals with it; but how often clients ask does not depend on the policy. So the sharper of
-the two is used, the earlier one's interval widened by `DRIFT` per minute of age; where the intervals do not meet, the rate has
-changed, and only this epoch's counts.
+A switch begins an epoch and the window of arrivals with it; but how often clients ask does not
+depend on the policy. So the sharper of the two is used, the earlier one's interval widened by
+`DRIFT` per minute of age; where the intervals do not meet, the rate has changed, and only this
+epoch's counts.
 
-Lengths censored at the largest count (all answers so far cut at a limit; or the longest still in service) may end anywhere between
-there and the engine's context. Settings under such a limit do not depend on it. Where the setting in force does, every question is
-asked under both extremes, and an answer must hold under both: what lies beyond ends at once, or at the context's end.
+Lengths censored at the largest count (all answers so far cut at a limit; or the longest still in
+service) may end anywhere between there and the engine's context. Settings under such a limit do not
+depend on it. Where the setting in force does, every question is asked under both extremes, and an
+answer must hold under both: what lies beyond ends at once, or at the context's end.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class Knowledge:
 
 
 def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
-    """The knowledge at a look, or what is missing. Notes rate and speed in the state, for the next epoch."""
+    """The knowledge at a look, or what is missing. Notes rate and speed in the state, for the
+    next epoch.
+    """
     found = seen.estimates
     if state.rate.epoch != found.epoch:
         state.rate_before, state.speed_before = state.rate, state.speed
@@ -63,7 +68,10 @@ def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
     speed = _sharper(found.speed, state.speed_before, seen.now, rules)
     state.rate, state.speed = (Carried(each, seen.now, found.epoch) for each in (rate, speed))
     if not rate.known or not rate.value > 0 or rate.effective_n < rules.fewest_arrivals:
-        return f"{counted(round(rate.effective_n), 'arrival')} known, {rules.fewest_arrivals} are needed"
+        return (
+            f"{counted(round(rate.effective_n), 'arrival')} known, {rules.fewest_arrivals} are "
+            "needed"
+        )
     ended = int(np.count_nonzero(~found.output_tokens.censored))
     if ended < rules.fewest_ended:
         return f"{counted(ended, 'answer')} ended, {rules.fewest_ended} are needed"
@@ -71,7 +79,10 @@ def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
         value = seen.shape.speed
         speed = symmetric(value, rules.unseen_speed * value, 0.0)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
-    situations = tuple(Situation(estimates=each, shape=seen.shape, limits=seen.limits, predict=quick) for each in _completed(whole, seen))
+    situations = tuple(
+        Situation(estimates=each, shape=seen.shape, limits=seen.limits, predict=quick)
+        for each in _completed(whole, seen)
+    )
     refusal = situations[0].refusal(seen.current.max_output_tokens)
     return Knowledge(situations, rate, speed) if refusal is None else refusal
 
@@ -81,14 +92,26 @@ def _completed(found: Estimates, seen: Look) -> list[Estimates]:
     lengths, limit = found.output_tokens, seen.current.max_output_tokens
     if not lengths.unknown_mass:
         return [found]
-    ends = [seen.longest] if limit is not None and limit <= lengths.known_to else [seen.longest, lengths.known_to]
-    return [dataclasses.replace(found, output_tokens=_ending_at(lengths, max(end, lengths.known_to))) for end in dict.fromkeys(ends)]
+    ends = (
+        [seen.longest]
+        if limit is not None and limit <= lengths.known_to
+        else [seen.longest, lengths.known_to]
+    )
+    return [
+        dataclasses.replace(found, output_tokens=_ending_at(lengths, max(end, lengths.known_to)))
+        for end in dict.fromkeys(ends)
+    ]
 
 
 def _ending_at(lengths: Lengths, end: int) -> Lengths:
     """What is censored at the largest count ends at `end`."""
     top = lengths.censored & (lengths.counts == lengths.known_to)
-    return Lengths(np.where(top, end, lengths.counts), lengths.censored & ~top, lengths.weights, lengths.restored_n)
+    return Lengths(
+        np.where(top, end, lengths.counts),
+        lengths.censored & ~top,
+        lengths.weights,
+        lengths.restored_n,
+    )
 
 
 def _sharper(own: Estimate, carried: Carried, now: float, rules: Rules) -> Estimate:

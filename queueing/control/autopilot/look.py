@@ -1,4 +1,6 @@
-"""What the autopilot is shown each time: the window's estimates, what was observed, which assumptions fail, what is in force."""
+"""What the autopilot is shown each time: the window's estimates, what was observed, which
+assumptions fail, what is in force.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Look:
     shape: LatencyModel  # the calibrated law
     current: Knobs
     limits: Limits
-    observed: Estimate = UNKNOWN  # mean queueing delay of this epoch, with an interval that respects autocorrelation
+    observed: Estimate = (
+        UNKNOWN  # mean queueing delay of this epoch, with an interval that respects autocorrelation
+    )
     observed_sojourn: Estimate = UNKNOWN  # likewise
     judged: int = 0  # requests behind it
     assumptions: tuple[Assumption, ...] = ()
@@ -40,8 +44,14 @@ class Look:
         return self.observed_sojourn if quantity == "sojourn_time" else self.observed
 
     def failing(self) -> tuple[Assumption, ...]:
-        """Those whose failure leaves predictions without ground; a queue that has not settled and a rate that moved are waited for."""
-        return tuple(each for each in self.assumptions if each.holds is False and each.name not in ("settled", "constant_rate"))
+        """Those whose failure leaves predictions without ground; a queue that has not settled
+        and a rate that moved are waited for.
+        """
+        return tuple(
+            each
+            for each in self.assumptions
+            if each.holds is False and each.name not in ("settled", "constant_rate")
+        )
 
     def holds(self, name: str) -> bool | None:
         """Of one assumption; None where it was not judged."""
@@ -53,12 +63,24 @@ class Look:
         return self.judged >= ENOUGH and bool(self.assumptions)
 
 
-def look(seen: Snapshot, shape: LatencyModel, current: Knobs, limits: Limits, found: Assessment | None, *, longest: int = LONGEST) -> Look:
-    """From a window. `found` is None where it could not be assessed (a limit beyond what the lengths are known for)."""
+def look(
+    seen: Snapshot,
+    shape: LatencyModel,
+    current: Knobs,
+    limits: Limits,
+    found: Assessment | None,
+    *,
+    longest: int = LONGEST,
+) -> Look:
+    """From a window. `found` is None where it could not be assessed (a limit beyond what the
+    lengths are known for).
+    """
     delays, sojourns = judged(seen), judged(seen, sojourn=True)
     return Look(
         now=seen.now,
-        estimates=estimate(seen, parse_policy(seen.policy), shape) if found is None else found.estimates,
+        estimates=estimate(seen, parse_policy(seen.policy), shape)
+        if found is None
+        else found.estimates,
         shape=shape,
         current=current,
         limits=limits,

@@ -1,4 +1,6 @@
-"""What the autopilot remembers between two decisions, and across a restart: plain values, to and from JSON."""
+"""What the autopilot remembers between two decisions, and across a restart: plain values, to and
+from JSON.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A setting that did worse than predicted: not to be tried before `until`, unless the rate has left that of then."""
+    """A setting that did worse than predicted: not to be tried before `until`, unless the rate
+    has left that of then.
+    """
 
     knobs: Knobs
     until: float
@@ -63,8 +67,14 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        plain: dict[str, Any] = {name: _number(getattr(self, name)) for name in ("changed_at", "cool_until", "think_at", "said_at")}
-        plain |= {"schema_version": SCHEMA_VERSION, "said": None if self.said is None else dataclasses.asdict(self.said)}
+        plain: dict[str, Any] = {
+            name: _number(getattr(self, name))
+            for name in ("changed_at", "cool_until", "think_at", "said_at")
+        }
+        plain |= {
+            "schema_version": SCHEMA_VERSION,
+            "said": None if self.said is None else dataclasses.asdict(self.said),
+        }
         plain |= {name: _carried(getattr(self, name)) for name in CARRIED}
         plain["failures"] = [dataclasses.asdict(each) for each in self.failures]
         trial = self.trial
@@ -82,10 +92,18 @@ class State:
     def from_dict(cls, plain: Mapping[str, Any]) -> State:
         """What `to_dict` wrote. Raises ValueError for another schema."""
         if plain.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"got an autopilot state of schema version {plain.get('schema_version')}; this Kendall reads {SCHEMA_VERSION}")
-        fields: dict[str, Any] = {name: _instant(plain[name]) for name in ("changed_at", "cool_until", "think_at", "said_at")}
+            raise ValueError(
+                f"got an autopilot state of schema version {plain.get('schema_version')}; this "
+                f"Kendall reads {SCHEMA_VERSION}"
+            )
+        fields: dict[str, Any] = {
+            name: _instant(plain[name])
+            for name in ("changed_at", "cool_until", "think_at", "said_at")
+        }
         fields |= {name: _read_carried(plain[name]) for name in CARRIED}
-        failures = tuple(Failure(**(each | {"knobs": Knobs(**each["knobs"])})) for each in plain["failures"])
+        failures = tuple(
+            Failure(**(each | {"knobs": Knobs(**each["knobs"])})) for each in plain["failures"]
+        )
         trial = plain["trial"]
         if trial is not None:
             trial = Trial(
@@ -94,21 +112,31 @@ class State:
                 waiting=trial["waiting"],
                 unstable_before=trial["unstable_before"],
             )
-        return cls(**fields, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"]))
+        return cls(
+            **fields, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"])
+        )
 
     def shifted(self, seconds: float) -> State:
-        """The same on a clock that shows `seconds` more: after a restart the clock begins anew, and so do the epochs."""
+        """The same on a clock that shows `seconds` more: after a restart the clock begins anew,
+        and so do the epochs.
+        """
         trial = self.trial
         if trial is not None:
-            trial = dataclasses.replace(trial, decision=dataclasses.replace(trial.decision, at=trial.decision.at + seconds))
+            trial = dataclasses.replace(
+                trial, decision=dataclasses.replace(trial.decision, at=trial.decision.at + seconds)
+            )
         return State(
             changed_at=self.changed_at + seconds,
             cool_until=self.cool_until + seconds,
             think_at=self.think_at + seconds,
             trial=trial,
-            failures=tuple(dataclasses.replace(each, until=each.until + seconds) for each in self.failures),
+            failures=tuple(
+                dataclasses.replace(each, until=each.until + seconds) for each in self.failures
+            ),
             rate=Carried(self.rate.estimate, self.rate.at + seconds),
-            speed=Carried(self.speed.estimate, self.speed.at + seconds),  # the one before is of no use any more
+            speed=Carried(
+                self.speed.estimate, self.speed.at + seconds
+            ),  # the one before is of no use any more
             said=self.said,
             said_at=self.said_at + seconds,
         )

@@ -22,7 +22,9 @@ Name = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """`holds` is None where the window cannot tell; `measure` is the number that decided, `says` the sentence for the operator."""
+    """`holds` is None where the window cannot tell; `measure` is the number that decided, `says`
+    the sentence for the operator.
+    """
 
     name: Name
     holds: bool | None

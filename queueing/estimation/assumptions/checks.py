@@ -1,12 +1,14 @@
-"""Laws that hold whatever the queue: where one of these breaks, the measurement is wrong, not the theory.
+"""Laws that hold whatever the queue: where one of these breaks, the measurement is wrong, not the
+theory.
 
     conservation      arrived = ended + waiting + in service                         counts, exactly
     Little's law      time average of the number in the system, as the gateway's own counter had it,
                       = seconds of presence in the window, added up from the records, / T
     utilisation law   busy time as the servers' own counters had it = union of service intervals from the records, / T / servers
 
-The sums over records are cut at the window's edges, so both sides measure the same thing and no edge effect is left; what may differ is
-the instant at which a counter and a record saw the same event: `slack` seconds per event. tolerance = slack x events / T.
+The sums over records are cut at the window's edges, so both sides measure the same thing and no
+edge effect is left; what may differ is the instant at which a counter and a record saw the same
+event: `slack` seconds per event. tolerance = slack x events / T.
 """
 
 from __future__ import annotations
@@ -38,26 +40,52 @@ class Check:
 
 
 def conservation(arrived: int, ended: Mapping[str, int], waiting: int, in_service: int) -> Check:
-    """`ended` by outcome: completed, failed, rejected, abandoned, cancelled; all since the process began."""
-    return Check("conservation", float(arrived), float(sum(ended.values()) + waiting + in_service), 0.0)
+    """`ended` by outcome: completed, failed, rejected, abandoned, cancelled; all since the
+    process began.
+    """
+    return Check(
+        "conservation", float(arrived), float(sum(ended.values()) + waiting + in_service), 0.0
+    )
 
 
-def little_law(counted: float, arrived_at: Vector, left_at: Vector, start: float, end: float, *, slack: float = SLACK) -> Check:
-    """`counted`: time average of the number in the system by the counter. `left_at` inf for who is still there."""
+def little_law(
+    counted: float,
+    arrived_at: Vector,
+    left_at: Vector,
+    start: float,
+    end: float,
+    *,
+    slack: float = SLACK,
+) -> Check:
+    """`counted`: time average of the number in the system by the counter. `left_at` inf for who
+    is still there.
+    """
     if not start < end:
         return Check("little", math.nan, counted, 0.0)
     present = np.minimum(left_at, end) - np.maximum(arrived_at, start)
     inside = present > 0
     events = 2.0 * int(np.count_nonzero(inside))
-    return Check("little", float(present[inside].sum()) / (end - start), counted, slack * events / (end - start))
+    return Check(
+        "little",
+        float(present[inside].sum()) / (end - start),
+        counted,
+        slack * events / (end - start),
+    )
 
 
 def utilisation_law(
-    counted: float, intervals: tuple[Vector, Vector, Vector], start: float, end: float, *, servers: int = 1, slack: float = SLACK
+    counted: float,
+    intervals: tuple[Vector, Vector, Vector],
+    start: float,
+    end: float,
+    *,
+    servers: int = 1,
+    slack: float = SLACK,
 ) -> Check:
     """`counted`: fraction of time that a server was busy, averaged over servers, by their counters.
 
-    `intervals`: dispatch, instant at which the server was free (inf while in service) and server of every request.
+    `intervals`: dispatch, instant at which the server was free (inf while in service) and server of
+    every request.
     """
     if not start < end:
         return Check("utilisation", math.nan, counted, 0.0)
@@ -78,4 +106,6 @@ def _union(begins: Vector, ends: Vector) -> tuple[float, int]:
     order = np.argsort(begins, kind="stable")
     begin, covered = begins[order], np.maximum.accumulate(ends[order])
     before = np.append(-math.inf, covered[:-1])
-    return float(np.sum(np.maximum(0.0, covered - np.maximum(begin, before)))), int(np.count_nonzero(begin > before))
+    return float(np.sum(np.maximum(0.0, covered - np.maximum(begin, before)))), int(
+        np.count_nonzero(begin > before)
+    )

@@ -1,19 +1,22 @@
-"""What the arrivals must be, and who makes them so: retries, closed loops, changes of rate, arrivals that are not Poisson.
+"""What the arrivals must be, and who makes them so: retries, closed loops, changes of rate,
+arrivals that are not Poisson.
 
-Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait for their answers, the
-arrivals cannot be Poisson, and that is not held against them a second time.
+Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait
+for their answers, the arrivals cannot be Poisson, and that is not held against them a second time.
 
 no_retries        fails where the retries that clients' libraries admit (a header) are at least `RETRY_SHARE` of the arrivals.
 open_loop         Poisson arrivals see time averages (Wolff 1982). With n(t) the number in the system, N arrivals at t_i, n- the
                   number just before,
                       U = sum_i (n-(t_i) - mean n),   V = D N var_t n,   z = U / sqrt V      is standard normal
-                  (a martingale: n- is known before the arrival; D as in queueing.estimation.change). Clients that wait for an
-                  answer before they ask again come less often when many wait: z <= -`DEPENDENT`, and the arrival rate as a linear
-                  function of n falls to 0 at n* = mean n + var_t n N / -U, the number of clients, which n(t) then never
-                  exceeds. Arrivals that are merely regular see few in the system too, but there n(t) goes far beyond n*.
+                  (a martingale: n- is known before the arrival; D as in
+                  queueing.estimation.change). Clients that wait for an answer before they ask again
+                  come less often when many wait: z <= -`DEPENDENT`, and the arrival rate as a
+                  linear function of n falls to 0 at n* = mean n + var_t n N / -U, the number of
+                  clients, which n(t) then never exceeds. Arrivals that are merely regular see few
+                  in the system too, but there n(t) goes far beyond n*.
 constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_CHANGES` changes and all pieces of at least
-                  `PIECE` arrivals between them pass as Poisson: the rate changed. With more changes, or pieces that
-                  fail, the arrivals are not Poisson; one name, not two.
+                  `PIECE` arrivals between them pass as Poisson: the rate changed. With more
+                  changes, or pieces that fail, the arrivals are not Poisson; one name, not two.
 poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window.
 """
 
@@ -50,7 +53,12 @@ def no_retries(seen: Snapshot) -> Assumption:
     if not seen.arrivals.size:
         return Assumption("no_retries", None, math.nan, "no arrivals")
     share = seen.retries / seen.arrivals.size
-    return Assumption("no_retries", share < RETRY_SHARE, share, f"{share:.1%} of the arrivals are retries of a client's library")
+    return Assumption(
+        "no_retries",
+        share < RETRY_SHARE,
+        share,
+        f"{share:.1%} of the arrivals are retries of a client's library",
+    )
 
 
 def open_loop(seen: Snapshot) -> Assumption:
@@ -66,14 +74,25 @@ def open_loop(seen: Snapshot) -> Assumption:
     z = score / math.sqrt(scale) if scale > 0 else math.copysign(math.inf, score) if score else 0.0
     clients = mean + variance * met.size / -score if score < 0 else math.inf
     if z > -DEPENDENT or number.max() > 1.1 * clients + 1:
-        return Assumption("open_loop", True, z, "arrivals do not depend on how many are in the system")
+        return Assumption(
+            "open_loop", True, z, "arrivals do not depend on how many are in the system"
+        )
     calls = clients / float(seen.call_sizes.mean())
-    return Assumption("open_loop", False, z, f"about {calls:.0f} clients wait for their answers before they ask again: a closed loop")
+    return Assumption(
+        "open_loop",
+        False,
+        z,
+        f"about {calls:.0f} clients wait for their answers before they ask again: a closed loop",
+    )
 
 
 def _number_in_system(seen: Snapshot) -> tuple[Vector, Vector, Vector]:
     """What each arrival met; the instants of all events and the number from each on."""
-    ends = np.where(np.isnan(seen.column("released_at")), seen.column("server_free_at"), seen.column("released_at"))
+    ends = np.where(
+        np.isnan(seen.column("released_at")),
+        seen.column("server_free_at"),
+        seen.column("released_at"),
+    )
     arrived = seen.column("arrived_at")
     before = int(np.count_nonzero((arrived <= seen.start) & (ends > seen.start)))
     left = np.concatenate([ends[(ends > seen.start) & (ends <= seen.now)], seen.lost_at])
@@ -85,20 +104,29 @@ def _number_in_system(seen: Snapshot) -> tuple[Vector, Vector, Vector]:
     return number[arrivals] - steps[order][arrivals], instants[order], number
 
 
-def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[Assumption, Assumption]:
+def arrival_assumptions(
+    instants: Vector, *, explained: bool = False
+) -> tuple[Assumption, Assumption]:
     """constant_rate and poisson_arrivals; `explained`: another cause is known already."""
     if instants.size < FEWEST or explained:
         says = "explained by the clients" if explained else "too few arrivals"
-        return Assumption("constant_rate", None, math.nan, says), Assumption("poisson_arrivals", None, math.nan, says)
+        return Assumption("constant_rate", None, math.nan, says), Assumption(
+            "poisson_arrivals", None, math.nan, says
+        )
     whole = audit_arrivals(instants, significance=LEVEL)
     if whole.poisson:
-        return _constant(), Assumption("poisson_arrivals", True, whole.dispersion, "arrivals pass as Poisson")
+        return _constant(), Assumption(
+            "poisson_arrivals", True, whole.dispersion, "arrivals pass as Poisson"
+        )
     found = changes(instants)
     if 1 <= len(found) <= FEW_CHANGES and all(_passes(piece) for piece in _pieces(instants, found)):
         last = found[-1]
         word = "rose" if last.ratio > 1 else "fell"
         ago = short_number(instants[-1] - last.at, 3)
-        says = f"the arrival rate {word} by a factor of {factor(last.ratio)}, {ago} s before the last arrival"
+        says = (
+            f"the arrival rate {word} by a factor of {factor(last.ratio)}, {ago} s before the "
+            "last arrival"
+        )
         return Assumption("constant_rate", False, last.ratio, says), Assumption(
             "poisson_arrivals", True, 1.0, "Poisson between the changes"
         )
@@ -107,7 +135,12 @@ def arrival_assumptions(instants: Vector, *, explained: bool = False) -> tuple[A
 
 
 def _constant(holds: bool | None = True) -> Assumption:
-    return Assumption("constant_rate", holds, 1.0, "no change of the arrival rate" if holds else "not judged: the arrivals are not Poisson")
+    return Assumption(
+        "constant_rate",
+        holds,
+        1.0,
+        "no change of the arrival rate" if holds else "not judged: the arrivals are not Poisson",
+    )
 
 
 def _pieces(instants: Vector, found: Sequence[Change]) -> list[Vector]:

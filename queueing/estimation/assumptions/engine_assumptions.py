@@ -1,22 +1,27 @@
-"""What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue that is stable and settled.
+"""What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue
+that is stable and settled.
 
 no_stalls        fails where stalls (queueing.estimation.speed.speed_process) lengthen the predicted mean delay by `MATERIAL` of it and by
-                 `FLOOR`: beside the prediction of the same machine without them, which the caller computed. Without a prediction:
-                 where they hold at least `STALL_SHARE` of the busy time.
+                 `FLOOR`: beside the prediction of the same machine without them, which the caller
+                 computed. Without a prediction: where they hold at least `STALL_SHARE` of the busy
+                 time.
 constant_speed   fails where the speed made a step (queueing.estimation.speed.speed_change), or wanders significantly
-                 (queueing.estimation.speed.wander) and so much that the mean delay moves by `MATERIAL`: by the band
-                 that the caller computed, else by 3 sigma.
+                 (queueing.estimation.speed.wander) and so much that the mean delay moves by
+                 `MATERIAL`: by the band that the caller computed, else by 3 sigma.
 law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted, regressed on two things that the law
-                 says of batch i. On the share of decoding, as far as no polynomial of the size explains it: the lengths that were
-                 drawn, which no slow moment changes; this is judged whatever the speed does. And on the logarithm of the size:
-                 slow moments make batches larger (they let the queue grow), so sizes go with slow batches under a perfect law; the
-                 batches before share the slow moment, but not the size. (The last is left out: how long it took is how many this
-                 one takes.) This is judged where the speed is constant.
-                 What is left of a wander enters the errors by blocks of consecutive batches. Fails where the
-                 coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th percentile.
+                 says of batch i. On the share of decoding, as far as no polynomial of the size
+                 explains it: the lengths that were
+                 drawn, which no slow moment changes; this is judged whatever the speed does. And on
+                 the logarithm of the size: slow moments make batches larger (they let the queue
+                 grow), so sizes go with slow batches under a perfect law; the batches before share
+                 the slow moment, but not the size. (The last is left out: how long it took is how
+                 many this one takes.) This is judged where the speed is constant. What is left of a
+                 wander enters the errors by blocks of consecutive batches. Fails where the
+                 coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between
+                 the 10th and 90th percentile.
 stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and the delay grows over the
-                 window: Kendall's score of its means in `TREND` blocks is at least `RISES` of 45 (one in 1000 without a trend), and
-                 its later half is twice its earlier.
+                 window: Kendall's score of its means in `TREND` blocks is at least `RISES` of 45
+                 (one in 1000 without a trend), and its later half is twice its earlier.
 settled          fails where the time that the queue needs to forget how the epoch began, `RELAXATIONS` relaxation times and the
                  clearing of what waited then, is more than `UNSETTLED` of the window.
 """
@@ -49,12 +54,20 @@ RELAXATIONS, UNSETTLED = 3.0, 0.2
 
 
 def engine_assumptions(
-    speeds: Speeds, *, continuous: bool, wander_effect: float | None = None, stalled: StalledDelay | None = None
+    speeds: Speeds,
+    *,
+    continuous: bool,
+    wander_effect: float | None = None,
+    stalled: StalledDelay | None = None,
 ) -> tuple[Assumption, ...]:
-    """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that the wander gives to the mean delay."""
+    """no_stalls, constant_speed, law_shape; `wander_effect`: relative half width or shift that
+    the wander gives to the mean delay.
+    """
     constant = _constant_speed(speeds, wander_effect)
     not_judged = Assumption("law_shape", None, math.nan, "not judged: slots are not batches")
-    shape = not_judged if continuous else law_shape(speeds.steady, constant=constant.holds is not False)
+    shape = (
+        not_judged if continuous else law_shape(speeds.steady, constant=constant.holds is not False)
+    )
     return (_no_stalls(speeds.times.count, speeds.stalls, stalled), constant, shape)
 
 
@@ -87,7 +100,10 @@ def _no_stalls(count: int, found: Stalls, stalled: StalledDelay | None) -> Assum
     if not found.count:
         return Assumption("no_stalls", True, 0.0, "no stalls")
     number = f"{found.count} stalls hold" if found.count > 1 else "1 stall holds"
-    says = f"{number} {found.time_share:.1%} of the busy time, the longest {short_number(found.longest, 3)} s"
+    says = (
+        f"{number} {found.time_share:.1%} of the busy time, the longest "
+        f"{short_number(found.longest, 3)} s"
+    )
     if stalled is None:
         return Assumption("no_stalls", found.time_share < STALL_SHARE, found.time_share, says)
     fails = stalled.effect >= MATERIAL and stalled.price >= FLOOR
@@ -105,19 +121,27 @@ def _constant_speed(speeds: Speeds, wander_effect: float | None) -> Assumption:
     if stepped is not None:
         word = "slower" if stepped.ratio > 1 else "faster"
         ago = speeds.times.at[-1] - stepped.at
-        says = f"the engine became {word} by a factor of {factor(stepped.ratio)}, {short_number(ago, 3)} s before the last batch"
+        says = (
+            f"the engine became {word} by a factor of {factor(stepped.ratio)}, "
+            f"{short_number(ago, 3)} s before the last batch"
+        )
         return Assumption("constant_speed", False, stepped.ratio, says)
     if not slow.sigma.known:
         return Assumption("constant_speed", None, math.nan, "too few batches")
     effect = 3 * slow.sigma.value if wander_effect is None else wander_effect
     if slow.significant and effect >= MATERIAL:
-        says = f"the speed wanders by {slow.sigma.value:.1%} over {slow.tau:.2g} s (a noisy neighbour?): the delay moves by {effect:.0%}"
+        says = (
+            f"the speed wanders by {slow.sigma.value:.1%} over {slow.tau:.2g} s (a noisy "
+            f"neighbour?): the delay moves by {effect:.0%}"
+        )
         return Assumption("constant_speed", False, slow.sigma.value, says)
     return Assumption("constant_speed", True, slow.sigma.value, "the speed does not change")
 
 
 def law_shape(times: BatchTimes, *, constant: bool = True) -> Assumption:
-    """Whether the ratio depends on lengths or, at a `constant` speed, on sizes in a way that a factor cannot mend."""
+    """Whether the ratio depends on lengths or, at a `constant` speed, on sizes in a way that a
+    factor cannot mend.
+    """
     if times.count < FEWEST:
         return Assumption("law_shape", None, math.nan, "too few batches")
     sizes = np.log(times.size)
@@ -126,7 +150,12 @@ def law_shape(times: BatchTimes, *, constant: bool = True) -> Assumption:
         return max(by_length, _misfit(times, sizes, "batch size"), key=lambda found: found.measure)
     if by_length.holds is False:
         return by_length
-    return Assumption("law_shape", None, math.nan, "right for the lengths; not judged for the sizes, which change with the speed")
+    return Assumption(
+        "law_shape",
+        None,
+        math.nan,
+        "right for the lengths; not judged for the sizes, which change with the speed",
+    )
 
 
 def _unexplained(column: Vector, other: Vector) -> Vector:
@@ -148,7 +177,11 @@ def _misfit(times: BatchTimes, column: Vector, name: str) -> Assumption:
     error = errors.half_width / 2.093 * column.size / total  # Student's t of 20 blocks
     moved = abs(slope) * spread
     fails = moved >= MISFIT and abs(slope) > SIGNIFICANT * error
-    says = f"the law misses how the time depends on the {name}: {moved:.0%} between small and large" if fails else "the law's shape fits"
+    says = (
+        f"the law misses how the time depends on the {name}: {moved:.0%} between small and large"
+        if fails
+        else "the law's shape fits"
+    )
     return Assumption("law_shape", not fails, moved if fails else 0.0, says)
 
 
@@ -167,27 +200,52 @@ def stable_queue(load: Estimate, delays: Vector, *, patience: bool = False) -> A
     growing = load.value > NEAR_ONE and _grows(delays)
     fails = load.low > 1 or growing
     says = f"the load is {load.value:.2f} ({load.low:.2f} to {load.high:.2f})"
-    return Assumption("stable_queue", not fails, load.value, f"{says}: the queue grows without bound" if fails else says)
+    return Assumption(
+        "stable_queue",
+        not fails,
+        load.value,
+        f"{says}: the queue grows without bound" if fails else says,
+    )
 
 
 def _grows(delays: Vector) -> bool:
     if delays.size < FEWEST:
         return False
     means = batch_means(delays, TREND)
-    rises = int(sum(np.sign(means[later] - means[earlier]) for earlier in range(TREND) for later in range(earlier + 1, TREND)))
-    return rises >= RISES and float(means[TREND // 2 :].mean()) > 2 * float(means[: TREND // 2].mean())
+    rises = int(
+        sum(
+            np.sign(means[later] - means[earlier])
+            for earlier in range(TREND)
+            for later in range(earlier + 1, TREND)
+        )
+    )
+    return rises >= RISES and float(means[TREND // 2 :].mean()) > 2 * float(
+        means[: TREND // 2].mean()
+    )
 
 
-def settled(window: float, since_epoch: float, relaxation: float, *, waiting_before: int = 0, free_rate: float = math.inf) -> Assumption:
+def settled(
+    window: float,
+    since_epoch: float,
+    relaxation: float,
+    *,
+    waiting_before: int = 0,
+    free_rate: float = math.inf,
+) -> Assumption:
     """Whether the window is long against what the epoch began with.
 
-    `window` seconds of data, `since_epoch` seconds from the epoch's start to the window's start, `waiting_before` requests that waited
-    when the epoch began, `free_rate` requests/s that can be served beyond those that arrive.
+    `window` seconds of data, `since_epoch` seconds from the epoch's start to the window's start,
+    `waiting_before` requests that waited when the epoch began, `free_rate` requests/s that can be
+    served beyond those that arrive.
     """
     transient = RELAXATIONS * relaxation + (waiting_before / free_rate if waiting_before else 0.0)
     if math.isnan(transient) or math.isinf(relaxation):
         return Assumption("settled", None, math.nan, "the queue's relaxation time is not known")
     share = max(0.0, transient - since_epoch) / window if window > 0 else math.inf
     fails = share > UNSETTLED
-    says = f"the queue needs {short_number(transient, 3)} s to forget how this epoch began" if fails else "settled"
+    says = (
+        f"the queue needs {short_number(transient, 3)} s to forget how this epoch began"
+        if fails
+        else "settled"
+    )
     return Assumption("settled", not fails, share, says)

@@ -4,16 +4,18 @@
 
 not enough data   fewer than `ENOUGH` judged requests; or none of the below
 disagree          the queue is unstable, or theory has no answer and an assumption fails;
-                  or |d| > tolerance and an assumption fails; or |d| > max(tolerance, `BEYOND` h) though none does
+                  or |d| > tolerance and an assumption fails; or |d| > max(tolerance, `BEYOND` h)
+                  though none does
 agree             |d| <= max(tolerance, h) and h <= `TOO_WIDE` of the predicted mean
 tolerance = max(10 % of the predicted mean, 1 ms).
 
-The observation and the estimates come from the same window, so they share most of the luck of its arrivals and lengths: h
-overstates the error of d, and clean runs disagree seldom. A failing assumption is evidence of its own, beyond chance by its own
-rule, so with it d need not be. `reasons` of a disagreement are the assumptions that fail, causes before what they cause;
-"unexplained" where none does. Where rate or speed changed within the window the prediction is that of the time after
-the change. The first `WARM_UP` of the window is left out where it begins with the epoch. Sojourns are compared for
-continuous, delays else.
+The observation and the estimates come from the same window, so they share most of the luck of its
+arrivals and lengths: h overstates the error of d, and clean runs disagree seldom. A failing
+assumption is evidence of its own, beyond chance by its own rule, so with it d need not be.
+`reasons` of a disagreement are the assumptions that fail, causes before what they cause;
+"unexplained" where none does. Where rate or speed changed within the window the prediction is that
+of the time after the change. The first `WARM_UP` of the window is left out where it begins with the
+epoch. Sojourns are compared for continuous, delays else.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Compared:
     observed: Estimate
     predicted: Estimate
     error: float
-    requests_missing: int | None = None  # about how many more a verdict needs; None where there is one or it cannot be told
+    requests_missing: int | None = (
+        None  # about how many more a verdict needs; None where there is one or it cannot be told
+    )
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
 
@@ -64,18 +68,25 @@ class Compared:
             "reasons": list(self.reasons),
             "n": self.n,
             "requests_missing": self.requests_missing,
-            "observed": self.observed.of_duration().to_dict() | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
+            "observed": self.observed.of_duration().to_dict()
+            | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
             "predicted": self.predicted.of_duration().to_dict(),
             "error": self.error if math.isfinite(self.error) else None,
-            "assumptions": {each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions},
+            "assumptions": {
+                each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions
+            },
         }
 
 
-def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False) -> Compared:
+def compare(
+    seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumption], *, sojourn: bool = False
+) -> Compared:
     """The snapshot's own rows against the predicted mean (`UNKNOWN` without a steady state)."""
     values = judged(seen, sojourn=sojourn)
     observed = observed_mean(seen, sojourn=sojourn)
-    verdict = _verdict(observed, predicted, values.size, {each.name: each.holds for each in assumptions})
+    verdict = _verdict(
+        observed, predicted, values.size, {each.name: each.holds for each in assumptions}
+    )
     return Compared(
         verdict=verdict,
         reasons=_reasons(assumptions) if verdict == "disagree" else (),
@@ -83,26 +94,34 @@ def compare(seen: Snapshot, predicted: Estimate, assumptions: Sequence[Assumptio
         observed=observed,
         predicted=predicted,
         error=observed.value / predicted.value - 1 if predicted.value else math.nan,
-        requests_missing=requests_missing(observed, predicted, values.size) if verdict == "not enough data" else None,
+        requests_missing=requests_missing(observed, predicted, values.size)
+        if verdict == "not enough data"
+        else None,
         observed_quantiles=observed_quantiles(values),
         assumptions=tuple(sorted(assumptions, key=lambda each: ORDER.index(each.name))),
     )
 
 
 def judged(seen: Snapshot, *, sojourn: bool = False) -> Vector:
-    """Delays or sojourns of the window's own requests in order of arrival, warm-up dropped where the queue began empty."""
+    """Delays or sojourns of the window's own requests in order of arrival, warm-up dropped where
+    the queue began empty.
+    """
     mine = seen.mine
     values = mine.sojourn_time if sojourn else mine.queueing_delay
     return values[int(WARM_UP * values.size) :] if seen.start <= seen.epoch_at else values
 
 
 def observed_mean(seen: Snapshot, *, sojourn: bool = False) -> Estimate:
-    """Of the judged delays or sojourns. Served one by one, arrivals and service times say how far a lucky window may lie off."""
+    """Of the judged delays or sojourns. Served one by one, arrivals and service times say how
+    far a lucky window may lie off.
+    """
     values, mine = judged(seen, sojourn=sojourn), seen.mine
     if not values.size:
         return UNKNOWN
     alone = not sojourn and seen.sequences is None  # arrivals one by one
-    interval = mean_interval(values, theory=single_server_variance(*mine.served_in_order()) if alone else None)
+    interval = mean_interval(
+        values, theory=single_server_variance(*mine.served_in_order()) if alone else None
+    )
     return symmetric(interval.mean, interval.half_width, interval.effective_n)
 
 
@@ -119,7 +138,9 @@ def observed_quantiles(values: Vector) -> dict[str, Estimate]:
     }
 
 
-def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str, bool | None]) -> Verdict:
+def _verdict(
+    observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str, bool | None]
+) -> Verdict:
     if n < ENOUGH:
         return "not enough data"
     if holds.get("stable_queue") is False:
@@ -132,11 +153,17 @@ def _verdict(observed: Estimate, predicted: Estimate, n: int, holds: Mapping[str
     half = _half(observed, predicted)
     if apart > tolerance and (fails or apart > BEYOND * half):
         return "disagree"
-    return "agree" if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR) else "not enough data"
+    return (
+        "agree"
+        if apart <= max(tolerance, half) and half <= max(TOO_WIDE * predicted.value, FLOOR)
+        else "not enough data"
+    )
 
 
 def requests_missing(observed: Estimate, predicted: Estimate, n: int) -> int | None:
-    """About how many more requests a verdict needs, if both means stay where they are and h shrinks as 1 / sqrt(n)."""
+    """About how many more requests a verdict needs, if both means stay where they are and h
+    shrinks as 1 / sqrt(n).
+    """
     if n < ENOUGH:
         return ENOUGH - n
     if not predicted.known or not observed.known:

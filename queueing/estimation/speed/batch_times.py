@@ -2,12 +2,14 @@
 
     batches      measured = last server_free - dispatch,    fitted = the law (at speed 1) of size, lengths and prompts
     continuous   measured = time in the slot
-                 fitted = turnaround + wait for the next step + l / mean over its stay of 1 / step(n(t)) + admissions that stopped it
+                 fitted = turnaround + wait for the next step + l / mean over its stay of 1 /
+                 step(n(t)) + admissions that stopped it
 
-A continuous engine has no batches: n(t), the number in service, is taken as it was, so a slot that was held longer because
-more shared the engine is not mistaken for a slower engine; requests that overlap share their fate, so consecutive ones are
-added up in groups of several times the number in service. Fitted so, the time is right within `SLOT_ERROR`. Only batches
-that were served whole count: no member cancelled or failed.
+A continuous engine has no batches: n(t), the number in service, is taken as it was, so a slot that
+was held longer because more shared the engine is not mistaken for a slower engine; requests that
+overlap share their fate, so consecutive ones are added up in groups of several times the number in
+service. Fitted so, the time is right within `SLOT_ERROR`. Only batches that were served whole
+count: no member cancelled or failed.
 """
 
 from __future__ import annotations
@@ -25,13 +27,17 @@ from queueing.estimation.change import Vector
 from queueing.estimation.window.snapshot import CENSORED, Snapshot, picked
 from queueing.latency.law import LatencyModel
 
-SLOT_ERROR = 0.012  # of the speed of a continuous engine, against the step-by-step simulator: 2 to 16 slots, loads 0.3 to 0.9
+# of the speed of a continuous engine, against the step-by-step simulator: 2 to 16 slots, loads 0.3
+# to 0.9
+SLOT_ERROR = 0.012
 OVERLAP = 4  # requests per group, over the largest number in service
 
 
 @dataclass(frozen=True, eq=False)
 class BatchTimes:
-    """One entry a batch (continuous: a group of consecutive requests, counts as their means), in order of start; seconds, tokens."""
+    """One entry a batch (continuous: a group of consecutive requests, counts as their means), in
+    order of start; seconds, tokens.
+    """
 
     at: Vector  # dispatch
     measured: Vector
@@ -55,10 +61,16 @@ class BatchTimes:
         return BatchTimes(*(getattr(self, name)[kept] for name in self.__dataclass_fields__))
 
 
-def batch_times(policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes] | None = None) -> BatchTimes:
-    """Of the snapshot's own rows (`Snapshot.mine`); `slots`: those of `slot_times`, where the caller has use for them too."""
+def batch_times(
+    policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes] | None = None
+) -> BatchTimes:
+    """Of the snapshot's own rows (`Snapshot.mine`); `slots`: those of `slot_times`, where the
+    caller has use for them too.
+    """
     if policy.joins_running:
-        found = _joined([_grouped(each) for each in (slot_times(seen, law) if slots is None else slots)])
+        found = _joined(
+            [_grouped(each) for each in (slot_times(seen, law) if slots is None else slots)]
+        )
     else:
         found = _batches(seen, law.at_speed(1.0), padded=policy.padded)
     order = np.argsort(found.at, kind="stable")
@@ -81,9 +93,21 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     setup = law.k1 * size + law.k2 + law.kp * over("prompt_tokens", np.add)
     decoding = (law.k3 * size + law.k4) * longest if padded else law.k3 * total + law.k4 * longest
     fitted = setup + decoding
-    times = BatchTimes(at, over("server_free_at", np.maximum) - at, fitted, size, longest, decoding / np.where(fitted > 0, fitted, 1.0))
+    times = BatchTimes(
+        at,
+        over("server_free_at", np.maximum) - at,
+        fitted,
+        size,
+        longest,
+        decoding / np.where(fitted > 0, fitted, 1.0),
+    )
     members = np.diff(np.append(first, ids.size))
-    whole = (ids[first] >= 0) & (members == size) & (over("ending", np.maximum) <= CENSORED) & (over("output_tokens", np.minimum) >= 1)
+    whole = (
+        (ids[first] >= 0)
+        & (members == size)
+        & (over("ending", np.maximum) <= CENSORED)
+        & (over("output_tokens", np.minimum) >= 1)
+    )
     whole &= np.isfinite(over("released_at", np.maximum))  # who was cancelled has no release
     return times.part(whole & ~np.isnan(times.measured))
 
@@ -91,51 +115,82 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
 def slot_times(seen: Snapshot, law: LatencyModel) -> list[BatchTimes]:
     """One entry a request, for each continuous server."""
     servers = seen.column("server_id")
-    return [_slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0)) for server in np.unique(servers)]
+    return [
+        _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0))
+        for server in np.unique(servers)
+    ]
 
 
 def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
-    return BatchTimes(*(np.concatenate([getattr(p, n) for p in parts] or [np.empty(0)]) for n in BatchTimes.__dataclass_fields__))
+    return BatchTimes(
+        *(
+            np.concatenate([getattr(p, n) for p in parts] or [np.empty(0)])
+            for n in BatchTimes.__dataclass_fields__
+        )
+    )
 
 
 def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
     """Rows at the window's edges miss some of their company and are left out."""
     seen = seen.having(picked(seen.rows, np.isfinite(seen.column("server_free_at"))))
     rough = _slots_at(seen, law, 1.0)
-    return _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum())) if rough.count else rough
+    return (
+        _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum()))
+        if rough.count
+        else rough
+    )
 
 
 def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     """`pace`: roughly the speed, at which turnarounds and the waits for a step went by."""
-    start, end, tokens, company = (seen.column(name) for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size"))
+    start, end, tokens, company = (
+        seen.column(name)
+        for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size")
+    )
     others = company - _together(start)  # in service when it came
-    wait = np.where(others > 0, _until_step(start, end, law.k3 * others + law.k4, law.turnaround, pace), 0.0)
+    wait = np.where(
+        others > 0, _until_step(start, end, law.k3 * others + law.k4, law.turnaround, pace), 0.0
+    )
     enter = np.minimum(start + pace * (law.turnaround + wait), end)
     stops = law.k1 + law.kp * seen.column("prompt_tokens")
     instants = np.concatenate([enter, end])
     order = np.argsort(instants, kind="stable")
     at = instants[order]
     number = np.cumsum(np.repeat([1, -1], start.size)[order])
-    steps = np.concatenate([[0.0], np.cumsum(np.diff(at) / (law.k3 * np.maximum(number[:-1], 1) + law.k4))])
+    steps = np.concatenate(
+        [[0.0], np.cumsum(np.diff(at) / (law.k3 * np.maximum(number[:-1], 1) + law.k4))]
+    )
     stop = np.concatenate([stops, np.zeros(end.size)])[order]
-    stopped = np.cumsum(stop) - stop  # by those who entered before: who enters as another leaves does not stop him
+    stopped = (
+        np.cumsum(stop) - stop
+    )  # by those who entered before: who enters as another leaves does not stop him
     begins, ends = np.searchsorted(at, enter, "left"), np.searchsorted(at, end, "left")
     share = (steps[ends] - steps[begins]) / np.maximum(end - enter, 1e-12)  # steps per second
     decoding = tokens / np.where(share > 0, share, np.inf)
     fitted = law.turnaround + wait + decoding + stopped[ends] - stopped[begins]
     held = end - start
-    whole = (seen.column("ending") <= CENSORED) & (tokens >= 1) & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
-    return BatchTimes(start, held, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)).part(whole)
+    whole = (
+        (seen.column("ending") <= CENSORED)
+        & (tokens >= 1)
+        & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
+    )
+    return BatchTimes(
+        start, held, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)
+    ).part(whole)
 
 
 def _together(start: Vector) -> Vector:
-    """How many were dispatched at each one's instant: the sequences of a call enter an idle engine without waiting for each other."""
+    """How many were dispatched at each one's instant: the sequences of a call enter an idle
+    engine without waiting for each other.
+    """
     _, place, counts = np.unique(start, return_inverse=True, return_counts=True)
     return np.asarray(counts[place], dtype=np.float64)
 
 
 def _until_step(start: Vector, end: Vector, step: Vector, turnaround: float, pace: float) -> Vector:
-    """Lawful seconds from the end of the turnaround to the next step: steps end as requests do; half a step where none just did."""
+    """Lawful seconds from the end of the turnaround to the next step: steps end as requests do;
+    half a step where none just did.
+    """
     ended = np.sort(end)
     before = np.searchsorted(ended, start, "right") - 1
     since = np.where(before >= 0, start - ended[np.maximum(before, 0)], np.inf) / pace
@@ -151,6 +206,13 @@ def _grouped(each: BatchTimes) -> BatchTimes:
     if not kept:
         return each.part(np.zeros(each.count, dtype=bool))
     order = np.argsort(each.at, kind="stable")[:kept]
-    table = {name: getattr(each, name)[order].reshape(-1, per_group) for name in each.__dataclass_fields__}
+    table = {
+        name: getattr(each, name)[order].reshape(-1, per_group)
+        for name in each.__dataclass_fields__
+    }
     sums = {name: table[name].sum(axis=1) for name in ("measured", "fitted")}
-    return BatchTimes(at=table["at"][:, 0], **sums, **{name: table[name].mean(axis=1) for name in ("size", "longest", "decoding")})
+    return BatchTimes(
+        at=table["at"][:, 0],
+        **sums,
+        **{name: table[name].mean(axis=1) for name in ("size", "longest", "decoding")},
+    )

@@ -1,8 +1,9 @@
 """Did the speed change at an instant (another model, a throttled device), or does it wander?
 
 Over the block means y_j of the log ratios with noise v_j:   Q = sum_j (y_j - mean)^2 / v_j, chi-squared if the speed is constant.
-If Q says it is not, the likeliest step is taken out: a step that explains `EXPLAINS` of Q's excess over its mean, is at least
-`SMALLEST` and leaves at least two blocks on either side is a change; whatever else is slow is wander.
+If Q says it is not, the likeliest step is taken out: a step that explains `EXPLAINS` of Q's excess
+over its mean, is at least `SMALLEST` and leaves at least two blocks on either side is a change;
+whatever else is slow is wander.
 """
 
 from __future__ import annotations
@@ -53,4 +54,8 @@ def _mean(blocks: BlockSpeeds, first: int, last: int) -> float:
 
 
 def _spread(blocks: BlockSpeeds, first: int, last: int) -> float:
-    return float(np.sum((blocks.level[first:last] - _mean(blocks, first, last)) ** 2 / blocks.noise[first:last]))
+    return float(
+        np.sum(
+            (blocks.level[first:last] - _mean(blocks, first, last)) ** 2 / blocks.noise[first:last]
+        )
+    )

@@ -1,12 +1,13 @@
-"""How the mean delay depends on the speed, from a few simulated points, so that a band costs nothing more.
+"""How the mean delay depends on the speed, from a few simulated points, so that a band costs
+nothing more.
 
 With u the log of the speed relative to the window's, W the mean, and rho the load at u = 0,
 
     log W(u) - log W(0) = a u + b u^2 + c (log (1 - rho) - log (1 - rho e^u)),    0 <= c <= 1
 
-The last term is the pole at capacity, the rest is smooth. A M/G/1 queue has a = 2, b = 0, c = 1, exactly; batches whose bound
-seldom binds have no pole within reach. a, b and c are least squares over points to either side of the window's speed.
-With patience there is no pole: rho = 0.
+The last term is the pole at capacity, the rest is smooth. A M/G/1 queue has a = 2, b = 0, c = 1,
+exactly; batches whose bound seldom binds have no pole within reach. a, b and c are least squares
+over points to either side of the window's speed. With patience there is no pole: rho = 0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class SpeedCurve:
 
 
 def speed_curve(at: Callable[[float], float], load: float) -> SpeedCurve:
-    """`at(factor)`: mean delay at a multiple of the window's speed; by five of them. `load` < 1, 0 with patience."""
+    """`at(factor)`: mean delay at a multiple of the window's speed; by five of them. `load` < 1,
+    0 with patience.
+    """
     above = REACH if load <= 0 else min(REACH, FREE * -math.log(load))
     logs = np.array([-REACH, -REACH / 2, above / 2, above])
     here = at(1.0)
@@ -54,7 +57,11 @@ def speed_curve(at: Callable[[float], float], load: float) -> SpeedCurve:
     logs, values = logs[usable], np.log(means[usable])
     pole = np.log((1 - load) / (1 - load * np.exp(logs)))
     powers = np.column_stack([logs, logs**2])
-    share = float(np.clip(_least_squares(np.column_stack([powers, pole]), values)[2], 0.0, 1.0)) if load > 0 else 0.0
+    share = (
+        float(np.clip(_least_squares(np.column_stack([powers, pole]), values)[2], 0.0, 1.0))
+        if load > 0
+        else 0.0
+    )
     slope, curvature = _least_squares(powers, values - share * pole)
     return SpeedCurve(float(slope), float(curvature), share)
 

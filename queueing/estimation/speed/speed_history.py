@@ -1,9 +1,11 @@
-"""The wander of the engine's speed (queueing.estimation.speed.wander) from an hour of batches instead of one window's.
+"""The wander of the engine's speed (queueing.estimation.speed.wander) from an hour of batches
+instead of one window's.
 
-The hour is cut into stretches of at most `STRETCH` seconds, and at every epoch: each has a mean speed of its own, integrated out of its
-likelihood, so that neither a law that fits one policy better than another nor a drift over many minutes counts as wander. The
-likelihoods of all stretches are added on one grid of sigma and tau. The likelihood of a stretch that is over is kept in place of its
-batches. Where the speed made a step, the batches of the stretch before it are dropped.
+The hour is cut into stretches of at most `STRETCH` seconds, and at every epoch: each has a mean
+speed of its own, integrated out of its likelihood, so that neither a law that fits one policy
+better than another nor a drift over many minutes counts as wander. The likelihoods of all stretches
+are added on one grid of sigma and tau. The likelihood of a stretch that is over is kept in place of
+its batches. Where the speed made a step, the batches of the stretch before it are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ import numpy as np
 from queueing.estimation.change import Vector
 from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speeds import Speeds
-from queueing.estimation.speed.wander import FEWEST_BLOCKS, TauLikelihoods, Wander, block_speeds, most_likely
+from queueing.estimation.speed.wander import (
+    FEWEST_BLOCKS,
+    TauLikelihoods,
+    Wander,
+    block_speeds,
+    most_likely,
+)
 
 HOUR = 3600.0
 STRETCH, BLOCK = 240.0, 2.0  # seconds
@@ -45,7 +53,9 @@ class SpeedHistory:
     _until: float = -math.inf  # dispatch of the last batch that was taken in
 
     def add(self, speeds: Speeds, epoch: int) -> Wander | None:
-        """Take in the batches that are new; the wander of the hour, None where there is too little of it."""
+        """Take in the batches that are new; the wander of the hour, None where there is too
+        little of it.
+        """
         if epoch != self._epoch:
             self._close()
             self._epoch = epoch
@@ -89,9 +99,16 @@ def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
     blocks = block_speeds(times, max(FEWEST_BLOCKS, round(span / BLOCK)))
     if blocks is None or blocks.fast_cv == 0:
         return None
-    return _Stretch(float(times.at[-1]), blocks.likelihoods(TAUS), times.count * blocks.fast_cv**2, times.count)
+    return _Stretch(
+        float(times.at[-1]), blocks.likelihoods(TAUS), times.count * blocks.fast_cv**2, times.count
+    )
 
 
 def _joined(parts: list[BatchTimes]) -> BatchTimes:
     names = BatchTimes.__dataclass_fields__
-    return BatchTimes(*(np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]) for name in names))
+    return BatchTimes(
+        *(
+            np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)])
+            for name in names
+        )
+    )

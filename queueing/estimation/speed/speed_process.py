@@ -1,4 +1,5 @@
-"""The speed of the run, the scatter around it and the stalls: the law's shape is given, never fitted to the run's own batches.
+"""The speed of the run, the scatter around it and the stalls: the law's shape is given, never
+fitted to the run's own batches.
 
     speed f = sum of measured / sum of fitted times, of all batches          z_i = measured_i - f fitted_i
     stall   : measured > `STALL` median(r) fitted, r = measured / fitted, and in excess by an average batch at least; it leaves
@@ -6,11 +7,13 @@
     law     q = sum e / sum measured, s = sum e^2 / sum e: stalls have their share of E[H] and of E[H^2] (queueing.latency.stalls)
     cv^2    = sum z^2 / sum (g fitted)^2,   z by g, of all others
 
-So the law's sums of times and of their squares are those of the run, whatever the residual's form. A batch that is no stall moves the
-sum of squares by what four batches of its length add, or an average one, at most: however short, it has no more weight.
+So the law's sums of times and of their squares are those of the run, whatever the residual's form.
+A batch that is no stall moves the sum of squares by what four batches of its length add, or an
+average one, at most: however short, it has no more weight.
 
-Slow moments come in stretches, so the errors are those of block means (20 blocks in order of time, Student's t): of z for f, and
-of the linear part of ln cv, (z^2 / mean z^2 - fitted^2 / mean fitted^2) / 2, for cv.
+Slow moments come in stretches, so the errors are those of block means (20 blocks in order of time,
+Student's t): of z for f, and of the linear part of ln cv, (z^2 / mean z^2 - fitted^2 / mean
+fitted^2) / 2, for cv.
 """
 
 from __future__ import annotations
@@ -40,11 +43,17 @@ def speed(times: BatchTimes) -> Estimate:
         return UNKNOWN
     factor = float(times.measured.sum() / times.fitted.sum())
     errors = batch_means_interval(times.measured - factor * times.fitted)
-    return symmetric(factor, errors.half_width / float(times.fitted.mean()), _effective(errors.effective_n, times))
+    return symmetric(
+        factor,
+        errors.half_width / float(times.fitted.mean()),
+        _effective(errors.effective_n, times),
+    )
 
 
 def residual_cv(times: BatchTimes) -> Estimate:
-    """Coefficient of variation of the residual over batches without stalls, slow wander included."""
+    """Coefficient of variation of the residual over batches without stalls, slow wander
+    included.
+    """
     if times.count < FEWEST:
         return UNKNOWN
     fitted = float(times.measured.sum() / times.fitted.sum()) * times.fitted
@@ -89,10 +98,16 @@ def stalls(times: BatchTimes) -> Stalls:
 
 
 def slot_stalls(slots: Sequence[BatchTimes]) -> Stalls:
-    """Of continuous servers, request by request: a stall holds all that are in service at once, and takes the largest of their excesses."""
+    """Of continuous servers, request by request: a stall holds all that are in service at once,
+    and takes the largest of their excesses.
+    """
     busy = sum(_busy(each) for each in slots)
     found = [_episodes(each) for each in slots if each.count]
-    excess, at = (np.concatenate(parts) for parts in zip(*found, strict=True)) if found else (np.empty(0), np.empty(0))
+    excess, at = (
+        (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if found
+        else (np.empty(0), np.empty(0))
+    )
     if not excess.size:
         return Stalls(0, 0.0, 0.0, None)
     longest, last, total = float(excess.max()), float(at.max()), float(excess.sum())
@@ -100,7 +115,9 @@ def slot_stalls(slots: Sequence[BatchTimes]) -> Stalls:
 
 
 def _episodes(slots: BatchTimes) -> tuple[FloatArray, FloatArray]:
-    """Largest excess and first start of each stretch of slots that were stalled while they overlapped, in order of start."""
+    """Largest excess and first start of each stretch of slots that were stalled while they
+    overlapped, in order of start.
+    """
     slow = slots.part(stalled(slots))
     if not slow.count:
         return np.empty(0), np.empty(0)
@@ -122,10 +139,18 @@ def stalled(times: BatchTimes) -> npt.NDArray[np.bool_]:
         return np.zeros(0, dtype=bool)
     median = float(np.median(times.ratio))
     excess = times.measured - median * times.fitted
-    return np.asarray((times.ratio > STALL * median) & (excess > EXCESS * median * float(times.fitted.mean())))
+    return np.asarray(
+        (times.ratio > STALL * median) & (excess > EXCESS * median * float(times.fitted.mean()))
+    )
 
 
 def without_outliers(times: BatchTimes) -> BatchTimes:
-    """Those within `STALL` times the median ratio, for what is judged by ratios; the same object where all are."""
-    kept = times.ratio <= STALL * float(np.median(times.ratio)) if times.count else np.ones(0, dtype=bool)
+    """Those within `STALL` times the median ratio, for what is judged by ratios; the same object
+    where all are.
+    """
+    kept = (
+        times.ratio <= STALL * float(np.median(times.ratio))
+        if times.count
+        else np.ones(0, dtype=bool)
+    )
     return times if kept.all() else times.part(kept)

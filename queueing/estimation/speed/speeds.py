@@ -1,7 +1,8 @@
-"""What the batch times of one window say of the speed, each thing found once and shared by estimates and assumptions.
+"""What the batch times of one window say of the speed, each thing found once and shared by
+estimates and assumptions.
 
-Steps and wander are judged without outliers, which are neither, and the residual without stalls; the speed itself, the mean factor on
-the time that the batches take, includes all.
+Steps and wander are judged without outliers, which are neither, and the residual without stalls;
+the speed itself, the mean factor on the time that the batches take, includes all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from functools import cached_property
 from policies import Policy
 from queueing.estimation.speed.batch_times import BatchTimes, batch_times, slot_times
 from queueing.estimation.speed.speed_change import SpeedChange, speed_change
-from queueing.estimation.speed.speed_process import Stalls, slot_stalls, stalled, stalls, without_outliers
+from queueing.estimation.speed.speed_process import (
+    Stalls,
+    slot_stalls,
+    stalled,
+    stalls,
+    without_outliers,
+)
 from queueing.estimation.speed.wander import Wander, wander
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
@@ -36,7 +43,11 @@ class Speeds:
         """Far beyond the law, since the speed changed."""
         if not self.slots:
             return stalls(self.recent)
-        return slot_stalls(self.slots if self.step is None else [each.part(each.at >= self.step.at) for each in self.slots])
+        return slot_stalls(
+            self.slots
+            if self.step is None
+            else [each.part(each.at >= self.step.at) for each in self.slots]
+        )
 
     @cached_property
     def steady(self) -> BatchTimes:
@@ -61,4 +72,6 @@ class Speeds:
     @cached_property
     def slow(self) -> Wander:
         """The slow part of the speed since then."""
-        return wander(self.steady if self.step is None else self.steady.part(self.steady.at >= self.step.at))
+        return wander(
+            self.steady if self.step is None else self.steady.part(self.steady.at >= self.step.at)
+        )

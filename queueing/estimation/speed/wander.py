@@ -1,16 +1,19 @@
-"""The slow wander of the machine's speed, as a process: log speed = mean + x(t), x an Ornstein-Uhlenbeck process (AR(1) in time).
+"""The slow wander of the machine's speed, as a process: log speed = mean + x(t), x an
+Ornstein-Uhlenbeck process (AR(1) in time).
 
     Cov(x(s), x(t)) = sigma^2 e^(-|s - t| / tau)
 
-Seen through the means y_j of the log ratios in blocks of d seconds, which add the noise of their batches, v_j:
+Seen through the means y_j of the log ratios in blocks of d seconds, which add the noise of their
+batches, v_j:
 
     Cov(y_j, y_{j+k}) = sigma^2 (tau/d)^2 (1 - e^(-d/tau))^2 e^(-(k-1) d/tau),          k >= 1
     Var(y_j)          = 2 sigma^2 (tau/d) (1 - (tau/d) (1 - e^(-d/tau))) + v_j
 
-v_j is the variance of neighbouring batches' differences, halved, over the number of batches in the block: what neighbours do not
-share is not slow. sigma and tau maximise the normal likelihood on a grid; the interval of sigma is that of the profile
-likelihood (drop of 1.92). It is significant where sigma = 0 is less likely by more than 6.5: with tau free as well, no more than
-one steady run in 100 is accused.
+v_j is the variance of neighbouring batches' differences, halved, over the number of batches in the
+block: what neighbours do not share is not slow. sigma and tau maximise the normal likelihood on a
+grid; the interval of sigma is that of the profile likelihood (drop of 1.92). It is significant
+where sigma = 0 is less likely by more than 6.5: with tau free as well, no more than one steady run
+in 100 is accused.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ TauLikelihoods = npt.NDArray[np.float64]  # a row for each tau, a column for eac
 
 @dataclass(frozen=True, slots=True)
 class Wander:
-    """sigma: standard deviation of the log speed's slow part; tau: its time constant, seconds; `fast_cv`: what is not slow."""
+    """sigma: standard deviation of the log speed's slow part; tau: its time constant, seconds;
+    `fast_cv`: what is not slow.
+    """
 
     sigma: Estimate
     tau: float
@@ -48,7 +53,9 @@ NO_WANDER = Wander(UNKNOWN, math.nan, math.nan, significant=False)
 
 @dataclass(frozen=True, eq=False)
 class BlockSpeeds:
-    """Mean log ratio of consecutive blocks, its noise variance and middle (s); `width` seconds each on average."""
+    """Mean log ratio of consecutive blocks, its noise variance and middle (s); `width` seconds
+    each on average.
+    """
 
     at: Vector
     level: Vector
@@ -75,7 +82,9 @@ def block_speeds(times: BatchTimes, blocks: int = BLOCKS) -> BlockSpeeds | None:
     kept = number > 0
     level = np.bincount(block, logs, parts)[kept] / number[kept]
     middle = ((edges[1:] + edges[:-1]) / 2)[kept]
-    return BlockSpeeds(middle, level, fast / number[kept], float(edges[1] - edges[0]), math.sqrt(fast))
+    return BlockSpeeds(
+        middle, level, fast / number[kept], float(edges[1] - edges[0]), math.sqrt(fast)
+    )
 
 
 def wander(times: BatchTimes) -> Wander:
@@ -97,13 +106,20 @@ def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_c
     steps = max(2.0, span / float(2 * taus[row]))
     high = float(SIGMAS[min(inside[-1] + 1, SIGMAS.size - 1)])
     sigma = Estimate(float(SIGMAS[column]), float(SIGMAS[max(0, inside[0] - 1)]), high, steps)
-    return Wander(sigma, float(taus[row]), fast_cv, significant=bool(best - likelihood[0, 0] > SIGNIFICANT_DROP))
+    return Wander(
+        sigma,
+        float(taus[row]),
+        fast_cv,
+        significant=bool(best - likelihood[0, 0] > SIGNIFICANT_DROP),
+    )
 
 
 def _likelihoods(blocks: BlockSpeeds, tau: float) -> Vector:
-    """Log likelihood for every sigma, the mean estimated and integrated out (restricted likelihood).
+    """Log likelihood for every sigma, the mean estimated and integrated out (restricted
+    likelihood).
 
-    In units of the noise, N^-1/2 (sigma^2 R + N) N^-1/2 = U (sigma^2 Lambda + 1) U^T: one eigenvalue problem serves all sigmas.
+    In units of the noise, N^-1/2 (sigma^2 R + N) N^-1/2 = U (sigma^2 Lambda + 1) U^T: one
+    eigenvalue problem serves all sigmas.
     """
     unit = 1 / np.sqrt(blocks.noise)
     values, vectors = np.linalg.eigh(unit[:, None] * _correlation(blocks, tau) * unit)

@@ -1,8 +1,10 @@
-"""What a gateway tells its predicting process: rows of numbers, collected as things happen, handed over whole.
+"""What a gateway tells its predicting process: rows of numbers, collected as things happen, handed
+over whole.
 
-The feeding side computes nothing and keeps nothing: one append a request, and `take` gives away what came since the last one, by
-exchanging arrays for empty ones. So its part in the event loop does not grow with the window. The other side is
-`queueing.estimation.window.mirror`. A `News` is what travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
+The feeding side computes nothing and keeps nothing: one append a request, and `take` gives away
+what came since the last one, by exchanging arrays for empty ones. So its part in the event loop
+does not grow with the window. The other side is `queueing.estimation.window.mirror`. A `News` is
+what travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def _numbers() -> array[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What happened between two takes, on the feeder's clock; `rows` are `WIDTH` numbers each (queueing.estimation.window.snapshot)."""
+    """What happened between two takes, on the feeder's clock; `rows` are `WIDTH` numbers each
+    (queueing.estimation.window.snapshot).
+    """
 
     epoch: int
     epoch_at: float
@@ -38,7 +42,9 @@ class News:
 
 
 class CallGroups:
-    """Tells the sequences of one call, which arrive one after the other at one instant, from a call that begins."""
+    """Tells the sequences of one call, which arrive one after the other at one instant, from a
+    call that begins.
+    """
 
     __slots__ = ("_at", "_call")
 
@@ -55,7 +61,9 @@ class CallGroups:
 
 @dataclass(slots=True, kw_only=True)
 class Feed:
-    """The gateway's side. Not for several threads. What nobody takes is bounded by `most` requests, the oldest forgotten first."""
+    """The gateway's side. Not for several threads. What nobody takes is bounded by `most`
+    requests, the oldest forgotten first.
+    """
 
     most: int = MOST
     epoch: int = 0
@@ -73,14 +81,20 @@ class Feed:
     def begin_epoch(self, epoch: int, at: float, *, carry_lengths: bool = True) -> None:
         """From here on another policy, limit, patience or number of servers holds."""
         self.epoch, self.epoch_at, self._begun = epoch, at, True
-        self._arrivals, self._sequences, self._retries, self._lost = _numbers(), _numbers(), _numbers(), _numbers()
+        self._arrivals, self._sequences, self._retries, self._lost = (
+            _numbers(),
+            _numbers(),
+            _numbers(),
+            _numbers(),
+        )
         self._calls = CallGroups()
         if not carry_lengths:
             self._rows = _numbers()
             self._carried_from, self._forgets_lengths = at, True
 
     def on_arrival(self, at: float, *, retry: bool = False, call: str | None = None) -> bool:
-        """A sequence arrived, whatever becomes of it. Those of one `call`, one after the other at one instant, are one arrival.
+        """A sequence arrived, whatever becomes of it. Those of one `call`, one after the other at
+        one instant, are one arrival.
 
         Returns whether its call begins with it.
         """
@@ -100,7 +114,11 @@ class Feed:
             return
         if dispatched_at is None:
             if record.epoch in (None, self.epoch):
-                _append(self._lost, arrived_at if record.released_at is None else record.released_at, self.most)
+                _append(
+                    self._lost,
+                    arrived_at if record.released_at is None else record.released_at,
+                    self.most,
+                )
             return
         rows = self._rows
         rows.extend(row(record, arrived_at, dispatched_at))
@@ -141,7 +159,9 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         arrived_at,
         dispatched_at,
         math.nan if free_at is None else free_at,
-        math.nan if record.released_at is None or record.outcome != "completed" else record.released_at,
+        math.nan
+        if record.released_at is None or record.outcome != "completed"
+        else record.released_at,
         -1.0 if record.batch_id is None else record.batch_id,
         record.batch_size or 1,
         record.server_id or 0,

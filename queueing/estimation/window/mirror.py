@@ -1,9 +1,10 @@
 """The predicting process's copy of the window: fed with what is new, read as arrays.
 
-An epoch ends the window: after a switch of policy, limit, patience or servers nothing measured before it is averaged with what
-follows, EXCEPT token counts: how long prompts and answers are is the clients' matter. Those of earlier epochs are kept for
-the length estimate only, where limits that differ are what its censoring is for; an epoch begun with
-`carry_lengths=False` (another model, another system prompt) drops them too.
+An epoch ends the window: after a switch of policy, limit, patience or servers nothing measured
+before it is averaged with what follows, EXCEPT token counts: how long prompts and answers are is
+the clients' matter. Those of earlier epochs are kept for the length estimate only, where limits
+that differ are what its censoring is for; an epoch begun with `carry_lengths=False` (another model,
+another system prompt) drops them too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ SECONDS = 300.0
 
 
 class Tail:
-    """The last `most` rows of a stream (at least), column after column in memory, so that reading one does not read all."""
+    """The last `most` rows of a stream (at least), column after column in memory, so that
+    reading one does not read all.
+    """
 
     def __init__(self, most: int, width: int) -> None:
         self._most = most
@@ -34,7 +37,11 @@ class Tail:
     def extend(self, numbers: array[float]) -> None:
         """With whole rows; copies them."""
         width, room = self._kept.shape
-        new = np.frombuffer(numbers, dtype=np.float64).reshape(-1, width) if numbers else np.empty((0, width))
+        new = (
+            np.frombuffer(numbers, dtype=np.float64).reshape(-1, width)
+            if numbers
+            else np.empty((0, width))
+        )
         self._forgot = self.full or len(new) > self._most
         new = new[-self._most :]
         if self._end + len(new) > room:
@@ -96,9 +103,13 @@ class Mirror:
         waiting: int = 0,
         servers: int = 1,
     ) -> Snapshot:
-        """Arrays of what lies in the window; does not modify it. Raises ValueError before anything was added."""
+        """Arrays of what lies in the window; does not modify it. Raises ValueError before
+        anything was added.
+        """
         if self._news is None:
-            raise ValueError("got a mirror without news; expected at least one `add` before a snapshot")
+            raise ValueError(
+                "got a mirror without news; expected at least one `add` before a snapshot"
+            )
         arrivals = self._tails["arrivals"].rows[:, 0]
         start = max(self._news.epoch_at, now - self.seconds)
         if self._tails["arrivals"].full:
@@ -132,6 +143,10 @@ class Mirror:
 
 def _shortest_delay(numbers: array[float]) -> float:
     """Of dispatched requests; infinite where there are none."""
-    rows = np.frombuffer(numbers, dtype=np.float64).reshape(-1, WIDTH) if numbers else np.empty((0, WIDTH))
+    rows = (
+        np.frombuffer(numbers, dtype=np.float64).reshape(-1, WIDTH)
+        if numbers
+        else np.empty((0, WIDTH))
+    )
     delays = rows[:, COLUMN["dispatched_at"]] - rows[:, COLUMN["arrived_at"]]
     return float(np.min(delays, initial=math.inf, where=np.isfinite(delays)))

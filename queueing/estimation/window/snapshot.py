@@ -25,17 +25,23 @@ FIELDS = (
     "ending",
     "epoch",
 )
-ENDED, CENSORED, WITHOUT_LENGTH = 0.0, 1.0, 2.0  # values of `ending`: by itself or its client's limit; cut by the gateway or left; failed
+ENDED, CENSORED, WITHOUT_LENGTH = (
+    0.0,
+    1.0,
+    2.0,
+)  # values of `ending`: by itself or its client's limit; cut by the gateway or left; failed
 WIDTH = len(FIELDS)
 COLUMN = {name: index for index, name in enumerate(FIELDS)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """The window at one instant. Instants and durations in seconds on the feeder's clock; nan where a row does not know.
+    """The window at one instant. Instants and durations in seconds on the feeder's clock; nan where
+    a row does not know.
 
-    `rows` are dispatched requests that met their end, in the order of their ends, those of earlier epochs included (`mine`
-    says which are of this one), one for each sequence; `arrivals` all calls of this epoch that arrived in the window, lost ones too.
+    `rows` are dispatched requests that met their end, in the order of their ends, those of earlier
+    epochs included (`mine` says which are of this one), one for each sequence; `arrivals` all calls
+    of this epoch that arrived in the window, lost ones too.
     """
 
     policy: str
@@ -46,14 +52,22 @@ class Snapshot:
     arrivals: Vector
     rows: npt.NDArray[np.float64]
     in_service: tuple[tuple[float, int], ...] = ()  # dispatched_at, output tokens so far
-    ended: tuple[tuple[float, int], ...] = ()  # the same of those whose own end has come in a padded batch that goes on
+    ended: tuple[
+        tuple[float, int], ...
+    ] = ()  # the same of those whose own end has come in a padded batch that goes on
     waiting: int = 0
-    retries: int = 0  # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
-    lost_at: Vector = field(default_factory=lambda: np.empty(0))  # ends of those that were never dispatched
+    retries: int = (
+        0  # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
+    )
+    lost_at: Vector = field(
+        default_factory=lambda: np.empty(0)
+    )  # ends of those that were never dispatched
     servers: int = 1
     sequences: Vector | None = None  # of each of the arrivals; None: one each
     carried_from: float = -math.inf  # instant from which on lengths may be used
-    shortest_delay: float = math.inf  # of all requests since the gateway started, in seconds; infinite before the first
+    shortest_delay: float = (
+        math.inf
+    )  # of all requests since the gateway started, in seconds; infinite before the first
 
     def column(self, name: str) -> Vector:
         """One field of every row."""
@@ -81,7 +95,11 @@ class Snapshot:
     def since(self, start: float) -> Snapshot:
         """The later part of the window."""
         later = self.arrivals > start
-        return self._but(start=start, arrivals=self.arrivals[later], sequences=None if self.sequences is None else self.sequences[later])
+        return self._but(
+            start=start,
+            arrivals=self.arrivals[later],
+            sequences=None if self.sequences is None else self.sequences[later],
+        )
 
     @property
     def call_sizes(self) -> Vector:
@@ -89,7 +107,14 @@ class Snapshot:
         return np.ones(self.arrivals.size) if self.sequences is None else self.sequences
 
     def _but(self, **changed: Any) -> Snapshot:
-        return Snapshot(**{name: getattr(self, name) for name in self.__dataclass_fields__ if name not in changed}, **changed)
+        return Snapshot(
+            **{
+                name: getattr(self, name)
+                for name in self.__dataclass_fields__
+                if name not in changed
+            },
+            **changed,
+        )
 
     @cached_property
     def _order(self) -> npt.NDArray[np.intp]:
@@ -103,7 +128,10 @@ class Snapshot:
 
     def served_in_order(self) -> tuple[Vector, Vector, Vector]:
         """Arrivals, delays and times in service of the rows, in order of arrival."""
-        arrived_at, dispatched_at, free_at = (self.column(name)[self._order] for name in ("arrived_at", "dispatched_at", "server_free_at"))
+        arrived_at, dispatched_at, free_at = (
+            self.column(name)[self._order]
+            for name in ("arrived_at", "dispatched_at", "server_free_at")
+        )
         return arrived_at, dispatched_at - arrived_at, free_at - dispatched_at
 
     @property

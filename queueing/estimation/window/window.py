@@ -1,6 +1,7 @@
 """What the last minutes showed, fed and read in one process: a feed with its mirror.
 
-Where the reader is another process, the gateway keeps the `Feed` alone and sends what it takes to the `Mirror` there.
+Where the reader is another process, the gateway keeps the `Feed` alone and sends what it takes to
+the `Mirror` there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from dataclasses import dataclass, field
 
 from queueing.estimation.window.feed import MOST, Feed, News
 from queueing.estimation.window.mirror import SECONDS, Mirror
-from queueing.estimation.window.snapshot import CENSORED, COLUMN, ENDED, FIELDS, WIDTH, WITHOUT_LENGTH, Snapshot
+from queueing.estimation.window.snapshot import (
+    CENSORED,
+    COLUMN,
+    ENDED,
+    FIELDS,
+    WIDTH,
+    WITHOUT_LENGTH,
+    Snapshot,
+)
 from queueing.measurement.record import Record, call_of
 
 __all__ = [
@@ -53,13 +62,27 @@ class Window(Feed):
     ) -> Snapshot:
         """Arrays of what lies in the window; feeding does not modify them."""
         self._mirror.add(self.take())
-        return self._mirror.snapshot(policy, now, in_service=in_service, ended=ended, waiting=waiting, servers=servers)
+        return self._mirror.snapshot(
+            policy, now, in_service=in_service, ended=ended, waiting=waiting, servers=servers
+        )
 
 
-def snapshot_of(records: list[Record], policy: str, start: float, now: float, *, epoch: int = 0, servers: int = 1) -> Snapshot:
+def snapshot_of(
+    records: list[Record],
+    policy: str,
+    start: float,
+    now: float,
+    *,
+    epoch: int = 0,
+    servers: int = 1,
+) -> Snapshot:
     """The same from a finished run: requests that arrived in (start, now]."""
     window = Window(seconds=math.inf, most=max(1, len(records)), epoch=epoch, epoch_at=start)
-    kept = [(record.arrived_at, record) for record in records if record.arrived_at is not None and start < record.arrived_at <= now]
+    kept = [
+        (record.arrived_at, record)
+        for record in records
+        if record.arrived_at is not None and start < record.arrived_at <= now
+    ]
     for at, call in sorted((at, call_of(record.request_id) or "") for at, record in kept):
         window.on_arrival(at, call=call or None)
     for _, record in kept:

@@ -1,22 +1,27 @@
-"""Dynamic batching, M/G^[1,B]/1: the server takes min(waiting, B) as soon as it is empty and something waits.
+"""Dynamic batching, M/G^[1,B]/1: the server takes min(waiting, B) as soon as it is empty and
+something waits.
 
-Embedded chain at batch starts, Q = requests waiting (those about to start included), b = min(Q, B), A = arrivals during
+Embedded chain at batch starts, Q = requests waiting (those about to start included), b = min(Q, B),
+A = arrivals during
 H(b), p0 = P(Q - b + A = 0):
 
     Q' = max(Q - b + A, 1)                                    (an idle server starts the next arrival alone)
     drift of Q      E[b] = lam E[H] + p0
     drift of Q^2    2 (B - lam E[H(B)]) E[R] = E[A^2] + p0 - E[b^2],   R = (Q - B)^+ left behind,  E[A^2|b] = lam E[H|b] + lam^2 E[H^2|b]
 
-Area under the number waiting, over one cycle: those left behind wait H, those who arrive during H its residual, so
+Area under the number waiting, over one cycle: those left behind wait H, those who arrive during H
+its residual, so
     E[Wq] = (E[R] E[H(B)] + lam E[H^2] / 2) / E[b]
-Utilisation is lam E[H] / E[b] (a cycle lasts E[b] / lam). Conditions: Poisson arrivals, one server, lam < B / E[H(B)]; without a
-bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1 (unpadded).
+Utilisation is lam E[H] / E[b] (a cycle lasts E[b] / lam). Conditions: Poisson arrivals, one server,
+lam < B / E[H(B)]; without a bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1
+(unpadded).
 
-Method: above B - 1 the chain is a random walk with steps A - B; it comes back below B by its descending ladder heights
-(queueing.models.batches.ladder), so the chain censored on 1 .. B - 1 is finite and exact: no truncation of the queue, any load.
-p0 and P(Q >= B) follow from the drift, the means from both drifts. Residual: what its rows miss in mass and mean. Without a bound
-the chain is cut at a size that doubles until fewer than 1e-11 of the batches are larger; residual: what the drift of Q leaves.
-Inoue (2021) treats deterministic H and B = infinity; THEORY c.
+Method: above B - 1 the chain is a random walk with steps A - B; it comes back below B by its
+descending ladder heights (queueing.models.batches.ladder), so the chain censored on 1 .. B - 1 is
+finite and exact: no truncation of the queue, any load. p0 and P(Q >= B) follow from the drift, the
+means from both drifts. Residual: what its rows miss in mass and mean. Without a bound the chain is
+cut at a size that doubles until fewer than 1e-11 of the batches are larger; residual: what the
+drift of Q leaves. Inoue (2021) treats deterministic H and B = infinity; THEORY c.
 """
 
 from __future__ import annotations
@@ -29,7 +34,13 @@ from functools import partial
 import numpy as np
 
 from queueing.distributions.lattice import Vector
-from queueing.errors import SMALLER, LargeBatchesError, NotConvergedError, OutOfReachError, UnstableQueueError
+from queueing.errors import (
+    SMALLER,
+    LargeBatchesError,
+    NotConvergedError,
+    OutOfReachError,
+    UnstableQueueError,
+)
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.service_table import ServiceTable
 from queueing.models.batches.ladder import Ladder, solve_ladder
@@ -37,7 +48,9 @@ from queueing.models.batches.ladder import Ladder, solve_ladder
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
 _LONGEST_ROW = 2**17
-_LONG_ROW = 300.0  # log of the largest power of the circle's radius, with room for a row twice as long
+_LONG_ROW = (
+    300.0  # log of the largest power of the circle's radius, with room for a row twice as long
+)
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
 _MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds
@@ -68,7 +81,9 @@ class BatchQueue:
         return len(self.starts) + 1
 
     def by_request(self, values: Vector) -> float:
-        """The mean over requests of what depends on their batch's size, `values[b - 1]`, b = 1 .. B."""
+        """The mean over requests of what depends on their batch's size, `values[b - 1]`, b = 1
+        .. B.
+        """
         weights = np.append(self.starts, self.full) * np.arange(1.0, self.largest + 1)
         return float(weights @ values) / self.batch_size
 
@@ -87,11 +102,20 @@ def solve_batch_chain(time: BatchTime, arrival_rate: float, bound: int | None) -
         raise UnstableQueueError(load)
     if bound is not None and bound <= LARGEST_BOUND:
         return _solve(time, arrival_rate, bound)
-    return solve_cut(bound, lambda size: arrival_rate * time.mean(size) > 0.95 * size, partial(_unbounded, time, arrival_rate))
+    return solve_cut(
+        bound,
+        lambda size: arrival_rate * time.mean(size) > 0.95 * size,
+        partial(_unbounded, time, arrival_rate),
+    )
 
 
-def solve_cut(bound: int | None, grow: Callable[[int], bool], cut_at: Callable[[int], tuple[BatchQueue, float]]) -> BatchQueue:
-    """A chain cut at a size that batches do not reach; `grow`: batches of that size become larger ones, `cut_at`: also the share lost.
+def solve_cut(
+    bound: int | None,
+    grow: Callable[[int], bool],
+    cut_at: Callable[[int], tuple[BatchQueue, float]],
+) -> BatchQueue:
+    """A chain cut at a size that batches do not reach; `grow`: batches of that size become larger
+    ones, `cut_at`: also the share lost.
 
     A bound above `LARGEST_BOUND` is none where batches stay below that. Raises NotConvergedError.
     """
@@ -109,7 +133,8 @@ def solve_cut(bound: int | None, grow: Callable[[int], bool], cut_at: Callable[[
 
 
 def _may_reach(before: float, lost: float, doublings: int) -> bool:
-    """Whether the share lost may yet become negligible: its logarithm falls at most fourfold from one doubling to the next.
+    """Whether the share lost may yet become negligible: its logarithm falls at most fourfold from
+    one doubling to the next.
 
     A tail exp(-c b^2) falls so; geometric ones fall twofold, powers of b not at all faster.
     """
@@ -138,40 +163,64 @@ def _unbounded(time: BatchTime, arrival_rate: float, size: int) -> tuple[BatchQu
 def _drift(arrival_rate: float, first: Vector, state: State) -> float:
     """What the drift of Q leaves, relative."""
     sizes = np.arange(1.0, len(first) + 1)
-    return abs(float(state[0] @ (arrival_rate * first - sizes)) + state[2]) / float(state[0] @ sizes)
+    return abs(float(state[0] @ (arrival_rate * first - sizes)) + state[2]) / float(
+        state[0] @ sizes
+    )
 
 
-def full_arrivals(table: ServiceTable, arrival_rate: float, batch_size: int, row: Vector | None = None) -> tuple[Vector, float]:
-    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle; `row`: its beginning."""
+def full_arrivals(
+    table: ServiceTable, arrival_rate: float, batch_size: int, row: Vector | None = None
+) -> tuple[Vector, float]:
+    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the
+    walk's circle; `row`: its beginning.
+    """
     count = 4 * batch_size + 64 if row is None else len(row)
     radius = _radius(table, arrival_rate, batch_size, count)
     while count <= _LONGEST_ROW:
-        row = table.arrivals(arrival_rate, count, first=batch_size - 1)[0] if row is None or len(row) < count else row
+        row = (
+            table.arrivals(arrival_rate, count, first=batch_size - 1)[0]
+            if row is None or len(row) < count
+            else row
+        )
         weight = np.abs(row[-8:]) @ radius ** np.arange(count - 8.0, count)
         if weight < 1e-14 * radius**batch_size:
             return row, radius
         count *= 2
-    raise NotConvergedError("the arrivals during a batch (steps of their law)", count / _LONGEST_ROW)
+    raise NotConvergedError(
+        "the arrivals during a batch (steps of their law)", count / _LONGEST_ROW
+    )
 
 
 def _radius(table: ServiceTable, arrival_rate: float, batch_size: int, count: int) -> float:
-    """The circle on which |w^{-b} E w^A| is smallest, found in u = log r > 0, inside the pole of the gamma residual."""
+    """The circle on which |w^{-b} E w^A| is smallest, found in u = log r > 0, inside the pole of
+    the gamma residual.
+    """
 
     def height(u: float) -> float:
         value = table.log_generating(arrival_rate, np.exp(u), batch_size)
         return value - batch_size * u if value < np.inf else 1e9 * u
 
-    widest = 7.0 / batch_size  # r^b stays below 1e3: what it costs the falling coefficients in digits
+    widest = (
+        7.0 / batch_size
+    )  # r^b stays below 1e3: what it costs the falling coefficients in digits
     if table.most_stalls:
-        widest = min(widest, _LONG_ROW / count)  # rows that hold a stall are long: r^j stays a number
+        widest = min(
+            widest, _LONG_ROW / count
+        )  # rows that hold a stall are long: r^j stays a number
     if table.law.cv:
-        inside = 0.5 if table.most_stalls else 0.9  # of the way to the pole: masses of stalls are not so tiny there
-        widest = min(widest, float(np.log1p(inside / (arrival_rate * table.longest * table.law.cv**2))))
+        inside = (
+            0.5 if table.most_stalls else 0.9
+        )  # of the way to the pole: masses of stalls are not so tiny there
+        widest = min(
+            widest, float(np.log1p(inside / (arrival_rate * table.longest * table.law.cv**2)))
+        )
     return smallest_circle(height, widest)
 
 
 def smallest_circle(height: Callable[[float], float], widest: float) -> float:
-    """The radius at which a convex `height` of its logarithm, 0 .. `widest`, is least: golden section."""
+    """The radius at which a convex `height` of its logarithm, 0 .. `widest`, is least: golden
+    section.
+    """
     low, high = 0.0, widest
     for _ in range(24):
         third = 0.381966 * (high - low)
@@ -188,13 +237,22 @@ def _solve(time: BatchTime, arrival_rate: float, bound: int) -> BatchQueue:
     rows = _arrivals(time, arrival_rate, bound)
     row, radius = full_arrivals(table, arrival_rate, bound, rows[-1])
     if bound == 1:
-        state = _normalised(arrival_rate, moments, np.zeros(0), 1 - arrival_rate * float(moments[0][0]))
-        return _means(arrival_rate, moments, state, 0.0, _left_behind(row, np.zeros(1), state, radius))
+        state = _normalised(
+            arrival_rate, moments, np.zeros(0), 1 - arrival_rate * float(moments[0][0])
+        )
+        return _means(
+            arrival_rate, moments, state, 0.0, _left_behind(row, np.zeros(1), state, radius)
+        )
     ladder = solve_ladder(row, bound, radius)
     rows = rows[:-1]
     landing = landing_below(rows, ladder)
     means = rows @ np.arange(rows.shape[1])
-    residual = float(max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / (arrival_rate * moments[0][:-1]) - 1).max()))
+    residual = float(
+        max(
+            np.abs(landing.sum(axis=1) - 1).max(),
+            np.abs(means / (arrival_rate * moments[0][:-1]) - 1).max(),
+        )
+    )
     if residual > 1e-8:
         raise NotConvergedError("the chain of batch sizes (its rows)", residual)
     state = _normalised(arrival_rate, moments, *_stationary(landing))
@@ -210,7 +268,9 @@ def _arrivals(time: BatchTime, arrival_rate: float, bound: int) -> Vector:
         if abs(1 - float(rows[-1].sum())) < LOST or 2 * count > _LONGEST_ROW:
             return rows
         count *= 2
-    raise OutOfReachError(f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)", SMALLER)
+    raise OutOfReachError(
+        f"the arrivals during a batch of up to {table.longest:.4g} s ({count} of them)", SMALLER
+    )
 
 
 def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:
@@ -221,14 +281,22 @@ def _needed(time: BatchTime, arrival_rate: float, bound: int) -> int:
 
 
 def landing_below(rows: Vector, ladder: Ladder) -> Vector:
-    """`landing[b - 1, q]`: P(the next state below B is q), q = 0 .. B - 1, from a batch of b < B."""
+    """`landing[b - 1, q]`: P(the next state below B is q), q = 0 .. B - 1, from a batch of b <
+    B.
+    """
     bound = ladder.size
     heights = ladder.heights
     above = rows[:, bound:]
-    undershoot = np.zeros((above.shape[1] + 1, bound))  # undershoot[d, o]: from d above B - 1, P(first at or below it by o)
+    undershoot = np.zeros(
+        (above.shape[1] + 1, bound)
+    )  # undershoot[d, o]: from d above B - 1, P(first at or below it by o)
     for d in range(1, above.shape[1] + 1):
         reach = min(d - 1, bound)
-        undershoot[d] = heights[1 : reach + 1] @ undershoot[d - 1 : d - 1 - reach : -1] if reach < d - 1 else _short(heights, undershoot, d)
+        undershoot[d] = (
+            heights[1 : reach + 1] @ undershoot[d - 1 : d - 1 - reach : -1]
+            if reach < d - 1
+            else _short(heights, undershoot, d)
+        )
         if d <= bound:
             undershoot[d, : bound - d + 1] += heights[d:]
     answer = rows[:, :bound].copy()
@@ -238,11 +306,17 @@ def landing_below(rows: Vector, ladder: Ladder) -> Vector:
 
 def _short(heights: Vector, undershoot: Vector, d: int) -> Vector:
     """The walk's first step stays above: d - 1 at most."""
-    return np.asarray(heights[1:d] @ undershoot[d - 1 : 0 : -1]) if d > 1 else np.zeros(undershoot.shape[1])
+    return (
+        np.asarray(heights[1:d] @ undershoot[d - 1 : 0 : -1])
+        if d > 1
+        else np.zeros(undershoot.shape[1])
+    )
 
 
 def _stationary(landing: Vector) -> tuple[Vector, float]:
-    """Relative visits of 1 .. B - 1 and the flow into 0 (an idle server, which starts its next batch from 1)."""
+    """Relative visits of 1 .. B - 1 and the flow into 0 (an idle server, which starts its next
+    batch from 1).
+    """
     size = len(landing)
     matrix = landing[:, 1:].copy()
     matrix[:, 0] += landing[:, 0]
@@ -258,13 +332,17 @@ def _normalised(arrival_rate: float, moments: Moments, visits: Vector, to_empty:
     """By the drift of Q: what the batches below B lose and gain, the full ones make good."""
     first = moments[0]
     sizes = np.arange(1.0, len(first))
-    full = (float(visits @ (arrival_rate * first[:-1] - sizes)) + to_empty) / (len(first) - arrival_rate * float(first[-1]))
+    full = (float(visits @ (arrival_rate * first[:-1] - sizes)) + to_empty) / (
+        len(first) - arrival_rate * float(first[-1])
+    )
     total = float(visits.sum()) + full
     return visits / total, full / total, to_empty / total
 
 
 def _left_behind(full_row: Vector, below_row: Vector, state: State, radius: float) -> Vector:
-    """P(Q = B + R), R = 0, 1, ..., from its generating function on the circle (docstring of queueing.models.batches.batch_delay)."""
+    """P(Q = B + R), R = 0, 1, ..., from its generating function on the circle (docstring of
+    queueing.models.batches.batch_delay).
+    """
     starts, full, empty = state
     bound = len(starts) + 1
     polynomial = np.append([empty], starts)
@@ -275,7 +353,10 @@ def _left_behind(full_row: Vector, below_row: Vector, state: State, radius: floa
     points = max(_FIRST_CIRCLE, 2 ** int(np.ceil(np.log2(2 * max(len(full_row), len(below_row))))))
     while full > _NEGLIGIBLE and points <= _LAST_CIRCLE:
         z = radius * np.exp(-2j * np.pi * np.arange(points // 2 + 1) / points)
-        below, all_of = (np.fft.rfft(row * radius ** np.arange(len(row)), n=points) for row in (below_row, full_row))
+        below, all_of = (
+            np.fft.rfft(row * radius ** np.arange(len(row)), n=points)
+            for row in (below_row, full_row)
+        )
         values = (below - np.polynomial.polynomial.polyval(z, polynomial)) / (z**bound - all_of)
         masses = np.fft.irfft(values, n=points) * radius ** -np.arange(float(points))
         kept = masses[: points // 2]
@@ -285,14 +366,18 @@ def _left_behind(full_row: Vector, below_row: Vector, state: State, radius: floa
     return np.zeros(0)
 
 
-def _means(arrival_rate: float, moments: Moments, state: State, residual: float, left_behind: Vector) -> BatchQueue:
+def _means(
+    arrival_rate: float, moments: Moments, state: State, residual: float, left_behind: Vector
+) -> BatchQueue:
     first, second, own = moments
     sizes = np.arange(1.0, len(first) + 1)
     starts, full, empty = state
     weights = np.append(starts, full)[: len(first)]
     batch_size, service = float(weights @ sizes), float(weights @ first)
     squares = float(weights @ (arrival_rate * first + arrival_rate**2 * second - sizes**2))
-    behind = (squares + empty) / (2 * (len(first) - arrival_rate * float(first[-1]))) if full else 0.0
+    behind = (
+        (squares + empty) / (2 * (len(first) - arrival_rate * float(first[-1]))) if full else 0.0
+    )
     delay = float(behind * first[-1] + arrival_rate * float(weights @ second) / 2) / batch_size
     return BatchQueue(
         queueing_delay=delay,

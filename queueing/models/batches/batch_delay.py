@@ -1,22 +1,25 @@
-"""Dynamic batching: the laws of queueing delay and sojourn, from the state at batch starts (queueing.models.batches.batch_chain).
+"""Dynamic batching: the laws of queueing delay and sojourn, from the state at batch starts
+(queueing.models.batches.batch_chain).
 
-Arrivals after a request do not change its delay, so the number waiting is what arrives during a delay (distributional Little's law), and
+Arrivals after a request do not change its delay, so the number waiting is what arrives during a
+delay (distributional Little's law), and
 
     E e^{-s Wq} = p0/E[b] + lam/E[b] (sum_{b<B} x_b (1 - h_b(s)) + X(z) (1 - h_B(s))) / s,    z = 1 - s/lam
     X(z) = sum_{q>=B} x_q z^{q-B} = (sum_{b<B} x_b (h_b(s) - z^b) - p0 (1 - z)) / (z^B - h_B(s))
 
 x_q = P(Q = q), h_b(s) = E exp(-s H | b). P(Wq = 0) = p0/E[b], the server is idle.
 
-The sojourn depends on the own batch's size, which later arrivals change. With p requests ahead, a request waits for the rest of the
-batch in service and floor(p / B) more; its rank in its own batch is p mod B, and those who arrive while it waits, Poisson(lam Wq),
+The sojourn depends on the own batch's size, which later arrivals change. With p requests ahead, a
+request waits for the rest of the batch in service and floor(p / B) more; its rank in its own batch
+is p mod B, and those who arrive while it waits, Poisson(lam Wq),
 join the same batch. The transform F_p of that rest, jointly with p, over the arrivals of a cycle:
 
     z F_p = F_{p-1} + (1[p = 0] sum_{b<B} x_b h_b(s) + x_{B+p} h_B(s) - P(R + A = p)) / lam
     (by parts; upwards where |z| >= 1, downwards where |z| < 1: each stable),   f_r = lam/E[b] sum_n F_{nB+r} h_B^n
     own batch of size b:  sum_r f_r(w) P(Poisson(lam w) = b - 1 - r);   sojourn = Wq + time to the own release | b
 
-Accuracy: the lattice's width squared, about 1e-4 of the horizon. A law whose mean misses the exact one by more than 0.3 % and
-one width is not given.
+Accuracy: the lattice's width squared, about 1e-4 of the horizon. A law whose mean misses the exact
+one by more than 0.3 % and one width is not given.
 """
 
 from __future__ import annotations
@@ -33,30 +36,47 @@ from queueing.result import LEVELS, Quantiles
 _POINTS, _SOJOURN_POINTS = 2048, 1024
 _LONGEST_QUEUE = 8192  # requests ahead that the sojourn's law follows
 _NEGLIGIBLE = 1e-9
-_LONG_POINTS = 2**14  # where heavy-tailed lengths leave too much beyond the first lattice; each is four times as long as the one before
+_LONG_POINTS = (
+    2**14
+    # where heavy-tailed lengths leave too much beyond the first lattice; each is four times as long
+    # as the one before
+)
 _MISSED, _LOST = 1e-3, 5e-3  # of the mean and the mass of a law on such a lattice
 _MOST_NUMBERS = 2**24  # of the transforms of all batch sizes on the finer lattice: 270 MB
 
 
-def batch_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue) -> tuple[Quantiles, Quantiles]:
+def batch_quantiles(
+    time: BatchTime, arrival_rate: float, queue: BatchQueue
+) -> tuple[Quantiles, Quantiles]:
     """Queueing delay and sojourn; quantiles are None where their law could not be made accurate."""
     atom = queue.empty / queue.batch_size
-    horizon = 16 * queue.queueing_delay / (1 - atom) + 4 * max(time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay)
+    horizon = 16 * queue.queueing_delay / (1 - atom) + 4 * max(
+        time.mean(queue.largest_used), queue.sojourn_time - queue.queueing_delay
+    )
     waits = _delay_quantiles(time, arrival_rate, queue, horizon, atom)
     if queue.full > _NEGLIGIBLE and not 0 < len(queue.behind) < _LONGEST_QUEUE:
         return waits, Quantiles(queue.sojourn_time)
     coarse = Grid(fitted_width(horizon, _SOJOURN_POINTS), _SOJOURN_POINTS)
-    return waits, checked(queue.sojourn_time, _sojourn_law(time, arrival_rate, queue, coarse), coarse)
+    return waits, checked(
+        queue.sojourn_time, _sojourn_law(time, arrival_rate, queue, coarse), coarse
+    )
 
 
-def _delay_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue, horizon: float, atom: float) -> Quantiles:
-    """On one lattice, or, where heavy-tailed lengths leave too much beyond it, each level on the finest lattice that reaches it."""
+def _delay_quantiles(
+    time: BatchTime, arrival_rate: float, queue: BatchQueue, horizon: float, atom: float
+) -> Quantiles:
+    """On one lattice, or, where heavy-tailed lengths leave too much beyond it, each level on the
+    finest lattice that reaches it.
+    """
     grid = Grid(fitted_width(horizon, _POINTS), _POINTS)
     delay = grid.masses(_delay_transform(time, arrival_rate, queue, grid) * grid.hat)
     waits = checked(queue.queueing_delay, delay, grid, atom)
     tried: list[tuple[Grid, Vector, float]] = []
     while waits.p50 is None:
-        grid, table = Grid(fitted_width(horizon, _LONG_POINTS), _LONG_POINTS), time.table(queue.largest)
+        grid, table = (
+            Grid(fitted_width(horizon, _LONG_POINTS), _LONG_POINTS),
+            time.table(queue.largest),
+        )
         finer = 2 ** max(0, math.ceil(math.log2(grid.width / table.width)))
         if finer * _LONG_POINTS * max(queue.largest, table.rows_of_a_transform) > _MOST_NUMBERS:
             return waits
@@ -65,9 +85,13 @@ def _delay_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue, ho
         whole = abs(mean_of(delay, grid) / queue.queueing_delay - 1) < _MISSED
         if whole and abs(lost) > _LOST:
             return waits
-        tried.append((grid, delay, atom - lost if whole else atom))  # what a whole law lacks lies next to 0, where it is steepest
+        tried.append(
+            (grid, delay, atom - lost if whole else atom)
+        )  # what a whole law lacks lies next to 0, where it is steepest
         if whole:
-            return Quantiles(queue.queueing_delay, *(_finest(level, tried) for level in LEVELS.values()))
+            return Quantiles(
+                queue.queueing_delay, *(_finest(level, tried) for level in LEVELS.values())
+            )
         horizon *= 4
     return waits
 
@@ -75,7 +99,9 @@ def _delay_quantiles(time: BatchTime, arrival_rate: float, queue: BatchQueue, ho
 def _finest(level: float, tried: list[tuple[Grid, Vector, float]]) -> float | None:
     """The quantile on the first lattice that holds clearly more than the level."""
     reached = (level + 1) / 2
-    grid, delay, atom = next((each for each in tried if each[2] + float(each[1].sum()) > reached), tried[-1])
+    grid, delay, atom = next(
+        (each for each in tried if each[2] + float(each[1].sum()) > reached), tried[-1]
+    )
     return dict(zip(LEVELS.values(), grid.quantiles(delay, atom), strict=True))[level]
 
 
@@ -88,21 +114,33 @@ def checked(mean: float, masses: Vector, grid: Grid, atom: float = 0.0) -> Quant
     return Quantiles(mean, *grid.quantiles(masses, atom))
 
 
-def _delay_transform(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid, finer: int = 1) -> Complex:
-    """Of the part of the delay that is not 0; the service times are put on a lattice `finer` times as fine."""
+def _delay_transform(
+    time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid, finer: int = 1
+) -> Complex:
+    """Of the part of the delay that is not 0; the service times are put on a lattice `finer`
+    times as fine.
+    """
     below, last = _mixture(time, queue, grid, finer)
     total = queue.starts.sum() - below
     if queue.full > _NEGLIGIBLE:
-        total = total + _behind_transform(1 - grid.s / arrival_rate, queue, below, last) * (1 - last)
+        total = total + _behind_transform(1 - grid.s / arrival_rate, queue, below, last) * (
+            1 - last
+        )
     return np.asarray(arrival_rate / queue.batch_size * total / grid.s)
 
 
-def _mixture(time: BatchTime, queue: BatchQueue, grid: Grid, finer: int = 1) -> tuple[Complex, Complex]:
+def _mixture(
+    time: BatchTime, queue: BatchQueue, grid: Grid, finer: int = 1
+) -> tuple[Complex, Complex]:
     """sum_{b<B} x_b h_b(s) and h_B(s), or 1 where no batch is full."""
     size = queue.largest if queue.full > _NEGLIGIBLE else queue.largest_used
-    table = time.table(queue.largest).transforms(Grid(grid.width / finer, grid.points * finer), size)[:, : grid.points + 1]
+    table = time.table(queue.largest).transforms(
+        Grid(grid.width / finer, grid.points * finer), size
+    )[:, : grid.points + 1]
     used = min(size, len(queue.starts))
-    return np.asarray(queue.starts[:used] @ table[:used]), table[-1] if size == queue.largest else np.ones(len(grid.s), dtype=complex)
+    return np.asarray(queue.starts[:used] @ table[:used]), table[
+        -1
+    ] if size == queue.largest else np.ones(len(grid.s), dtype=complex)
 
 
 def _behind_transform(z: Complex, queue: BatchQueue, below: Complex, last: Complex) -> Complex:
@@ -115,7 +153,9 @@ def _behind_transform(z: Complex, queue: BatchQueue, below: Complex, last: Compl
     numerator = small[inside] - np.polynomial.polynomial.polyval(z_in, np.append(0.0, queue.starts))
     answer[inside] = numerator / (z_in**bound - large[inside])
     highest_first = np.append(0.0, queue.starts[::-1])  # z^{b - B}
-    numerator = small[~inside] * z_out**bound - np.polynomial.polynomial.polyval(z_out, highest_first)
+    numerator = small[~inside] * z_out**bound - np.polynomial.polynomial.polyval(
+        z_out, highest_first
+    )
     answer[~inside] = numerator / (1 - large[~inside] * z_out**bound)
     return answer
 
@@ -133,7 +173,9 @@ def _sojourn_law(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: 
 
 
 def _ranks(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid) -> Complex:
-    """`ranks[r]`: transform of the delay of those who had to wait with r before them in their own batch."""
+    """`ranks[r]`: transform of the delay of those who had to wait with r before them in their
+    own batch.
+    """
     below, last = _mixture(time, queue, grid)
     ahead = _ahead(arrival_rate, queue, grid, below, last)
     if queue.full <= _NEGLIGIBLE:
@@ -145,8 +187,12 @@ def _ranks(time: BatchTime, arrival_rate: float, queue: BatchQueue, grid: Grid) 
     return np.asarray(total / queue.batch_size)
 
 
-def _ahead(arrival_rate: float, queue: BatchQueue, grid: Grid, below: Complex, last: Complex) -> Complex:
-    """`f[p]`: lam times the transform of the rest of the batch in service, with p requests ahead; whole batches of p."""
+def _ahead(
+    arrival_rate: float, queue: BatchQueue, grid: Grid, below: Complex, last: Complex
+) -> Complex:
+    """`f[p]`: lam times the transform of the rest of the batch in service, with p requests
+    ahead; whole batches of p.
+    """
     starts = queue.starts if len(queue.behind) else queue.starts[: queue.largest_used]
     found = np.append(queue.empty, np.append(starts, queue.behind))  # P(R + A = p)
     found[1] -= queue.empty
@@ -154,8 +200,14 @@ def _ahead(arrival_rate: float, queue: BatchQueue, grid: Grid, below: Complex, l
     z = 1 - grid.s / arrival_rate
     inside = int(np.count_nonzero(np.abs(z) < 1))  # |z| grows with the frequency
     rows = len(found) - 1
-    answer = np.zeros((-(-rows // queue.largest) * queue.largest if queue.full > _NEGLIGIBLE else rows, len(z)), dtype=complex)
-    up, inverse = below[inside:].copy(), 1 / z[inside:]  # what is known below p, and the source at p = 0
+    answer = np.zeros(
+        (-(-rows // queue.largest) * queue.largest if queue.full > _NEGLIGIBLE else rows, len(z)),
+        dtype=complex,
+    )
+    up, inverse = (
+        below[inside:].copy(),
+        1 / z[inside:],
+    )  # what is known below p, and the source at p = 0
     for p in range(rows):
         up += behind[p] * last[inside:] - found[p]
         up *= inverse

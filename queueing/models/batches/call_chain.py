@@ -1,14 +1,17 @@
-"""Calls of several requests at a batch server, M^X/G^[1,B]/1: `queueing.models.batches.batch_chain` where requests arrive in groups.
+"""Calls of several requests at a batch server, M^X/G^[1,B]/1: `queueing.models.batches.batch_chain`
+where requests arrive in groups.
 
-Calls arrive Poisson at rate lam, each with X requests, m = E[X], m2 = E[X^2]; A, the requests that arrive during H(b), is compound
-Poisson. An idle server begins with a whole call, as far as it fits: with R = Q - b left behind,
+Calls arrive Poisson at rate lam, each with X requests, m = E[X], m2 = E[X^2]; A, the requests that
+arrive during H(b), is compound Poisson. An idle server begins with a whole call, as far as it fits:
+with R = Q - b left behind,
 
     Q' = R + A, or X where that is 0                     p0 = P(R + A = 0)
     drift of Q      E[b] = lam m E[H] + p0 m
     drift of Q^2    2 (B - lam m E[H(B)]) E[R] = E[A^2] + p0 m2 - E[b^2],   E[A^2 | b] = lam m2 E[H | b] + (lam m)^2 E[H^2 | b]
     E[Wq] = (E[R] E[H(B)] + lam m E[H^2] / 2) / E[b]     by the area under the number waiting, as there
 
-Means are over requests, not calls. With one request per call these are the equations there. B = 1 is M^X/G/1 (Chaudhry and Templeton 1983).
+Means are over requests, not calls. With one request per call these are the equations there. B = 1
+is M^X/G/1 (Chaudhry and Templeton 1983).
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from queueing.distributions.lattice import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.service_table import ServiceTable
-from queueing.models.batches.batch_chain import LARGEST_BOUND, LOST, BatchQueue, Moments, State, landing_below, smallest_circle, solve_cut
+from queueing.models.batches.batch_chain import (
+    LARGEST_BOUND,
+    LOST,
+    BatchQueue,
+    Moments,
+    State,
+    landing_below,
+    smallest_circle,
+    solve_cut,
+)
 from queueing.models.batches.calls import Calls
 from queueing.models.batches.ladder import solve_ladder
 
@@ -38,7 +50,11 @@ def solve_call_chain(time: BatchTime, calls: Calls, bound: int | None) -> BatchQ
     if bound is not None and bound <= LARGEST_BOUND:
         return _bounded(time, calls, bound)
     rate = calls.rate * calls.moment(1)
-    return solve_cut(bound, lambda size: rate * time.mean(size) > 0.95 * size or size < 2 * calls.largest, partial(_unbounded, time, calls))
+    return solve_cut(
+        bound,
+        lambda size: rate * time.mean(size) > 0.95 * size or size < 2 * calls.largest,
+        partial(_unbounded, time, calls),
+    )
 
 
 def _unbounded(time: BatchTime, calls: Calls, size: int) -> tuple[BatchQueue, float]:
@@ -61,7 +77,9 @@ def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
     moments, table = time.moments(bound), time.table(bound)
     first = calls.rate * calls.moment(1) * moments[0]
     if bound == 1:
-        return _means(calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0)
+        return _means(
+            calls, moments, (np.zeros(0), 1.0, (1 - float(first[0])) / calls.moment(1)), 0.0
+        )
     stalled = int(calls.rate * calls.moment(1) * time.law.stall * table.most_stalls)
     rows = calls.arrivals(table, _needed(time, calls, bound) + stalled)
     while abs(1 - float(rows[-1].sum())) > LOST and 2 * rows.shape[1] <= _LONG_ROW:
@@ -71,11 +89,15 @@ def _bounded(time: BatchTime, calls: Calls, bound: int) -> BatchQueue:
     rows = np.vstack([_entry(calls, rows.shape[1]), rows[:-1]])
     landing = landing_below(rows, ladder)
     means = rows[1:] @ np.arange(rows.shape[1])
-    residual = float(max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / first[:-1] - 1).max()))
+    residual = float(
+        max(np.abs(landing.sum(axis=1) - 1).max(), np.abs(means / first[:-1] - 1).max())
+    )
     if residual > _TOLERANCE:
         raise NotConvergedError("the chain of batch sizes (its rows)", residual)
     flows = _stationary(landing)
-    full = (float(flows[1:] @ (first[:-1] - np.arange(1.0, bound))) + float(flows[0]) * calls.moment(1)) / (bound - float(first[-1]))
+    full = (
+        float(flows[1:] @ (first[:-1] - np.arange(1.0, bound))) + float(flows[0]) * calls.moment(1)
+    ) / (bound - float(first[-1]))
     total = float(flows[1:].sum()) + full
     state = flows[1:] / total, full / total, float(flows[0]) / total
     return _means(calls, moments, state, max(residual, ladder.residual))
@@ -101,19 +123,32 @@ def _stationary(landing: Vector) -> Vector:
 def _drift(calls: Calls, first: Vector, state: State) -> float:
     """What the drift of Q leaves, relative."""
     sizes, mean = np.arange(1.0, len(first) + 1), calls.moment(1)
-    return abs(float(state[0] @ (calls.rate * mean * first - sizes)) + state[2] * mean) / float(state[0] @ sizes)
+    return abs(float(state[0] @ (calls.rate * mean * first - sizes)) + state[2] * mean) / float(
+        state[0] @ sizes
+    )
 
 
 def _needed(time: BatchTime, calls: Calls, bound: int) -> int:
-    """States that the arrivals of a batch below the bound reach: mean and 14 standard deviations, and the tail of the residual."""
+    """States that the arrivals of a batch below the bound reach: mean and 14 standard
+    deviations, and the tail of the residual.
+    """
     first, second, _ = time.moments(bound)
     mean = calls.rate * calls.moment(1)
-    spread = calls.rate * calls.moment(2) * first[-1] + mean**2 * max(second[-1] - first[-1] ** 2, 0.0)
-    return int(bound + mean * first[-1] + (14 + 60 * time.law.cv) * np.sqrt(spread)) + 64 + 16 * calls.usual
+    spread = calls.rate * calls.moment(2) * first[-1] + mean**2 * max(
+        second[-1] - first[-1] ** 2, 0.0
+    )
+    return (
+        int(bound + mean * first[-1] + (14 + 60 * time.law.cv) * np.sqrt(spread))
+        + 64
+        + 16 * calls.usual
+    )
 
 
-def _full_arrivals(table: ServiceTable, calls: Calls, bound: int, row: Vector) -> tuple[Vector, float]:
-    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the walk's circle; `row`: its beginning.
+def _full_arrivals(
+    table: ServiceTable, calls: Calls, bound: int, row: Vector
+) -> tuple[Vector, float]:
+    """P(A = j | b = B) until what follows is negligible even times r^j, and the radius r of the
+    walk's circle; `row`: its beginning.
 
     A long row is made no longer: the circle is made smaller instead.
     """
@@ -121,18 +156,24 @@ def _full_arrivals(table: ServiceTable, calls: Calls, bound: int, row: Vector) -
     last = max(8, calls.largest)
     while u > _SMALLEST:
         count = len(row)
-        terms = np.log(np.maximum(np.abs(row[-last:]), 1e-300)) + u * (np.arange(count - float(last), count) - bound)
+        terms = np.log(np.maximum(np.abs(row[-last:]), 1e-300)) + u * (
+            np.arange(count - float(last), count) - bound
+        )
         if np.logaddexp.reduce(terms) < _NEGLIGIBLE:
             return row, float(np.exp(u))
         if 2 * count <= _LONG_ROW:
             row = calls.arrivals(table, 2 * count, first=bound - 1)[0]
         else:
             u *= 0.7
-    raise NotConvergedError("the arrivals during a batch (steps of their law)", float(np.abs(row[-last:]).sum()))
+    raise NotConvergedError(
+        "the arrivals during a batch (steps of their law)", float(np.abs(row[-last:]).sum())
+    )
 
 
 def _log_radius(table: ServiceTable, calls: Calls, bound: int) -> float:
-    """Logarithm of the radius of the circle on which |w^{-B} E w^A| is smallest, inside the pole of the gamma residual."""
+    """Logarithm of the radius of the circle on which |w^{-B} E w^A| is smallest, inside the pole
+    of the gamma residual.
+    """
 
     def height(u: float) -> float:
         z = float(np.exp(u))
@@ -140,7 +181,9 @@ def _log_radius(table: ServiceTable, calls: Calls, bound: int) -> float:
         return value - bound * u if value < np.inf else 1e9 * u
 
     mean, variance = calls.rate * table.longest, table.law.cv**2
-    widest = _inverse(calls, 7.0 / bound, min(500.0, 0.9 / variance if variance else np.inf) / mean)  # exp(500) is still a number
+    widest = _inverse(
+        calls, 7.0 / bound, min(500.0, 0.9 / variance if variance else np.inf) / mean
+    )  # exp(500) is still a number
     return float(np.log(smallest_circle(height, widest)))
 
 
@@ -149,7 +192,11 @@ def _inverse(calls: Calls, widest: float, excess: float) -> float:
     low, high = 0.0, widest
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if calls.generating(float(np.exp(middle))) <= 1 + excess else (low, middle)
+        low, high = (
+            (middle, high)
+            if calls.generating(float(np.exp(middle))) <= 1 + excess
+            else (low, middle)
+        )
     return low
 
 
@@ -160,7 +207,10 @@ def _means(calls: Calls, moments: Moments, state: State, residual: float) -> Bat
     starts, full, empty = state
     weights = np.append(starts, full)[: len(first)]
     batch_size, service = float(weights @ sizes), float(weights @ first)
-    squares = float(weights @ (rate * square * first + (rate * mean) ** 2 * second - sizes**2)) + empty * square
+    squares = (
+        float(weights @ (rate * square * first + (rate * mean) ** 2 * second - sizes**2))
+        + empty * square
+    )
     behind = squares / (2 * (len(first) - rate * mean * float(first[-1]))) if full else 0.0
     delay = float(behind * first[-1] + rate * mean * float(weights @ second) / 2) / batch_size
     return BatchQueue(

@@ -1,7 +1,10 @@
-"""Calls: requests that arrive together, as the sequences of one HTTP call with `n` > 1 or several prompts do. M^X: Poisson calls of X each.
+"""Calls: requests that arrive together, as the sequences of one HTTP call with `n` > 1 or several
+prompts do. M^X: Poisson calls of X each.
 
-The number that arrives in a service time t is compound Poisson; where the service time has a gamma residual of squared variation v,
-compound negative binomial. Panjer's (1981) recursion has both, with lam calls per second and P(X = k) = g_k:
+The number that arrives in a service time t is compound Poisson; where the service time has a gamma
+residual of squared variation v,
+compound negative binomial. Panjer's (1981) recursion has both, with lam calls per second and P(X =
+k) = g_k:
 
     P(A = j | t) = sum_k (a + b k / j) g_k P(A = j - k | t),    a = lam t v / (1 + lam t v),   b = lam t (1 - v) / (1 + lam t v)
 """
@@ -47,7 +50,9 @@ class Calls:
     def usual(self) -> int:
         """A size that few calls exceed: four standard deviations above the mean, at most K."""
         mean = self.moment(1)
-        return min(self.largest, math.ceil(mean + 4 * math.sqrt(max(0.0, self.moment(2) - mean**2))))
+        return min(
+            self.largest, math.ceil(mean + 4 * math.sqrt(max(0.0, self.moment(2) - mean**2)))
+        )
 
     def moment(self, k: int) -> float:
         """E[X^k]."""
@@ -58,10 +63,15 @@ class Calls:
         return float(np.polynomial.polynomial.polyval(z, self.sizes))
 
     def arrivals(self, table: ServiceTable, count: int, first: int = 0) -> Vector:
-        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises OutOfReachError."""
+        """`rows[b - 1, j]` = P(A = j | b), j = 0 .. count - 1, for b = first + 1 .. B. Raises
+        OutOfReachError.
+        """
         instants = len(table.instants)
         if self.largest * instants > _MOST_NUMBERS or self.largest * instants * count > _MOST_TERMS:
-            what = f"the arrivals during a batch ({count} of them, in calls of up to {self.largest} sequences)"
+            what = (
+                f"the arrivals during a batch ({count} of them, in calls of up to "
+                f"{self.largest} sequences)"
+            )
             raise OutOfReachError(what, "ask for smaller calls, or use the method simulation")
         laws = table.laws[first:]
         rows = np.empty((len(laws), count))
@@ -72,12 +82,22 @@ class Calls:
 
 
 class _Panjer:
-    """P(A = j | t) for one j after the other, every t at once; columns that grow large are scaled down, so that none underflows."""
+    """P(A = j | t) for one j after the other, every t at once; columns that grow large are
+    scaled down, so that none underflows.
+    """
 
     def __init__(self, calls: Calls, means: Vector, variance: float) -> None:
-        self._a, self._b = means * variance / (1 + means * variance), means * (1 - variance) / (1 + means * variance)
-        self._scale = -means if variance == 0 else -np.log1p(means * variance) / variance  # logarithm of P(A = 0 | t)
-        self._sizes, self._weighted = calls.sizes[:0:-1], (calls.sizes * np.arange(len(calls.sizes)))[:0:-1]  # the last first
+        self._a, self._b = (
+            means * variance / (1 + means * variance),
+            means * (1 - variance) / (1 + means * variance),
+        )
+        self._scale = (
+            -means if variance == 0 else -np.log1p(means * variance) / variance
+        )  # logarithm of P(A = 0 | t)
+        self._sizes, self._weighted = (
+            calls.sizes[:0:-1],
+            (calls.sizes * np.arange(len(calls.sizes)))[:0:-1],
+        )  # the last first
         self._last = np.zeros((calls.largest, len(means)))
         self._j = 0
 
@@ -90,7 +110,9 @@ class _Panjer:
             before = held[row : row + known]
             new = held[row + known]
             if self._j:
-                new[:] = self._a * (self._sizes @ before) + self._b * ((self._weighted / self._j) @ before)
+                new[:] = self._a * (self._sizes @ before) + self._b * (
+                    (self._weighted / self._j) @ before
+                )
             else:
                 new[:] = 1.0
             rows[row] = new * np.exp(self._scale)
@@ -102,8 +124,12 @@ class _Panjer:
         return rows
 
 
-def draw_calls(sequences: TokenDistribution | None, num_requests: int, stream: np.random.SeedSequence) -> npt.NDArray[np.int64] | None:
-    """How many sequences each call has, `num_requests` in all; None: one each. From the child of the seed behind all others."""
+def draw_calls(
+    sequences: TokenDistribution | None, num_requests: int, stream: np.random.SeedSequence
+) -> npt.NDArray[np.int64] | None:
+    """How many sequences each call has, `num_requests` in all; None: one each. From the child of
+    the seed behind all others.
+    """
     if sequences is None:
         return None
     sizes = sequences.sample(np.random.default_rng(stream.spawn(1)[0]), num_requests)

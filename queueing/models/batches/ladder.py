@@ -1,4 +1,5 @@
-"""A random walk with steps A - b (A arrivals while b leave), E[A] < b: its Wiener-Hopf factors from one FFT.
+"""A random walk with steps A - b (A arrivals while b leave), E[A] < b: its Wiener-Hopf factors from
+one FFT.
 
     -log(1 - w^{-b} E w^A) = sum_j c_j w^j    on a circle |w| = r > 1
 
@@ -6,10 +7,11 @@
     1 - sum_{j=1}^b g_j w^{-j} = exp(-sum_{j<0} c_j w^j)            g = law of the descending ladder heights
     1 - sum ...        w^j     = exp(-sum_{j>0} c_j w^j)            the ascending factor
 
-The circle is the r that makes r^{-b} E r^A smallest: there it is below 1, the logarithm is single-valued, and the error falls
-geometrically with the number of points, which doubles until E[sup] stands still and the ladder heights sum to 1. No roots of
-z^b = E z^A are looked for (their solvers fail above b = 24, THEORY: numerical pitfalls).
-Conditions: E[A] < b, E r^A finite for some r > 1. Source: Spitzer (1956); cepstral method: Oppenheim and Schafer, ch. 12.
+The circle is the r that makes r^{-b} E r^A smallest: there it is below 1, the logarithm is
+single-valued, and the error falls geometrically with the number of points, which doubles until
+E[sup] stands still and the ladder heights sum to 1. No roots of z^b = E z^A are looked for (their
+solvers fail above b = 24, THEORY: numerical pitfalls). Conditions: E[A] < b, E r^A finite for some
+r > 1. Source: Spitzer (1956); cepstral method: Oppenheim and Schafer, ch. 12.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _FIRST, _LAST = 512, 2**21
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """Coefficients c_j of one walk. `rising[j]` = c_j (j > 0), `falling[j]` = c_{-j}, `still` = c_0."""
+    """Coefficients c_j of one walk. `rising[j]` = c_j (j > 0), `falling[j]` = c_{-j}, `still` =
+    c_0.
+    """
 
     size: int  # b
     radius: float
@@ -57,8 +61,12 @@ class Ladder:
         return factor
 
     def supremum_transform(self, w: Complex, powers: Complex) -> Complex:
-        """E w^{sup S}; `powers` = w^{-b} E w^A at the same w. Inside the circle by the rising factor, outside by the falling one."""
-        total = math.exp(-float(self.rising.sum()))  # exp(-sum_{j>0} c_j): the rising factor at w = 1
+        """E w^{sup S}; `powers` = w^{-b} E w^A at the same w. Inside the circle by the rising
+        factor, outside by the falling one.
+        """
+        total = math.exp(
+            -float(self.rising.sum())
+        )  # exp(-sum_{j>0} c_j): the rising factor at w = 1
         answer = np.empty(len(w), dtype=complex)
         inside = np.abs(w) < (1 + self.radius) / 2
         answer[inside] = total * np.exp(np.polynomial.polynomial.polyval(w[inside], self.rising))
@@ -69,7 +77,9 @@ class Ladder:
 
 
 def solve_ladder(arrivals: Vector, size: int, radius: float) -> Ladder:
-    """From P(A = j), j = 0, 1, ... (complete: what is missing beyond must be negligible times r^j). Raises NotConvergedError."""
+    """From P(A = j), j = 0, 1, ... (complete: what is missing beyond must be negligible times
+    r^j). Raises NotConvergedError.
+    """
     scaled = arrivals * radius ** np.arange(len(arrivals))
     points = max(_FIRST, 2 ** math.ceil(math.log2(2 * len(arrivals))))
     previous = residual = math.inf

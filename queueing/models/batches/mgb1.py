@@ -1,19 +1,21 @@
 """Fixed batching, M/G^b/1: the server waits until exactly b are present (no max_wait).
 
-R = requests left behind when a batch starts is a Lindley recursion R' = (R + A - b)^+, A the arrivals during H: the supremum of the
+R = requests left behind when a batch starts is a Lindley recursion R' = (R + A - b)^+, A the
+arrivals during H: the supremum of the
 walk with steps A - b (queueing.models.batches.ladder). With V the wait of a formed batch:
 
     lam E[Wq] = E[R] + (b - 1) / 2                            (the wait of the formed batch, plus the forming delay)
     E[W] = E[Wq] + E[H(b)]
     E e^{-s V} = E w^R,  w = 1 - s/lam                        (R = those who arrive during V)
 
-The member that arrives p-th into its batch waits F_p for the other b - p, and for the server. The previous batch formed E_p before
-the member arrived and left it with U = V + H of work, so
+The member that arrives p-th into its batch waits F_p for the other b - p, and for the server. The
+previous batch formed E_p before the member arrived and left it with U = V + H of work, so
 
     Wq_p = max(F_p, U - E_p),   E_p ~ Erlang(p), F_p ~ Erlang(b - p), U independent;   p = 1 .. b equally likely
 
-Conditions: Poisson arrivals, one server, lam E[H] < b. Equals Bailey's (1954) sum over the roots of z^b = E z^A inside the unit circle
-(THEORY d), needs none of them. Bailey's mean is the queue at departures: the queueing delay is that minus lam E[H], plus the forming delay.
+Conditions: Poisson arrivals, one server, lam E[H] < b. Equals Bailey's (1954) sum over the roots of
+z^b = E z^A inside the unit circle (THEORY d), needs none of them. Bailey's mean is the queue at
+departures: the queueing delay is that minus lam E[H], plus the forming delay.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class FixedQueue:
     residual: float
 
 
-def solve_fixed_batches(time: BatchTime, arrival_rate: float, batch_size: int, *, quantiles: bool = True) -> FixedQueue:
+def solve_fixed_batches(
+    time: BatchTime, arrival_rate: float, batch_size: int, *, quantiles: bool = True
+) -> FixedQueue:
     """The stationary delays. Raises UnstableQueueError, NotConvergedError."""
     service = time.mean(batch_size)
     load = arrival_rate * service / batch_size
@@ -60,10 +64,15 @@ def solve_fixed_batches(time: BatchTime, arrival_rate: float, batch_size: int, *
     return FixedQueue(delay, sojourn, float(batch_size), load, ladder.residual)
 
 
-def _laws(time: BatchTime, arrival_rate: float, ladder: Ladder, mean: float, service: float) -> tuple[Quantiles, Quantiles]:
+def _laws(
+    time: BatchTime, arrival_rate: float, ladder: Ladder, mean: float, service: float
+) -> tuple[Quantiles, Quantiles]:
     b = ladder.size
     forming = (b + 6 * np.sqrt(b)) / arrival_rate
-    grid = Grid(fitted_width(16 * ladder.mean_supremum / arrival_rate + 4 * service + forming, _POINTS), _POINTS)
+    grid = Grid(
+        fitted_width(16 * ladder.mean_supremum / arrival_rate + 4 * service + forming, _POINTS),
+        _POINTS,
+    )
     batch = time.table(b).transforms(grid, b)[-1]
     w = 1 - grid.s / arrival_rate
     wait = ladder.supremum_transform(w, batch * w ** -float(b))

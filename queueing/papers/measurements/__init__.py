@@ -25,7 +25,10 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def column(self, name: str) -> list[float]:
         """One column, in the order of the rows. Raises SpecError."""
         if name not in self.columns:
-            raise SpecError(f"got column {name!r} of {self.name}; expected one of {', '.join(self.columns)}{suggest(name, self.columns)}")
+            raise SpecError(
+                f"got column {name!r} of {self.name}; expected one of "
+                f"{', '.join(self.columns)}{suggest(name, self.columns)}"
+            )
         index = self.columns.index(name)
         return [row[index] for row in self.rows]
 
@@ -44,5 +47,8 @@ def load_measurement(name: str) -> Measurement:
     """A table that ships. Raises SpecError: no such name."""
     names = measurement_names()
     if name not in names:
-        raise SpecError(f"got measurement {name!r}; expected one of {', '.join(names)}{suggest(name, tuple(names))}")
+        raise SpecError(
+            f"got measurement {name!r}; expected one of "
+            f"{', '.join(names)}{suggest(name, tuple(names))}"
+        )
     return msgspec.json.decode((FOLDER / f"{name}.json").read_bytes(), type=Measurement)

@@ -1,1 +1,3 @@
-"""`kendall reproduce`: every table and every computed figure of the documents, beside what they state."""
+"""`kendall reproduce`: every table and every computed figure of the documents, beside what they
+state.
+"""

@@ -1,6 +1,8 @@
-"""What a reproduced table or figure consists of: statements beside our values, panels of curves, and what is missing.
+"""What a reproduced table or figure consists of: statements beside our values, panels of curves,
+and what is missing.
 
-A verdict is computed, never written down: a stated number is met when ours rounds (or truncates) to its printed digits.
+A verdict is computed, never written down: a stated number is met when ours rounds (or truncates) to
+its printed digits.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Statement:
             return UNPRINTED
         number = self.number
         if number is None:
-            return HOLDS if self.holds else FAULT if self.fault else EXPLAINED if self.note else FAILED
+            return (
+                HOLDS if self.holds else FAULT if self.fault else EXPLAINED if self.note else FAILED
+            )
         step = _last_place(self.stated)
         excess = float(self.ours) - number
         if abs(excess) <= step / 2 * (1 + 1e-9):
@@ -83,21 +87,33 @@ class Curve:
     error: tuple[float, ...] = ()
 
 
-def curve(label: str, x: Iterable[Any], y: Iterable[Any], kind: Kind = "exact", error: Iterable[Any] = ()) -> Curve:
+def curve(
+    label: str, x: Iterable[Any], y: Iterable[Any], kind: Kind = "exact", error: Iterable[Any] = ()
+) -> Curve:
     """A curve from any numbers."""
     values = tuple(None if value is None else float(value) for value in y)
-    return Curve(label, tuple(float(value) for value in x), values, kind, tuple(float(value) for value in error))
+    return Curve(
+        label,
+        tuple(float(value) for value in x),
+        values,
+        kind,
+        tuple(float(value) for value in error),
+    )
 
 
 def largest_over(value: Callable[[float], float], loads: Sequence[float]) -> float:
-    """The maximum of `value` from the first to the last of `loads`, in between too: about the best of them it is searched for.
+    """The maximum of `value` from the first to the last of `loads`, in between too: about the best
+    of them it is searched for.
 
-    A bound of two branches is worst where they cross, which no grid meets. Condition: one peak between the best one's neighbours.
+    A bound of two branches is worst where they cross, which no grid meets. Condition: one peak
+    between the best one's neighbours.
     """
     values = [value(load) for load in loads]
     best = values.index(max(values))
     between = loads[max(best - 1, 0)], loads[min(best + 1, len(loads) - 1)]
-    found = minimize_scalar(lambda load: -value(load), bounds=between, method="bounded", options={"xatol": 1e-7})
+    found = minimize_scalar(
+        lambda load: -value(load), bounds=between, method="bounded", options={"xatol": 1e-7}
+    )
     return max(-float(found.fun), values[best])
 
 

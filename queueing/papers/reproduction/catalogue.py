@@ -1,4 +1,6 @@
-"""Which artefacts there are, and where they are made; nothing is imported before it is asked for."""
+"""Which artefacts there are, and where they are made; nothing is imported before it is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "yang-fig5": ("yang_batches", "fig5"),
     "yang-fig6": ("yang_policies", "fig6"),
     "inoue-table1": ("inoue", "table1"),
-    **{f"inoue-fig{number}": ("inoue" if number < 4 else "inoue_queue", f"fig{number}") for number in range(2, 9)},
+    **{
+        f"inoue-fig{number}": ("inoue" if number < 4 else "inoue_queue", f"fig{number}")
+        for number in range(2, 9)
+    },
     "chapter-latency": ("chapter", "latency"),
     "chapter-variability": ("chapter", "variability"),
     "chapter-batching": ("chapter", "batching"),
@@ -28,12 +33,21 @@ def chosen(words: list[str]) -> list[str]:
     known = (*GROUPS, *CATALOGUE)
     for word in words:
         if word not in known:
-            raise SpecError(f"got {word!r}; expected {', '.join(GROUPS)} or one of {', '.join(CATALOGUE)}{suggest(word, known)}")
-    return [name for name in CATALOGUE if "all" in words or name in words or name.partition("-")[0] in words]
+            raise SpecError(
+                f"got {word!r}; expected {', '.join(GROUPS)} or one of "
+                f"{', '.join(CATALOGUE)}{suggest(word, known)}"
+            )
+    return [
+        name
+        for name in CATALOGUE
+        if "all" in words or name in words or name.partition("-")[0] in words
+    ]
 
 
 def make(name: str, say: Say) -> Artefact:
     """Compute one; `say` is told what is being done."""
     module, function = CATALOGUE[name]
-    artefact: Artefact = getattr(import_module(f"queueing.papers.reproduction.{module}"), function)(say)
+    artefact: Artefact = getattr(import_module(f"queueing.papers.reproduction.{module}"), function)(
+        say
+    )
     return artefact

@@ -1,4 +1,6 @@
-"""The serving chapter: its latency table (25.3), its formulas (25.4, 25.6) and its case study (25.9)."""
+"""The serving chapter: its latency table (25.3), its formulas (25.4, 25.6) and its case study
+(25.9).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,14 @@ CASE_RATE, CASE_SERVICE = 3.2, 0.25
 def latency(say: Say) -> Artefact:
     """Section 25.2 and 25.3: Little's law and the cliff."""
     say("closed forms")
-    statements = [Statement(f"E[W] / E[S] of M/M/1 at rho = {rho:g}", stated, mm1(rho, 1.0).mean_sojourn) for rho, stated in TABLE]
+    statements = [
+        Statement(f"E[W] / E[S] of M/M/1 at rho = {rho:g}", stated, mm1(rho, 1.0).mean_sojourn)
+        for rho, stated in TABLE
+    ]
     statements += [
-        Statement("E[W] at E[S] = 50 ms, rho = 0.9 (ms)", "500", 1e3 * mm1(18.0, 0.05).mean_sojourn),
+        Statement(
+            "E[W] at E[S] = 50 ms, rho = 0.9 (ms)", "500", 1e3 * mm1(18.0, 0.05).mean_sojourn
+        ),
         Statement("Little: 200 requests/s, 0.25 s each (requests in flight)", "50", 200 * 0.25),
     ]
     loads = np.linspace(0.02, 0.96, 48)
@@ -34,7 +41,9 @@ def latency(say: Say) -> Artefact:
         curve("M/D/1 as printed", loads, [md1_delay(rho, 1.0) for rho in loads], "printed"),
     )
     panel = Panel("Queueing delay in service times", "utilisation ρ", "W_q / E[S]", curves, "y")
-    return Artefact("chapter-latency", "Serving chapter, 25.3: the latency cliff", tuple(statements), (panel,))
+    return Artefact(
+        "chapter-latency", "Serving chapter, 25.3: the latency cliff", tuple(statements), (panel,)
+    )
 
 
 def variability(say: Say) -> Artefact:
@@ -46,22 +55,39 @@ def variability(say: Say) -> Artefact:
             "W_q of M/D/1 = rho^2/(2 mu (1 - rho)) (service times at rho = 0.8)",
             f"{printed:g}",
             right,
-            "right: rho/(2 mu (1 - rho)); the printed one is L_q times E[S], too low by the factor rho",
+            (
+                "right: rho/(2 mu (1 - rho)); the printed one is L_q times E[S], too low by the "
+                "factor rho"
+            ),
             fault=True,
         ),
-        Statement("W_q of M/M/1 = rho/(mu - lam) (service times at rho = 0.8)", "4", mm1(rho, 1.0).mean_delay),
-        Statement("Kingman, M/M/1 (service times at rho = 0.8)", f"{kingman_delay(rho, 1.0, 1, 1):g}", mm1(rho, 1.0).mean_delay),
+        Statement(
+            "W_q of M/M/1 = rho/(mu - lam) (service times at rho = 0.8)",
+            "4",
+            mm1(rho, 1.0).mean_delay,
+        ),
+        Statement(
+            "Kingman, M/M/1 (service times at rho = 0.8)",
+            f"{kingman_delay(rho, 1.0, 1, 1):g}",
+            mm1(rho, 1.0).mean_delay,
+        ),
     ]
     errors: dict[str, list[float]] = {}
     loads = (0.3, 0.6, 0.85, 0.95)
-    for name, scv in (("regular arrivals, c_a = 0 (D/M/1)", 0.0), ("bursty arrivals, c_a^2 = 4 (gamma/M/1)", 4.0)):
+    for name, scv in (
+        ("regular arrivals, c_a = 0 (D/M/1)", 0.0),
+        ("bursty arrivals, c_a^2 = 4 (gamma/M/1)", 4.0),
+    ):
         errors[name] = []
         for load in loads:
             say(f"{name}, load {load}")
             exact = _gm1_delay(load, scv)
             errors[name].append(kingman_delay(load, 1.0, scv**0.5, 1) / exact - 1)
             assert kingman(load, 1.0, scv, 1.0).upper_bound >= exact * (1 - 1e-12)
-        shown = ", ".join(f"{100 * error:+.0f} % at {load:g}" for load, error in zip(loads, errors[name], strict=True))
+        shown = ", ".join(
+            f"{100 * error:+.0f} % at {load:g}"
+            for load, error in zip(loads, errors[name], strict=True)
+        )
         statements.append(
             Statement(
                 f"Kingman is 'a useful approximation': {name}",
@@ -71,16 +97,26 @@ def variability(say: Say) -> Artefact:
             )
         )
     remarks = (
-        "The printed expression is the heavy-traffic approximation. Kingman's upper bound is lam (Var A + Var S)/(2 (1 - rho)); "
-        "it held in every case above.",
+        "The printed expression is the heavy-traffic approximation. Kingman's upper bound is lam "
+        "(Var A + Var S)/(2 (1 - rho)); it held in every case above.",
     )
-    curves = tuple(curve(name, loads, [100 * value for value in values]) for name, values in errors.items())
+    curves = tuple(
+        curve(name, loads, [100 * value for value in values]) for name, values in errors.items()
+    )
     panel = Panel("Printed 'Kingman' against exact", "utilisation ρ", "error (%)", curves)
-    return Artefact("chapter-variability", "Serving chapter, 25.4: variability", tuple(statements), (panel,), remarks=remarks)
+    return Artefact(
+        "chapter-variability",
+        "Serving chapter, 25.4: variability",
+        tuple(statements),
+        (panel,),
+        remarks=remarks,
+    )
 
 
 def _gm1_delay(rho: float, scv: float) -> float:
-    """Exact mean delay of GI/M/1, E[S] = 1, gamma gaps: sigma/(1 - sigma), sigma = E e^{-(1 - sigma) A}."""
+    """Exact mean delay of GI/M/1, E[S] = 1, gamma gaps: sigma/(1 - sigma), sigma = E e^{-(1 -
+    sigma) A}.
+    """
 
     def gap(sigma: float) -> float:
         s = (1 - sigma) / rho
@@ -95,16 +131,22 @@ def batching(say: Say) -> Artefact:
     """Section 25.6: batches of b, b = 8, constant service 1 s, at several loads."""
     b, service = 8, 1.0
     rows: list[tuple[float, float, float]] = []
-    time = BatchTime(LatencyModel(k4=service), parse_distribution("deterministic:value=1"), None, padded=True)
+    time = BatchTime(
+        LatencyModel(k4=service), parse_distribution("deterministic:value=1"), None, padded=True
+    )
     for load in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
         say(f"batches of {b} at load {load}")
         lam = load * b / service
         exact = _mean(solve_fixed_batches(time, lam, b, quantiles=False).sojourn)
         forming = (b - 1) / (2 * lam)
         rows.append((load, exact, md1(load, service).mean_delay + forming + service))
-    shown = ", ".join(f"{100 * (naive / exact - 1):+.0f} % at {load:g}" for load, exact, naive in rows[::2])
+    shown = ", ".join(
+        f"{100 * (naive / exact - 1):+.0f} % at {load:g}" for load, exact, naive in rows[::2]
+    )
     quiet = 0.01
-    alone = _mean(solve_fixed_batches(time, quiet, b, quantiles=False).delay) / ((b - 1) / (2 * quiet))
+    alone = _mean(solve_fixed_batches(time, quiet, b, quantiles=False).delay) / (
+        (b - 1) / (2 * quiet)
+    )
     statements = (
         Statement(
             "W_batch = (b - 1)/(2 lam), 'roughly' (exact delay without any queue / formula)",
@@ -116,13 +158,21 @@ def batching(say: Say) -> Artefact:
             "W = W_queue + W_batch + W_service, W_queue taken from M/D/1 with batches as customers",
             "in words",
             shown,
-            "batches are complete at E_b intervals, more regular than Poisson: with the wait of E_b/D/1 the sum is exact",
+            (
+                "batches are complete at E_b intervals, more regular than Poisson: with the wait "
+                "of E_b/D/1 the sum is exact"
+            ),
         ),
     )
     x = [row[0] for row in rows]
-    curves = (curve("exact M/D^8/1", x, [row[1] for row in rows]), curve("sum with an M/D/1 wait", x, [row[2] for row in rows], "printed"))
+    curves = (
+        curve("exact M/D^8/1", x, [row[1] for row in rows]),
+        curve("sum with an M/D/1 wait", x, [row[2] for row in rows], "printed"),
+    )
     panel = Panel("Batches of 8, 1 s each", "load λ E[H]/b", "mean sojourn (s)", curves, "y")
-    return Artefact("chapter-batching", "Serving chapter, 25.6: the forming delay", statements, (panel,))
+    return Artefact(
+        "chapter-batching", "Serving chapter, 25.6: the forming delay", statements, (panel,)
+    )
 
 
 def _mean(quantiles: Quantiles) -> float:
@@ -140,9 +190,17 @@ def case_study(say: Say) -> Artefact:
         Statement("W (s)", "1.25", queue.mean_sojourn),
         Statement("W / E[S]", "5", queue.mean_sojourn / CASE_SERVICE),
         Statement("W_q (s)", "", queue.mean_delay),
-        Statement("'P99 will be worse': p99 of the sojourn (s)", "in words", f"{p99:.3f}", holds=p99 > queue.mean_sojourn),
         Statement(
-            "'fine at 60 %, fall apart at 80 %': W at 60 %, p99 at 60 % and 80 % (s)", "", _pair(p99), "the mean doubles, and so does p99"
+            "'P99 will be worse': p99 of the sojourn (s)",
+            "in words",
+            f"{p99:.3f}",
+            holds=p99 > queue.mean_sojourn,
+        ),
+        Statement(
+            "'fine at 60 %, fall apart at 80 %': W at 60 %, p99 at 60 % and 80 % (s)",
+            "",
+            _pair(p99),
+            "the mean doubles, and so does p99",
         ),
     )
     x = np.linspace(0, 8, 81)

@@ -1,14 +1,17 @@
-"""Batch queues whose lengths have no exponential moment (lognormal without a token limit): truncated chains.
+"""Batch queues whose lengths have no exponential moment (lognormal without a token limit):
+truncated chains.
 
-queueing.models.batches.batch_chain and queueing.models.batches.mgb1 need E r^A < infinity for some r > 1, which a lognormal batch time has
+queueing.models.batches.batch_chain and queueing.models.batches.mgb1 need E r^A < infinity for some
+r > 1, which a lognormal batch time has
 not. Here:
 
     P(A = j | b) = FFT of E e^{-lam (1 - w) H} at the roots of unity,  H padded or elastic as in queueing.latency.batch_time
     dynamic   Q' = max(Q - b + A, 1), b = min(Q, B);   fixed   R' = (R + A - b)^+
 
-on a number of states that doubles, what lands above put into the last one. Means come from the drifts of Q, Q^2 and R^2 with exact moments
-of H and the low states only, so the cut enters by the low states' probabilities alone: where it matters, the
-drift of the whole chain (`residual`) does not vanish. Equations: docstrings of the two modules.
+on a number of states that doubles, what lands above put into the last one. Means come from the
+drifts of Q, Q^2 and R^2 with exact moments of H and the low states only, so the cut enters by the
+low states' probabilities alone: where it matters, the drift of the whole chain (`residual`) does
+not vanish. Equations: docstrings of the two modules.
 """
 
 from __future__ import annotations
@@ -56,7 +59,11 @@ class HeavyTailedTime:
     def second_moment(self, b: int) -> float:
         """E[H^2 | b]."""
         k1, k2, k3, k4 = self.constants
-        setup, longest, square = k1 * b + k2, self.lengths.longest_mean(b), self.lengths.longest_mean(b, 2)
+        setup, longest, square = (
+            k1 * b + k2,
+            self.lengths.longest_mean(b),
+            self.lengths.longest_mean(b, 2),
+        )
         if self.padded:
             step = k3 * b + k4
             return setup**2 + 2 * setup * step * longest + step**2 * square
@@ -81,7 +88,9 @@ class HeavyTailedTime:
         rows = np.empty((len(sizes), len(s)), dtype=complex)
         if self.padded:
             for row, b in enumerate(sizes):
-                rows[row] = np.exp(-(k3 * b + k4) * np.outer(s, values)) @ (b * F ** (b - 1) * weights)
+                rows[row] = np.exp(-(k3 * b + k4) * np.outer(s, values)) @ (
+                    b * F ** (b - 1) * weights
+                )
         else:
             shared = np.exp(-k3 * np.outer(s, values))
             below = cumulative(shared * weights)
@@ -95,12 +104,18 @@ class HeavyTailedTime:
     def _sum_times_longest(self, b: int) -> float:
         """E[M (M + the others)], the others being i.i.d. below M."""
         values, F, weights = self.lengths.nodes()
-        others = b * (b - 1) * float((values * cumulative(values * weights) * F ** max(b - 2, 0)) @ weights)
+        others = (
+            b
+            * (b - 1)
+            * float((values * cumulative(values * weights) * F ** max(b - 2, 0)) @ weights)
+        )
         return self.lengths.longest_mean(b, 2) + others
 
 
 def cumulative(terms: Any) -> Any:
-    """Integral up to each node, along the last axis: trapezoid with two Euler-Maclaurin terms (error of sixth order)."""
+    """Integral up to each node, along the last axis: trapezoid with two Euler-Maclaurin terms
+    (error of sixth order).
+    """
     first, third = np.zeros_like(terms), np.zeros_like(terms)
     near, far = terms[..., 3:-1] - terms[..., 1:-3], terms[..., 4:] - terms[..., :-4]
     first[..., 2:-2] = (8 * near - far) / 12
@@ -117,12 +132,16 @@ def dynamic_batches(time: HeavyTailedTime, lam: float, bound: int) -> BatchMeans
 
 
 def unlimited_batches(time: HeavyTailedTime, lam: float) -> BatchMeans:
-    """Everything that waits is taken. Raises NotConvergedError; padded lengths without a largest have no steady state."""
+    """Everything that waits is taken. Raises NotConvergedError; padded lengths without a largest
+    have no steady state.
+    """
     return _converged(lambda largest: _unlimited(time, lam, largest), first=32)
 
 
 def fixed_batches(time: HeavyTailedTime, lam: float, b: int) -> BatchMeans:
-    """Exactly b together, the forming delay included. Raises UnstableQueueError, NotConvergedError."""
+    """Exactly b together, the forming delay included. Raises UnstableQueueError,
+    NotConvergedError.
+    """
     load = lam * time.mean(b) / b
     if load >= 1:
         raise UnstableQueueError(load)
@@ -166,9 +185,14 @@ def _unlimited(time: HeavyTailedTime, lam: float, largest: int) -> BatchMeans:
     for row, landing in zip(chain, rows, strict=True):
         _land(row, landing, -1)
     visits = _stationary(chain)
-    first, second = (np.array([moment(b) for b in range(1, largest + 1)]) for moment in (time.mean, time.second_moment))
+    first, second = (
+        np.array([moment(b) for b in range(1, largest + 1)])
+        for moment in (time.mean, time.second_moment)
+    )
     served = float(visits @ sizes)
-    residual = abs(float(visits @ (lam * first - sizes)) + float(visits @ rows[:, 0])) / served + float(visits[-1])
+    residual = abs(
+        float(visits @ (lam * first - sizes)) + float(visits @ rows[:, 0])
+    ) / served + float(visits[-1])
     return _means(lam * float(visits @ second) / (2 * served), served, residual)
 
 
@@ -180,7 +204,9 @@ def _fixed(time: HeavyTailedTime, lam: float, b: int, states: int) -> BatchMeans
     for behind in range(states):
         _land(chain[behind], row, behind - b)
     visits = _stationary(chain)
-    missing = np.maximum(b - np.add.outer(np.arange(b), np.arange(b)), 0)  # places that stay empty, walk below 0
+    missing = np.maximum(
+        b - np.add.outer(np.arange(b), np.arange(b)), 0
+    )  # places that stay empty, walk below 0
     step_square = lam * mean + lam**2 * second - 2 * b * lam * mean + b**2
     empty_places = visits[:b] @ missing @ row[:b]
     left = (step_square - float(visits[:b] @ missing**2 @ row[:b])) / (2 * slack)

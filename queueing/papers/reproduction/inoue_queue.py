@@ -11,12 +11,38 @@ from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel
 from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from queueing.models.printed import phi, phi0, phi1
-from queueing.papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve, largest_over
+from queueing.papers.reproduction.artefact import (
+    Artefact,
+    Curve,
+    Panel,
+    Say,
+    Statement,
+    curve,
+    largest_over,
+)
 from queueing.papers.reproduction.inoue import DEVICES, Device, device
 from queueing.papers.reproduction.lengths import Vector
 from queueing.papers.reproduction.simulate import BatchRun, Simulated, points, simulate_batches
 
-LOADS = (0.02, 0.04, 0.06, 0.08, 0.11, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
+LOADS = (
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.11,
+    0.15,
+    0.2,
+    0.25,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.75,
+    0.8,
+    0.85,
+    0.9,
+)
 EVENTS = (0.04, 0.15, 0.3, 0.5, 0.7, 0.9)
 BOUNDS = (4, 8, 16, 32, 64)
 
@@ -38,12 +64,28 @@ def fig4(say: Say) -> Artefact:
             label: [bound(of.rate(load), of.alpha, of.tau0) for load in LOADS]
             for label, bound in (("φ0, Eq. 41", phi0), ("φ1, Eq. 42", phi1))
         }
-        curves = [curve("exact", LOADS, exact), *(curve(label, LOADS, y, "printed") for label, y in bounds.items())]
-        panels.append(Panel(of.title, "load ρ = λα", "mean latency E[W] (ms)", (*curves, _events(of, 1, say)), "y"))
-        least, worst, late = min(_phi_ratio(of, load) for load in LOADS), worst_phi(of), worst_phi(of, 0.3)
+        curves = [
+            curve("exact", LOADS, exact),
+            *(curve(label, LOADS, y, "printed") for label, y in bounds.items()),
+        ]
+        panels.append(
+            Panel(
+                of.title,
+                "load ρ = λα",
+                "mean latency E[W] (ms)",
+                (*curves, _events(of, 1, say)),
+                "y",
+            )
+        )
+        least, worst, late = (
+            min(_phi_ratio(of, load) for load in LOADS),
+            worst_phi(of),
+            worst_phi(of, 0.3),
+        )
         statements += [
             Statement(
-                f"Theorem 2: E[W] <= phi, {of.title} (phi / E[W], loads {LOADS[0]:g} to {LOADS[-1]:g})",
+                f"Theorem 2: E[W] <= phi, {of.title} (phi / E[W], loads {LOADS[0]:g} to "
+                f"{LOADS[-1]:g})",
                 "in words",
                 f"{least:.6f} to {worst:.3f}",
                 holds=least >= 1 - 1e-9,
@@ -62,8 +104,17 @@ def fig4(say: Say) -> Artefact:
             ),
         ]
     statements.append(_random_time(device("inoue-v100"), say))
-    remarks = ("The bounds need constant batch times: the last row shows that they fail for exponential ones of the same mean.",)
-    return Artefact("inoue-fig4", "Fig. 4: mean latency and its bounds", tuple(statements), tuple(panels), remarks=remarks)
+    remarks = (
+        "The bounds need constant batch times: the last row shows that they fail for exponential "
+        "ones of the same mean.",
+    )
+    return Artefact(
+        "inoue-fig4",
+        "Fig. 4: mean latency and its bounds",
+        tuple(statements),
+        tuple(panels),
+        remarks=remarks,
+    )
 
 
 def _phi_ratio(of: Device, load: float) -> float:
@@ -72,14 +123,18 @@ def _phi_ratio(of: Device, load: float) -> float:
 
 def worst_phi(of: Device, least_load: float = LOADS[0]) -> float:
     """phi / E[W] at its largest."""
-    return largest_over(lambda load: _phi_ratio(of, load), [load for load in LOADS if load >= least_load])
+    return largest_over(
+        lambda load: _phi_ratio(of, load), [load for load in LOADS if load >= least_load]
+    )
 
 
 def worst_efficiency(of: Device) -> float:
     """eta over its bound at its largest."""
 
     def ratio(load: float) -> float:
-        return of.energy.efficiency(of.queue(load).batch_size) / of.energy.efficiency_bound(of.rate(load), of.alpha, of.tau0)
+        return of.energy.efficiency(of.queue(load).batch_size) / of.energy.efficiency_bound(
+            of.rate(load), of.alpha, of.tau0
+        )
 
     return largest_over(ratio, LOADS)
 
@@ -93,7 +148,12 @@ def _crosses(of: Device, load: float) -> bool:
 def _random_time(of: Device, say: Say) -> Statement:
     say("exponential batch times")
     load = 0.1
-    time = BatchTime(LatencyModel(k2=of.tau0, k3=of.alpha, cv=1.0), parse_distribution("deterministic:value=1"), None, padded=True)
+    time = BatchTime(
+        LatencyModel(k2=of.tau0, k3=of.alpha, cv=1.0),
+        parse_distribution("deterministic:value=1"),
+        None,
+        padded=True,
+    )
     exact = solve_batch_chain(time, of.rate(load), 64).sojourn_time  # larger batches do not occur
     bound = phi(of.rate(load), of.alpha, of.tau0)
     return Statement(
@@ -140,7 +200,10 @@ def fig6(say: Say) -> Artefact:
     for name in DEVICES:
         of = device(name)
         exact, bound = _efficiencies(of, say)
-        curves = (curve("η, exact", LOADS, exact), curve("lower bound, Eq. 40", LOADS, bound, "printed"))
+        curves = (
+            curve("η, exact", LOADS, exact),
+            curve("lower bound, Eq. 40", LOADS, bound, "printed"),
+        )
         panels.append(Panel(of.title, "load ρ = λα", "energy efficiency η (jobs/J)", curves))
         statements += [
             Statement(
@@ -168,18 +231,26 @@ def fig7(say: Say) -> Artefact:
         latency = np.array([_say_queue(of, load, say).sojourn_time for load in LOADS])
         printed = np.array([phi(of.rate(load), of.alpha, of.tau0) for load in LOADS])
         curves = (curve("exact", exact, latency), curve("Eq. 40 and 43", bound, printed, "printed"))
-        panels.append(Panel(of.title, "energy efficiency η (jobs/J)", "mean latency E[W] (ms)", curves, "y"))
+        panels.append(
+            Panel(of.title, "energy efficiency η (jobs/J)", "mean latency E[W] (ms)", curves, "y")
+        )
         errors = worst_efficiency(of) - 1, worst_phi(of) - 1
         statements.append(
             Statement(
-                f"the closed forms 'are useful to determine an operating point', {of.title} (largest error of eta, of E[W])",
+                f"the closed forms 'are useful to determine an operating point', {of.title} "
+                "(largest error of eta, of E[W])",
                 "in words",
                 f"{100 * errors[0]:.1f} %, {100 * errors[1]:.1f} %",
-                f"both largest where the branches of the bounds cross, lam = 1/(alpha + tau0): rho = {of.crossing:.3f}",
+                (
+                    "both largest where the branches of the bounds cross, lam = 1/(alpha + tau0): "
+                    f"rho = {of.crossing:.3f}"
+                ),
                 holds=max(errors) < 0.25,
             )
         )
-    return Artefact("inoue-fig7", "Fig. 7: energy against latency", tuple(statements), tuple(panels))
+    return Artefact(
+        "inoue-fig7", "Fig. 7: energy against latency", tuple(statements), tuple(panels)
+    )
 
 
 def fig8(say: Say) -> Artefact:
@@ -189,13 +260,48 @@ def fig8(say: Say) -> Artefact:
         of, curves = device(name), []
         for bound in BOUNDS:
             stable = bound * of.alpha / (of.alpha * bound + of.tau0)  # rho at mu[b_max]
-            loads = [stable * part for part in (0.05, 0.1, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.74, 0.81, 0.86, 0.9, 0.93, 0.95, 0.965)]
+            loads = [
+                stable * part
+                for part in (
+                    0.05,
+                    0.1,
+                    0.15,
+                    0.25,
+                    0.35,
+                    0.45,
+                    0.55,
+                    0.65,
+                    0.74,
+                    0.81,
+                    0.86,
+                    0.9,
+                    0.93,
+                    0.95,
+                    0.965,
+                )
+            ]
             say(f"{of.title}: b_max = {bound}")
-            curves.append(curve(f"b_max = {bound}", loads, [of.queue(load, bound).sojourn_time for load in loads]))
-        closed = curve("φ, Eq. 43 (b_max = ∞)", LOADS, [phi(of.rate(load), of.alpha, of.tau0) for load in LOADS], "printed")
+            curves.append(
+                curve(
+                    f"b_max = {bound}",
+                    loads,
+                    [of.queue(load, bound).sojourn_time for load in loads],
+                )
+            )
+        closed = curve(
+            "φ, Eq. 43 (b_max = ∞)",
+            LOADS,
+            [phi(of.rate(load), of.alpha, of.tau0) for load in LOADS],
+            "printed",
+        )
         panels.append(
             Panel(
-                of.title, "load ρ = λα", "mean latency E[W] (ms)", (*curves, closed), "y", top=1.5 * closed.y[-1] if closed.y[-1] else None
+                of.title,
+                "load ρ = λα",
+                "mean latency E[W] (ms)",
+                (*curves, closed),
+                "y",
+                top=1.5 * closed.y[-1] if closed.y[-1] else None,
             )
         )
         for bound in (8, 64):
@@ -203,14 +309,24 @@ def fig8(say: Say) -> Artefact:
             ratio = phi(of.rate(half), of.alpha, of.tau0) / of.queue(half, bound).sojourn_time
             statements.append(
                 Statement(
-                    f"'well approximated when lam is small against mu[b_max]', {of.title}, b_max = {bound}, lam = mu[b_max]/2 (phi / E[W])",
+                    f"'well approximated when lam is small against mu[b_max]', {of.title}, b_max "
+                    f"= {bound}, lam = mu[b_max]/2 (phi / E[W])",
                     "in words",
                     f"{ratio:.3f}",
                     holds=bool(abs(ratio - 1) < 0.2),
                 )
             )
-    remarks = ("The values of b_max are in the picture's legend only, not in the text; 4, 8, 16, 32 and 64 stand here.",)
-    return Artefact("inoue-fig8", "Fig. 8: a largest batch size", tuple(statements), tuple(panels), remarks=remarks)
+    remarks = (
+        "The values of b_max are in the picture's legend only, not in the text; 4, 8, 16, 32 and "
+        "64 stand here.",
+    )
+    return Artefact(
+        "inoue-fig8",
+        "Fig. 8: a largest batch size",
+        tuple(statements),
+        tuple(panels),
+        remarks=remarks,
+    )
 
 
 def _say_queue(of: Device, load: float, say: Say) -> BatchQueue:

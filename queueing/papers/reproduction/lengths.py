@@ -1,11 +1,13 @@
 """The documents' continuous laws of output tokens (the product itself counts whole tokens).
 
-A law is its quantile function in y = logit F, with z = F and its complement both exact, so that the longest of b draws is
+A law is its quantile function in y = logit F, with z = F and its complement both exact, so that the
+longest of b draws is
 
     E[L^k] = int Q(y)^k b F^b (1 - F) dy          (dF = F (1 - F) dy)
 
-by the trapezoid rule, which converges geometrically here: 1e-10 and better for b up to 10^4. Integrating in F itself loses the tail.
-`nodes` are those of that rule, for other expectations of smooth functions.
+by the trapezoid rule, which converges geometrically here: 1e-10 and better for b up to 10^4.
+Integrating in F itself loses the tail. `nodes` are those of that rule, for other expectations of
+smooth functions.
 """
 
 from __future__ import annotations
@@ -37,8 +39,12 @@ class Lengths:
         density = b * np.exp(b * log_expit(_NODES)) * rest
         return float(np.sum(density * self.quantile(F, rest) ** k) * _WIDTH)
 
-    def nodes(self, width: float = 0.04, lowest: float = -30.0, highest: float = 45.0) -> tuple[Vector, Vector, Vector]:
-        """Lengths at equidistant logits, F there, and dF/dy times the width: the weights of the trapezoid rule."""
+    def nodes(
+        self, width: float = 0.04, lowest: float = -30.0, highest: float = 45.0
+    ) -> tuple[Vector, Vector, Vector]:
+        """Lengths at equidistant logits, F there, and dF/dy times the width: the weights of the
+        trapezoid rule.
+        """
         y = np.arange(lowest, highest, width)
         F, rest = expit(y), expit(-y)
         return self.quantile(F, rest), F, F * rest * width
@@ -51,12 +57,17 @@ class Lengths:
 
 def uniform(m: float) -> Lengths:
     """Between 0 and m."""
-    return Lengths(f"uniform(0, {m:g})", lambda F, rest: np.where(F < 0.5, m * F, m * (1 - rest)), m)
+    return Lengths(
+        f"uniform(0, {m:g})", lambda F, rest: np.where(F < 0.5, m * F, m * (1 - rest)), m
+    )
 
 
 def lognormal(mu: float, sigma: float) -> Lengths:
     """ln N normal."""
-    return Lengths(f"lognormal({mu:g}, {sigma:g})", lambda F, rest: np.exp(mu + sigma * _normal_quantile(F, rest)))
+    return Lengths(
+        f"lognormal({mu:g}, {sigma:g})",
+        lambda F, rest: np.exp(mu + sigma * _normal_quantile(F, rest)),
+    )
 
 
 def truncated_gaussian(mean: float, deviation: float) -> Lengths:
@@ -64,13 +75,20 @@ def truncated_gaussian(mean: float, deviation: float) -> Lengths:
     below, above = float(ndtr(-mean / deviation)), float(ndtr(mean / deviation))
     return Lengths(
         f"truncated Gaussian({mean:g}, {deviation:g})",
-        lambda F, rest: np.maximum(mean + deviation * _normal_quantile(below + above * F, above * rest), 0.0),
+        lambda F, rest: np.maximum(
+            mean + deviation * _normal_quantile(below + above * F, above * rest), 0.0
+        ),
     )
 
 
 def exponential(mean: float) -> Lengths:
     """Of that mean."""
-    return Lengths(f"exponential({mean:g})", lambda F, rest: np.where(F < 0.5, -mean * np.log1p(-np.minimum(F, 0.5)), -mean * np.log(rest)))
+    return Lengths(
+        f"exponential({mean:g})",
+        lambda F, rest: np.where(
+            F < 0.5, -mean * np.log1p(-np.minimum(F, 0.5)), -mean * np.log(rest)
+        ),
+    )
 
 
 def _normal_quantile(F: Vector, rest: Vector) -> Vector:
@@ -78,8 +96,12 @@ def _normal_quantile(F: Vector, rest: Vector) -> Vector:
     return np.where(F < 0.5, ndtri(np.minimum(F, 0.5)), -ndtri(np.minimum(rest, 0.5)))
 
 
-def clipped_lognormal(limit: float, mu: float, sigma: float, cells: int = 2000) -> tuple[Vector, Vector]:
-    """min(N, limit) as atoms: equal cells at their conditional means, and the limit with all that is above it."""
+def clipped_lognormal(
+    limit: float, mu: float, sigma: float, cells: int = 2000
+) -> tuple[Vector, Vector]:
+    """min(N, limit) as atoms: equal cells at their conditional means, and the limit with all
+    that is above it.
+    """
     edges = np.linspace(0, limit, cells + 1)
     with np.errstate(divide="ignore"):
         z = (np.log(edges) - mu) / sigma

@@ -1,4 +1,6 @@
-"""Every figure in one style: lines are computed, dashes are approximations, dots are printed formulas, points are simulated."""
+"""Every figure in one style: lines are computed, dashes are approximations, dots are printed
+formulas, points are simulated.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#1f4e79", "#d1762c", "#3c8d5a", "#8e4b9e", "#b03a48", "#5f6b76")
-LINES = {"exact": "-", "approximation": "--", "printed": ":", "simulated": "none", "measured": "none"}
+LINES = {
+    "exact": "-",
+    "approximation": "--",
+    "printed": ":",
+    "simulated": "none",
+    "measured": "none",
+}
 WIDTH, HEIGHT, DPI, COLOUR_COUNT = 4.9, 3.9, 100, 64
 
 
@@ -30,7 +38,9 @@ def draw_artefact(artefact: Artefact, path: Path) -> Path:
     columns = min(count, 2)
     rows = -(-count // columns)
     size = (WIDTH * columns, HEIGHT * rows + 0.3)
-    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", dpi=DPI)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", dpi=DPI
+    )
     for axis, panel in zip(grid.flat, artefact.panels, strict=False):
         _draw_panel(axis, panel)
     for axis in list(grid.flat)[count:]:
@@ -41,18 +51,32 @@ def draw_artefact(artefact: Artefact, path: Path) -> Path:
     plt.close(figure)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).quantize(COLOUR_COUNT).save(path, optimize=True)  # a third of the size of true colours
+        Image.fromarray(pixels).quantize(COLOUR_COUNT).save(
+            path, optimize=True
+        )  # a third of the size of true colours
     return path
 
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
-    shades = dict(zip([item.label for item in panel.curves if item.kind != "simulated"], COLOURS * 3, strict=False))
+    shades = dict(
+        zip(
+            [item.label for item in panel.curves if item.kind != "simulated"],
+            COLOURS * 3,
+            strict=False,
+        )
+    )
     for item in panel.curves:
         _draw_curve(axis, item, shades.get(item.label, "#222222"))
     for place, label in panel.marks:
         axis.axvline(place, color="#999999", linewidth=0.8, zorder=0)
         axis.annotate(
-            label, (place, 0), xycoords=("data", "axes fraction"), xytext=(3, 4), textcoords="offset points", fontsize=7.5, color="#666666"
+            label,
+            (place, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 4),
+            textcoords="offset points",
+            fontsize=7.5,
+            color="#666666",
         )
     for letter in panel.logarithmic:
         _make_logarithmic(axis, letter)
@@ -82,8 +106,26 @@ def _draw_curve(axis: Axes, item: Curve, colour: str) -> None:
     y = [float("nan") if value is None else value for value in item.y]
     if item.kind == "simulated":
         bars = [2 * error for error in item.error] or None
-        shade = next((line.get_color() for line in axis.get_lines() if _belongs(item.label, str(line.get_label()))), colour)
-        axis.errorbar(item.x, y, bars, fmt="o", markersize=4, color=shade, markerfacecolor="white", capsize=2, label=item.label, zorder=4)
+        shade = next(
+            (
+                line.get_color()
+                for line in axis.get_lines()
+                if _belongs(item.label, str(line.get_label()))
+            ),
+            colour,
+        )
+        axis.errorbar(
+            item.x,
+            y,
+            bars,
+            fmt="o",
+            markersize=4,
+            color=shade,
+            markerfacecolor="white",
+            capsize=2,
+            label=item.label,
+            zorder=4,
+        )
         return
     marker = "D" if item.kind == "measured" else None
     axis.plot(
@@ -100,4 +142,6 @@ def _draw_curve(axis: Axes, item: Curve, colour: str) -> None:
 
 def _belongs(label: str, other: str) -> bool:
     """Points take the colour of the first line whose label begins like theirs."""
-    return label.partition(",")[0].partition(":")[0] == other.partition(",")[0] or label.startswith(other)
+    return label.partition(",")[0].partition(":")[0] == other.partition(",")[0] or label.startswith(
+        other
+    )

@@ -9,13 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from queueing.measurement.paths import writing
-from queueing.papers.reproduction.artefact import EXPLAINED, FAULT, FITTED, HOLDS, MET, TRUNCATED, UNPRINTED, Artefact, Panel, Statement
+from queueing.papers.reproduction.artefact import (
+    EXPLAINED,
+    FAULT,
+    FITTED,
+    HOLDS,
+    MET,
+    TRUNCATED,
+    UNPRINTED,
+    Artefact,
+    Panel,
+    Statement,
+)
 from queueing.papers.reproduction.simulate import REPLICATIONS, SEED
 
 COMMAND = "kendall reproduce all --output docs/reproduction"
 DOCUMENTS = {
-    "yang": "Yang et al., A Queueing Theoretic Perspective on Low-Latency LLM Inference with Variable Token Length",
-    "inoue": "Inoue (2021), Queueing Analysis of GPU-Based Inference Servers with Dynamic Batching: A Closed-Form Characterization",
+    "yang": (
+        "Yang et al., A Queueing Theoretic Perspective on Low-Latency LLM Inference with "
+        "Variable Token Length"
+    ),
+    "inoue": (
+        "Inoue (2021), Queueing Analysis of GPU-Based Inference Servers with Dynamic "
+        "Batching: A Closed-Form Characterization"
+    ),
     "chapter": "The serving chapter, Queueing Theory for Serving",
 }
 _HEADER = f"""# The documents, reproduced
@@ -66,7 +83,11 @@ def _statement_object(statement: Statement) -> dict[str, Any]:
 def _panel_object(panel: Panel) -> dict[str, Any]:
     curves = []
     for item in panel.curves:
-        values: dict[str, Any] = {"label": item.label, "kind": item.kind, "x": [_digits(x) for x in item.x]}
+        values: dict[str, Any] = {
+            "label": item.label,
+            "kind": item.kind,
+            "x": [_digits(x) for x in item.x],
+        }
         values["y"] = [None if y is None else _digits(y) for y in item.y]
         if item.error:
             values["standard_error"] = [_digits(error) for error in item.error]
@@ -81,12 +102,22 @@ def _digits(value: float) -> float:
 def save_data(artefact: Artefact, path: Path) -> None:
     """One JSON file, a line for each statement and curve."""
     item = as_object(artefact)
-    lines = [f' "{key}": {json.dumps(item[key], ensure_ascii=False)}' for key in ("name", "title", "assumed", "remarks")]
+    lines = [
+        f' "{key}": {json.dumps(item[key], ensure_ascii=False)}'
+        for key in ("name", "title", "assumed", "remarks")
+    ]
     lines.append(f' "statements": {_rows(item["statements"], 2)}')
     panels = [
-        f'{{"title": {json.dumps(p["title"], ensure_ascii=False)}, "x": {json.dumps(p["x"], ensure_ascii=False)}, ' for p in item["panels"]
+        (
+            f'{{"title": {json.dumps(p["title"], ensure_ascii=False)}, "x": '
+            f"{json.dumps(p['x'], ensure_ascii=False)}, "
+        )
+        for p in item["panels"]
     ]
-    ends = [f'"y": {json.dumps(p["y"], ensure_ascii=False)}, "curves": {_rows(p["curves"], 4)}}}' for p in item["panels"]]
+    ends = [
+        f'"y": {json.dumps(p["y"], ensure_ascii=False)}, "curves": {_rows(p["curves"], 4)}}}'
+        for p in item["panels"]
+    ]
     joined = ",\n  ".join(first + rest for first, rest in zip(panels, ends, strict=True))
     lines.append(f' "panels": [\n  {joined}\n ]' if joined else ' "panels": []')
     with writing(path):
@@ -97,7 +128,13 @@ def _rows(rows: Sequence[dict[str, Any]], indent: int) -> str:
     if not rows:
         return "[]"
     pad = "\n" + " " * indent
-    return "[" + pad + f",{pad}".join(json.dumps(row, ensure_ascii=False) for row in rows) + pad[:-1] + "]"
+    return (
+        "["
+        + pad
+        + f",{pad}".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        + pad[:-1]
+        + "]"
+    )
 
 
 def page(artefacts: Sequence[Artefact]) -> str:
@@ -117,8 +154,17 @@ def _summary(artefacts: Sequence[Artefact]) -> str:
     verdicts = (MET, TRUNCATED, FITTED, HOLDS, EXPLAINED, FAULT)
     rows = ["| document | " + " | ".join(verdicts) + " |", "|---|" + "---|" * len(verdicts)]
     for key, title in DOCUMENTS.items():
-        counts = Counter(s.verdict for artefact in artefacts if artefact.name.startswith(key) for s in artefact.statements)
-        rows.append(f"| {title.partition(',')[0]} | " + " | ".join(str(counts[verdict]) for verdict in verdicts) + " |")
+        counts = Counter(
+            s.verdict
+            for artefact in artefacts
+            if artefact.name.startswith(key)
+            for s in artefact.statements
+        )
+        rows.append(
+            f"| {title.partition(',')[0]} | "
+            + " | ".join(str(counts[verdict]) for verdict in verdicts)
+            + " |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -129,11 +175,24 @@ def _section(artefact: Artefact) -> str:
     if artefact.assumed:
         parts.append("Assumed, not printed: " + "; ".join(artefact.assumed) + ".\n")
     if artefact.statements:
-        rows = [f"| {s.quantity} | {s.stated} | {_shown(s)} | {_deviation(s)} | {s.verdict} | {s.note} |" for s in artefact.statements]
-        parts.append("| quantity | stated | ours | deviation | verdict | note |\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n")
+        rows = [
+            (
+                f"| {s.quantity} | {s.stated} | {_shown(s)} | {_deviation(s)} | {s.verdict} | "
+                f"{s.note} |"
+            )
+            for s in artefact.statements
+        ]
+        parts.append(
+            "| quantity | stated | ours | deviation | verdict | note |\n|---|---|---|---|---|---|\n"
+            + "\n".join(rows)
+            + "\n"
+        )
     if artefact.remarks:
         parts.append("\n".join(f"* {remark}" for remark in artefact.remarks) + "\n")
-    parts.append(f"Data: [{artefact.name}.json]({artefact.name}.json). Again: `kendall reproduce {artefact.name}`.\n")
+    parts.append(
+        f"Data: [{artefact.name}.json]({artefact.name}.json). Again: `kendall reproduce "
+        f"{artefact.name}`.\n"
+    )
     return "\n".join(parts)
 
 
@@ -143,8 +202,14 @@ def text(artefact: Artefact) -> str:
     lines += [f"  assumed: {assumed}" for assumed in artefact.assumed]
     for statement in artefact.statements:
         lines.append(f"  {statement.quantity}")
-        stated = f"stated {statement.stated or '-'} / ours {_shown(statement)} / deviation {_deviation(statement) or '-'}"
-        lines.append(f"      {stated}  [{statement.verdict}]" + (f"  {statement.note}" if statement.note else ""))
+        stated = (
+            f"stated {statement.stated or '-'} / ours {_shown(statement)} / deviation "
+            f"{_deviation(statement) or '-'}"
+        )
+        lines.append(
+            f"      {stated}  [{statement.verdict}]"
+            + (f"  {statement.note}" if statement.note else "")
+        )
     lines += [f"  * {remark}" for remark in artefact.remarks]
     return "\n".join(lines)
 
@@ -155,4 +220,6 @@ def _shown(statement: Statement) -> str:
 
 def _deviation(statement: Statement) -> str:
     deviation = statement.deviation
-    return "" if deviation is None else f"{100 * deviation:+.2g} %" if abs(deviation) > 5e-7 else "0"
+    return (
+        "" if deviation is None else f"{100 * deviation:+.2g} %" if abs(deviation) > 5e-7 else "0"
+    )

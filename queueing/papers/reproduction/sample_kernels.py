@@ -8,7 +8,9 @@ from numba import njit
 
 @njit(cache=True)
 def single_server(gaps, services, patience):  # type: ignore[no-untyped-def]
-    """Delay of each request, first come first served; infinite where it is lost because it would wait longer than `patience`."""
+    """Delay of each request, first come first served; infinite where it is lost because it would
+    wait longer than `patience`.
+    """
     delays = np.empty(len(gaps))
     work = 0.0
     for i in range(len(gaps)):
@@ -23,9 +25,11 @@ def single_server(gaps, services, patience):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def batch_server(arrived_at, lengths, mean_longest, constants, bound, wait_for, padded):  # type: ignore[no-untyped-def]
-    """Dispatch and end of the batch of each request. `mean_longest[b]` stands for the longest of b drawn lengths, unless it is empty.
+    """Dispatch and end of the batch of each request. `mean_longest[b]` stands for the longest of b
+    drawn lengths, unless it is empty.
 
-    `wait_for` = 1: dynamic; = bound: fixed batches (a rest at the end that fills no batch is left out).
+    `wait_for` = 1: dynamic; = bound: fixed batches (a rest at the end that fills no batch is left
+    out).
     """
     k1, k2, k3, k4 = constants
     n = len(arrived_at)

@@ -1,6 +1,8 @@
-"""Yang et al., batches: Fig. 3 (E[L], H[b] and mu[b] against b) and Fig. 5 (dynamic and elastic, uniform lengths).
+"""Yang et al., batches: Fig. 3 (E[L], H[b] and mu[b] against b) and Fig. 5 (dynamic and elastic,
+uniform lengths).
 
-k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang_fixed). The sets used here, seconds:
+k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang_fixed). The
+sets used here, seconds:
 
     A   k1 .008, k2 .03, k3 .0004, k4 .0225   a plausible engine, one stream as in Table I
     B   k1 .01,  k2 .03, k3 .0046, k4 .0184   one stream as in Table I, and b* = 8 for lognormal(7, 0.7)
@@ -18,7 +20,15 @@ from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.printed import elastic_line, padded_line, psi
-from queueing.papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve, largest_over
+from queueing.papers.reproduction.artefact import (
+    Artefact,
+    Curve,
+    Panel,
+    Say,
+    Statement,
+    curve,
+    largest_over,
+)
 from queueing.papers.reproduction.heavy_tails import HeavyTailedTime, unlimited_batches
 from queueing.papers.reproduction.lengths import Lengths, lognormal, truncated_gaussian, uniform
 from queueing.papers.reproduction.simulate import BatchRun, Constants, points, simulate_batches
@@ -28,12 +38,32 @@ SETS: dict[str, Constants] = {
     "B": (0.01, 0.03, 0.0046, 0.0184),
     "F": (0.001, 0.003, 0.000409, 0.00205),
 }
-ASSUMED = tuple(f"set {name}: k1, k2, k3, k4 = {', '.join(f'{k:g}' for k in constants)} s" for name, constants in SETS.items())
+ASSUMED = tuple(
+    f"set {name}: k1, k2, k3, k4 = {', '.join(f'{k:g}' for k in constants)} s"
+    for name, constants in SETS.items()
+)
 HEAVY = lognormal(7, 0.7)
 FIG3 = (uniform(2000), truncated_gaussian(800, 20), HEAVY)
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 LONGEST, MEAN = 1000.0, 500.0  # of Fig. 5
-LOADS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.18, 0.24, 0.3, 0.42, 0.54, 0.66, 0.76, 0.85, 0.91)
+LOADS = (
+    0.01,
+    0.02,
+    0.03,
+    0.045,
+    0.065,
+    0.09,
+    0.13,
+    0.18,
+    0.24,
+    0.3,
+    0.42,
+    0.54,
+    0.66,
+    0.76,
+    0.85,
+    0.91,
+)
 EVENTS = (2, 7, 10, 12, 14)  # which of the loads are simulated too
 
 
@@ -71,30 +101,56 @@ def fig3(say: Say) -> Artefact:
     standard = truncated_gaussian(0, 1)
     times = [batch_time(SETS["A"], standard, b) for b in SIZES]
     line = np.polynomial.Polynomial.fit(SIZES, times, 1)
-    r2 = 1 - np.sum((line(np.array(SIZES)) - times) ** 2) / np.sum((np.array(times) - np.mean(times)) ** 2)
+    r2 = 1 - np.sum((line(np.array(SIZES)) - times) ** 2) / np.sum(
+        (np.array(times) - np.mean(times)) ** 2
+    )
     statements = _fig3_statements(r2)
     remarks = (
-        "k1 .. k4 are not printed; where the optimum lies depends on k4/k3, that it exists does not.",
-        "Assumption 1 (i) of Inoue (mu[b] never falls), on which Eq. 16 rests, fails for every unbounded law.",
+        "k1 .. k4 are not printed; where the optimum lies depends on k4/k3, that it exists does "
+        "not.",
+        (
+            "Assumption 1 (i) of Inoue (mu[b] never falls), on which Eq. 16 rests, fails for every "
+            "unbounded law."
+        ),
     )
-    return Artefact("yang-fig3", "Fig. 3: E[L], H[b] and mu[b] against the batch size", statements, _fig3_panels(times), ASSUMED, remarks)
+    return Artefact(
+        "yang-fig3",
+        "Fig. 3: E[L], H[b] and mu[b] against the batch size",
+        statements,
+        _fig3_panels(times),
+        ASSUMED,
+        remarks,
+    )
 
 
 def _fig3_statements(r2: float) -> tuple[Statement, ...]:
     standard = truncated_gaussian(0, 1)
     growth = standard.longest_mean(1024) / standard.longest_mean(64) - 1
-    best = {(name, law.name): best_size(constants, law) for name, constants in SETS.items() for law in FIG3}
-    found = {law.name: ", ".join(f"{name}: {best[name, law.name] or 'none'}" for name in SETS) for law in FIG3}
+    best = {
+        (name, law.name): best_size(constants, law)
+        for name, constants in SETS.items()
+        for law in FIG3
+    }
+    found = {
+        law.name: ", ".join(f"{name}: {best[name, law.name] or 'none'}" for name in SETS)
+        for law in FIG3
+    }
     wide, narrow, heavy = (law.name for law in FIG3)
     return (
         Statement(
-            "'E[L] becomes a fixed value quickly' (truncated standard Gaussian; growth from b = 64 to 1024)",
+            "'E[L] becomes a fixed value quickly' (truncated standard Gaussian; growth from b = "
+            "64 to 1024)",
             "in words",
             f"+{100 * growth:.0f} %",
             "the longest of b draws of an unbounded law grows for ever, here as sqrt(2 ln b)",
             fault=True,
         ),
-        Statement("'H[b] increases approximately linearly' (R2 of a line, b <= 64, set A)", "in words", f"{r2:.4f}", holds=bool(r2 > 0.99)),
+        Statement(
+            "'H[b] increases approximately linearly' (R2 of a line, b <= 64, set A)",
+            "in words",
+            f"{r2:.4f}",
+            holds=bool(r2 > 0.99),
+        ),
         Statement(
             f"'mu[b] increases with b for a light tail': {wide}, b*",
             "none",
@@ -105,7 +161,10 @@ def _fig3_statements(r2: float) -> tuple[Statement, ...]:
             f"the same: {narrow}, b*",
             "none",
             found[narrow],
-            "E[L] has no limit, so mu[b] falls in the end for every unbounded law; for this one at sizes that no device holds",
+            (
+                "E[L] has no limit, so mu[b] falls in the end for every unbounded law; for this "
+                "one at sizes that no device holds"
+            ),
             fault=True,
         ),
         Statement(
@@ -125,15 +184,21 @@ def _fig3_panels(times: list[float]) -> tuple[Panel, ...]:
         Panel("(a) the same: batch time, set A", size, "H[b] (s)", (curve("H[b]", SIZES, times),)),
     ]
     for name in ("B", "F"):
-        curves = tuple(curve(law.name, SIZES, [speed(SETS[name], law, b) for b in SIZES]) for law in FIG3)
-        panels.append(Panel(f"(b) inference speed, set {name}", size, "μ[b] (requests/s)", curves, "x"))
+        curves = tuple(
+            curve(law.name, SIZES, [speed(SETS[name], law, b) for b in SIZES]) for law in FIG3
+        )
+        panels.append(
+            Panel(f"(b) inference speed, set {name}", size, "μ[b] (requests/s)", curves, "x")
+        )
     return tuple(panels)
 
 
 def exact_delay(constants: Constants, lam: float, *, padded: bool) -> float:
     """Mean queueing delay, uniform(0, 1000), everything that waits taken."""
     if not padded:
-        return unlimited_batches(HeavyTailedTime(constants, uniform(LONGEST), padded=False), lam).delay
+        return unlimited_batches(
+            HeavyTailedTime(constants, uniform(LONGEST), padded=False), lam
+        ).delay
     k1, k2, k3, k4 = constants
     time = BatchTime(LatencyModel(k1, k2, k3, k4), _whole_tokens(), None, padded=True)
     return solve_batch_chain(time, lam, None).queueing_delay
@@ -158,17 +223,31 @@ def fig5(say: Say) -> Artefact:
         statements += _fig5_statements(name, curves, ratios)
     statements.append(_beyond(say))
     remarks = (
-        "Neither k1 .. k4 nor the axes of Fig. 5 are in the text: the picture is remade for sets A and B.",
-        "The product's lengths are whole tokens: uniform(0, 1000) rounded to 1 .. 1000 changes no delay by more than 1e-6.",
+        "Neither k1 .. k4 nor the axes of Fig. 5 are in the text: the picture is remade for sets "
+        "A and B.",
+        (
+            "The product's lengths are whole tokens: uniform(0, 1000) rounded to 1 .. 1000 "
+            "changes no delay by more than 1e-6."
+        ),
     )
-    return Artefact("yang-fig5", "Fig. 5: dynamic and elastic batching", tuple(statements), tuple(panels), ASSUMED[:2], remarks)
+    return Artefact(
+        "yang-fig5",
+        "Fig. 5: dynamic and elastic batching",
+        tuple(statements),
+        tuple(panels),
+        ASSUMED[:2],
+        remarks,
+    )
 
 
 def _fig5_curves(name: str, say: Say) -> tuple[tuple[Curve, ...], tuple[Curve, ...]]:
     constants = SETS[name]
     capacity = 1 / (constants[0] + constants[2] * LONGEST)
     rates = [load * capacity for load in LOADS]
-    lines = {"dynamic": padded_line(*constants, LONGEST), "elastic": elastic_line(*constants, mean=MEAN, longest=LONGEST)}
+    lines = {
+        "dynamic": padded_line(*constants, LONGEST),
+        "elastic": elastic_line(*constants, mean=MEAN, longest=LONGEST),
+    }
     curves, ratios = [], []
     for policy, line in lines.items():
         exact, found = [], []
@@ -176,8 +255,12 @@ def _fig5_curves(name: str, say: Say) -> tuple[tuple[Curve, ...], tuple[Curve, .
             say(f"set {name}, {policy}, {lam:.3g} requests/s")
             exact.append(exact_delay(constants, lam, padded=policy == "dynamic"))
             if index in EVENTS:
-                run = BatchRun(constants=constants, lengths=uniform(LONGEST), padded=policy == "dynamic")
-                found.append(simulate_batches(f"yang-fig5 {name} {policy} {index}", run, lam, 100_000)[0])
+                run = BatchRun(
+                    constants=constants, lengths=uniform(LONGEST), padded=policy == "dynamic"
+                )
+                found.append(
+                    simulate_batches(f"yang-fig5 {name} {policy} {index}", run, lam, 100_000)[0]
+                )
         bound = [psi(lam, *line) for lam in rates]
         seen = [rates[index] for index in EVENTS]
         curves += [
@@ -189,16 +272,22 @@ def _fig5_curves(name: str, say: Say) -> tuple[tuple[Curve, ...], tuple[Curve, .
     return tuple(curves), tuple(ratios)
 
 
-def _fig5_statements(name: str, curves: tuple[Curve, ...], ratios: tuple[Curve, ...]) -> list[Statement]:
+def _fig5_statements(
+    name: str, curves: tuple[Curve, ...], ratios: tuple[Curve, ...]
+) -> list[Statement]:
     padded, elastic = (np.array(curves[index].y, dtype=float) for index in (0, 3))
     bounds = np.array(ratios[0].y, dtype=float)
     worst = largest_over(lambda load: _bound_over_exact(SETS[name], load), LOADS)
     gain = padded / elastic
     return [
         Statement(
-            f"'the upper bound closely approximates the exact curve' (bound / exact, dynamic, set {name})",
+            "'the upper bound closely approximates the exact curve' (bound / exact, dynamic, set "
+            f"{name})",
             "in words",
-            f"{bounds[0]:.2f} at load {LOADS[0]:g}, {worst:.2f} at worst, {bounds[-1]:.3f} at load {LOADS[-1]:g}",
+            (
+                f"{bounds[0]:.2f} at load {LOADS[0]:g}, {worst:.2f} at worst, {bounds[-1]:.3f} at "
+                f"load {LOADS[-1]:g}"
+            ),
             "at moderate and high load only; at light load Eq. 20 takes m for the mean length m/2",
         ),
         Statement(
@@ -208,7 +297,10 @@ def _fig5_statements(name: str, curves: tuple[Curve, ...], ratios: tuple[Curve, 
             holds=bool(gain.min() > 1),
         ),
         Statement(
-            f"'this advantage increases with the arrival rate' (set {name})", "in words", "monotone", holds=bool(np.all(np.diff(gain) > 0))
+            f"'this advantage increases with the arrival rate' (set {name})",
+            "in words",
+            "monotone",
+            holds=bool(np.all(np.diff(gain) > 0)),
         ),
     ]
 
@@ -222,9 +314,13 @@ def _beyond(say: Say) -> Statement:
     """The elastic 'bound' at high load."""
     say("elastic at load 0.95")
     lam = 0.95 / (SETS["B"][0] + SETS["B"][2] * MEAN)
-    exact, bound = exact_delay(SETS["B"], lam, padded=False), psi(lam, *elastic_line(*SETS["B"], mean=MEAN, longest=LONGEST))
+    exact, bound = (
+        exact_delay(SETS["B"], lam, padded=False),
+        psi(lam, *elastic_line(*SETS["B"], mean=MEAN, longest=LONGEST)),
+    )
     return Statement(
-        f"'similarly the delay can be calculated by Eq. 16' as an upper bound (elastic, set B, {lam:.3f} requests/s, load 0.95)",
+        "'similarly the delay can be calculated by Eq. 16' as an upper bound (elastic, set B, "
+        f"{lam:.3f} requests/s, load 0.95)",
         "in words",
         f"exact {exact:.2f} s, printed bound {bound:.2f} s",
         "Eq. 26 replaces the random k3 sum n_i by its mean: not a bound"

@@ -1,8 +1,10 @@
-"""Yang et al., Fig. 6a: fixed batches of lognormal(7, 0.7) lengths, and the constants k1 .. k4 of Fig. 6.
+"""Yang et al., Fig. 6a: fixed batches of lognormal(7, 0.7) lengths, and the constants k1 .. k4 of
+Fig. 6.
 
-k1 .. k4 are not identifiable. b = 8 stable at lam = 0.43 needs 8 k3 + k4 < b/(lam E[L_8]) = 5.69 ms, four times faster than Table I
-(22-23 ms a token, alone). Two statements can be met: Eq. 16 with the least-squares line through H[1..32] gives 125 s at 0.43, and
-Eq. 25 has its minimum at b = 8. Set F does, with k3 tuned to the 125 s; others do as well.
+k1 .. k4 are not identifiable. b = 8 stable at lam = 0.43 needs 8 k3 + k4 < b/(lam E[L_8]) = 5.69
+ms, four times faster than Table I (22-23 ms a token, alone). Two statements can be met: Eq. 16 with
+the least-squares line through H[1..32] gives 125 s at 0.43, and Eq. 25 has its minimum at b = 8.
+Set F does, with k3 tuned to the 125 s; others do as well.
 """
 
 from __future__ import annotations
@@ -23,19 +25,33 @@ LINE = range(1, 33)
 
 def line_through(constants: Constants) -> tuple[float, float]:
     """alpha, beta of Eq. 14 by least squares through H[1] .. H[32]."""
-    beta, alpha = np.polynomial.Polynomial.fit(LINE, [batch_time(constants, HEAVY, b) for b in LINE], 1).convert().coef
+    beta, alpha = (
+        np.polynomial.Polynomial.fit(LINE, [batch_time(constants, HEAVY, b) for b in LINE], 1)
+        .convert()
+        .coef
+    )
     return float(alpha), float(beta)
 
 
 def _fitted() -> Constants:
-    """Set F to more digits: k3 such that Eq. 16 gives 125 s at 0.43 requests/s; k1, k2 and k4/k3 as in F."""
+    """Set F to more digits: k3 such that Eq. 16 gives 125 s at 0.43 requests/s; k1, k2 and k4/k3
+    as in F.
+    """
     k1, k2, _, _ = SETS["F"]
 
     def at(k3: float) -> Constants:
         return k1, k2, k3, 5 * k3
 
     critical = brentq(lambda k3: RATE * line_through(at(k3))[0] - 1, 3e-4, 6e-4)
-    return at(float(brentq(lambda k3: psi(RATE, *line_through(at(k3))) - 125, 0.9 * critical, critical * (1 - 1e-9))))
+    return at(
+        float(
+            brentq(
+                lambda k3: psi(RATE, *line_through(at(k3))) - 125,
+                0.9 * critical,
+                critical * (1 - 1e-9),
+            )
+        )
+    )
 
 
 CONSTANTS = _fitted()
@@ -67,7 +83,12 @@ def against_size(printed: dict[int, float], say: Say) -> tuple[Panel, dict[int, 
         constant.append(simulate_batches(f"yang-fig6a constant {b}", run, RATE, 400_000)[2])
     curves = (
         curve("H random, exact delay", exact, exact.values()),
-        curve("H its mean, exact delay", printed, [constant_delay(RATE, b) for b in printed], "approximation"),
+        curve(
+            "H its mean, exact delay",
+            printed,
+            [constant_delay(RATE, b) for b in printed],
+            "approximation",
+        ),
         curve("Eq. 25 as printed", printed, printed.values(), "printed"),
         points("H random, exact delay: simulated", SIMULATED_SIZES, random),
         points("Eq. 25 as printed: simulated", SIMULATED_SIZES, constant),
@@ -76,17 +97,32 @@ def against_size(printed: dict[int, float], say: Say) -> tuple[Panel, dict[int, 
     return Panel(title, "batch size b", "mean delay (s)", curves, marks=(mark,), top=150), exact
 
 
-def fixed_statements(printed: dict[int, float], exact: dict[int, float], say: Say) -> tuple[Statement, ...]:
+def fixed_statements(
+    printed: dict[int, float], exact: dict[int, float], say: Say
+) -> tuple[Statement, ...]:
     """What is stated about fixed batches."""
     say("stated numbers")
     series = fixed_batch_delay(RATE, batch_time(CONSTANTS, HEAVY, BEST), BEST, 400)
     return (
         Statement(
-            "delay 'under Eq. 16' at lam = 0.43 (s)", "125", psi(RATE, *line_through(CONSTANTS)), "k3 was chosen for it", fitted=True
+            "delay 'under Eq. 16' at lam = 0.43 (s)",
+            "125",
+            psi(RATE, *line_through(CONSTANTS)),
+            "k3 was chosen for it",
+            fitted=True,
         ),
-        Statement("b* by Eq. 25 at lam = 0.43", "8", min(printed, key=lambda b: printed[b]), "set F was chosen for it", fitted=True),
         Statement(
-            "b* by the exact queueing delay, H random", "8", min(exact, key=lambda b: exact[b]), "the optimum moves when H is random"
+            "b* by Eq. 25 at lam = 0.43",
+            "8",
+            min(printed, key=lambda b: printed[b]),
+            "set F was chosen for it",
+            fitted=True,
+        ),
+        Statement(
+            "b* by the exact queueing delay, H random",
+            "8",
+            min(exact, key=lambda b: exact[b]),
+            "the optimum moves when H is random",
         ),
         Statement(
             "'significantly higher than with an optimal batch size of 8' (s, Eq. 25 as printed)",
@@ -116,14 +152,23 @@ def _meaning_of_eq_25(printed: float, exact: float) -> tuple[Statement, ...]:
         Statement(
             "Eq. 25 is the mean queueing delay of M/D^b/1 (s at 0.43, b = 8)",
             "in words",
-            f"Eq. 25 {printed:.2f}, exact with constant H {constant_delay(RATE, BEST):.2f}, with random H {exact:.2f}",
-            "Eq. 25 is the formed batch's wait + H; with random H the delay is 2.4 times that with constant H",
+            (
+                f"Eq. 25 {printed:.2f}, exact with constant H {constant_delay(RATE, BEST):.2f}, "
+                f"with random H {exact:.2f}"
+            ),
+            (
+                "Eq. 25 is the formed batch's wait + H; with random H the delay is 2.4 times that "
+                "with constant H"
+            ),
             fault=True,
         ),
         Statement(
             f"'when lam is low, users wait until b* are in the queue' (s at lam = {slow:g}, b = 8)",
             "in words",
-            f"exact {constant_delay(slow, BEST):.0f}, Eq. 25 {fixed_batch_delay(slow, service, BEST):.1f}",
+            (
+                f"exact {constant_delay(slow, BEST):.0f}, Eq. 25 "
+                f"{fixed_batch_delay(slow, service, BEST):.1f}"
+            ),
             "true of the queue, but Eq. 25 leaves the forming delay out and tends to H",
             fault=True,
         ),

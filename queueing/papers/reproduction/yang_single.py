@@ -1,7 +1,9 @@
-"""Yang et al., one request at a time: Table I, and the model of Fig. 4 (max-token clipping, M/G/1 and M/G/1+D).
+"""Yang et al., one request at a time: Table I, and the model of Fig. 4 (max-token clipping, M/G/1
+and M/G/1+D).
 
-S = a min(N, n_max) + c, N lognormal(7, 0.7). a and c are not printed. They follow from two stated numbers, E[W(1600)] = 23 s and
-58.93 % less than E[W(3000)] at lam = 1/40, which are therefore met by construction; everything else is a check.
+S = a min(N, n_max) + c, N lognormal(7, 0.7). a and c are not printed. They follow from two stated
+numbers, E[W(1600)] = 23 s and 58.93 % less than E[W(3000)] at lam = 1/40, which are therefore met
+by construction; everything else is a check.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ def table_laws() -> dict[str, SingleLaw]:
 
 @dataclass(frozen=True)
 class Impatient:
-    """Loss and served delay over the token limits, as smooth functions: exact and by de Kok and Tijms."""
+    """Loss and served delay over the token limits, as smooth functions: exact and by de Kok and
+    Tijms.
+    """
 
     exact: tuple[CubicSpline, CubicSpline]
     interpolated: tuple[CubicSpline, CubicSpline]
@@ -92,7 +96,10 @@ def impatient(law: SingleLaw, say: Say) -> Impatient:
         mean, second = law.moments(limit)
         means = de_kok_tijms(RATE, mean, second / mean**2 - 1, PATIENCE)
         interpolated.append((means.loss_fraction, means.served))
-    splines = [tuple(CubicSpline(LIMITS, column) for column in np.array(rows).T) for rows in (exact, interpolated)]
+    splines = [
+        tuple(CubicSpline(LIMITS, column) for column in np.array(rows).T)
+        for rows in (exact, interpolated)
+    ]
     return Impatient((splines[0][0], splines[0][1]), (splines[1][0], splines[1][1]))
 
 
@@ -112,11 +119,17 @@ def table1(say: Say) -> Artefact:
     laws = table_laws()
     rows = []
     for name, law in laws.items():
-        rows += [Statement(f"a, {name} (s/token)", "", law.a), Statement(f"c, {name} (s)", "", law.c)]
+        rows += [
+            Statement(f"a, {name} (s/token)", "", law.a),
+            Statement(f"c, {name} (s)", "", law.c),
+        ]
         drop = 100 * (1 - law.delay(1600) / law.delay(3000))
         rows += [
             Statement(
-                f"E[W(1600)], {name} (s)", "23", law.delay(1600), "the delays of Fig. 4 do not come from Table I; probably from Fig. 2a"
+                f"E[W(1600)], {name} (s)",
+                "23",
+                law.delay(1600),
+                "the delays of Fig. 4 do not come from Table I; probably from Fig. 2a",
             ),
             Statement(f"decrease from n_max = 3000, {name} (%)", "58.93", drop, "as above"),
         ]
@@ -127,20 +140,35 @@ def table1(say: Say) -> Artefact:
         "One request alone on the device, 128 input tokens",
         "output tokens",
         "inference time (s)",
-        (curve("Table I", tokens, (2.91, 5.88, 12.63, 23.47), "measured"), curve("least squares", tokens, [fit(n) for n in tokens])),
+        (
+            curve("Table I", tokens, (2.91, 5.88, 12.63, 23.47), "measured"),
+            curve("least squares", tokens, [fit(n) for n in tokens]),
+        ),
     )
     remarks = (
         "(128, 512) stands twice in the table with the same time; it counts once.",
-        "Fig. 2a (the line S = a n + c) and 2b (throughput and step times against batch size) show measurements whose numbers are "
-        "printed nowhere: a, c and k1 .. k4 cannot be read from the document.",
+        "Fig. 2a (the line S = a n + c) and 2b (throughput and step times against batch size) "
+        "show measurements whose numbers are printed nowhere: a, c and k1 .. k4 cannot be read "
+        "from the document.",
     )
-    return Artefact("yang-table1", "Table I: inference time and token counts", tuple(rows), (panel,), remarks=remarks)
+    return Artefact(
+        "yang-table1",
+        "Table I: inference time and token counts",
+        tuple(rows),
+        (panel,),
+        remarks=remarks,
+    )
 
 
 def _other_statements() -> list[Statement]:
     """What Section II says in numbers."""
-    fits = {memory: largest_batch(LLAMA2_7B, Device(memory=memory), 1280) for memory in (40e9, 80e9)}
-    table = {(cell["input_tokens"], cell["output_tokens"]): cell["seconds"] for cell in load_measurement(YANG).cells()}
+    fits = {
+        memory: largest_batch(LLAMA2_7B, Device(memory=memory), 1280) for memory in (40e9, 80e9)
+    }
+    table = {
+        (cell["input_tokens"], cell["output_tokens"]): cell["seconds"]
+        for cell in load_measurement(YANG).cells()
+    }
     longer = 100 * (table[512, 512] / table[64, 512] - 1)
     return [
         Statement(
@@ -153,7 +181,10 @@ def _other_statements() -> list[Statement]:
             "largest batch of 256 + 1024 tokens of LLaMA-2-7b on an A100, 80e9 bytes",
             "49",
             fits[80e9],
-            f"40e9 bytes admit {fits[40e9]}; the document does not say what else takes memory (readings for 49: queueing/papers/memory.py)",
+            (
+                f"40e9 bytes admit {fits[40e9]}; the document does not say what else takes memory "
+                "(readings for 49: queueing/papers/memory.py)"
+            ),
         ),
     ]
 
@@ -163,8 +194,15 @@ def patient_objectives(law: SingleLaw) -> dict[str, Vector]:
     delay = np.array([law.delay(limit) for limit in SEARCHED.tolist()])
     kept = np.array([kept_of_lognormal(limit, MU, SIGMA) for limit in SEARCHED.tolist()])
     shared = np.array([share_of_tokens(limit) for limit in SEARCHED.tolist()])
-    cases = (("as printed", THETA1, kept), ("theta = 199/200", 199 / 200, kept), ("share of tokens", THETA1, shared))
-    return {name: np.array([objective_patient(theta, u, w) for u, w in zip(use, delay, strict=True)]) for name, theta, use in cases}
+    cases = (
+        ("as printed", THETA1, kept),
+        ("theta = 199/200", 199 / 200, kept),
+        ("share of tokens", THETA1, shared),
+    )
+    return {
+        name: np.array([objective_patient(theta, u, w) for u, w in zip(use, delay, strict=True)])
+        for name, theta, use in cases
+    }
 
 
 def impatient_objectives(queue: Impatient) -> dict[str, Vector]:
@@ -174,7 +212,13 @@ def impatient_objectives(queue: Impatient) -> dict[str, Vector]:
     for method, (loss, served) in (("exact", queue.exact), ("de Kok-Tijms", queue.interpolated)):
         lost, delay = loss(SEARCHED), served(SEARCHED)
         everyone = (1 - lost) * delay + lost * PATIENCE
-        for sign, waits in (("as printed (+)", delay), ("with -", -delay), ("+ and E[Wq]", everyone)):
+        for sign, waits in (
+            ("as printed (+)", delay),
+            ("with -", -delay),
+            ("+ and E[Wq]", everyone),
+        ):
             rows = zip(kept, waits, lost, strict=True)
-            found[f"{sign}, {method}"] = np.array([objective_impatient(THETA2, u, w, pi, COST) for u, w, pi in rows])
+            found[f"{sign}, {method}"] = np.array(
+                [objective_impatient(THETA2, u, w, pi, COST) for u, w, pi in rows]
+            )
     return found

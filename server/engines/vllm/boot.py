@@ -1,7 +1,9 @@
-"""One start of vLLM: a thread that blocks in it, the processes that it forks, and how both are ended when the start is given up.
+"""One start of vLLM: a thread that blocks in it, the processes that it forks, and how both are
+ended when the start is given up.
 
-Imports no vLLM. vLLM waits for its EngineCore without a limit, and a thread cannot be interrupted: what ends it is the death
-of the process that it waits for. The threads are daemons, so that one that never ends does not hold up the exit of the gateway.
+Imports no vLLM. vLLM waits for its EngineCore without a limit, and a thread cannot be interrupted:
+what ends it is the death of the process that it waits for. The threads are daemons, so that one
+that never ends does not hold up the exit of the gateway.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kendall.engine")
 AGAIN = 0.1  # seconds between looks for a process that was forked only now
-ENGINE_ENDS = 3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
+ENGINE_ENDS = (
+    3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
+)
 FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
 RETURNS = 0.2  # seconds in which a thread that has told its result returns
 GIVEN_UP = "the start was cancelled"
@@ -33,7 +37,9 @@ BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
 
 
 class _Popen(popen_forkserver.Popen):
-    """Reads the exit code once: multiprocessing's, asked by two threads at once, reads past it and takes 255 for it."""
+    """Reads the exit code once: multiprocessing's, asked by two threads at once, reads past it
+    and takes 255 for it.
+    """
 
     def __init__(self, process: Any) -> None:
         self._reading = threading.Lock()
@@ -51,7 +57,9 @@ class _Process(ForkServerProcess):
 
 
 class Forks:
-    """The multiprocessing context that vLLM forks by; knows the processes that it made, and makes none once it is given up."""
+    """The multiprocessing context that vLLM forks by; knows the processes that it made, and
+    makes none once it is given up.
+    """
 
     def __init__(self) -> None:
         self.given_up = False
@@ -94,18 +102,25 @@ class Boot:
         self._core = in_daemon(lambda: self._run(make), BOOTS)
 
     async def core(self) -> Core:
-        """What came up. Raises what vLLM raised. Being cancelled does not end the start: `give_up` does."""
+        """What came up. Raises what vLLM raised. Being cancelled does not end the start:
+        `give_up` does.
+        """
         return await asyncio.shield(self._core)
 
     async def give_up(self) -> Core | None:
         """End the start within a bounded time; returns the core if it came up in spite of that."""
         forked = self._forks.give_up()
         if forked:
-            ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(FORK_SERVER_ENDS, kill_fork_server)
+            ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(
+                FORK_SERVER_ENDS, kill_fork_server
+            )
         else:  # it still imports vLLM, which nothing can end, and would fail where it forks
             ended = await self._ends(RETURNS, lambda: kill_fork_server(idle=True))
         if forked and not ended:
-            log.error("the thread that starts vLLM does not end; an engine that it starts later is killed at once")
+            log.error(
+                "the thread that starts vLLM does not end; an engine that it starts later is "
+                "killed at once"
+            )
         return None if not ended or self._core.exception() is not None else self._core.result()
 
     async def _ends(self, limit: float, kill: Callable[[], None]) -> bool:
@@ -125,7 +140,9 @@ class Boot:
 
 
 def left_behind() -> bool:
-    """Whether one of these threads still runs: an interpreter that tidies up around it may abort."""
+    """Whether one of these threads still runs: an interpreter that tidies up around it may
+    abort.
+    """
     ours = [thread for thread in threading.enumerate() if thread.name in {BOOTS, STOPS}]
     for thread in ours:
         thread.join(RETURNS)

@@ -1,4 +1,5 @@
-"""Everything that is asked of vLLM, in one place: the only module of the gateway's process that imports it, and so imported late.
+"""Everything that is asked of vLLM, in one place: the only module of the gateway's process that
+imports it, and so imported late.
 
 Every name used exists at the same path in vLLM 0.28 to 0.33 (run: 0.32).
 """
@@ -33,36 +34,58 @@ from server.engines.base import Capabilities, Sampling, Structured, Work
 from server.engines.vllm.boot import Forks
 from server.engines.vllm.process import kill_tree
 
-CLIENT_ERRORS: tuple[type[Exception], ...] = (VLLMClientError, ValueError, TypeError, OverflowError, NotImplementedError)
+CLIENT_ERRORS: tuple[type[Exception], ...] = (
+    VLLMClientError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    NotImplementedError,
+)
 # badly shaped messages and templates raise all of these
-PROMPT_ERRORS: tuple[type[Exception], ...] = (*CLIENT_ERRORS, KeyError, AttributeError, TemplateError)
+PROMPT_ERRORS: tuple[type[Exception], ...] = (
+    *CLIENT_ERRORS,
+    KeyError,
+    AttributeError,
+    TemplateError,
+)
 EXIT_CODE = 0.05  # seconds that the event loop waits for it, when an engine has died
 StepListener = Callable[[int, int, int], None]  # running, admitted, prompt tokens
 
 
 class Core:
-    """One AsyncLLM with its EngineCore process. Made in a thread by `boot`, used on the event loop."""
+    """One AsyncLLM with its EngineCore process. Made in a thread by `boot`, used on the event
+    loop.
+    """
 
     def __init__(self, config: Any, on_step: StepListener, forks: Forks) -> None:
-        # the variable that selects it knows fork and spawn only, and vLLM's CPU platform insists on spawn
+        # the variable that selects it knows fork and spawn only, and vLLM's CPU platform insists on
+        # spawn
         vllm.v1.engine.utils.get_mp_context = lambda: forks
         self.config = config
-        self.llm = AsyncLLM.from_vllm_config(config, stat_loggers=[_step_logger(on_step)], disable_log_stats=True)
+        self.llm = AsyncLLM.from_vllm_config(
+            config, stat_loggers=[_step_logger(on_step)], disable_log_stats=True
+        )
         self.process = self.llm.engine_core.resources.engine_manager.processes[0]
         self.pid: int = self.process.pid
-        # CPU: the generator of a seeded request cannot skip over a chunk, and the engine would die of it
-        self.drops_seed: bool = current_platform.is_cpu() and config.scheduler_config.enable_chunked_prefill
+        # CPU: the generator of a seeded request cannot skip over a chunk, and the engine would die
+        # of it
+        self.drops_seed: bool = (
+            current_platform.is_cpu() and config.scheduler_config.enable_chunked_prefill
+        )
 
     @property
     def tokenizer(self) -> Any:
         """The model's tokenizer as transformers made it."""
         return self.llm.renderer.get_tokenizer()
 
-    async def add(self, request_id: str, prompt: Any, sampling: SamplingParams, receive: Callable[[Any], None]) -> str:
-        """Hand over one sequence; `receive` hears every output, or the exception that ended it, at once. Returns vLLM's id.
+    async def add(
+        self, request_id: str, prompt: Any, sampling: SamplingParams, receive: Callable[[Any], None]
+    ) -> str:
+        """Hand over one sequence; `receive` hears every output, or the exception that ended it, at
+        once. Returns vLLM's id.
 
-        The collector's own `put` would wake a task for each output: for one that only passes it on, that costs more
-        than the rest of the way.
+        The collector's own `put` would wake a task for each output: for one that only passes it on,
+        that costs more than the rest of the way.
         """
         collector = await self.llm.add_request(request_id, prompt, sampling)
         collector.put = receive
@@ -92,7 +115,9 @@ class Core:
         await self.llm.resume_generation()
 
     def exit_code(self) -> int | None:
-        """Of the engine's process, once that has ended; waits for the fork server, which hears of it first, for a moment."""
+        """Of the engine's process, once that has ended; waits for the fork server, which hears
+        of it first, for a moment.
+        """
         self.process.join(EXIT_CODE)
         code: int | None = self.process.exitcode
         return code
@@ -119,7 +144,9 @@ class Core:
         (rendered,) = await renderer.render_cmpl_async([prompt], params)
         return list(rendered["prompt_token_ids"])
 
-    async def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> list[int]:
+    async def tokens_of_chat(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
+    ) -> list[int]:
         """Through vLLM's renderer and the model's chat template."""
         given = {"add_generation_prompt": True, **arguments, "tokenize": False}
         template = given.pop("chat_template", None)
@@ -130,7 +157,11 @@ class Core:
 
     def capabilities(self) -> Capabilities:
         """What came up."""
-        scheduler, cache, model = self.config.scheduler_config, self.config.cache_config, self.llm.model_config
+        scheduler, cache, model = (
+            self.config.scheduler_config,
+            self.config.cache_config,
+            self.llm.model_config,
+        )
         return Capabilities(
             engine="vllm",
             model=str(model.model),
@@ -140,7 +171,11 @@ class Core:
             kv_cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
             eos_token_ids=self._eos_token_ids(),
             vocab_size=model.get_vocab_size(),
-            versions={"vllm": vllm.__version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            versions={
+                "vllm": vllm.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
             hardware=_hardware(),
         )
 
@@ -151,7 +186,9 @@ class Core:
         return frozenset(ids | ({own} if own is not None else set()))
 
     def stop_listening(self) -> None:
-        """On the loop, before `shutdown`: an end that was asked for is not logged as the engine's death."""
+        """On the loop, before `shutdown`: an end that was asked for is not logged as the
+        engine's death.
+        """
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()
 
@@ -174,9 +211,11 @@ class Core:
 
 
 def speaker(error: Exception) -> BaseException | None:
-    """The error whose words against a prompt are meant for people; None where Python failed in the middle of the rendering.
+    """The error whose words against a prompt are meant for people; None where Python failed in the
+    middle of the rendering.
 
-    vLLM's own errors say what is wrong with the request, and so does the template's `raise_exception`.
+    vLLM's own errors say what is wrong with the request, and so does the template's
+    `raise_exception`.
     """
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
@@ -184,33 +223,52 @@ def speaker(error: Exception) -> BaseException | None:
     for each in chain:
         if type(each) is TemplateError:  # by the template's own `raise_exception`
             return each
-    return None if any(isinstance(each, (TypeError, KeyError, AttributeError, TemplateError)) for each in chain) else error
+    return (
+        None
+        if any(
+            isinstance(each, (TypeError, KeyError, AttributeError, TemplateError)) for each in chain
+        )
+        else error
+    )
 
 
 def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> Core:
-    """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises, TypeError for an unknown argument."""
+    """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises,
+    TypeError for an unknown argument.
+    """
     known = {entry.name for entry in dataclasses.fields(AsyncEngineArgs)}
     if unknown := sorted(set(arguments) - known):
-        raise TypeError(f"engine arguments: got {', '.join(unknown)}, which this vLLM ({vllm.__version__}) does not know")
+        raise TypeError(
+            f"engine arguments: got {', '.join(unknown)}, which this vLLM ({vllm.__version__}) "
+            "does not know"
+        )
     return Core(AsyncEngineArgs(**arguments).create_engine_config(), on_step, forks)
 
 
 def checked(config: Any, tokenizer: Any, sampling: Sampling) -> SamplingParams:
     """As vLLM checks it once it has the sequence. Raises CLIENT_ERRORS."""
-    params = sampling_params(sampling, max_tokens=sampling.max_tokens, made=0, runs_on=False, keep_seed=True)
-    params.verify(config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer)
+    params = sampling_params(
+        sampling, max_tokens=sampling.max_tokens, made=0, runs_on=False, keep_seed=True
+    )
+    params.verify(
+        config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer
+    )
     params.update_from_tokenizer(tokenizer)
     return params
 
 
 class _Checked(SamplingParams, omit_defaults=True, dict=True):  # type: ignore[call-arg, misc]  # vLLM is not followed by mypy
-    """Checked with its form before its request queued: vLLM would do it again, on the event loop."""
+    """Checked with its form before its request queued: vLLM would do it again, on the event
+    loop.
+    """
 
     def verify(self, *_: Any) -> None:
         """Nothing is left to check."""
 
 
-def sampling_params(sampling: Sampling, *, max_tokens: int, made: int, runs_on: bool, keep_seed: bool) -> SamplingParams:
+def sampling_params(
+    sampling: Sampling, *, max_tokens: int, made: int, runs_on: bool, keep_seed: bool
+) -> SamplingParams:
     """vLLM's parameters; `made` tokens exist already, `runs_on` stops at nothing but `max_tokens`.
 
     Stop strings are the gateway's affair: they never reach the engine.
@@ -233,15 +291,17 @@ def sampling_params(sampling: Sampling, *, max_tokens: int, made: int, runs_on: 
         stop_token_ids=None if runs_on else list(sampling.stop_token_ids),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
-        allowed_token_ids=None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids),
+        allowed_token_ids=None
+        if sampling.allowed_token_ids is None
+        else list(sampling.allowed_token_ids),
         bad_words=list(sampling.bad_words),
         structured_outputs=_structured(sampling.structured),
     )
 
 
 def _structured(structured: Structured | None) -> StructuredOutputsParams | None:
-    """A grammar that has ended allows nothing but the end of sequence, and anything behind it: a padded member
-    meets its end there, as it would alone, and decodes on.
+    """A grammar that has ended allows nothing but the end of sequence, and anything behind it: a
+    padded member meets its end there, as it would alone, and decodes on.
     """
     if structured is None or structured.prepared is not None:
         return None if structured is None else structured.prepared
@@ -250,7 +310,9 @@ def _structured(structured: Structured | None) -> StructuredOutputsParams | None
 
 def prompt_of(work: Work) -> Any:
     """The prompt as vLLM takes it, with what has been made already behind it."""
-    return tokens_input([*work.prompt_token_ids, *work.output_token_ids], cache_salt=work.cache_salt)
+    return tokens_input(
+        [*work.prompt_token_ids, *work.output_token_ids], cache_salt=work.cache_salt
+    )
 
 
 def _step_logger(on_step: StepListener) -> Callable[..., Any]:
@@ -258,11 +320,20 @@ def _step_logger(on_step: StepListener) -> Callable[..., Any]:
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             del vllm_config, engine_index
 
-        def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None:
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
             del scheduler_stats, mm_cache_stats, engine_idx
             if iteration_stats is None:
                 return
-            first, later = len(iteration_stats.time_to_first_tokens_iter), len(iteration_stats.inter_token_latencies_iter)
+            first, later = (
+                len(iteration_stats.time_to_first_tokens_iter),
+                len(iteration_stats.inter_token_latencies_iter),
+            )
             if first or later:
                 on_step(first + later, first, iteration_stats.num_prompt_tokens)
 
@@ -284,4 +355,7 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )

@@ -44,18 +44,25 @@ __all__ = ["VllmEngine", "prepare"]
 
 HANG_TIMEOUT = 5.0  # seconds without an answer from an engine that decodes on the CPU
 COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are first needed
-SLOWEST_PROMPT_TOKEN = 0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
+SLOWEST_PROMPT_TOKEN = (
+    0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
+)
 MOST_FAILURES = 8  # requests in a row that fail on their way into vLLM: it is the way, then
 FORM_TIME = 5.0  # seconds that a form may take to compile
-TOO_LONG = frozenset({"input_text", "input_tokens"})  # what vLLM's error about a prompt beyond the context names
+TOO_LONG = frozenset(
+    {"input_text", "input_tokens"}
+)  # what vLLM's error about a prompt beyond the context names
 ANSWER_TIMEOUT = 1.0  # seconds for a health check
-STOP_TIMEOUT = 7.0  # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
+STOP_TIMEOUT = (
+    7.0  # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
+)
 NOT_RUNNING = "the engine is not running"
 log = logging.getLogger("kendall.engine")
 
 
 class VllmEngine:
-    """One vLLM engine. `engine_args` are vLLM's own, text values allowed; `cpus` (KENDALL_ENGINE_CPUS) is where it computes.
+    """One vLLM engine. `engine_args` are vLLM's own, text values allowed; `cpus`
+    (KENDALL_ENGINE_CPUS) is where it computes.
 
     Call `prepare()` first thing in the main thread; otherwise `start` does, later and slower.
     """
@@ -89,7 +96,9 @@ class VllmEngine:
     # ---- life ----
 
     async def start(self) -> Capabilities:
-        """See `Engine`. After a death it starts anew. Cancelled, it ends what it has begun, which takes a bounded time."""
+        """See `Engine`. After a death it starts anew. Cancelled, it ends what it has begun,
+        which takes a bounded time.
+        """
         await self.stop()
         try:
             cpus = parse_cpus(self._cpus) if self._cpus else None
@@ -105,7 +114,9 @@ class VllmEngine:
         self._capabilities = core.capabilities()
         self._forms = FormCompiler(core.config, self._form_time)
         self._submitter = Submitter(core, self._begin, self._lost)
-        self._watch = Watch(core.pid, core.ping, self._patience, self._lost, exit_code=core.exit_code)
+        self._watch = Watch(
+            core.pid, core.ping, self._patience, self._lost, exit_code=core.exit_code
+        )
         if cpus:
             self._pin(core.pid, cpus)
         return self._capabilities
@@ -130,7 +141,9 @@ class VllmEngine:
             if self.on_step is not None:
                 self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
 
-        return vllm_core.boot(engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step, forks)
+        return vllm_core.boot(
+            engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step, forks
+        )
 
     async def stop(self) -> None:
         """See `Engine`. Takes a bounded time, whatever the engine's processes do."""
@@ -142,7 +155,8 @@ class VllmEngine:
         if core is not None:
             await _shut_down(core)
             del core
-            # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is shutting down
+            # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is
+            # shutting down
             await _in_time(collect_everything, "the memory of the last engine was not collected")
         if self._gateway_cpus is not None:
             pin(os.getpid(), self._gateway_cpus)
@@ -168,14 +182,23 @@ class VllmEngine:
 
     async def healthy(self) -> bool:
         """See `Engine`."""
-        return self._core is not None and self._watch is not None and await self._core.ping(ANSWER_TIMEOUT)
+        return (
+            self._core is not None
+            and self._watch is not None
+            and await self._core.ping(ANSWER_TIMEOUT)
+        )
 
     def _patience(self) -> Patience:
         prompts = sum(reader.prompt_ahead() for reader in self._readers.values())
-        return Patience(self._hang_timeout + SLOWEST_PROMPT_TOKEN * prompts, PING_EVERY if self._readers else IDLE_PING_EVERY)
+        return Patience(
+            self._hang_timeout + SLOWEST_PROMPT_TOKEN * prompts,
+            PING_EVERY if self._readers else IDLE_PING_EVERY,
+        )
 
     def _lost(self, reason: str) -> None:
-        """The engine is gone or as good as gone: say so, once, then fail every stream that still has a listener."""
+        """The engine is gone or as good as gone: say so, once, then fail every stream that still
+        has a listener.
+        """
         watch, self._watch = self._watch, None
         if watch is None or self._core is None:
             return
@@ -203,16 +226,25 @@ class VllmEngine:
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await self._refusing(core.tokens_of_text(text, special_tokens=special_tokens), "the text cannot be tokenized")
+        return await self._refusing(
+            core.tokens_of_text(text, special_tokens=special_tokens), "the text cannot be tokenized"
+        )
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        fault = "the model's chat template cannot render these messages with these chat_template_kwargs: check their fields"
+        fault = (
+            "the model's chat template cannot render these messages with these "
+            "chat_template_kwargs: check their fields"
+        )
         return await self._refusing(core.tokens_of_chat(messages, template_arguments), fault)
 
     async def _refusing(self, call: Awaitable[list[int]], fault: str) -> list[int]:
-        """Await vLLM's renderer; what it says against a prompt is for the client, unless it fails for a reason of its own: then `fault`."""
+        """Await vLLM's renderer; what it says against a prompt is for the client, unless it
+        fails for a reason of its own: then `fault`.
+        """
         from server.engines.vllm.core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
 
         try:
@@ -220,7 +252,10 @@ class VllmEngine:
         except PROMPT_ERRORS as error:
             if getattr(error, "parameter", None) in TOO_LONG and self._capabilities is not None:
                 most = self._capabilities.max_model_len - 1
-                raise PromptTooLongError(f"got a prompt beyond the model's context; expected at most {most} tokens: shorten it") from error
+                raise PromptTooLongError(
+                    f"got a prompt beyond the model's context; expected at most {most} tokens: "
+                    "shorten it"
+                ) from error
             said_by = speaker(error)
             raise InvalidPromptError(fault if said_by is None else first_line(said_by)) from error
 
@@ -229,17 +264,23 @@ class VllmEngine:
         return str(self._running_core().tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
-        """See `Engine`. A form is compiled, elsewhere: it may take long, or crash what compiles it."""
+        """See `Engine`. A form is compiled, elsewhere: it may take long, or crash what compiles
+        it.
+        """
         from server.engines.vllm.core import CLIENT_ERRORS  # noqa: PLC0415  # imported long ago by `_boot`
 
         core = self._running_core()
         if sampling.structured is not None and self._forms is not None:
             prepared = await self._forms.prepare(sampling)
-            return replace(sampling, structured=dataclasses.replace(sampling.structured, prepared=prepared))
+            return replace(
+                sampling, structured=dataclasses.replace(sampling.structured, prepared=prepared)
+            )
         try:
             core.check(sampling)
         except CLIENT_ERRORS as error:
-            raise InvalidSamplingError(first_line(error), getattr(error, "parameter", None)) from error
+            raise InvalidSamplingError(
+                first_line(error), getattr(error, "parameter", None)
+            ) from error
         return sampling
 
     def _running_core(self) -> Core:
@@ -249,20 +290,28 @@ class VllmEngine:
 
     # ---- sequences ----
 
-    def dispatch(self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         """See `Engine`."""
         del server_id  # there is one
         core, submitter = self._core, self._submitter
         if core is None or submitter is None or self._watch is None:
             return [_stillborn(work) for work in works]
-        readers = [Reader(TokenStream(work.request.id), work, core.tokenizer, self._lost) for work in works]
+        readers = [
+            Reader(TokenStream(work.request.id), work, core.tokenizer, self._lost) for work in works
+        ]
         self._readers |= {reader.work.request.id: reader for reader in readers}
         submitter.put(Start(readers, together=not joining, padded=padded))
         return [reader.stream for reader in readers]
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """See `Engine`."""
-        readers = [reader for request_id in request_ids if (reader := self._readers.pop(request_id, None)) is not None]
+        readers = [
+            reader
+            for request_id in request_ids
+            if (reader := self._readers.pop(request_id, None)) is not None
+        ]
         for reader in readers:
             reader.closed = True
         if readers and self._submitter is not None:
@@ -281,7 +330,9 @@ class VllmEngine:
                 runs_on=padded_length is not None or work.forced_output_tokens is not None,
                 keep_seed=not core.drops_seed,
             )
-            reader.internal_id = await core.add(work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader))
+            reader.internal_id = await core.add(
+                work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader)
+            )
         except CLIENT_ERRORS as error:
             self._readers.pop(work.request.id, None)
             reader.fail(f"vLLM rejected the request: {first_line(error)}", "invalid_request")
@@ -296,14 +347,20 @@ class VllmEngine:
             self._failures = 0
 
     def _receive(self, reader: Reader, output: Any) -> None:
-        """Within vLLM's output loop, which an exception would end for everyone: a listener's fault stays its own."""
+        """Within vLLM's output loop, which an exception would end for everyone: a listener's
+        fault stays its own.
+        """
         try:
             reader.receive(output)
         except Exception as error:  # noqa: BLE001
-            asyncio.get_running_loop().call_exception_handler({"message": "a token listener failed", "exception": error})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a token listener failed", "exception": error}
+            )
             self.cancel([reader.work.request.id])
             reader.closed = False
-            reader.fail(f"internal error while handling a token: {first_line(error)}", "internal_error")
+            reader.fail(
+                f"internal error while handling a token: {first_line(error)}", "internal_error"
+            )
         if reader.closed and self._readers.get(reader.work.request.id) is reader:
             del self._readers[reader.work.request.id]
 
@@ -333,4 +390,6 @@ def _stillborn(work: Work) -> TokenStream:
 
 def _start_message(error: Exception) -> str:
     told = engine_error() if "core initialization failed" in str(error) else ""
-    return f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else first_line(error)}"
+    return (
+        f"vLLM did not start: {told.strip().splitlines()[0] if told.strip() else first_line(error)}"
+    )

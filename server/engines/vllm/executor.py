@@ -1,8 +1,9 @@
-"""Loaded inside vLLM's EngineCore process (engine argument `distributed_executor_backend`); never in the gateway's own code.
+"""Loaded inside vLLM's EngineCore process (engine argument `distributed_executor_backend`); never
+in the gateway's own code.
 
-The model runs in the EngineCore itself (no Worker process between), and the process lives and dies with the gateway:
-vLLM leaves an orphan when its parent is killed (vLLM issue 55510), and a signal for the whole process group (Ctrl-C,
-a service manager) would end it while the gateway still drains.
+The model runs in the EngineCore itself (no Worker process between), and the process lives and dies
+with the gateway: vLLM leaves an orphan when its parent is killed (vLLM issue 55510), and a signal
+for the whole process group (Ctrl-C, a service manager) would end it while the gateway still drains.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _die_with(pid: int) -> None:
 
 
 class _GatewayWatch:
-    """Begun when the process is forked: a gateway killed in the middle of an engine's start leaves no orphan either."""
+    """Begun when the process is forked: a gateway killed in the middle of an engine's start
+    leaves no orphan either.
+    """
 
     begun_in: int | None = None
 
@@ -42,16 +45,25 @@ class _GatewayWatch:
     def begin(cls) -> None:
         """Once in a process; not where nobody said which process the gateway is."""
         pid = os.environ.get(GATEWAY_PID)
-        if pid and int(pid) != os.getpid() and cls.begun_in != os.getpid() and hasattr(os, "pidfd_open"):
+        if (
+            pid
+            and int(pid) != os.getpid()
+            and cls.begun_in != os.getpid()
+            and hasattr(os, "pidfd_open")
+        ):
             cls.begun_in = os.getpid()
-            threading.Thread(target=_die_with, args=(int(pid),), daemon=True, name="gateway-watch").start()
+            threading.Thread(
+                target=_die_with, args=(int(pid),), daemon=True, name="gateway-watch"
+            ).start()
 
 
 os.register_at_fork(after_in_child=_GatewayWatch.begin)
 
 
 class _FirstError(logging.Handler):
-    """Leaves the first exception that vLLM logs where the gateway can read it: over the socket comes "see above"."""
+    """Leaves the first exception that vLLM logs where the gateway can read it: over the socket
+    comes "see above".
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         path = os.environ.get(ERROR_FILE)
@@ -63,8 +75,9 @@ class _FirstError(logging.Handler):
 def _request_amx() -> None:
     """Ask Linux for the AMX tile registers, which a process may not touch before it has asked.
 
-    vLLM's attention kernel for the CPU uses them and never asks: an engine whose first request is short dies of SIGILL.
-    A large matrix product asks on its own, by way of oneDNN. Nothing happens on a CPU without AMX.
+    vLLM's attention kernel for the CPU uses them and never asks: an engine whose first request is
+    short dies of SIGILL. A large matrix product asks on its own, by way of oneDNN. Nothing happens
+    on a CPU without AMX.
     """
     torch.cpu._init_amx()
 
@@ -77,11 +90,13 @@ class InProcessExecutor(uniproc_executor.UniProcExecutor):  # type: ignore[misc]
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         _GatewayWatch.begin()  # where it was not forked from a process that had this module
-        # locks without a name in the system: nothing is left over, and complained of, when the process is killed
+        # locks without a name in the system: nothing is left over, and complained of, when the
+        # process is killed
         uniproc_executor.Lock = mp.get_context("fork").Lock
         tqdm.set_lock(threading.RLock())
         if on_cpu() and self.vllm_config.model_config.enforce_eager:
-            # the sampler compiles a helper at the first `logprobs`: seconds of silence that look like a hang
+            # the sampler compiles a helper at the first `logprobs`: seconds of silence that look
+            # like a hang
             torch.compiler.set_stance("force_eager")
         if on_cpu():
             _request_amx()

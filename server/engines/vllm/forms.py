@@ -1,8 +1,10 @@
-"""Compiles the forms of answers (JSON schemas, grammars, expressions) before their requests queue. The gateway imports no vLLM by it.
+"""Compiles the forms of answers (JSON schemas, grammars, expressions) before their requests queue.
+The gateway imports no vLLM by it.
 
-A client's form may take minutes to compile, or crash the compiler. Compiled first by the engine it would hold up or end everybody's
-service; so it is compiled first in a process of its own, with vLLM's own code, under a time limit, and that process is killed where the
-limit is met or the client leaves. The engine then compiles what is known to compile.
+A client's form may take minutes to compile, or crash the compiler. Compiled first by the engine it
+would hold up or end everybody's service; so it is compiled first in a process of its own, with
+vLLM's own code, under a time limit, and that process is killed where the limit is met or the client
+leaves. The engine then compiles what is known to compile.
 """
 
 from __future__ import annotations
@@ -50,9 +52,16 @@ class Refused:
 
 
 class FormCompiler:
-    """One process, started for the first form, that compiles one form at a time. `work` runs in it, with `configuration`."""
+    """One process, started for the first form, that compiles one form at a time. `work` runs in
+    it, with `configuration`.
+    """
 
-    def __init__(self, configuration: Any, limit: float, work: Callable[[Connection, Any, Iterable[int]], None] | None = None) -> None:
+    def __init__(
+        self,
+        configuration: Any,
+        limit: float,
+        work: Callable[[Connection, Any, Iterable[int]], None] | None = None,
+    ) -> None:
         self._configuration = configuration
         self._limit = limit
         self._work = work or compile_forms
@@ -63,7 +72,9 @@ class FormCompiler:
         self._closed = False
 
     async def prepare(self, sampling: Sampling) -> Any:
-        """The form as the engine takes it. Raises InvalidSamplingError: it is wrong, or too slow; BusyError: too many wait."""
+        """The form as the engine takes it. Raises InvalidSamplingError: it is wrong, or too
+        slow; BusyError: too many wait.
+        """
         assert sampling.structured is not None
         key = _digest(sampling.structured)
         message, until = self._refused.get(key, ("", 0.0))
@@ -98,13 +109,19 @@ class FormCompiler:
         except TimeoutError:
             self._end(worker)
             raise self._remember(
-                key, f"got a form that takes more than {self._limit:g} s to compile (--max-form-compile-time); expected a simpler one"
+                key,
+                (
+                    f"got a form that takes more than {self._limit:g} s to compile "
+                    "(--max-form-compile-time); expected a simpler one"
+                ),
             ) from None
         except (EOFError, OSError):
             self._end(worker)
             if self._closed:
                 raise RuntimeError("the engine is not running") from None
-            raise self._remember(key, "got a form that crashes its compiler; expected another one") from None
+            raise self._remember(
+                key, "got a form that crashes its compiler; expected another one"
+            ) from None
         except asyncio.CancelledError:  # the client left
             self._end(worker)
             raise
@@ -168,14 +185,21 @@ def _kill(worker: asyncio.Future[_Worker]) -> None:
 
 
 def _has_ended(worker: asyncio.Future[_Worker]) -> bool:
-    return worker.done() and not worker.cancelled() and worker.exception() is None and not worker.result().alive
+    return (
+        worker.done()
+        and not worker.cancelled()
+        and worker.exception() is None
+        and not worker.result().alive
+    )
 
 
 def _start(work: Callable[[Connection, Any, Iterable[int]], None], configuration: Any) -> _Worker:
     context = mp.get_context("forkserver")
     here, there = context.Pipe()
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    process = context.Process(target=work, args=(there, configuration, cpus), name="kendall-forms", daemon=True)
+    process = context.Process(
+        target=work, args=(there, configuration, cpus), name="kendall-forms", daemon=True
+    )
     process.start()
     there.close()
     worker = _Worker(process, here)
@@ -183,12 +207,16 @@ def _start(work: Callable[[Connection, Any, Iterable[int]], None], configuration
         worker.answer(START_TIMEOUT)
     except (TimeoutError, EOFError, OSError) as error:
         worker.kill()
-        raise RuntimeError(f"the compiler of forms did not start: {type(error).__name__}") from error
+        raise RuntimeError(
+            f"the compiler of forms did not start: {type(error).__name__}"
+        ) from error
     return worker
 
 
 def _digest(structured: Structured) -> bytes:
-    return hashlib.sha256(json.dumps([structured.kind, structured.value, dict(structured.options)]).encode()).digest()
+    return hashlib.sha256(
+        json.dumps([structured.kind, structured.value, dict(structured.options)]).encode()
+    ).digest()
 
 
 def compile_forms(channel: Connection, configuration: Any, cpus: Iterable[int]) -> None:
@@ -200,7 +228,9 @@ def compile_forms(channel: Connection, configuration: Any, cpus: Iterable[int]) 
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if cpus:
         os.sched_setaffinity(0, cpus)  # the gateway's: not the engine's
-    os.environ["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = "0"  # vLLM's own limit leaves a thread behind that compiles on
+    os.environ["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = (
+        "0"  # vLLM's own limit leaves a thread behind that compiles on
+    )
     forms = _Forms(configuration)
     channel.send(READY)
     while True:
@@ -215,11 +245,15 @@ class _Forms:
     """vLLM's own checks and compilers, as its engine uses them."""
 
     def __init__(self, configuration: Any) -> None:
-        logging.getLogger("vllm").setLevel(logging.CRITICAL)  # it logs each form that fails, in full
+        logging.getLogger("vllm").setLevel(
+            logging.CRITICAL
+        )  # it logs each form that fails, in full
         self._configuration = configuration
         self._managers: dict[str, Any] = {}  # each serves the backend of its first form alone
         self._tokenizer = self._manager("xgrammar").tokenizer
-        self.compiled(Sampling(max_tokens=1, structured=Structured("json_object", True)))  # the first one is slow
+        self.compiled(
+            Sampling(max_tokens=1, structured=Structured("json_object", True))
+        )  # the first one is slow
 
     def compiled(self, sampling: Sampling) -> Any:
         """The checked form, or why it is refused."""
@@ -241,14 +275,18 @@ class _Forms:
         from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: PLC0415 - as above
 
         asked = StructuredOutputRequest.from_sampling_params(params)
-        request = SimpleNamespace(request_id="form", sampling_params=params, structured_output_request=asked)
+        request = SimpleNamespace(
+            request_id="form", sampling_params=params, structured_output_request=asked
+        )
         manager = self._manager(params.structured_outputs._backend)
         manager.grammar_init(request)
         while asked.grammar is None:  # compiled by a thread of the manager's
             time.sleep(0.001)
         if isinstance(asked.grammar, Exception):
             raise asked.grammar
-        if params.structured_outputs._backend == "xgrammar":  # others allocate pinned memory: a device's
+        if (
+            params.structured_outputs._backend == "xgrammar"
+        ):  # others allocate pinned memory: a device's
             allowed = manager.backend.allocate_token_bitmask(1)
             asked.grammar.fill_bitmask(allowed, 0)
             if not allowed.any():  # {"$ref": "#"}: the engine would fail at the first token

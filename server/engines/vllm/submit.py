@@ -1,4 +1,6 @@
-"""The one way into vLLM: starts and cancels, carried out strictly in the order in which they were asked for."""
+"""The one way into vLLM: starts and cancels, carried out strictly in the order in which they
+were asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from server.engines.vllm.reader import Reader
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Sequences to begin; `together` = in one engine step; `padded` = none stops before `longest` more tokens."""
+    """Sequences to begin; `together` = in one engine step; `padded` = none stops before
+    `longest` more tokens.
+    """
 
     readers: Sequence[Reader]
     together: bool
@@ -40,8 +44,8 @@ def longest(works: Sequence[Work]) -> int:
 def stop_after(work: Work, padded_length: int | None, max_model_len: int) -> int:
     """How many tokens the engine is told to make.
 
-    A forced length is read only where the engine ends the sequence by itself, never in a padded batch: there the
-    gateway alone knows when the last has met its end.
+    A forced length is read only where the engine ends the sequence by itself, never in a padded
+    batch: there the gateway alone knows when the last has met its end.
     """
     room = max_model_len - len(work.prompt_token_ids) - len(work.output_token_ids)
     wanted = remaining(work) if padded_length is None else padded_length
@@ -53,16 +57,23 @@ def stop_after(work: Work, padded_length: int | None, max_model_len: int) -> int
 class Submitter:
     """A first-in first-out line with one task at its end. Does not look at what comes back.
 
-    Several sequences enter one engine step so: pause, adds and resume travel in order over one socket, hence nothing
-    needs to be awaited between them, and the engine sees all or none.
+    Several sequences enter one engine step so: pause, adds and resume travel in order over one
+    socket, hence nothing needs to be awaited between them, and the engine sees all or none.
     """
 
-    def __init__(self, core: Any, begin: Callable[[Reader, int | None], Coroutine[Any, Any, None]], lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        core: Any,
+        begin: Callable[[Reader, int | None], Coroutine[Any, Any, None]],
+        lost: Callable[[str], None],
+    ) -> None:
         self._core = core
         self._begin = begin
         self._lost = lost
         self._line: asyncio.Queue[Start | Cancel] = asyncio.Queue()
-        self._sent: set[asyncio.Task[None]] = set()  # pauses and resumes whose answers are still on the way
+        self._sent: set[asyncio.Task[None]] = (
+            set()
+        )  # pauses and resumes whose answers are still on the way
         self._task = asyncio.create_task(self._work_off(), name="vllm-submitter")
         self._task.add_done_callback(self._ended)
 
@@ -77,7 +88,9 @@ class Submitter:
         await asyncio.gather(self._task, *self._sent, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():  # by an exception, then: what was asked of the engine does not reach it
+        if (
+            not task.cancelled()
+        ):  # by an exception, then: what was asked of the engine does not reach it
             self._lost(f"the connection to the engine process failed: {task.exception()!r}")
 
     async def _work_off(self) -> None:

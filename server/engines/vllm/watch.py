@@ -1,9 +1,10 @@
 """Watches an engine process: its death at once, its silence after a while.
 
-Silence is measured in pings that were not answered in time, and not every second of it counts alike. One in which this
-event loop itself was late counts nothing: the answer may lie unread. One in which the engine's main thread computed,
-or stood in line for a processor, counts a `WORKING` part: it is busy or starved, not stopped (a machine with a load of
-20 once made a healthy engine silent for 5 s). Only where the kernel says nothing of the thread do all count in full.
+Silence is measured in pings that were not answered in time, and not every second of it counts
+alike. One in which this event loop itself was late counts nothing: the answer may lie unread. One
+in which the engine's main thread computed, or stood in line for a processor, counts a `WORKING`
+part: it is busy or starved, not stopped (a machine with a load of 20 once made a healthy engine
+silent for 5 s). Only where the kernel says nothing of the thread do all count in full.
 """
 
 from __future__ import annotations
@@ -17,26 +18,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 PING_EVERY = 2.0  # seconds, while work is in flight
-IDLE_PING_EVERY = 10.0  # while there is none: nobody who comes then has to find out that the engine hangs
+IDLE_PING_EVERY = (
+    10.0  # while there is none: nobody who comes then has to find out that the engine hangs
+)
 PING = 1.0  # seconds that one of several pings waits for its answer, at most
 PINGS = 4  # at least so many go unanswered before an engine is lost
 LATE = 0.5  # seconds: a ping that took so much longer than it was to wait was held up here
-WORKING = 6.0  # an engine that computes is given so many times the patience: it may be in a step that has no end
+# an engine that computes is given so many times the patience: it may be in a step that has no end
+WORKING = 6.0
 NOT_KNOWN = 255  # the exit code that multiprocessing gives where nobody could read it
 AT_WORK = 0.05  # share of a silent second that the main thread ran or stood in line
 
 
 class Patience(NamedTuple):
-    """Seconds that an engine may be silent now (it answers between steps, and a long prompt is a long step), and between pings."""
+    """Seconds that an engine may be silent now (it answers between steps, and a long prompt is a
+    long step), and between pings.
+    """
 
     silence: float
     every: float
 
 
 class Watch:
-    """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the event loop.
+    """Calls `lost(reason)` when the process is gone or does not answer `ping(timeout)`. Made on the
+    event loop.
 
-    `used(pid)` = processor seconds that it had or waited for so far; `exit_code()` = multiprocessing's of a process that has ended.
+    `used(pid)` = processor seconds that it had or waited for so far; `exit_code()` =
+    multiprocessing's of a process that has ended.
     """
 
     def __init__(
@@ -88,7 +96,9 @@ class Watch:
             answered_at = self._loop.time()
 
     async def _answers(self, limit: float) -> bool:
-        """Whether one of the pings is answered before the silence that counts is longer than `limit`."""
+        """Whether one of the pings is answered before the silence that counts is longer than
+        `limit`.
+        """
         silence = 0.0
         wait = min(PING, limit / PINGS)
         while silence < limit:
@@ -117,12 +127,16 @@ def how_it_ended(exit_code: int | None) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:  # one without a name
         return f"was ended by signal {-exit_code}"
-    memory = "; if nobody sent it, the machine ran out of memory" if exit_code == -signal.SIGKILL else ""
+    memory = (
+        "; if nobody sent it, the machine ran out of memory" if exit_code == -signal.SIGKILL else ""
+    )
     return f"was ended by {name} ({(signal.strsignal(-exit_code) or name).lower()}{memory})"
 
 
 def processor_seconds(pid: int) -> float | None:
-    """Seconds that the process's main thread ran or waited for a processor (Linux); None where nobody says."""
+    """Seconds that the process's main thread ran or waited for a processor (Linux); None where
+    nobody says.
+    """
     try:
         ran, waited = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[:2]
     except (OSError, ValueError):

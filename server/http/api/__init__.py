@@ -1,1 +1,3 @@
-"""The surface that clients see: fields served and refused, models and their aliases, tokenising, the OpenAPI document."""
+"""The surface that clients see: fields served and refused, models and their aliases, tokenising,
+the OpenAPI document.
+"""

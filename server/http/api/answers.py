@@ -1,4 +1,6 @@
-"""What answers look like, for the OpenAPI document: nothing is validated against these on the way out."""
+"""What answers look like, for the OpenAPI document: nothing is validated against these on the
+way out.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ class ModelEntry(BaseModel):
     owned_by: str
     parent: str | None
     root: str
-    output_length_fields: list[str]  # the request fields that set an answer's length; with ignore_eos it is max_tokens
+    output_length_fields: list[
+        str
+    ]  # the request fields that set an answer's length; with ignore_eos it is max_tokens
     max_model_len: int | None = None
 
 

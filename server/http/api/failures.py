@@ -1,4 +1,6 @@
-"""Every failure of a route in OpenAI's shape: its own errors, unknown paths and methods, bad parameters, bugs."""
+"""Every failure of a route in OpenAI's shape: its own errors, unknown paths and methods, bad
+parameters, bugs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ def add_failures(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "error")
-        page = Refusal(ApiError(error.status_code, code, f"{request.method} {brief(request.url.path)}: {error.detail}"))
+        page = Refusal(
+            ApiError(
+                error.status_code,
+                code,
+                f"{request.method} {brief(request.url.path)}: {error.detail}",
+            )
+        )
         if error.status_code == 405:
             page.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return page
@@ -48,7 +56,11 @@ def add_failures(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _page(ApiError(500, "internal_error", "internal error of the gateway; its log has the details"))
+        return _page(
+            ApiError(
+                500, "internal_error", "internal error of the gateway; its log has the details"
+            )
+        )
 
 
 def _page(error: ApiError) -> JSONResponse:
@@ -56,7 +68,9 @@ def _page(error: ApiError) -> JSONResponse:
 
 
 def _methods(app: FastAPI, scope: Scope) -> set[str]:
-    """What the path can be asked with, over all its routes: Starlette names those of the first alone."""
+    """What the path can be asked with, over all its routes: Starlette names those of the first
+    alone.
+    """
     found: set[str] = set()
     for route in app.routes:
         if route.matches(scope)[0] is not Match.NONE:

@@ -24,13 +24,27 @@ def check_model(settings: Settings, asked: str) -> None:
     """Raises ApiError 404."""
     if asked != settings.served_model_name and asked not in settings.served_model_aliases:
         served = ", ".join(repr(name) for name in names_of(settings))
-        raise ApiError(404, "model_not_found", f"got model {brief(asked)!r}; this gateway serves {served}", param="model")
+        raise ApiError(
+            404,
+            "model_not_found",
+            f"got model {brief(asked)!r}; this gateway serves {served}",
+            param="model",
+        )
 
 
 def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"id": name, "object": "model", "created": gateway.created, "owned_by": "kendall", "parent": None}
+    entry: dict[str, Any] = {
+        "id": name,
+        "object": "model",
+        "created": gateway.created,
+        "owned_by": "kendall",
+        "parent": None,
+    }
     entry["root"] = gateway.settings.model  # a benchmark without --model reads id and root
-    entry["output_length_fields"] = [*((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()), "ignore_eos"]
+    entry["output_length_fields"] = [
+        *((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()),
+        "ignore_eos",
+    ]
     if gateway.started:
         entry |= gateway.describe_engine(gateway.batcher.capabilities)
     return entry
@@ -42,7 +56,10 @@ def add_models(app: FastAPI, gateway: Gateway) -> None:
 
     @router.get("/v1/models", responses=answers(ModelList, 401, 500))
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_entry(gateway, name) for name in names_of(gateway.settings)]}
+        return {
+            "object": "list",
+            "data": [_entry(gateway, name) for name in names_of(gateway.settings)],
+        }
 
     @router.get("/v1/models/{name:path}", responses=answers(ModelEntry, 401, 404, 500))
     async def model(name: str) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The OpenAPI document: what the routes that read their own bodies take, and every status they answer with."""
+"""The OpenAPI document: what the routes that read their own bodies take, and every status they
+answer with.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,31 @@ from server.http.api.answers import Described, ErrorAnswer
 STATUSES = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
-    403: "An API key does not open this, it may be asked from this machine only, or a page of another origin asked.",
+    403: (
+        "An API key does not open this, it may be asked from this machine only, or a page of "
+        "another origin asked."
+    ),
     404: "No such model or path.",
     409: "The engine is in use, or the gateway shuts down.",
     413: "The body is too large, or has too many values.",
-    429: "Overload: the queue is full, the patience ran out, a target cannot be held, or this key sends too fast.",
+    429: (
+        "Overload: the queue is full, the patience ran out, a target cannot be held, or this key "
+        "sends too fast."
+    ),
     500: "The gateway or the engine failed over this request.",
     501: "A field that this gateway or its engine does not serve.",
     503: "No engine: starting, lost, or shutting down; overload under --overload-status 503.",
-    504: "A time limit of the request or of the gateway ran out, or the engine made no token for it.",
+    504: (
+        "A time limit of the request or of the gateway ran out, or the engine made no token for it."
+    ),
 }
 ANSWERING = (400, 401, 404, 413, 429, 500, 501, 503, 504)  # of the routes that carry answers
-_RETRY_AFTER = {"Retry-After": {"required": True, "schema": {"type": "integer", "minimum": 1, "maximum": MAX_RETRY_AFTER}}}
+_RETRY_AFTER = {
+    "Retry-After": {
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_RETRY_AFTER},
+    }
+}
 _REF = "#/components/schemas/{model}"
 _BODIES: list[type[BaseModel]] = []  # every model that `body` was asked for
 _CLOSED = ("CompletionRequest", "ChatRequest")  # they keep what is left over to refuse it by name
@@ -51,12 +66,19 @@ def answers(model: type[BaseModel], *statuses: int, streams: bool = False) -> De
 
 
 def body(model: type[BaseModel], parameters: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """What FastAPI takes as `openapi_extra` where the route itself reads a body of this model, and these parameters."""
+    """What FastAPI takes as `openapi_extra` where the route itself reads a body of this model,
+    and these parameters.
+    """
     if model not in _BODIES:
         _BODIES.append(model)
     extra = {"parameters": list(parameters)} if parameters else {}
     return extra | {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}}
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}
+            },
+        }
     }
 
 

@@ -1,4 +1,6 @@
-"""What every answer carries: `x-request-id`, the caller's own name for its call or one made here; `Retry-After` on 429 and 503."""
+"""What every answer carries: `x-request-id`, the caller's own name for its call or one made
+here; `Retry-After` on 429 and 503.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _DIGITS, _AT_ONCE = 24, 256  # of an id; ids that are made together
 
 
 class RandomIds:
-    """Hexadecimal digits from the system's random source, which is read for many ids at once: each read takes 3 us."""
+    """Hexadecimal digits from the system's random source, which is read for many ids at once:
+    each read takes 3 us.
+    """
 
     def __init__(self) -> None:
         self._ids: list[str] = []
@@ -45,7 +49,9 @@ def stamped(scope: Scope, send: Send) -> Send:
     async def stamping(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", ()), (b"x-request-id", name)]
-            if message["status"] in (429, 503) and not any(key == b"retry-after" for key, _ in headers):
+            if message["status"] in (429, 503) and not any(
+                key == b"retry-after" for key, _ in headers
+            ):
                 headers.append((b"retry-after", _RETRY_AFTER))
             message = {**message, "headers": headers}
         await send(message)

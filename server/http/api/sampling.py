@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from server.engines.base import BusyError, InvalidSamplingError, PromptReader, Sampling, UnsupportedError
+from server.engines.base import (
+    BusyError,
+    InvalidSamplingError,
+    PromptReader,
+    Sampling,
+    UnsupportedError,
+)
 from server.errors import ApiError
 from server.http.schema import Generation
 
-_SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # None leaves the engine's default
+_SAME_NAME = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+)  # None leaves the engine's default
 
 
 def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
@@ -33,7 +45,9 @@ def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
 
 
 async def check_sampling(engine: PromptReader, sampling: Sampling, call: Generation) -> Sampling:
-    """Ask the engine before anything queues; returns the sampling that it is to have. Raises ApiError 400, 501 or 503."""
+    """Ask the engine before anything queues; returns the sampling that it is to have. Raises
+    ApiError 400, 501 or 503.
+    """
     if not sampling.needs_check:
         return sampling
     try:
@@ -41,6 +55,8 @@ async def check_sampling(engine: PromptReader, sampling: Sampling, call: Generat
     except UnsupportedError as error:
         raise ApiError(501, "unsupported", str(error), param=error.param) from None
     except InvalidSamplingError as error:
-        raise ApiError(400, "invalid_request", str(error), param=error.param or call.form_field()) from None
+        raise ApiError(
+            400, "invalid_request", str(error), param=error.param or call.form_field()
+        ) from None
     except BusyError as error:
         raise ApiError(503, "engine_unavailable", str(error)) from None

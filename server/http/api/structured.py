@@ -1,4 +1,6 @@
-"""Answers of a given form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`."""
+"""Answers of a given form: OpenAI's `response_format`, vLLM's `structured_outputs` and its older
+`guided_*`.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class StructuredOutputs(BaseModel):
     def _one_kind(self) -> StructuredOutputs:
         given = [kind for kind in KINDS if self.value(kind) is not None]
         if len(given) != 1:
-            raise ValueError(f"got {', '.join(given) or 'no kind'}; expected exactly one of {', '.join(KINDS)}")
+            raise ValueError(
+                f"got {', '.join(given) or 'no kind'}; expected exactly one of {', '.join(KINDS)}"
+            )
         return self
 
     def value(self, kind: Kind) -> Any:
@@ -92,7 +96,11 @@ class StructuredOutputs(BaseModel):
         return Structured(kind, self.value(kind), options)
 
 
-def form_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None, guided: dict[Kind, Any]) -> Structured | None:
+def form_of(
+    response_format: ResponseFormat | None,
+    outputs: StructuredOutputs | None,
+    guided: dict[Kind, Any],
+) -> Structured | None:
     """The one form that is asked for. Raises ValueError where there are two."""
     forms = [Structured(kind, value) for kind, value in guided.items() if value is not None]
     if outputs is not None:
@@ -107,5 +115,7 @@ def form_of(response_format: ResponseFormat | None, outputs: StructuredOutputs |
         case TextFormat() | None:
             pass
     if len(forms) > 1:
-        raise ValueError("got several of response_format, structured_outputs and guided_*; expected one")
+        raise ValueError(
+            "got several of response_format, structured_outputs and guided_*; expected one"
+        )
     return forms[0] if forms else None

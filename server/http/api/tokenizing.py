@@ -28,8 +28,12 @@ class TokenizeRequest(Templated):
     model_config = ConfigDict(extra="allow", strict=True)  # what is left over is refused by name
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None = None
-    add_special_tokens: bool | None = None  # where null: to a text, not to a conversation, whose template adds them
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None
+    ) = None
+    add_special_tokens: bool | None = (
+        None  # where null: to a text, not to a conversation, whose template adds them
+    )
     return_token_strs: Flag = False
 
 
@@ -44,9 +48,15 @@ class DetokenizeRequest(BaseModel):
 def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
     """The two routes."""
 
-    @app.post("/tokenize", responses=answers(Tokenized, 400, 401, 404, 413, 500, 501, 503), openapi_extra=body(TokenizeRequest))
+    @app.post(
+        "/tokenize",
+        responses=answers(Tokenized, 400, 401, 404, 413, 500, 501, 503),
+        openapi_extra=body(TokenizeRequest),
+    )
     async def tokenize(request: Request) -> dict[str, Any]:
-        call = await parse(request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes)
+        call = await parse(
+            request.receive, TokenizeRequest, gateway.settings.security.max_body_bytes
+        )
         _check_name(gateway, call.model)
         check_extra(gateway.settings, call, why="which /tokenize does not have")
         bound = gateway.batcher.capabilities.max_model_len  # raises before the engine is up
@@ -54,13 +64,24 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
         texts = await _texts(gateway, tokens) if call.return_token_strs else None
         return {"count": len(tokens), "max_model_len": bound, "tokens": tokens, "token_strs": texts}
 
-    @app.post("/detokenize", responses=answers(Detokenized, 400, 401, 404, 413, 500, 503), openapi_extra=body(DetokenizeRequest))
+    @app.post(
+        "/detokenize",
+        responses=answers(Detokenized, 400, 401, 404, 413, 500, 503),
+        openapi_extra=body(DetokenizeRequest),
+    )
     async def detokenize(request: Request) -> dict[str, str]:
-        call = await parse(request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes)
+        call = await parse(
+            request.receive, DetokenizeRequest, gateway.settings.security.max_body_bytes
+        )
         _check_name(gateway, call.model)
         vocabulary = gateway.batcher.capabilities.vocab_size
         if max(call.tokens, default=0) >= vocabulary:
-            raise ApiError(400, "invalid_prompt", f"got a token id outside the vocabulary of {vocabulary}", param="tokens")
+            raise ApiError(
+                400,
+                "invalid_prompt",
+                f"got a token id outside the vocabulary of {vocabulary}",
+                param="tokens",
+            )
         return {"prompt": await gateway.steady.decode(call.tokens)}
 
 
@@ -82,7 +103,12 @@ def _check_name(gateway: Gateway, name: str | None) -> None:
 def _refuse_template(call: TokenizeRequest) -> None:
     for field in ("chat_template_kwargs", "continue_final_message"):
         if getattr(call, field):
-            raise ApiError(400, "invalid_request", f"got {field} with a prompt; expected it with messages only", param=field)
+            raise ApiError(
+                400,
+                "invalid_request",
+                f"got {field} with a prompt; expected it with messages only",
+                param=field,
+            )
 
 
 async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
@@ -91,9 +117,16 @@ async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
     try:
         if call.prompt is not None:
             _refuse_template(call)
-            return await gateway.steady.encode(call.prompt, special_tokens=call.add_special_tokens is not False)
+            return await gateway.steady.encode(
+                call.prompt, special_tokens=call.add_special_tokens is not False
+            )
         if call.add_special_tokens:
-            raise ApiError(501, "unsupported", "got add_special_tokens for a conversation; leave it out", param="add_special_tokens")
+            raise ApiError(
+                501,
+                "unsupported",
+                "got add_special_tokens for a conversation; leave it out",
+                param="add_special_tokens",
+            )
         return await chat_tokens(gateway.steady, call.messages or [], call)
     except InvalidPromptError as error:
         raise refused_prompt(error, "prompt" if call.messages is None else "messages") from None

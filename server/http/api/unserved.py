@@ -1,6 +1,8 @@
-"""Fields that clients know and this gateway does not serve: refused by name with 501, never ignored.
+"""Fields that clients know and this gateway does not serve: refused by name with 501, never
+ignored.
 
-A value that asks for nothing (tools=[], echo=false) is no reason to refuse. An unknown name is a mistake: 400.
+A value that asks for nothing (tools=[], echo=false) is no reason to refuse. An unknown name is a
+mistake: 400.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from typing import Any
 from server.errors import ApiError
 
 HINTS = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "session_id"}  # OpenAI and its clients
+    {
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "session_id",
+    }  # OpenAI and its clients
     | {"provider", "route", "models"}  # routers such as OpenRouter: where else the request could go
     | {"cache_prompt", "id_slot", "keep_alive"}  # llama.cpp, Ollama: what the server may keep
 )
@@ -75,11 +84,19 @@ UNSERVED = OPENAI | VLLM
 def check_unserved(extra: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """The unknown names among the fields that the call's model does not have.
 
-    `defaults` = further values that ask for nothing of this call. Raises ApiError: 501 for what others serve, 400 for too many fields.
+    `defaults` = further values that ask for nothing of this call. Raises ApiError: 501 for what
+    others serve, 400 for too many fields.
     """
     unknown = []
     if len(extra) > MOST_EXTRA:
-        raise ApiError(400, "unknown_field", f"got {len(extra)} fields that this gateway does not know; expected at most {MOST_EXTRA}")
+        raise ApiError(
+            400,
+            "unknown_field",
+            (
+                f"got {len(extra)} fields that this gateway does not know; expected at most "
+                f"{MOST_EXTRA}"
+            ),
+        )
     for name in sorted(extra):
         if name in HINTS:
             continue
@@ -88,8 +105,15 @@ def check_unserved(extra: Mapping[str, Any], defaults: Mapping[str, Any]) -> lis
             continue
         value = extra[name]
         harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
-        if value is not None and not any(type(value) is type(other) and value == other for other in harmless):
-            raise ApiError(501, "unsupported", f"got {name}, which this gateway does not support; leave it out", param=name)
+        if value is not None and not any(
+            type(value) is type(other) and value == other for other in harmless
+        ):
+            raise ApiError(
+                501,
+                "unsupported",
+                f"got {name}, which this gateway does not support; leave it out",
+                param=name,
+            )
     return unknown
 
 
@@ -107,4 +131,6 @@ def unknown_field(name: str, known: Iterable[str]) -> ApiError:
 def _unknown(name: str, known: Iterable[str], why: str) -> ApiError:
     close = difflib.get_close_matches(name[:80], known, 1)
     remedy = f"did you mean {close[0]}?" if close else "leave it out"
-    return ApiError(400, "unknown_field", f"got the field {name[:80]!r}, {why}: {remedy}", param=name[:80])
+    return ApiError(
+        400, "unknown_field", f"got the field {name[:80]!r}, {why}: {remedy}", param=name[:80]
+    )

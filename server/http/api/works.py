@@ -1,4 +1,6 @@
-"""From a call to the sequences that it asks for: prompts tokenised, limits applied, one per prompt and choice."""
+"""From a call to the sequences that it asks for: prompts tokenised, limits applied, one per
+prompt and choice.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ async def works_of(
     patience: float | None = None,
     caller: str = "",
 ) -> list[Work]:
-    """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine refuses."""
+    """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine
+    refuses.
+    """
     prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
     works: list[Work] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
@@ -49,10 +53,29 @@ async def works_of(
                 priority=call.priority,
                 deadline=math.inf if patience is None else arrived_at + patience,
             )
-            sampling = shared if call.seed is None or not choice else replace(shared, seed=call.seed + choice)
+            sampling = (
+                shared
+                if call.seed is None or not choice
+                else replace(shared, seed=call.seed + choice)
+            )
             forced = call.kendall_forced_output_tokens
-            works.append(Work(request, prompt, sampling, forced, (), client_request_id, received_at, retry, call.cache_salt, caller))
-    checked = await check_sampling(gateway.steady, works[0].sampling, call)  # the others differ in limit and seed only
+            works.append(
+                Work(
+                    request,
+                    prompt,
+                    sampling,
+                    forced,
+                    (),
+                    client_request_id,
+                    received_at,
+                    retry,
+                    call.cache_salt,
+                    caller,
+                )
+            )
+    checked = await check_sampling(
+        gateway.steady, works[0].sampling, call
+    )  # the others differ in limit and seed only
     if checked is works[0].sampling:
         return works
     return [_with_form(work, checked, gateway.now(), patience) for work in works]
@@ -60,8 +83,12 @@ async def works_of(
 
 def _with_form(work: Work, checked: Sampling, now: float, patience: float | None) -> Work:
     """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
-    request = dataclasses.replace(work.request, arrived_at=now, deadline=math.inf if patience is None else now + patience)
-    return replace(work, request=request, sampling=replace(work.sampling, structured=checked.structured))
+    request = dataclasses.replace(
+        work.request, arrived_at=now, deadline=math.inf if patience is None else now + patience
+    )
+    return replace(
+        work, request=request, sampling=replace(work.sampling, structured=checked.structured)
+    )
 
 
 def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
@@ -71,7 +98,10 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
         raise ApiError(
             400,
             "context_length_exceeded",
-            f"got a prompt of {prompt_tokens} tokens; expected at most {bounds.max_model_len - 1}: shorten it",
+            (
+                f"got a prompt of {prompt_tokens} tokens; expected at most "
+                f"{bounds.max_model_len - 1}: shorten it"
+            ),
             param="prompt",
         )
     check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)

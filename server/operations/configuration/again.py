@@ -1,4 +1,6 @@
-"""The settings as a new start of the same command would have them: arguments and environment as they were, files as they are now."""
+"""The settings as a new start of the same command would have them: arguments and environment as
+they were, files as they are now.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import typer
 
 from server.settings import Settings
 
-_WANTED = "kendall.settings-only"  # key of a context: where `kendall serve` puts its settings instead of serving
+# key of a context: where `kendall serve` puts its settings instead of serving
+_WANTED = "kendall.settings-only"
 
 
 def reader_of(ctx: typer.Context) -> Callable[[], Settings] | None:

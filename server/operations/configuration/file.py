@@ -1,6 +1,8 @@
-"""A TOML file of options: keys as the flags are named, `-` or `_`, at the top level; `[engine-args]` goes to vLLM.
+"""A TOML file of options: keys as the flags are named, `-` or `_`, at the top level;
+`[engine-args]` goes to vLLM.
 
-Unknown keys and values of another type are errors: a setting that is silently not in force is worse than none.
+Unknown keys and values of another type are errors: a setting that is silently not in force is worse
+than none.
 """
 
 from __future__ import annotations
@@ -28,11 +30,16 @@ _EXPECTED: dict[Any, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text in quotes"),
     Path: ((str,), "a path in quotes"),
 }
-_DURATION: tuple[tuple[type, ...], str] = ((int, float, str), "a number of seconds, or a duration in quotes such as '100ms'")
+_DURATION: tuple[tuple[type, ...], str] = (
+    (int, float, str),
+    "a number of seconds, or a duration in quotes such as '100ms'",
+)
 
 
 def take_file(ctx: typer.Context, config: Path | None) -> Path | None:
-    """The callback of `--config`, eager: what the file says becomes the default of what follows. Raises SpecError."""
+    """The callback of `--config`, eager: what the file says becomes the default of what follows.
+    Raises SpecError.
+    """
     if config is not None and not ctx.resilient_parsing:
         values, engine_args = read_options(config, options_of(ctx.command))
         ctx.default_map = values
@@ -41,8 +48,14 @@ def take_file(ctx: typer.Context, config: Path | None) -> Path | None:
 
 
 def options_of(command: Any) -> dict[str, Any]:
-    """The parameters of a typer command by the key that stands for them in a file: `max-num-seqs`."""
-    return {key_of(parameter): parameter for parameter in command.params if key_of(parameter) not in NOT_IN_A_FILE}
+    """The parameters of a typer command by the key that stands for them in a file:
+    `max-num-seqs`.
+    """
+    return {
+        key_of(parameter): parameter
+        for parameter in command.params
+        if key_of(parameter) not in NOT_IN_A_FILE
+    }
 
 
 def key_of(parameter: Any) -> str:
@@ -66,7 +79,9 @@ def read_options(path: Path, options: Mapping[str, Any]) -> tuple[dict[str, Any]
         elif key in options and options[key].name in values:
             raise SpecError(f"got {key} twice in {path}, with - and with _; expected it once")
         elif key in options:
-            values[options[key].name] = checked(f"{written} = {_shown(key, value)} in {path}", options[key], value)
+            values[options[key].name] = checked(
+                f"{written} = {_shown(key, value)} in {path}", options[key], value
+            )
         else:
             raise SpecError(_unknown(path, written, value, options))
     return values, engine_args
@@ -82,7 +97,11 @@ def checked(what: str, parameter: Any, value: Any) -> Any:
         raise SpecError(f"got {what}; expected a list of texts in quotes")
     if parameter.metavar == JSON and isinstance(value, list):
         return json.dumps(value)
-    types, expected = _DURATION if isinstance(parameter.type_descriptor.parameter_info.parser, Duration) else _EXPECTED[annotation]
+    types, expected = (
+        _DURATION
+        if isinstance(parameter.type_descriptor.parameter_info.parser, Duration)
+        else _EXPECTED[annotation]
+    )
     if type(value) not in types:
         raise SpecError(f"got {what}; expected {expected}")
     return value
@@ -90,16 +109,24 @@ def checked(what: str, parameter: Any, value: Any) -> Any:
 
 def _engine_args(path: Path, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise SpecError(f"got {ENGINE_ARGS} = {value!r} in {path}; expected a table: [{ENGINE_ARGS}]")
+        raise SpecError(
+            f"got {ENGINE_ARGS} = {value!r} in {path}; expected a table: [{ENGINE_ARGS}]"
+        )
     return {key.replace("-", "_"): each for key, each in value.items()}
 
 
 def _unknown(path: Path, written: str, value: Any, options: Mapping[str, Any]) -> str:
     if isinstance(value, dict):
-        return f"got table [{written}] in {path}; expected options of `kendall serve` at the top level, and no table but [{ENGINE_ARGS}]"
+        return (
+            f"got table [{written}] in {path}; expected options of `kendall serve` at the top "
+            f"level, and no table but [{ENGINE_ARGS}]"
+        )
     if written.replace("_", "-") == "engine-arg":
         return f"got {written} in {path}; expected the table [{ENGINE_ARGS}]"
-    return f"got key {written!r} in {path}; expected an option of `kendall serve`{suggest(written.replace('_', '-'), options)}"
+    return (
+        f"got key {written!r} in {path}; expected an option of `kendall "
+        f"serve`{suggest(written.replace('_', '-'), options)}"
+    )
 
 
 def _shown(key: str, value: Any) -> str:
@@ -107,6 +134,13 @@ def _shown(key: str, value: Any) -> str:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether a value must not be printed: keys, tokens, passwords; not the name of the file that holds them, nor a switch."""
+    """Whether a value must not be printed: keys, tokens, passwords; not the name of the file
+    that holds them, nor a switch.
+    """
     words = {*key.replace("_", "-").lower().split("-")}
-    return isinstance(value, str | list) and bool(value) and "file" not in words and bool(words & SECRET_WORDS)
+    return (
+        isinstance(value, str | list)
+        and bool(value)
+        and "file" not in words
+        and bool(words & SECRET_WORDS)
+    )

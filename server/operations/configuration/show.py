@@ -1,4 +1,6 @@
-"""`kendall serve --show-config`: every setting in force, where it comes from, as TOML that can be fed back, or as JSON."""
+"""`kendall serve --show-config`: every setting in force, where it comes from, as TOML that can
+be fed back, or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 
 import typer
 
-from server.operations.configuration.file import ENGINE_ARGS, ENGINE_TABLE, JSON, is_secret, options_of
+from server.operations.configuration.file import (
+    ENGINE_ARGS,
+    ENGINE_TABLE,
+    JSON,
+    is_secret,
+    options_of,
+)
 
 HIDDEN = "***"
 
@@ -30,7 +38,9 @@ class Shown:
         return is_secret(self.key, self.value)
 
 
-def effective(ctx: typer.Context, engine_args: Mapping[str, Any], settled: Mapping[str, Any]) -> list[Shown]:
+def effective(
+    ctx: typer.Context, engine_args: Mapping[str, Any], settled: Mapping[str, Any]
+) -> list[Shown]:
     """What is in force; `settled` holds what was derived or made canonical, by parameter name."""
     found = []
     for key, parameter in options_of(ctx.command).items():
@@ -39,7 +49,11 @@ def effective(ctx: typer.Context, engine_args: Mapping[str, Any], settled: Mappi
             value = json.loads(value)
         found.append(Shown(key, _plain(value), source_of(ctx, parameter)))
     in_file = ctx.meta.get(ENGINE_TABLE, {})
-    given = next(source_of(ctx, parameter) for parameter in ctx.command.params if parameter.name == "engine_arg")
+    given = next(
+        source_of(ctx, parameter)
+        for parameter in ctx.command.params
+        if parameter.name == "engine_arg"
+    )
     for key, value in engine_args.items():
         source = str(ctx.params["config"]) if in_file.get(key) == value else given
         found.append(Shown(key, value, source, engine=True))
@@ -53,7 +67,9 @@ def source_of(ctx: typer.Context, parameter: Any) -> str:
         case "COMMANDLINE" if parameter.param_type_name == "argument":
             return "argument"
         case "COMMANDLINE":
-            said_no = parameter.secondary_opts and ctx.params[parameter.name] is False  # --no-wait-estimates
+            said_no = (
+                parameter.secondary_opts and ctx.params[parameter.name] is False
+            )  # --no-wait-estimates
             return str((parameter.secondary_opts if said_no else parameter.opts)[0])
         case "ENVIRONMENT":
             return str(parameter.envvar)
@@ -94,7 +110,11 @@ def _line(each: Shown) -> str:
 def _toml(value: Any) -> str:
     match value:
         case dict():
-            return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items())
+                + "}"
+            )
         case list() | tuple():
             return "[" + ", ".join(map(_toml, value)) + "]"
         case str():

@@ -1,1 +1,3 @@
-"""What the gateway itself costs: processor time over all, and the time of each stage of a call, one call in 64."""
+"""What the gateway itself costs: processor time over all, and the time of each stage of a call,
+one call in 64.
+"""

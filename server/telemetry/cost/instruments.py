@@ -1,7 +1,8 @@
-"""prometheus_client's histogram and counter without a lock, and without a walk through the bounds, for each observation.
+"""prometheus_client's histogram and counter without a lock, and without a walk through the bounds,
+for each observation.
 
-Every request is observed seven times and counted thrice. Here an observation stays with the event loop, which alone observes, and is
-handed to the library when it is asked for.
+Every request is observed seven times and counted thrice. Here an observation stays with the event
+loop, which alone observes, and is handed to the library when it is asked for.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ class Histogram(prometheus_client.Histogram):  # type: ignore[misc]  # the libra
         self._pending[bisect_left(self._upper_bounds, amount)] += 1
 
     def totals(self) -> tuple[float, list[float]]:
-        """Over all label values: the sum of what was observed, and how many observations each bucket has for itself."""
+        """Over all label values: the sum of what was observed, and how many observations each
+        bucket has for itself.
+        """
         children = list(self._metrics.values()) if self._labelnames else [self]
         for child in children:
             child._hand_over()
         counts = [[bucket.get() for bucket in child._buckets] for child in children]
-        return sum(child._sum.get() for child in children), [sum(column) for column in zip(*counts, strict=True)]
+        return sum(child._sum.get() for child in children), [
+            sum(column) for column in zip(*counts, strict=True)
+        ]
 
     @property
     def bounds(self) -> Sequence[float]:

@@ -1,8 +1,9 @@
 """Processor seconds of the gateway's own process, read when scraped.
 
-The engine computes in processes of its own and is not in here; what its library does in this one is. Over the requests and over
-the tokens of the same stretch this is what one of them costs: `rate(kendall_gateway_cpu_seconds_total[5m])` divided by
-`sum(rate(kendall_requests_total[5m]))` or by `sum(rate(kendall_generated_tokens_total[5m]))`.
+The engine computes in processes of its own and is not in here; what its library does in this one
+is. Over the requests and over the tokens of the same stretch this is what one of them costs:
+`rate(kendall_gateway_cpu_seconds_total[5m])` divided by `sum(rate(kendall_requests_total[5m]))` or
+by `sum(rate(kendall_generated_tokens_total[5m]))`.
 """
 
 from __future__ import annotations
@@ -20,4 +21,6 @@ class ProcessorTime:
     def collect(self) -> Iterator[Any]:
         """All threads, user and system."""
         seconds = time.process_time()
-        yield CounterMetricFamily("kendall_gateway_cpu_seconds", "Processor time of the gateway process", value=seconds)
+        yield CounterMetricFamily(
+            "kendall_gateway_cpu_seconds", "Processor time of the gateway process", value=seconds
+        )

@@ -6,8 +6,8 @@ submit    sequences into the queue, the policy asked, the engine told where it s
 token     what the engine handed over at once (one token, or those of a few steps) to bytes
 write     bytes to the transport. Contains the wait for a client that does not read
 
-Everything but the two waits is one stretch of the event loop's thread. A call that is not measured pays a subtraction; one that is
-pays some microseconds: over all calls, well under one.
+Everything but the two waits is one stretch of the event loop's thread. A call that is not measured
+pays a subtraction; one that is pays some microseconds: over all calls, well under one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,15 @@ class OwnTime:
     """The histogram, and who is measured."""
 
     def __init__(self, registry: CollectorRegistry, *, every: int = EVERY) -> None:
-        what = f"Time that the event loop spends on a stage of a call; one call in {every} is measured"
-        histogram = Histogram("kendall_own_time_seconds", what, ["stage"], registry=registry, buckets=BUCKETS)
-        self._observe: dict[str, Callable[[float], Any]] = {stage: histogram.labels(stage).observe for stage in STAGES}
+        what = (
+            f"Time that the event loop spends on a stage of a call; one call in {every} is measured"
+        )
+        histogram = Histogram(
+            "kendall_own_time_seconds", what, ["stage"], registry=registry, buckets=BUCKETS
+        )
+        self._observe: dict[str, Callable[[float], Any]] = {
+            stage: histogram.labels(stage).observe for stage in STAGES
+        }
         self._every = every
         self._left = 1
 
@@ -52,7 +58,9 @@ class Timing:
 
     __slots__ = ("_now", "_observe", "_since")
 
-    def __init__(self, observe: dict[str, Callable[[float], Any]], now: Callable[[], float]) -> None:
+    def __init__(
+        self, observe: dict[str, Callable[[float], Any]], now: Callable[[], float]
+    ) -> None:
         self._observe = observe
         self._now = now
         self._since = now()

@@ -1,4 +1,6 @@
-"""The batches whose energy is metered: an observer's view of when a server was busy, and with what."""
+"""The batches whose energy is metered: an observer's view of when a server was busy, and with
+what.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class _Stretch:
     most: int = FEW
 
     def add(self, tickets: list[Ticket]) -> None:
-        """A `continuous` server may never be idle: count the sequences that have an outcome and drop them."""
+        """A `continuous` server may never be idle: count the sequences that have an outcome and
+        drop them.
+        """
         self.served += len(tickets)
         self.live += tickets
         if len(self.live) > self.most:
@@ -38,7 +42,9 @@ class _Stretch:
 
 
 class MeteredBatches:
-    """Tells the meter of every busy stretch of a server: a batch, or for `continuous` all that was served in it."""
+    """Tells the meter of every busy stretch of a server: a batch, or for `continuous` all that
+    was served in it.
+    """
 
     def __init__(self, meter: EnergyMeter) -> None:
         self._meter = meter
@@ -47,7 +53,9 @@ class MeteredBatches:
     def on_dispatch(self, batch: Batch) -> None:
         """Begins a stretch, or joins it."""
         if self._meter.source is not None:
-            self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(batch.tickets)
+            self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(
+                batch.tickets
+            )
 
     def on_idle(self, server_id: int, at: float) -> None:
         """Ends it."""

@@ -1,9 +1,12 @@
-"""Energy of batches: joules between dispatch and the server's being free, and the line c[b] = beta b + c0 through them.
+"""Energy of batches: joules between dispatch and the server's being free, and the line c[b] = beta
+b + c0 through them.
 
-A thread reads the device's energy every PERIOD on the event loop's own clock; a batch's energy is the difference of that curve between
-its two ends (linear between readings), minus nothing: what the device draws while idle is in it. A batch shorter than a few periods is
-thus its duration times the power of its neighbourhood. Overlapping intervals share one device and cannot be told apart: they are counted
-and left out. For a continuous engine give busy intervals, with the requests served in each.
+A thread reads the device's energy every PERIOD on the event loop's own clock; a batch's energy is
+the difference of that curve between its two ends (linear between readings), minus nothing: what the
+device draws while idle is in it. A batch shorter than a few periods is thus its duration times the
+power of its neighbourhood. Overlapping intervals share one device and cannot be told apart: they
+are counted and left out. For a continuous engine give busy intervals, with the requests served in
+each.
 """
 
 from __future__ import annotations
@@ -77,11 +80,15 @@ class EnergyMeter:
 
     @classmethod
     def of_machine(cls, *, gpu: bool, devices: int = 1) -> EnergyMeter:
-        """For an engine on the first `devices` NVIDIA devices, or on this machine's CPUs; without a source where none can be read."""
+        """For an engine on the first `devices` NVIDIA devices, or on this machine's CPUs;
+        without a source where none can be read.
+        """
         return cls(nvml_source(devices) if gpu else rapl_source())
 
     def start(self, now: Callable[[], float]) -> None:
-        """Read from here on, in a thread; `now` is the clock of the batches' instants and is called there."""
+        """Read from here on, in a thread; `now` is the clock of the batches' instants and is
+        called there.
+        """
         if self.source is None or self._thread is not None:
             return
         self._now = now
@@ -89,8 +96,12 @@ class EnergyMeter:
             self._thread = threading.Thread(target=self._run, name="kendall-energy", daemon=True)
             self._thread.start()
 
-    def on_batch(self, batch_size: int, dispatched_at: float, free_at: float, output_tokens: int) -> None:
-        """A server became free, in the order in which they did; `output_tokens` of all members. Does not wait, reads nothing."""
+    def on_batch(
+        self, batch_size: int, dispatched_at: float, free_at: float, output_tokens: int
+    ) -> None:
+        """A server became free, in the order in which they did; `output_tokens` of all members.
+        Does not wait, reads nothing.
+        """
         if self.source is None:
             return
         if dispatched_at < self._free_at:
@@ -131,7 +142,9 @@ class EnergyMeter:
             self.source = None
 
     def sample(self) -> bool:
-        """One reading, at the middle of the time it took, and the batches that ended before it; False where the device is lost."""
+        """One reading, at the middle of the time it took, and the batches that ended before it;
+        False where the device is lost.
+        """
         assert self.source is not None
         before = self._now()
         try:
@@ -154,5 +167,11 @@ class EnergyMeter:
         while self._pending and self._pending[0].end <= instants[-1]:
             batch = self._pending.popleft()
             if batch.begin >= instants[0]:
-                self._batches.append((batch.size, self._curve.at(batch.end) - self._curve.at(batch.begin), batch.tokens))
+                self._batches.append(
+                    (
+                        batch.size,
+                        self._curve.at(batch.end) - self._curve.at(batch.begin),
+                        batch.tokens,
+                    )
+                )
                 self.short += batch.end - batch.begin < SHORT * self._period

@@ -1,10 +1,13 @@
 """Where joules can be read: NVML for NVIDIA devices, the powercap folder of Linux (RAPL) for CPUs.
 
-A source answers the joules since it was opened. NVML's energy counter (Volta and later, mJ since the driver was loaded) is preferred
-over the integral of its power readings (mW), which are averages over the device's own sampling time. RAPL counts whole CPU packages:
-the engine, this gateway, and everything else that runs there; it wraps at `max_energy_range_uj`, and kernels since 5.10 let only root
-read it. Sources: NVML API reference (nvmlDeviceGetTotalEnergyConsumption, nvmlDeviceGetPowerUsage); Linux Documentation/power/powercap.
-`nvidia-ml-py` (module pynvml, BSD-3-Clause) comes with vLLM for CUDA; without it, or without a device, there is no source and no cost.
+A source answers the joules since it was opened. NVML's energy counter (Volta and later, mJ since
+the driver was loaded) is preferred
+over the integral of its power readings (mW), which are averages over the device's own sampling
+time. RAPL counts whole CPU packages: the engine, this gateway, and everything else that runs there;
+it wraps at `max_energy_range_uj`, and kernels since 5.10 let only root read it. Sources: NVML API
+reference (nvmlDeviceGetTotalEnergyConsumption, nvmlDeviceGetPowerUsage); Linux
+Documentation/power/powercap. `nvidia-ml-py` (module pynvml, BSD-3-Clause) comes with vLLM for CUDA;
+without it, or without a device, there is no source and no cost.
 """
 
 from __future__ import annotations
@@ -29,14 +32,18 @@ class Source(Protocol):
         """What is counted, in words."""
 
     def joules(self, at: float) -> float:
-        """Since the first reading; `at` is the instant of this one (s). Raises OSError where it is lost."""
+        """Since the first reading; `at` is the instant of this one (s). Raises OSError where it
+        is lost.
+        """
 
     def close(self) -> None:
         """Let the device go."""
 
 
 class Counter:
-    """Joules from a counter of `unit` joules that starts again at 0 after `limit` (None: it never does)."""
+    """Joules from a counter of `unit` joules that starts again at 0 after `limit` (None: it
+    never does).
+    """
 
     def __init__(self, read: Reader, unit: float, limit: float | None = None) -> None:
         self._read, self._unit, self._limit = read, unit, limit
@@ -44,7 +51,9 @@ class Counter:
         self._total = 0.0
 
     def joules(self, at: float) -> float:
-        """See `Source`. A counter that jumps back without a limit was set to 0: what it lost in between is not known."""
+        """See `Source`. A counter that jumps back without a limit was set to 0: what it lost in
+        between is not known.
+        """
         del at
         value = self._read()
         if self._last is not None:
@@ -57,7 +66,9 @@ class Counter:
 
 
 class Integral:
-    """Joules from readings of power (W), each taken to last half-way to its neighbours (trapezoids)."""
+    """Joules from readings of power (W), each taken to last half-way to its neighbours
+    (trapezoids).
+    """
 
     def __init__(self, watts: Reader) -> None:
         self._watts = watts
@@ -77,7 +88,12 @@ class Integral:
 class Together:
     """The sum over devices."""
 
-    def __init__(self, name: str, parts: Sequence[Counter | Integral], close: Callable[[], Any] = lambda: None) -> None:
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[Counter | Integral],
+        close: Callable[[], Any] = lambda: None,
+    ) -> None:
         self.name = name
         self.close = close
         self._parts = tuple(parts)
@@ -87,8 +103,12 @@ class Together:
         return sum(part.joules(at) for part in self._parts)
 
 
-def nvml_source(devices: int = 1, nvml: Any = None, environment: Mapping[str, str] = os.environ) -> Source | None:
-    """The first `devices` that CUDA_VISIBLE_DEVICES shows, or None. `nvml` is the module, for tests."""
+def nvml_source(
+    devices: int = 1, nvml: Any = None, environment: Mapping[str, str] = os.environ
+) -> Source | None:
+    """The first `devices` that CUDA_VISIBLE_DEVICES shows, or None. `nvml` is the module, for
+    tests.
+    """
     try:
         nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
@@ -111,34 +131,58 @@ def nvml_source(devices: int = 1, nvml: Any = None, environment: Mapping[str, st
 
 
 def rapl_source(root: Path = POWERCAP) -> Source | None:
-    """All CPU packages, or None. Subzones, the second interface to a package (mmio) and the platform zone would count twice."""
+    """All CPU packages, or None. Subzones, the second interface to a package (mmio) and the
+    platform zone would count twice.
+    """
     try:
-        parts = [_rapl_part(zone) for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")]
+        parts = [
+            _rapl_part(zone)
+            for zone in sorted(root.glob("intel-rapl:*"))
+            if (zone / "name").read_text().startswith("package")
+        ]
     except (OSError, ValueError) as error:
         log.info("cannot read the energy counter of the CPU: %s", error)
         return None
     if not parts:
         return None
-    return Together(f"{len(parts)} CPU package{'s' * (len(parts) > 1)}, RAPL: engine, gateway and everything else there", parts)
+    return Together(
+        f"{len(parts)} CPU package{'s' * (len(parts) > 1)}, RAPL: engine, gateway and everything "
+        "else there",
+        parts,
+    )
 
 
 def _visible(nvml: Any, environment: Mapping[str, str]) -> list[Any]:
     """Handles in the order of the bus; NVML itself does not heed CUDA_VISIBLE_DEVICES."""
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
     names = [name.strip() for name in wanted.split(",") if name.strip()]
-    return [nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name) for name in names]
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(name))
+        if name.isdigit()
+        else nvml.nvmlDeviceGetHandleByUUID(name)
+        for name in names
+    ]
 
 
 def _nvml_part(nvml: Any, handle: Any) -> Counter | Integral:
-    """The device's energy counter where it has one, its power otherwise. Raises NVMLError where it has neither."""
+    """The device's energy counter where it has one, its power otherwise. Raises NVMLError where
+    it has neither.
+    """
     try:
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except nvml.NVMLError:
         nvml.nvmlDeviceGetPowerUsage(handle)
-        return Integral(_lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) * 1e-3))
-    return Counter(_lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))), 1e-3)
+        return Integral(
+            _lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) * 1e-3)
+        )
+    return Counter(
+        _lost_is_oserror(nvml, lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))),
+        1e-3,
+    )
 
 
 def _lost_is_oserror(nvml: Any, read: Reader) -> Reader:

@@ -1,7 +1,9 @@
-"""An open-loop flood of small calls over many connections, cheap enough to offer 20 times what a gateway serves from one core.
+"""An open-loop flood of small calls over many connections, cheap enough to offer 20 times what a
+gateway serves from one core.
 
-Each connection sends at its own instants of a fixed period and never waits for an answer to be due; a call whose connection is still
-busy (its last one waits in the queue) is counted as held back, not sent late.
+Each connection sends at its own instants of a fixed period and never waits for an answer to be due;
+a call whose connection is still busy (its last one waits in the queue) is counted as held back, not
+sent late.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import uvloop
 
 @dataclass
 class Flood:
-    """What came back: latencies in seconds by status, the queueing delays that the gateway states (ms), what went wrong."""
+    """What came back: latencies in seconds by status, the queueing delays that the gateway
+    states (ms), what went wrong.
+    """
 
     sent: int = 0
     held_back: int = 0
@@ -24,7 +28,9 @@ class Flood:
     latencies: dict[int, list[float]] = field(default_factory=dict)
     delays: list[float] = field(default_factory=list)
     retry_after: list[float] = field(default_factory=list)
-    lateness: list[float] = field(default_factory=list)  # of the sending, seconds: the sender has little to do, so this is the machine
+    lateness: list[float] = field(
+        default_factory=list
+    )  # of the sending, seconds: the sender has little to do, so this is the machine
 
     @property
     def answered(self) -> int:
@@ -44,7 +50,10 @@ def _quantile(values: list[float], level: float) -> float:
 
 def request_bytes(**fields: object) -> bytes:
     body = json.dumps({"model": "tiny", "prompt": [5, 6, 7], "ignore_eos": True} | fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: flood\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: flood\r\ncontent-type: "
+        f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -101,7 +110,9 @@ class _Connection(asyncio.Protocol):
 
 
 async def _accepted(port: int) -> None:
-    """Connections are taken in their order: one that is answered says that those before it are taken, and the storm of connecting over."""
+    """Connections are taken in their order: one that is answered says that those before it are
+    taken, and the storm of connecting over.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /version HTTP/1.1\r\nhost: flood\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
@@ -109,12 +120,18 @@ async def _accepted(port: int) -> None:
     await writer.wait_closed()
 
 
-async def flood(port: int, *, connections: int, rate: float, seconds: float, request: bytes) -> Flood:
-    """Offer `rate` calls per second, evenly over the connections; returns when every call is answered, or 30 s later."""
+async def flood(
+    port: int, *, connections: int, rate: float, seconds: float, request: bytes
+) -> Flood:
+    """Offer `rate` calls per second, evenly over the connections; returns when every call is
+    answered, or 30 s later.
+    """
     loop, found = asyncio.get_running_loop(), Flood()
     protocols = []
     for _ in range(connections):
-        _, protocol = await loop.create_connection(lambda: _Connection(found, request), "127.0.0.1", port)
+        _, protocol = await loop.create_connection(
+            lambda: _Connection(found, request), "127.0.0.1", port
+        )
         protocols.append(protocol)
     await _accepted(port)
     start, total = loop.time(), round(rate * seconds)

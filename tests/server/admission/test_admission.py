@@ -1,4 +1,6 @@
-"""Bounds at the door and behind it, on virtual time: who is refused, what they are told, and that each is recorded once."""
+"""Bounds at the door and behind it, on virtual time: who is refused, what they are told, and
+that each is recorded once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def counted(gateway: Any, name: str, **labels: str) -> float:
 
 async def full(app: Any, count: int, **fields: Any) -> list[Call]:
     """That many long calls, all in the system."""
-    calls = [Call(app, "POST", PATH, completion(**({"max_tokens": 500} | fields))) for _ in range(count)]
+    calls = [
+        Call(app, "POST", PATH, completion(**({"max_tokens": 500} | fields))) for _ in range(count)
+    ]
     await asyncio.sleep(0.001)
     return calls
 
@@ -56,11 +60,19 @@ def test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room(status
             calls = await full(app, 3)
             refused = await call(app, "POST", PATH, b"not even JSON", {"x-request-id": "mine-7"})
             error = refused.json()["error"]
-            assert (refused.status, error["code"], refused.headers["x-request-id"]) == (status, "queue_full", "mine-7")
+            assert (refused.status, error["code"], refused.headers["x-request-id"]) == (
+                status,
+                "queue_full",
+                "mine-7",
+            )
             assert error["kendall"]["queue_length"] == error["kendall"]["queue_position"] == 2
             service = 500 * 0.925e-3 + 2.25e-3
-            assert int(refused.headers["retry-after-ms"]) == pytest.approx((service - (gateway.now() - began)) * 1e3, abs=2)
-            assert error["kendall"]["predicted_wait_ms"] == pytest.approx((3 * service - (gateway.now() - began)) * 1e3, abs=5)
+            assert int(refused.headers["retry-after-ms"]) == pytest.approx(
+                (service - (gateway.now() - began)) * 1e3, abs=2
+            )
+            assert error["kendall"]["predicted_wait_ms"] == pytest.approx(
+                (3 * service - (gateway.now() - began)) * 1e3, abs=5
+            )
             assert refused.headers["retry-after"] == "1"
             assert counted(gateway, "kendall_rejections_total", reason="max_num_queued_reqs") == 1
             assert counted(gateway, "kendall_requests_total", outcome="rejected") == 1
@@ -72,7 +84,9 @@ def test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room(status
 
 
 def test_the_refused_are_not_all_sent_back_to_the_same_place() -> None:
-    """Each is told when the next place after those promised before it is free, round and round the backlog."""
+    """Each is told when the next place after those promised before it is free, round and round
+    the backlog.
+    """
 
     async def main() -> None:
         async with running("single", overload=OverloadSettings(max_num_queued_reqs=3)) as (app, _):
@@ -80,7 +94,10 @@ def test_the_refused_are_not_all_sent_back_to_the_same_place() -> None:
             calls = await full(app, 3)
             refused = [await call(app, "POST", PATH, completion()) for _ in range(4)]
             first, second, third, fourth = (int(made.headers["retry-after-ms"]) for made in refused)
-            assert (second - first, third - first) == (pytest.approx(465, abs=2), pytest.approx(930, abs=2))
+            assert (second - first, third - first) == (
+                pytest.approx(465, abs=2),
+                pytest.approx(930, abs=2),
+            )
             assert fourth == first
             await leave(calls)
 
@@ -89,7 +106,10 @@ def test_the_refused_are_not_all_sent_back_to_the_same_place() -> None:
 
 def test_n_counts_n_and_a_call_is_taken_whole_or_not_at_all() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (
+            app,
+            gateway,
+        ):
             calls = await full(app, 2)
             refused = await call(app, "POST", PATH, completion(n=3))
             assert (refused.status, refused.json()["error"]["code"]) == (429, "queue_full")
@@ -105,14 +125,19 @@ def test_n_counts_n_and_a_call_is_taken_whole_or_not_at_all() -> None:
 
 def test_the_bound_on_waiting_tokens_counts_prompts_that_wait() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_tokens=100)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_tokens=100)) as (
+            app,
+            gateway,
+        ):
             await warm(app)
             calls = await full(app, 3, prompt=[5] * 60)  # one in service, 120 tokens wait
             assert gateway.batcher.waiting_tokens == 120
             refused = await call(app, "POST", PATH, completion())
             assert (refused.status, refused.json()["error"]["code"]) == (429, "queue_full")
             assert counted(gateway, "kendall_queued_tokens") == 120
-            assert int(refused.headers["retry-after-ms"]) == pytest.approx(464, abs=5)  # the next dispatch takes 60 of them
+            assert int(refused.headers["retry-after-ms"]) == pytest.approx(
+                464, abs=5
+            )  # the next dispatch takes 60 of them
             await leave(calls[:1])
             await asyncio.sleep(0.001)
             assert gateway.batcher.waiting_tokens == 60
@@ -125,14 +150,27 @@ def test_the_bound_on_waiting_tokens_counts_prompts_that_wait() -> None:
 
 
 def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
-    """Admitted, refused at the door, refused behind it: conservation by records, by counters and by the self-checks."""
+    """Admitted, refused at the door, refused behind it: conservation by records, by counters and
+    by the self-checks.
+    """
 
     async def main() -> None:
-        settings: dict[str, Any] = {"overload": OverloadSettings(max_num_queued_reqs=6), "record_file": tmp_path / "run.jsonl"}
+        settings: dict[str, Any] = {
+            "overload": OverloadSettings(max_num_queued_reqs=6),
+            "record_file": tmp_path / "run.jsonl",
+        }
         async with running("capped:max_batch_size=2", **settings) as (app, gateway):
             calls = []
             for index in range(200):
-                calls.append(Call(app, "POST", PATH, completion(n=1 + index % 2, max_tokens=5 + index % 30), {"x-request-id": f"c{index}"}))
+                calls.append(
+                    Call(
+                        app,
+                        "POST",
+                        PATH,
+                        completion(n=1 + index % 2, max_tokens=5 + index % 30),
+                        {"x-request-id": f"c{index}"},
+                    )
+                )
                 await asyncio.sleep(0.002)
             for made in calls:
                 await made.task
@@ -143,8 +181,12 @@ def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
             _, records = read_run(tmp_path / "run.jsonl")
             outcomes = Counter(record.outcome for record in records)
             assert len({record.request_id for record in records}) == len(records)
-            assert {record.client_request_id for record in records} == {f"c{index}" for index in range(200)}
-            assert {record.error for record in records if record.outcome == "rejected"} == {"queue_full"}
+            assert {record.client_request_id for record in records} == {
+                f"c{index}" for index in range(200)
+            }
+            assert {record.error for record in records if record.outcome == "rejected"} == {
+                "queue_full"
+            }
             for outcome, count in outcomes.items():
                 assert counted(gateway, "kendall_requests_total", outcome=outcome) == count
             assert gateway.arrivals.count == 200, "what clients offered, refused or not"
@@ -154,10 +196,17 @@ def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize(("headers", "fields"), [({"x-llm-d-inference-ttl": "50ms"}, {}), ({}, {"patience": 0.05})])
-def test_patience_of_a_call_runs_out_while_the_engine_is_busy(headers: dict[str, str], fields: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("headers", "fields"), [({"x-llm-d-inference-ttl": "50ms"}, {}), ({}, {"patience": 0.05})]
+)
+def test_patience_of_a_call_runs_out_while_the_engine_is_busy(
+    headers: dict[str, str], fields: dict[str, float]
+) -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(overload_status=503)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(overload_status=503)) as (
+            app,
+            gateway,
+        ):
             await warm(app)
             (first,) = await full(app, 1)
             at = gateway.now()
@@ -165,7 +214,9 @@ def test_patience_of_a_call_runs_out_while_the_engine_is_busy(headers: dict[str,
             assert gateway.now() - at == pytest.approx(0.05)
             error = lost.json()["error"]
             assert (lost.status, error["code"]) == (503, "queue_timeout")
-            assert int(lost.headers["retry-after-ms"]) == pytest.approx(413, abs=3)  # what is left of the service before it
+            assert int(lost.headers["retry-after-ms"]) == pytest.approx(
+                413, abs=3
+            )  # what is left of the service before it
             assert error["kendall"]["predicted_wait_ms"] == pytest.approx(413, abs=3)
             await leave([first])
 
@@ -173,19 +224,30 @@ def test_patience_of_a_call_runs_out_while_the_engine_is_busy(headers: dict[str,
 
 
 def test_admission_by_delay_takes_who_can_be_served_in_time_and_no_more() -> None:
-    """Services of 0.465 s, a budget of 1 s: two may wait behind one in service, the third is refused; later there is room again."""
+    """Services of 0.465 s, a budget of 1 s: two may wait behind one in service, the third is
+    refused; later there is room again.
+    """
 
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(slo="p99_queueing_delay=1s")) as (app, gateway):
+        async with running("single", overload=OverloadSettings(slo="p99_queueing_delay=1s")) as (
+            app,
+            gateway,
+        ):
             await warm(app)
             calls = await full(app, 6)
             refused = [made for made in calls if made.status == 429]
             assert len(refused) == 3
             assert {made.json()["error"]["code"] for made in refused} == {"slo_unattainable"}
-            assert int(refused[-1].headers["retry-after-ms"]) == pytest.approx((3 * 0.46475 - 1.0) * 1e3, abs=5)
+            assert int(refused[-1].headers["retry-after-ms"]) == pytest.approx(
+                (3 * 0.46475 - 1.0) * 1e3, abs=5
+            )
             for made in calls:
                 await made.task
-            delays = [float(made.headers["x-kendall-queueing-delay-ms"]) for made in calls if made.status == 200]
+            delays = [
+                float(made.headers["x-kendall-queueing-delay-ms"])
+                for made in calls
+                if made.status == 200
+            ]
             assert len(delays) == 3
             assert max(delays) < 1000
             assert (await call(app, "POST", PATH, completion())).status == 200
@@ -215,23 +277,35 @@ def test_a_call_names_its_own_budget_for_the_first_token() -> None:
 
 def test_a_rate_limit_refuses_exactly_what_is_too_fast() -> None:
     async def main() -> None:
-        async with running(overload=OverloadSettings(rate_limit=10.0, rate_limit_burst=0.5)) as (app, gateway):
-            statuses = [(await call(app, "POST", PATH, completion(max_tokens=1))).status for _ in range(8)]
+        async with running(overload=OverloadSettings(rate_limit=10.0, rate_limit_burst=0.5)) as (
+            app,
+            gateway,
+        ):
+            statuses = [
+                (await call(app, "POST", PATH, completion(max_tokens=1))).status for _ in range(8)
+            ]
             assert statuses[:5] == [200] * 5
             assert statuses[-1] == 429
             refused = await call(app, "POST", PATH, completion())
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
             await asyncio.sleep(int(refused.headers["retry-after-ms"]) / 1e3 + 1e-6)
             assert (await call(app, "POST", PATH, completion(max_tokens=1))).status == 200
-            assert counted(gateway, "kendall_rejections_total", reason="rate_limit") == statuses.count(429) + 1
+            assert (
+                counted(gateway, "kendall_rejections_total", reason="rate_limit")
+                == statuses.count(429) + 1
+            )
 
     run_virtual(main())
 
 
 def test_tokens_are_limited_by_what_was_made() -> None:
     async def main() -> None:
-        async with running(overload=OverloadSettings(rate_limit_tokens=100.0, rate_limit_burst=1.0)) as (app, _):
-            assert (await call(app, "POST", PATH, completion(max_tokens=400))).status == 200  # 403 tokens of a burst of 100
+        async with running(
+            overload=OverloadSettings(rate_limit_tokens=100.0, rate_limit_burst=1.0)
+        ) as (app, _):
+            assert (
+                await call(app, "POST", PATH, completion(max_tokens=400))
+            ).status == 200  # 403 tokens of a burst of 100
             refused = await call(app, "POST", PATH, completion())
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
             assert int(refused.headers["retry-after-ms"]) == pytest.approx(3000, abs=100)
@@ -240,10 +314,14 @@ def test_tokens_are_limited_by_what_was_made() -> None:
 
 
 def test_adaptive_concurrency_bounds_a_queue_that_never_empties() -> None:
-    """Twice what the engine serves: the waiting are bounded near the floor, and the engine is never without work."""
+    """Twice what the engine serves: the waiting are bounded near the floor, and the engine is
+    never without work.
+    """
 
     async def main() -> None:
-        async with running("capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)) as (app, gateway):
+        async with running(
+            "capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)
+        ) as (app, gateway):
             calls, longest = [], 0
             for _ in range(1500):
                 calls.append(Call(app, "POST", PATH, completion(max_tokens=20)))
@@ -256,7 +334,10 @@ def test_adaptive_concurrency_bounds_a_queue_that_never_empties() -> None:
             assert statuses[200] > 700
             assert statuses[429] > 200
             assert longest <= 24
-            assert counted(gateway, "kendall_rejections_total", reason="adaptive_concurrency") == statuses[429]
+            assert (
+                counted(gateway, "kendall_rejections_total", reason="adaptive_concurrency")
+                == statuses[429]
+            )
 
     run_virtual(main())
 
@@ -265,7 +346,9 @@ def test_adaptive_concurrency_admits_its_limit_and_not_one_more() -> None:
     """Before anything was served it is twice what the engine takes: eight."""
 
     async def main() -> None:
-        async with running("capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)) as (app, gateway):
+        async with running(
+            "capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)
+        ) as (app, gateway):
             assert counted(gateway, "kendall_concurrency_limit") == 8
             calls = await full(app, 8)
             assert [made.status for made in calls] == [None] * 8
@@ -285,7 +368,10 @@ def test_adaptive_concurrency_admits_its_limit_and_not_one_more() -> None:
 
 def test_a_bound_on_the_queue_admits_exactly_as_many_as_it_says() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (
+            app,
+            gateway,
+        ):
             calls = await full(app, 3)
             (whole,) = await full(app, 1)
             assert [made.status for made in [*calls, whole]] == [None] * 4
@@ -301,11 +387,16 @@ def test_a_bound_on_the_queue_admits_exactly_as_many_as_it_says() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "status"), [(2, None), (3, 429)])
-def test_a_bound_on_waiting_tokens_is_met_when_they_reach_it(waiting: int, status: int | None) -> None:
+def test_a_bound_on_waiting_tokens_is_met_when_they_reach_it(
+    waiting: int, status: int | None
+) -> None:
     """Prompts of 50 tokens and a bound of 150."""
 
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_tokens=150)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_tokens=150)) as (
+            app,
+            gateway,
+        ):
             calls = await full(app, 1 + waiting, prompt=[5] * 50)
             assert gateway.batcher.waiting_tokens == 50 * waiting
             (last,) = await full(app, 1)
@@ -368,9 +459,15 @@ def test_a_request_is_told_its_place_and_wait_and_the_account_is_kept() -> None:
             for place, made in enumerate(calls):
                 await made.task
                 assert int(made.headers["x-kendall-queue-position"]) == max(0, place - 1)
-                told, delay = (float(made.headers[name]) for name in ("x-kendall-predicted-wait-ms", "x-kendall-queueing-delay-ms"))
+                told, delay = (
+                    float(made.headers[name])
+                    for name in ("x-kendall-predicted-wait-ms", "x-kendall-queueing-delay-ms")
+                )
                 assert told == pytest.approx(delay, abs=2)
-            predicted, observed = (counted(gateway, f"kendall_wait_{name}_seconds_total") for name in ("predicted", "observed"))
+            predicted, observed = (
+                counted(gateway, f"kendall_wait_{name}_seconds_total")
+                for name in ("predicted", "observed")
+            )
             assert observed == pytest.approx(6 * 0.46475, rel=1e-3)
             assert predicted == pytest.approx(observed, rel=0.01)
             assert counted(gateway, "kendall_wait_observed_over_predicted_count") == 3
@@ -382,28 +479,53 @@ def test_estimates_can_be_switched_off() -> None:
     async def main() -> None:
         async with running("single", overload=OverloadSettings(wait_estimates=False)) as (app, _):
             answer = await call(app, "POST", PATH, completion())
-            assert not [name for name in answer.headers if name.startswith("x-kendall-q") and name != "x-kendall-queueing-delay-ms"]
+            assert not [
+                name
+                for name in answer.headers
+                if name.startswith("x-kendall-q") and name != "x-kendall-queueing-delay-ms"
+            ]
             assert "x-kendall-predicted-wait-ms" not in answer.headers
 
     run_virtual(main())
 
 
 @pytest.mark.parametrize(
-    "policy", ["single", "dynamic", "capped:max_batch_size=4", "elastic:max_batch_size=4", "continuous:max_batch_size=4"]
+    "policy",
+    [
+        "single",
+        "dynamic",
+        "capped:max_batch_size=4",
+        "elastic:max_batch_size=4",
+        "continuous:max_batch_size=4",
+    ],
 )
 def test_waits_are_told_right_in_the_mean_under_every_policy(policy: str) -> None:
-    """No law is known: from services seen, predicted over observed is within 15 % (fixed waits for company: test_wait_ahead)."""
+    """No law is known: from services seen, predicted over observed is within 15 % (fixed waits
+    for company: test_wait_ahead).
+    """
 
     async def main() -> None:
         async with running(policy, prediction_interval=0) as (app, gateway):
             calls = []
             for index in range(600):
-                calls.append(Call(app, "POST", PATH, completion(max_tokens=60, kendall_forced_output_tokens=1 + index * 17 % 50)))
-                await asyncio.sleep((0.03 if policy == "single" else 0.012) * (0.2 if index // 10 % 2 else 1.8))
+                calls.append(
+                    Call(
+                        app,
+                        "POST",
+                        PATH,
+                        completion(max_tokens=60, kendall_forced_output_tokens=1 + index * 17 % 50),
+                    )
+                )
+                await asyncio.sleep(
+                    (0.03 if policy == "single" else 0.012) * (0.2 if index // 10 % 2 else 1.8)
+                )
             for made in calls:
                 await made.task
                 assert made.status == 200
-            predicted, observed = (counted(gateway, f"kendall_wait_{name}_seconds_total") for name in ("predicted", "observed"))
+            predicted, observed = (
+                counted(gateway, f"kendall_wait_{name}_seconds_total")
+                for name in ("predicted", "observed")
+            )
             assert observed > 0.5
             assert predicted == pytest.approx(observed, rel=0.15)
             assert math.isfinite(predicted)

@@ -38,11 +38,24 @@ from tests.virtual_time import run_virtual
 
 def test_what_holds_unless_an_operator_says_otherwise() -> None:
     found = OverloadSettings()
-    assert (found.max_num_queued_reqs, found.max_sequences_per_call, found.overload_status) == (8192, 256, 429)
+    assert (found.max_num_queued_reqs, found.max_sequences_per_call, found.overload_status) == (
+        8192,
+        256,
+        429,
+    )
     assert (found.rate_limit_burst, found.sse_keep_alive_interval) == (10.0, 0.0)
-    assert (found.queue_events, found.adaptive_concurrency, found.wait_estimates) == (False, False, True)
+    assert (found.queue_events, found.adaptive_concurrency, found.wait_estimates) == (
+        False,
+        False,
+        True,
+    )
     assert (refusal.MOST_BYTES, refusal.MOST_SECONDS, refusal.LINGER) == (1 << 20, 5.0, 1.0)
-    assert (descriptors.KEPT, descriptors.OWN, descriptors.LOG_EVERY, descriptors.ENOUGH) == (64, 16, 10.0, 65536)
+    assert (descriptors.KEPT, descriptors.OWN, descriptors.LOG_EVERY, descriptors.ENOUGH) == (
+        64,
+        16,
+        10.0,
+        65536,
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,12 +92,17 @@ def test_a_setting_is_taken_up_to_its_border(settings: dict[str, Any], fits: boo
         ({"max_num_queued_reqs": None, "max_sequences_per_call": 9}, 9, "--max-sequences-per-call"),
     ],
 )
-def test_a_call_may_have_as_many_sequences_as_the_lesser_bound_says(settings: dict[str, Any], most: int, option: str) -> None:
+def test_a_call_may_have_as_many_sequences_as_the_lesser_bound_says(
+    settings: dict[str, Any], most: int, option: str
+) -> None:
     check_sequences(OverloadSettings(**settings), most, "n")
     with pytest.raises(ApiError) as refused:
         check_sequences(OverloadSettings(**settings), most + 1, "n")
     assert (refused.value.status, refused.value.param) == (400, "n")
-    assert f"got a call of {most + 1} sequences (prompts x n); expected at most {most} ({option} of this gateway)" in refused.value.message
+    assert (
+        f"got a call of {most + 1} sequences (prompts x n); expected at most {most} ({option} of "
+        "this gateway)"
+    ) in refused.value.message
 
 
 # objectives
@@ -104,19 +122,29 @@ def test_an_objective_is_kept_at_its_bound() -> None:
 
 
 def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
-    assert Objective(DelayTarget(1.5, 0.9)).refusal(Wait(2.0)) == "the predicted mean wait is 2 s; a wait of 1.5 s cannot be kept"
+    assert (
+        Objective(DelayTarget(1.5, 0.9)).refusal(Wait(2.0))
+        == "the predicted mean wait is 2 s; a wait of 1.5 s cannot be kept"
+    )
     own = Objective.of_first_token(1.0, service=0.25, level=0.9)
     assert (own.param, own.delay) == ("x-llm-d-slo-ttft-ms", DelayTarget(0.75, 0.9))
     assert Objective(DelayTarget(1.5, 0.9)).param is None
     assert own.refusal(Wait(2.0)) == (
-        "the predicted p90 of the time to first token is 2.25 s (2 s in the queue, 0.25 s in service); "
-        "expected at most 1 s: retry later, or allow more"
+        "the predicted p90 of the time to first token is 2.25 s (2 s in the queue, 0.25 s in "
+        "service); expected at most 1 s: retry later, or allow more"
     )
-    assert "the predicted mean of the time to first token is 2.25 s" in Objective(DelayTarget(0.75, None), 1.0, 0.25).refusal(Wait(2.0))
+    assert "the predicted mean of the time to first token is 2.25 s" in Objective(
+        DelayTarget(0.75, None), 1.0, 0.25
+    ).refusal(Wait(2.0))
 
 
-@pytest.mark.parametrize(("objectives", "level"), [((), 0.9), ((DelayTarget(1.0, 0.5),), 0.5), ((DelayTarget(1.0, None),), 0.9)])
-def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(objectives: tuple[DelayTarget, ...], level: float) -> None:
+@pytest.mark.parametrize(
+    ("objectives", "level"),
+    [((), 0.9), ((DelayTarget(1.0, 0.5),), 0.5), ((DelayTarget(1.0, None),), 0.9)],
+)
+def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(
+    objectives: tuple[DelayTarget, ...], level: float
+) -> None:
     assert _level([Objective(delay) for delay in objectives]) == level
 
 
@@ -125,8 +153,12 @@ def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(objectives: tup
 
 def overload(**batcher: Any) -> Any:
     """What the methods below read; `wait` tells the place that it was asked about."""
-    asked = SimpleNamespace(wait=lambda place, **_: Wait(float(place)), first_token=lambda: 0.25, until_gone=float)
-    gateway = SimpleNamespace(batcher=SimpleNamespace(**batcher), effective_max_batch_size=lambda: 8)
+    asked = SimpleNamespace(
+        wait=lambda place, **_: Wait(float(place)), first_token=lambda: 0.25, until_gone=float
+    )
+    gateway = SimpleNamespace(
+        batcher=SimpleNamespace(**batcher), effective_max_batch_size=lambda: 8
+    )
     return SimpleNamespace(_gateway=gateway, waits=asked, _objectives=(), _level=0.9, _turn=0)
 
 
@@ -145,7 +177,10 @@ def overload(**batcher: Any) -> Any:
 def test_a_client_comes_back_when_so_many_prompts_have_left_that_the_rest_is_below_the_bound(
     tokens: int, queue: int, bound: int, place: int
 ) -> None:
-    assert Overload._until_fewer_tokens(overload(waiting_tokens=tokens, queue_length=queue), bound) == place
+    assert (
+        Overload._until_fewer_tokens(overload(waiting_tokens=tokens, queue_length=queue), bound)
+        == place
+    )
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
@@ -168,12 +203,19 @@ def test_a_calls_own_limit_stands_beside_the_operators() -> None:
     of = overload()
     of._objectives = (Objective(DelayTarget(3.0, 0.5)),)
     assert Overload._objectives_of(of, Demand()) == of._objectives
-    assert Overload._objectives_of(of, Demand(first_token=1.0)) == (*of._objectives, Objective(DelayTarget(0.75, 0.9), 1.0, 0.25))
+    assert Overload._objectives_of(of, Demand(first_token=1.0)) == (
+        *of._objectives,
+        Objective(DelayTarget(0.75, 0.9), 1.0, 0.25),
+    )
 
 
-@pytest.mark.parametrize(("priority", "taken"), [(100, True), (-100, True), (101, False), (-101, False)])
+@pytest.mark.parametrize(
+    ("priority", "taken"), [(100, True), (-100, True), (101, False), (-101, False)]
+)
 def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) -> None:
-    of = SimpleNamespace(settings=OverloadSettings(priority_aging=1.0), _gateway=SimpleNamespace(patience=None))
+    of = SimpleNamespace(
+        settings=OverloadSettings(priority_aging=1.0), _gateway=SimpleNamespace(patience=None)
+    )
     asked: Any = SimpleNamespace(priority=priority, patience=None)
     if taken:
         Overload.demand(of, [], asked)  # type: ignore[arg-type]
@@ -198,8 +240,13 @@ def dispatch(limit: AdaptiveLimit, at: float, delay: float) -> None:
     limit.on_dispatch(FakeBatch(at, delay))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("service", "at", "over"), [(0.01, 0.099, False), (0.01, 0.1, True), (0.25, 0.499, False), (0.25, 0.5, True)])
-def test_a_window_of_the_adaptive_limit_is_two_services_and_a_tenth_of_a_second_at_least(service: float, at: float, over: bool) -> None:
+@pytest.mark.parametrize(
+    ("service", "at", "over"),
+    [(0.01, 0.099, False), (0.01, 0.1, True), (0.25, 0.499, False), (0.25, 0.5, True)],
+)
+def test_a_window_of_the_adaptive_limit_is_two_services_and_a_tenth_of_a_second_at_least(
+    service: float, at: float, over: bool
+) -> None:
     limit = seen(service)
     limit.refused()
     dispatch(limit, at, 0.0)
@@ -256,7 +303,9 @@ def test_recent_moments_by_hand() -> None:
         (2.0, 2.01, 0, False),
     ],
 )
-def test_a_pause_is_four_times_the_usual(weight: float, value: float, count: int, exceeded: bool) -> None:
+def test_a_pause_is_four_times_the_usual(
+    weight: float, value: float, count: int, exceeded: bool
+) -> None:
     assert RecentMoments(0.95, weight=weight, mean=0.5).exceeded_by(value, count) == exceeded
 
 
@@ -279,7 +328,13 @@ def test_a_service_teaches_its_first_token_and_its_steps() -> None:
 
 
 def served(seen: ServiceSeen, at: float, seconds: float, *, waits: bool = False) -> None:
-    record = Record(request_id="r", outcome="completed", policy="", dispatched_at=at - seconds, service_time=seconds)
+    record = Record(
+        request_id="r",
+        outcome="completed",
+        policy="",
+        dispatched_at=at - seconds,
+        service_time=seconds,
+    )
     seen.on_record(record, at, somebody_waits=waits)
 
 
@@ -322,7 +377,9 @@ def test_gaps_count_once_there_are_two_of_them() -> None:
         slots = found.slots(1)
         assert slots is not None
         assert slots.throughput == pytest.approx(throughput)
-    other = Record(request_id="r", outcome="completed", policy="another", dispatched_at=0.0, service_time=100.0)
+    other = Record(
+        request_id="r", outcome="completed", policy="another", dispatched_at=0.0, service_time=100.0
+    )
     found.on_record(other, 20.0, somebody_waits=True)
     again = found.slots(1)
     assert again is not None
@@ -334,7 +391,9 @@ def test_batches_are_known_by_size_until_the_policy_changes() -> None:
     assert found.batches(4, 1) is None
     for at, size, took in ((0.0, 3, 0.2), (1.0, 1, 0.1), (2.0, 3, 0.4)):
         found.on_dispatch(batch("capped:max_batch_size=4", at, size=size))
-        assert [(each.size, each.elapsed) for each in found.in_service(at + 0.05)] == [(size, pytest.approx(0.05))]
+        assert [(each.size, each.elapsed) for each in found.in_service(at + 0.05)] == [
+            (size, pytest.approx(0.05))
+        ]
         found.on_idle(0, at + took)
         assert found.in_service(at + took) == []
     known = found.batches(4, 2)
@@ -379,9 +438,16 @@ def test_everything_is_gone_when_the_queue_and_the_slots_are() -> None:
         (4, 0, 6.0, False),
     ],
 )
-def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(place: int, joining: int, left: float, full: bool) -> None:
+def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
+    place: int, joining: int, left: float, full: bool
+) -> None:
     """The three have waited for 3, 2 and 1 s of 6 s."""
-    queue = [Waiting(Request(id=str(index), arrived_at=7.0 + index, prompt_tokens=1, max_output_tokens=1)) for index in range(3)]
+    queue = [
+        Waiting(
+            Request(id=str(index), arrived_at=7.0 + index, prompt_tokens=1, max_output_tokens=1)
+        )
+        for index in range(3)
+    ]
     fixed = BatchService(largest=2, servers=1, sizes=(2,), means=(0.5,), variances=(0.0,))
     found, gateway = waits(policy="capped:max_batch_size=2", ahead=fixed, at=10.0, queue_length=3)
     gateway.batcher.policy = parse_policy("fixed:batch_size=2,max_wait=6")
@@ -395,7 +461,9 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(place: 
     gateway.batcher.policy = parse_policy("fixed:batch_size=2")
     endless = found._batch_wait(fixed, place, joining, 10.0)
     with_whom = company(place, 3 + joining, 2, 0.5, math.inf)
-    assert endless.mean == pytest.approx(alone.mean if with_whom is None else _later(alone, with_whom))
+    assert endless.mean == pytest.approx(
+        alone.mean if with_whom is None else _later(alone, with_whom)
+    )
 
 
 def _later(wait: Any, other: Any) -> float:
@@ -406,7 +474,15 @@ def test_slots_seen_are_those_of_all_servers() -> None:
     found, gateway = waits(in_service=4)
     gateway.batcher.capabilities.servers = 3
     found._seen._policy_text = "in force"
-    found.on_record(Record(request_id="0", outcome="completed", policy="in force", dispatched_at=0.0, service_time=2.0))
+    found.on_record(
+        Record(
+            request_id="0",
+            outcome="completed",
+            policy="in force",
+            dispatched_at=0.0,
+            service_time=2.0,
+        )
+    )
     service = found.service()
     assert isinstance(service, SlotService)
     assert service.slots == 12
@@ -425,7 +501,9 @@ class Logged:
         self.room = Room(self.registry, **limits)
 
     def refused(self, reason: str) -> float | None:
-        return self.registry.get_sample_value("kendall_refused_connections_total", {"reason": reason})
+        return self.registry.get_sample_value(
+            "kendall_refused_connections_total", {"reason": reason}
+        )
 
     @property
     def open(self) -> float | None:
@@ -436,9 +514,19 @@ CLIENT = ("10.0.0.1", 5)
 
 
 @pytest.mark.parametrize(
-    ("descriptor", "place"), [(0, "any"), (935, "any"), (936, "probes"), (983, "probes"), (984, "descriptors"), (1000, "descriptors")]
+    ("descriptor", "place"),
+    [
+        (0, "any"),
+        (935, "any"),
+        (936, "probes"),
+        (983, "probes"),
+        (984, "descriptors"),
+        (1000, "descriptors"),
+    ],
 )
-def test_of_a_thousand_descriptors_the_last_64_are_for_probes_and_the_last_16_for_nobody(descriptor: int, place: str) -> None:
+def test_of_a_thousand_descriptors_the_last_64_are_for_probes_and_the_last_16_for_nobody(
+    descriptor: int, place: str
+) -> None:
     async def main() -> None:
         of = Logged(limit=1000)
         assert of.refused("descriptors") == of.refused("address") == 0.0
@@ -474,7 +562,9 @@ def test_an_address_has_so_many_connections_at_once() -> None:
     run_virtual(main())
 
 
-def test_refused_connections_are_logged_every_ten_seconds_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_connections_are_logged_every_ten_seconds_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         of = Logged(limit=1000)
         for seconds in (0.0, 1.0, 8.9, 0.1):
@@ -482,12 +572,22 @@ def test_refused_connections_are_logged_every_ten_seconds_with_their_number(capl
             of.room.enter(999, CLIENT)
 
     run_virtual(main())
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["refused 1 connection", "refused 3 connections"]
-    assert "1 are open, near the limit of 1000 open files (ulimit -n)" in caplog.records[0].getMessage()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "refused 1 connection",
+        "refused 3 connections",
+    ]
+    assert (
+        "1 are open, near the limit of 1000 open files (ulimit -n)"
+        in caplog.records[0].getMessage()
+    )
 
 
 @pytest.mark.parametrize(
-    ("place", "line"), [("address", b"HTTP/1.1 429 Too Many Requests"), ("descriptors", b"HTTP/1.1 503 Service Unavailable")]
+    ("place", "line"),
+    [
+        ("address", b"HTTP/1.1 429 Too Many Requests"),
+        ("descriptors", b"HTTP/1.1 503 Service Unavailable"),
+    ],
 )
 def test_a_refused_connection_gets_one_whole_answer(place: Any, line: bytes) -> None:
     head, _, body = Room(CollectorRegistry(), limit=1000).refusal(place).partition(b"\r\n\r\n")
@@ -518,7 +618,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )
-def test_the_soft_limit_on_open_files_is_raised_to_the_hard_one(limits: dict[str, Any], soft: int, hard: int, asked: Any) -> None:
+def test_the_soft_limit_on_open_files_is_raised_to_the_hard_one(
+    limits: dict[str, Any], soft: int, hard: int, asked: Any
+) -> None:
     limits |= {"soft": soft, "hard": hard}
     raise_descriptor_limit()
     assert limits["asked"] == ([] if asked is None else [asked])
@@ -533,7 +635,10 @@ def test_a_limit_that_cannot_be_raised_is_told(
 
     monkeypatch.setattr(resource, "setrlimit", refuse_it)
     raise_descriptor_limit()
-    assert "cannot raise the limit on open files above 1024 (not permitted): enough for 512 connections" in caplog.text
+    assert (
+        "cannot raise the limit on open files above 1024 (not permitted): enough for 512 "
+        "connections"
+    ) in caplog.text
 
 
 def test_a_connection_for_probes_answers_them_and_closes() -> None:
@@ -542,10 +647,21 @@ def test_a_connection_for_probes_answers_them_and_closes() -> None:
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             asked.append(scope["path"])
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"keep-alive"), (b"a", b"b")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"connection", b"keep-alive"), (b"a", b"b")],
+                }
+            )
 
         probed = Room(CollectorRegistry(), limit=1000).probes_only(app)
-        for path, status in (("/health", 200), ("/ready", 200), ("/metrics", 200), ("/v1/models", 503)):
+        for path, status in (
+            ("/health", 200),
+            ("/ready", 200),
+            ("/metrics", 200),
+            ("/v1/models", 503),
+        ):
             sent: list[Any] = []
 
             async def send(message: Any, sent: list[Any] = sent) -> None:
@@ -556,7 +672,9 @@ def test_a_connection_for_probes_answers_them_and_closes() -> None:
 
             await probed({"type": "http", "path": path, "headers": []}, receive, send)
             assert sent[0]["status"] == status
-            assert [value for name, value in sent[0]["headers"] if name == b"connection"] == [b"close"]
+            assert [value for name, value in sent[0]["headers"] if name == b"connection"] == [
+                b"close"
+            ]
         assert asked == ["/health", "/ready", "/metrics"]
 
     run_virtual(main())
@@ -566,8 +684,12 @@ def test_a_connection_for_probes_answers_them_and_closes() -> None:
 
 
 @pytest.mark.parametrize(("size", "keeps"), [(1 << 20, True), ((1 << 20) + 1, False)])
-def test_a_body_of_a_mebibyte_is_read_for_the_sake_of_the_connection(size: int, keeps: bool) -> None:
-    sent, _, took = run_virtual(refuse([part(1, more=True), None], [(b"content-length", b"%d" % size)]))
+def test_a_body_of_a_mebibyte_is_read_for_the_sake_of_the_connection(
+    size: int, keeps: bool
+) -> None:
+    sent, _, took = run_virtual(
+        refuse([part(1, more=True), None], [(b"content-length", b"%d" % size)])
+    )
     assert (b"connection" not in dict(sent[0]["headers"]), took) == (keeps, 5.0 if keeps else 1.0)
 
 
@@ -588,14 +710,31 @@ def test_a_message_without_more_is_the_end_of_a_body() -> None:
 
 def test_places_are_told_once_a_second_to_those_who_listen() -> None:
     async def main() -> None:
-        requests = [Waiting(Request(id=name, arrived_at=0.0, prompt_tokens=1, max_output_tokens=1)) for name in "abc"]
+        requests = [
+            Waiting(Request(id=name, arrived_at=0.0, prompt_tokens=1, max_output_tokens=1))
+            for name in "abc"
+        ]
         gateway: Any = SimpleNamespace(batcher=SimpleNamespace(waiting=requests))
-        waits_of: Any = SimpleNamespace(wait=lambda place: None if place == 0 else Wait(2.0 * place))
+        waits_of: Any = SimpleNamespace(
+            wait=lambda place: None if place == 0 else Wait(2.0 * place)
+        )
         for known in (waits_of, None):
-            places, told, began = Places(gateway, known), list[tuple[Any, ...]](), asyncio.get_running_loop().time()
+            places, told, began = (
+                Places(gateway, known),
+                list[tuple[Any, ...]](),
+                asyncio.get_running_loop().time(),
+            )
 
-            def tell(name: str, place: int, wait: float | None, told: list[Any] = told, began: float = began) -> None:
-                told.append((name, place, wait, round(asyncio.get_running_loop().time() - began, 6)))
+            def tell(
+                name: str,
+                place: int,
+                wait: float | None,
+                told: list[Any] = told,
+                began: float = began,
+            ) -> None:
+                told.append(
+                    (name, place, wait, round(asyncio.get_running_loop().time() - began, 6))
+                )
 
             for name in "ac":
                 places.listen(name, partial(tell, name))
@@ -603,7 +742,11 @@ def test_places_are_told_once_a_second_to_those_who_listen() -> None:
             assert told == []
             await asyncio.sleep(1.5)
             third = None if known is None else 4.0
-            assert told == [(name, place, wait, at) for at in (1.0, 2.0) for name, place, wait in (("a", 0, None), ("c", 2, third))]
+            assert told == [
+                (name, place, wait, at)
+                for at in (1.0, 2.0)
+                for name, place, wait in (("a", 0, None), ("c", 2, third))
+            ]
             places.forget("a")
             assert places._timer is not None
             places.forget("c")

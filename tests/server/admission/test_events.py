@@ -1,4 +1,6 @@
-"""Streams that speak while they wait: comments, keep-alive comments, losses after the headers have left."""
+"""Streams that speak while they wait: comments, keep-alive comments, losses after the headers
+have left.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +20,43 @@ PATH = "/v1/completions"
 
 def told(made: Call) -> list[dict[str, Any]]:
     """The queue's comments so far."""
-    return [json.loads(line[8:]) for line in made.body.split(b"\n\n") if line.startswith(b": queue ")]
+    return [
+        json.loads(line[8:]) for line in made.body.split(b"\n\n") if line.startswith(b": queue ")
+    ]
 
 
-def test_a_waiting_stream_has_its_headers_at_once_and_is_told_its_place_until_its_dispatch() -> None:
+def test_a_waiting_stream_has_its_headers_at_once_and_is_told_its_place_until_its_dispatch() -> (
+    None
+):
     async def main() -> None:
         async with running("single", overload=OverloadSettings(queue_events=True)) as (app, _):
-            await call(app, "POST", PATH, completion(max_tokens=2000))  # 1.852 s: a service that waits are computed from
-            calls = [Call(app, "POST", PATH, completion(max_tokens=2000, stream=True)) for _ in range(3)]
+            await call(
+                app, "POST", PATH, completion(max_tokens=2000)
+            )  # 1.852 s: a service that waits are computed from
+            calls = [
+                Call(app, "POST", PATH, completion(max_tokens=2000, stream=True)) for _ in range(3)
+            ]
             await asyncio.sleep(0.001)
             assert [made.status for made in calls] == [200] * 3
             assert "x-kendall-queueing-delay-ms" not in calls[2].headers
             assert calls[2].headers["x-kendall-queue-position"] == "1"
-            assert float(calls[2].headers["x-kendall-predicted-wait-ms"]) == pytest.approx(2 * 1852.25, abs=1)
+            assert float(calls[2].headers["x-kendall-predicted-wait-ms"]) == pytest.approx(
+                2 * 1852.25, abs=1
+            )
             assert told(calls[0]) == []
             await asyncio.sleep(2.5)
-            places = [(each["queue_position"], each["predicted_wait_ms"]) for each in told(calls[2])]
+            places = [
+                (each["queue_position"], each["predicted_wait_ms"]) for each in told(calls[2])
+            ]
             assert [place for place, _ in places] == [1, 1, 0]
             assert [wait for _, wait in places] == pytest.approx([3704.5, 2704.5, 1704.5], abs=2)
             for made in calls:
                 await made.task
             assert told(calls[2])[-1] == {"queueing_delay_ms": pytest.approx(3704.5, abs=1)}
             assert calls[2].events()[-1] == "[DONE]"
-            assert sum(bool(event["choices"][0]["text"]) for event in calls[2].events()[:-1]) == 2000
+            assert (
+                sum(bool(event["choices"][0]["text"]) for event in calls[2].events()[:-1]) == 2000
+            )
 
     run_virtual(main())
 
@@ -51,7 +67,9 @@ def test_places_are_told_each_second_and_a_keep_alive_is_a_comment() -> None:
 
 def test_an_answer_that_is_not_streamed_is_as_ever() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(queue_events=True, sse_keep_alive_interval=0.001)) as (app, _):
+        async with running(
+            "single", overload=OverloadSettings(queue_events=True, sse_keep_alive_interval=0.001)
+        ) as (app, _):
             first = Call(app, "POST", PATH, completion(max_tokens=100))
             answer = await call(app, "POST", PATH, completion())
             await first.task
@@ -63,7 +81,9 @@ def test_an_answer_that_is_not_streamed_is_as_ever() -> None:
 @pytest.mark.parametrize("events", [True, False])
 def test_a_loss_after_the_headers_is_told_in_the_stream(events: bool) -> None:
     async def main() -> None:
-        overload = OverloadSettings(queue_events=events, sse_keep_alive_interval=0.0 if events else 0.02)
+        overload = OverloadSettings(
+            queue_events=events, sse_keep_alive_interval=0.0 if events else 0.02
+        )
         async with running("single", overload=overload) as (app, gateway):
             first = Call(app, "POST", PATH, completion(max_tokens=500))
             await asyncio.sleep(0.001)
@@ -80,7 +100,10 @@ def test_a_loss_after_the_headers_is_told_in_the_stream(events: bool) -> None:
 
 def test_a_loss_before_the_headers_has_its_status() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(sse_keep_alive_interval=10.0)) as (app, _):
+        async with running("single", overload=OverloadSettings(sse_keep_alive_interval=10.0)) as (
+            app,
+            _,
+        ):
             first = Call(app, "POST", PATH, completion(max_tokens=500))
             await asyncio.sleep(0.001)
             lost = await call(app, "POST", PATH, completion(stream=True, patience=0.05))
@@ -94,7 +117,10 @@ def test_keep_alives_fill_silence_only() -> None:
     """A wait of 0.46 s in the queue: two at 0.2 s; tokens come each millisecond: none."""
 
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(sse_keep_alive_interval=0.2)) as (app, _):
+        async with running("single", overload=OverloadSettings(sse_keep_alive_interval=0.2)) as (
+            app,
+            _,
+        ):
             first = Call(app, "POST", PATH, completion(max_tokens=500, stream=True))
             await asyncio.sleep(0.001)
             second = await call(app, "POST", PATH, completion(max_tokens=500, stream=True))
@@ -110,7 +136,10 @@ def test_keep_alives_fill_silence_only() -> None:
 
 def test_a_waiting_stream_whose_client_leaves_is_gone_from_queue_and_listeners() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(queue_events=True)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(queue_events=True)) as (
+            app,
+            gateway,
+        ):
             first = Call(app, "POST", PATH, completion(max_tokens=2000))
             await asyncio.sleep(0.001)
             waiting = Call(app, "POST", PATH, completion(stream=True))

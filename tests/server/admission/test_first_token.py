@@ -1,4 +1,6 @@
-"""Admission by the time to first token, on virtual time: a wrong estimate shuts nobody out, and what makes it wrong is left out."""
+"""Admission by the time to first token, on virtual time: a wrong estimate shuts nobody out, and
+what makes it wrong is left out.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,19 @@ class Pausing(EmulatedEngine):
 
 
 @asynccontextmanager
-async def pausing(policy: str = "continuous:max_batch_size=4", **settings: Any) -> AsyncIterator[tuple[Any, Gateway, Pausing]]:
-    """A gateway whose engine can be paused; without a watch for stuck engines, which would replace it."""
+async def pausing(
+    policy: str = "continuous:max_batch_size=4", **settings: Any
+) -> AsyncIterator[tuple[Any, Gateway, Pausing]]:
+    """A gateway whose engine can be paused; without a watch for stuck engines, which would
+    replace it.
+    """
     engine = Pausing(parse_law(LAW))
-    fixed: dict[str, Any] = {"model": "tiny", "served_model_name": "tiny", "prediction_interval": 0, "allow_forced_lengths": True}
+    fixed: dict[str, Any] = {
+        "model": "tiny",
+        "served_model_name": "tiny",
+        "prediction_interval": 0,
+        "allow_forced_lengths": True,
+    }
     fixed["supervision"] = SupervisionSettings(stuck_timeout=0)
     gateway = Gateway(Settings(policy=policy, **(fixed | settings)), engine, parse_law(LAW))
     ready = asyncio.Event()
@@ -75,7 +86,9 @@ async def paused_calls(app: Any, engine: Pausing, count: int, seconds: float = 4
         assert made.status == 200
 
 
-@pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "single", "capped:max_batch_size=4"])
+@pytest.mark.parametrize(
+    "policy", ["continuous:max_batch_size=4", "single", "capped:max_batch_size=4"]
+)
 @pytest.mark.parametrize("before", [0, 5])
 def test_after_a_pause_an_idle_gateway_takes_every_call(policy: str, before: int) -> None:
     """Even if the pause is all that it has seen: 40 of 40 were refused, for ever."""
@@ -100,7 +113,9 @@ def test_after_a_change_of_the_token_limit_an_idle_gateway_takes_every_call() ->
 
 
 def test_a_pause_changes_no_estimate_once_services_are_known() -> None:
-    """All slots but one are taken, so that the estimate decides; it is what it was before the pause."""
+    """All slots but one are taken, so that the estimate decides; it is what it was before the
+    pause.
+    """
 
     async def main() -> None:
         async with pausing() as (app, gateway, engine):
@@ -117,7 +132,9 @@ def test_a_pause_changes_no_estimate_once_services_are_known() -> None:
 
 
 def test_the_refusal_names_the_first_token_and_the_client_comes_back_when_it_is_told_to() -> None:
-    """One is in service, and the only service seen was a pause: no wait is short enough. So it is told when the gateway will be idle."""
+    """One is in service, and the only service seen was a pause: no wait is short enough. So it
+    is told when the gateway will be idle.
+    """
 
     async def main() -> None:
         async with pausing() as (app, gateway, engine):
@@ -126,7 +143,11 @@ def test_the_refusal_names_the_first_token_and_the_client_comes_back_when_it_is_
             began = gateway.now()
             refused = await call(app, "POST", PATH, completion(), SOON)
             error = refused.json()["error"]
-            assert (refused.status, error["code"], error["param"]) == (429, "slo_unattainable", "x-llm-d-slo-ttft-ms")
+            assert (refused.status, error["code"], error["param"]) == (
+                429,
+                "slo_unattainable",
+                "x-llm-d-slo-ttft-ms",
+            )
             assert "the predicted p90 of the time to first token is 4" in error["message"]
             assert "expected at most 0.5 s" in error["message"]
             assert "-" not in error["message"], "no negative time"
@@ -140,8 +161,12 @@ def test_the_refusal_names_the_first_token_and_the_client_comes_back_when_it_is_
     run_virtual(main())
 
 
-@pytest.mark.parametrize("policy", ["continuous:max_batch_size=4", "single", "capped:max_batch_size=4"])
-def test_where_no_wait_is_short_enough_the_client_is_told_when_the_gateway_is_idle(policy: str) -> None:
+@pytest.mark.parametrize(
+    "policy", ["continuous:max_batch_size=4", "single", "capped:max_batch_size=4"]
+)
+def test_where_no_wait_is_short_enough_the_client_is_told_when_the_gateway_is_idle(
+    policy: str,
+) -> None:
     async def main() -> None:
         async with running(policy) as (app, gateway):
             await warm(app, 5)
@@ -153,13 +178,17 @@ def test_where_no_wait_is_short_enough_the_client_is_told_when_the_gateway_is_id
             assert after == pytest.approx(0.465, abs=0.01)
             await asyncio.sleep(began + after - gateway.now())
             assert held.task.done()
-            assert (await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "1"})).status == 200
+            assert (
+                await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "1"})
+            ).status == 200
 
     run_virtual(main())
 
 
 def test_what_one_call_corrects_the_next_may_use() -> None:
-    """After the only service seen was a pause, a few services in an idle gateway make room for calls beside others."""
+    """After the only service seen was a pause, a few services in an idle gateway make room for
+    calls beside others.
+    """
 
     async def main() -> None:
         async with pausing() as (app, _, engine):
@@ -178,8 +207,12 @@ def test_what_one_call_corrects_the_next_may_use() -> None:
 
 
 @pytest.mark.parametrize("slo", ["p99_queueing_delay=10ms", "mean_queueing_delay=10ms"])
-def test_an_idle_gateway_admits_a_call_that_misses_the_operators_objective_by_itself(slo: str) -> None:
-    """Eight sequences under `single`: the last one waits for seven services. Beside another call they are refused."""
+def test_an_idle_gateway_admits_a_call_that_misses_the_operators_objective_by_itself(
+    slo: str,
+) -> None:
+    """Eight sequences under `single`: the last one waits for seven services. Beside another call
+    they are refused.
+    """
 
     async def main() -> None:
         async with running("single", overload=OverloadSettings(slo=slo)) as (app, _):
@@ -195,7 +228,9 @@ def test_an_idle_gateway_admits_a_call_that_misses_the_operators_objective_by_it
 
 def test_without_estimates_a_refusal_says_when_to_come_back_and_no_more() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_reqs=1, wait_estimates=False)) as (app, _):
+        async with running(
+            "single", overload=OverloadSettings(max_num_queued_reqs=1, wait_estimates=False)
+        ) as (app, _):
             await warm(app)
             held = await full(app, 1)
             refused = await call(app, "POST", PATH, completion())
@@ -229,8 +264,12 @@ def test_a_service_across_a_restart_is_left_out() -> None:
     assert (slots.first_token, slots.scv) == (pytest.approx(0.1), pytest.approx(0.0))
 
 
-@pytest.mark.parametrize(("took", "interruptions", "mean"), [(0.3, 0, 0.147), (0.3, 1, 0.1), (6.0, 0, 0.1)])
-def test_a_batch_across_a_restart_or_a_pause_is_left_out(took: float, interruptions: int, mean: float) -> None:
+@pytest.mark.parametrize(
+    ("took", "interruptions", "mean"), [(0.3, 0, 0.147), (0.3, 1, 0.1), (6.0, 0, 0.1)]
+)
+def test_a_batch_across_a_restart_or_a_pause_is_left_out(
+    took: float, interruptions: int, mean: float
+) -> None:
     seen = ServiceSeen()
     for number in range(5):
         serve_batch(seen, float(number), 0.1, 0)
@@ -243,16 +282,26 @@ def test_a_batch_across_a_restart_or_a_pause_is_left_out(took: float, interrupti
 def serve_batch(seen: ServiceSeen, began: float, took: float, interruptions: int) -> None:
     """Of two requests of one token."""
     ending = SimpleNamespace(output_tokens=1)
-    member = SimpleNamespace(at=SimpleNamespace(first_token=began + took), ending=ending, interruptions=interruptions)
+    member = SimpleNamespace(
+        at=SimpleNamespace(first_token=began + took), ending=ending, interruptions=interruptions
+    )
     policy = SimpleNamespace(joins_running=False)
-    batch: Any = SimpleNamespace(policy_text="", policy=policy, server_id=0, dispatched_at=began, tickets=[member, member])
+    batch: Any = SimpleNamespace(
+        policy_text="", policy=policy, server_id=0, dispatched_at=began, tickets=[member, member]
+    )
     seen.on_dispatch(batch)
     seen.on_idle(0, began + took)
 
 
 def record(dispatched_at: float, first_token: float, **fields: Any) -> Record:
     at = dispatched_at + first_token
-    times = {"dispatched_at": dispatched_at, "first_token_at": at, "last_token_at": at, "service_time": first_token, "output_tokens": 1}
+    times = {
+        "dispatched_at": dispatched_at,
+        "first_token_at": at,
+        "last_token_at": at,
+        "service_time": first_token,
+        "output_tokens": 1,
+    }
     return Record(request_id="r", outcome="completed", policy="", **(times | fields))
 
 
@@ -262,7 +311,10 @@ def test_a_pause_is_left_out_however_many_it_held_up_and_a_slower_engine_is_not(
     for _ in range(20):
         assert not pauses.lengthened(now, now + 0.1, None, 1, now + 0.1)
         now += 0.1
-    assert all(pauses.lengthened(now, now + 5.0, None, 1, now + 5.0 + late) for late in (0.0, 0.1, 0.2, 0.3)), "one pause, four services"
+    assert all(
+        pauses.lengthened(now, now + 5.0, None, 1, now + 5.0 + late)
+        for late in (0.0, 0.1, 0.2, 0.3)
+    ), "one pause, four services"
     now += 6.0
     assert not pauses.lengthened(now, now + 0.1, None, 1, now + 0.1)
     left_out = 0
@@ -282,7 +334,9 @@ def test_a_pause_between_tokens_is_seen_and_a_long_answer_is_none() -> None:
 
 
 def test_gaps_between_departures_age_with_time() -> None:
-    """One slot, first twice a second for half a minute, then after a long silence once a second: the second pace counts."""
+    """One slot, first twice a second for half a minute, then after a long silence once a second:
+    the second pace counts.
+    """
     seen = ServiceSeen()
 
     def depart(began: float, gap: float, count: int) -> None:
@@ -297,7 +351,9 @@ def test_gaps_between_departures_age_with_time() -> None:
     depart(30.0 + 10 * HALF_LIFE, 1.0, 4)
     after = seen.slots(1)
     assert after is not None
-    assert after.throughput == pytest.approx(1.0, rel=0.02), "60 gaps of before weigh less than one of now"
+    assert after.throughput == pytest.approx(1.0, rel=0.02), (
+        "60 gaps of before weigh less than one of now"
+    )
 
 
 def test_evidence_ages_and_a_silence_alone_changes_nothing() -> None:

@@ -1,4 +1,6 @@
-"""What one call may ask for: bounds on its sequences and on what a client sizes, checked before anything is built of it."""
+"""What one call may ask for: bounds on its sequences and on what a client sizes, checked before
+anything is built of it.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,32 @@ BOMB = completion(prompt=["a"] * 1024, n=128)
 def test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_is_built(
     draining: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No prompt is tokenised, no sequence made, none recorded: not even by a gateway that refuses every call."""
+    """No prompt is tokenised, no sequence made, none recorded: not even by a gateway that
+    refuses every call.
+    """
     monkeypatch.setattr(calls, "works_of", lambda *_, **__: pytest.fail("sequences were built"))
 
     async def main() -> None:
         async with running() as (app, gateway):
-            monkeypatch.setattr(gateway.engine, "encode", lambda _: pytest.fail("a prompt was tokenised"))
+            monkeypatch.setattr(
+                gateway.engine, "encode", lambda _: pytest.fail("a prompt was tokenised")
+            )
             if draining:
                 await gateway.drain()
             refused = await call(app, "POST", PATH, BOMB)
             error = refused.json()["error"]
-            assert (refused.status, error["code"], error["param"]) == (400, "too_many_sequences", "prompt")
+            assert (refused.status, error["code"], error["param"]) == (
+                400,
+                "too_many_sequences",
+                "prompt",
+            )
             assert "131072 sequences" in error["message"]
             assert f"at most {MAX_SEQUENCES} (--max-sequences-per-call" in error["message"]
-            assert counted(gateway, "kendall_requests_total") == counted(gateway, "kendall_rejections_total") == 0
+            assert (
+                counted(gateway, "kendall_requests_total")
+                == counted(gateway, "kendall_rejections_total")
+                == 0
+            )
 
     run_virtual(main())
 
@@ -46,7 +60,9 @@ def test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_
 def test_the_operator_sets_how_many_sequences_a_call_may_have() -> None:
     async def main() -> None:
         async with running(overload=OverloadSettings(max_sequences_per_call=6)) as (app, _):
-            assert (await call(app, "POST", PATH, completion(prompt=["a", "b", "c"], n=2))).status == 200
+            assert (
+                await call(app, "POST", PATH, completion(prompt=["a", "b", "c"], n=2))
+            ).status == 200
             refused = await call(app, "POST", PATH, completion(prompt=["a"], n=7))
             assert (refused.status, refused.json()["error"]["param"]) == (400, "n")
             assert (await call(app, "POST", "/v1/chat/completions", CHAT | {"n": 7})).status == 400
@@ -56,7 +72,10 @@ def test_the_operator_sets_how_many_sequences_a_call_may_have() -> None:
 
 def test_a_call_that_never_fits_is_400_and_not_told_to_come_back() -> None:
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (app, gateway):
+        async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (
+            app,
+            gateway,
+        ):
             refused = await call(app, "POST", PATH, completion(n=5))
             assert (refused.status, refused.json()["error"]["code"]) == (400, "too_many_sequences")
             assert "at most 4 (--max-num-queued-reqs" in refused.json()["error"]["message"]
@@ -68,13 +87,20 @@ def test_a_call_that_never_fits_is_400_and_not_told_to_come_back() -> None:
 
 
 def test_an_idle_gateway_admits_a_call_beyond_the_adaptive_limit() -> None:
-    """The limit is at least 2 here; a call of 5 would be refused for ever, with nothing in the system."""
+    """The limit is at least 2 here; a call of 5 would be refused for ever, with nothing in the
+    system.
+    """
 
     async def main() -> None:
-        async with running("single", overload=OverloadSettings(adaptive_concurrency=True)) as (app, _):
+        async with running("single", overload=OverloadSettings(adaptive_concurrency=True)) as (
+            app,
+            _,
+        ):
             made = Call(app, "POST", PATH, completion(n=5, max_tokens=20))
             await asyncio.sleep(0.001)
-            assert (await call(app, "POST", PATH, completion())).status == 429, "now the limit holds"
+            assert (await call(app, "POST", PATH, completion())).status == 429, (
+                "now the limit holds"
+            )
             await made.task
             assert made.status == 200
 
@@ -113,18 +139,33 @@ LARGE: list[tuple[str, dict[str, Any], str]] = [
     ("completions", {"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     ("completions", {"logit_bias": {str(token): 1 for token in range(4097)}}, "logit_bias"),
     ("chat/completions", {"messages": CHAT["messages"] * 4097}, "messages"),
-    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]}, "messages[0].content"),
-    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1000}] * 9}, "messages"),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1025}]},
+        "messages[0].content",
+    ),
+    (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1000}] * 9},
+        "messages",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("endpoint", "fields", "param"), LARGE)
-def test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it(endpoint: str, fields: dict[str, Any], param: str) -> None:
+def test_what_a_client_sizes_is_bounded_before_the_engine_hears_of_it(
+    endpoint: str, fields: dict[str, Any], param: str
+) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
             for name in ("encode", "encode_chat", "check_sampling"):
                 setattr(gateway.engine, name, lambda *_: pytest.fail("the engine was asked"))
-            refused = await call(app, "POST", f"/v1/{endpoint}", (CHAT if "chat" in endpoint else completion()) | fields)
+            refused = await call(
+                app,
+                "POST",
+                f"/v1/{endpoint}",
+                (CHAT if "chat" in endpoint else completion()) | fields,
+            )
             error = refused.json()["error"]
             assert (refused.status, error["code"]) == (400, "invalid_request"), error
             assert error["param"].startswith(param)
@@ -140,9 +181,15 @@ def test_what_is_within_the_bounds_is_served() -> None:
             fields["logit_bias"] = {str(token): 1 for token in range(4096)}
             assert (await call(app, "POST", PATH, completion(**fields))).status == 200
             parts = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 900}] * 2
-            assert (await call(app, "POST", "/v1/chat/completions", CHAT | {"messages": parts})).status == 200
-            long = await call(app, "POST", "/v1/chat/completions", CHAT | {"messages": CHAT["messages"] * 4096})
-            assert long.json()["error"]["code"] == "context_length_exceeded", "the model's own bound"
+            assert (
+                await call(app, "POST", "/v1/chat/completions", CHAT | {"messages": parts})
+            ).status == 200
+            long = await call(
+                app, "POST", "/v1/chat/completions", CHAT | {"messages": CHAT["messages"] * 4096}
+            )
+            assert long.json()["error"]["code"] == "context_length_exceeded", (
+                "the model's own bound"
+            )
             words = await call(app, "POST", PATH, completion(bad_words=["x" * 32] * 128))
             assert words.status == 501, "the emulated engine has no such thing"
 
@@ -163,7 +210,9 @@ def test_the_sequences_of_a_call_share_what_a_client_sized() -> None:
     run_virtual(main())
 
 
-def test_an_error_looks_at_the_beginning_of_what_was_sent_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_looks_at_the_beginning_of_what_was_sent_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Unseen:
         def __repr__(self) -> str:
             pytest.fail("a value far behind the beginning was written")
@@ -172,7 +221,9 @@ def test_an_error_looks_at_the_beginning_of_what_was_sent_only(monkeypatch: pyte
     assert len(excerpt({str(key): 1 for key in range(10)} | {"last": Unseen()})) <= 80
     assert excerpt("it's") == repr("it's")
     asked: list[str] = []
-    monkeypatch.setattr(unserved.difflib, "get_close_matches", lambda name, *_: asked.append(name) or [])
+    monkeypatch.setattr(
+        unserved.difflib, "get_close_matches", lambda name, *_: asked.append(name) or []
+    )
 
     async def main() -> None:
         async with running() as (app, _):

@@ -1,4 +1,6 @@
-"""The parts on their own: settings, what a call may ask, token buckets, the adaptive limit, moments that forget."""
+"""The parts on their own: settings, what a call may ask, token buckets, the adaptive limit,
+moments that forget.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,14 @@ def test_an_slo_is_a_level_and_seconds(text: str, target: DelayTarget) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["p99_sojourn_time=2s", "p99_queueing_delay", "p0_queueing_delay=1s", "p99_queueing_delay=0s", "p99_queueing_delay=1e999s", "2s"],
+    [
+        "p99_sojourn_time=2s",
+        "p99_queueing_delay",
+        "p0_queueing_delay=1s",
+        "p99_queueing_delay=0s",
+        "p99_queueing_delay=1e999s",
+        "2s",
+    ],
 )
 def test_an_slo_that_cannot_be_admitted_by_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(SpecError, match="expected"):
@@ -92,8 +101,12 @@ def test_nothing_but_the_queue_is_bounded_until_something_is_named() -> None:
         ([(b"x-llm-d-inference-ttl", b"9s"), (b"x-llm-d-inference-ttl", b"4s")], 6.0, None, 4.0),
     ],
 )
-def test_patience_is_the_least_that_anybody_named(headers: Any, body: float | None, default: float | None, patience: float | None) -> None:
-    assert demand_of(headers, body, default).patience == (None if patience is None else pytest.approx(patience))
+def test_patience_is_the_least_that_anybody_named(
+    headers: Any, body: float | None, default: float | None, patience: float | None
+) -> None:
+    assert demand_of(headers, body, default).patience == (
+        None if patience is None else pytest.approx(patience)
+    )
 
 
 def test_a_call_that_asks_nothing_costs_nothing() -> None:
@@ -196,15 +209,25 @@ def test_recent_moments_follow_a_change() -> None:
 
 
 def test_answers_that_end_together_do_not_make_slots_look_fast() -> None:
-    """Eight slots of one second that keep step: eight departures a second, whatever the gaps within a step were."""
+    """Eight slots of one second that keep step: eight departures a second, whatever the gaps
+    within a step were.
+    """
     seen = ServiceSeen()
     for index in range(8):
-        record = Record(request_id=str(index), outcome="completed", policy="", dispatched_at=0.0, service_time=1.0)
+        record = Record(
+            request_id=str(index),
+            outcome="completed",
+            policy="",
+            dispatched_at=0.0,
+            service_time=1.0,
+        )
         seen.on_record(record, 1.0 + index * 1e-5, somebody_waits=True)
     slots = seen.slots(8)
     assert slots is not None
     assert slots.throughput == pytest.approx(8.0)
-    record = Record(request_id="later", outcome="completed", policy="", dispatched_at=1.0, service_time=1.0)
+    record = Record(
+        request_id="later", outcome="completed", policy="", dispatched_at=1.0, service_time=1.0
+    )
     seen.on_record(record, 9.0, somebody_waits=True)
     slower = seen.slots(8)
     assert slower is not None

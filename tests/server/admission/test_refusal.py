@@ -1,4 +1,6 @@
-"""A refusal leaves before the body is in, and the connection behaves afterwards: raw ASGI, and sockets to a real server."""
+"""A refusal leaves before the body is in, and the connection behaves afterwards: raw ASGI, and
+sockets to a real server.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ ERROR = ApiError(429, "queue_full", "no", retry_after=2.5)
 PATIENCE = 30.0  # seconds
 
 
-async def refuse(messages: list[Any], headers: list[tuple[bytes, bytes]]) -> tuple[list[Any], list[int], float]:
-    """What was sent, how many messages had been read at each send, and how long it took; `None` in messages is silence."""
+async def refuse(
+    messages: list[Any], headers: list[tuple[bytes, bytes]]
+) -> tuple[list[Any], list[int], float]:
+    """What was sent, how many messages had been read at each send, and how long it took; `None`
+    in messages is silence.
+    """
     sent: list[Any] = []
     read_before: list[int] = []
     read = 0
@@ -57,11 +63,17 @@ def part(size: int, *, more: bool) -> dict[str, Any]:
 
 
 def test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends() -> None:
-    sent, read_before, _ = run_virtual(refuse([part(10, more=True), part(10, more=False)], [(b"content-length", b"20")]))
+    sent, read_before, _ = run_virtual(
+        refuse([part(10, more=True), part(10, more=False)], [(b"content-length", b"20")])
+    )
     start, body, end = sent
     headers = dict(start["headers"])
     assert start["status"] == 429
-    assert (headers[b"retry-after"], headers[b"retry-after-ms"], headers[b"x-request-id"]) == (b"3", b"2500", b"id-1")
+    assert (headers[b"retry-after"], headers[b"retry-after-ms"], headers[b"x-request-id"]) == (
+        b"3",
+        b"2500",
+        b"id-1",
+    )
     assert b"connection" not in headers
     assert json.loads(body["body"])["error"]["code"] == "queue_full"
     assert len(body["body"]) == int(headers[b"content-length"])
@@ -75,13 +87,20 @@ def test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_befor
         ([(b"content-length", b"20")], refusal.MOST_SECONDS),  # a slow client
         ([(b"content-length", b"99999999")], refusal.LINGER),  # more than is worth reading
         ([(b"transfer-encoding", b"chunked")], refusal.LINGER),  # nobody knows how much
-        ([(b"content-length", b"20"), (b"expect", b"100-continue")], 0.0),  # it waits for leave to send, and gets none
+        (
+            [(b"content-length", b"20"), (b"expect", b"100-continue")],
+            0.0,
+        ),  # it waits for leave to send, and gets none
     ],
 )
-def test_nobody_holds_a_refused_connection_for_long(headers: list[tuple[bytes, bytes]], seconds: float) -> None:
+def test_nobody_holds_a_refused_connection_for_long(
+    headers: list[tuple[bytes, bytes]], seconds: float
+) -> None:
     sent, _, took = run_virtual(refuse([part(1, more=True), None], headers))
     assert took == pytest.approx(seconds)
-    assert (dict(sent[0]["headers"]).get(b"connection") == b"close") == (seconds < refusal.MOST_SECONDS)
+    assert (dict(sent[0]["headers"]).get(b"connection") == b"close") == (
+        seconds < refusal.MOST_SECONDS
+    )
     assert sent[-1]["more_body"] is False
 
 
@@ -94,20 +113,30 @@ def test_of_a_body_that_is_refused_no_more_is_read_than_a_body_may_have() -> Non
 
 
 def test_a_client_that_leaves_ends_it_at_once() -> None:
-    _, _, took = run_virtual(refuse([part(1, more=True), {"type": "http.disconnect"}], [(b"content-length", b"20")]))
+    _, _, took = run_virtual(
+        refuse([part(1, more=True), {"type": "http.disconnect"}], [(b"content-length", b"20")])
+    )
     assert took == 0.0
 
 
 @asynccontextmanager
 async def served(**overload: Any) -> AsyncIterator[tuple[int, Gateway]]:
-    """A gateway on a socket, in this loop. Its engine takes 100 s over the call that `occupy` makes."""
+    """A gateway on a socket, in this loop. Its engine takes 100 s over the call that `occupy`
+    makes.
+    """
     settings = Settings(
-        model="tiny", served_model_name="tiny", policy="single", prediction_interval=0, overload=OverloadSettings(**overload)
+        model="tiny",
+        served_model_name="tiny",
+        policy="single",
+        prediction_interval=0,
+        overload=OverloadSettings(**overload),
     )
     gateway = Gateway(settings, EmulatedEngine(parse_law(SLOW)), parse_law(SLOW))
     ready = asyncio.Event()
     app = create_app(gateway, on_ready=lambda _: ready.set())
-    config = uvicorn.Config(app, port=0, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, port=0, http=StampedProtocol, ws="none", log_level="error", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     try:
@@ -121,20 +150,32 @@ async def served(**overload: Any) -> AsyncIterator[tuple[int, Gateway]]:
 
 
 def post(length: int, *extra: str) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}", *extra]
+    lines = [
+        "POST /v1/completions HTTP/1.1",
+        "host: x",
+        "content-type: application/json",
+        f"content-length: {length}",
+        *extra,
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
 async def head_and_body(reader: asyncio.StreamReader) -> tuple[bytes, Any]:
     head = await reader.readuntil(b"\r\n\r\n")
-    length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")).split(b":")[1])
+    length = int(
+        next(
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        ).split(b":")[1]
+    )
     return head, json.loads(await reader.readexactly(length))
 
 
 async def occupy(port: int, gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A long call that has the whole bound of one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"model": "tiny", "prompt": [1], "max_tokens": 2000, "ignore_eos": True}).encode()
+    body = json.dumps(
+        {"model": "tiny", "prompt": [1], "max_tokens": 2000, "ignore_eos": True}
+    ).encode()
     writer.write(post(len(body)) + body)
     await eventually(lambda: gateway.batcher.unanswered == 1)
     return reader, writer

@@ -1,8 +1,10 @@
-"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is bounded, the admitted keep their delay.
+"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is
+bounded, the admitted keep their delay.
 
-Counts are judged in every run; costs, memory and times in slow ones. Times that fall short are a failure where the machine let both sides
-run: the sender's lateness and the time that the gateway's thread stood ready without a processor (Linux's schedstat) say so. A run that
-was held back and fell short is repeated; where each was, the machine cannot say anything about times.
+Counts are judged in every run; costs, memory and times in slow ones. Times that fall short are a
+failure where the machine let both sides run: the sender's lateness and the time that the gateway's
+thread stood ready without a processor (Linux's schedstat) say so. A run that was held back and fell
+short is repeated; where each was, the machine cannot say anything about times.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ CONNECTIONS = 2000
 MOST_LATE, MOST_HELD = 0.01, 0.05  # seconds at p99; of the gateway's own time on a processor
 MOST_CPU = 0.8 / (20 * CAPACITY)  # seconds per call or connection: one core keeps up
 log = logging.getLogger(__name__)
-ARGUMENTS = ["tiny", "--engine", "emulated", "--latency", LAW, "--policy", f"capped:max_batch_size={BATCH}"]
+ARGUMENTS = [
+    "tiny",
+    "--engine",
+    "emulated",
+    "--latency",
+    LAW,
+    "--policy",
+    f"capped:max_batch_size={BATCH}",
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +55,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
         pytest.skip(f"{hard} open files are permitted here; {CONNECTIONS} connections need more")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     arguments = [*ARGUMENTS, "--max-num-queued-reqs", str(BOUND), "--prediction-interval", "5"]
-    process = GatewayProcess(arguments, free_port(0), tmp_path_factory.mktemp("flood") / "gateway.log")
+    process = GatewayProcess(
+        arguments, free_port(0), tmp_path_factory.mktemp("flood") / "gateway.log"
+    )
 
     try:
         with started(process):
@@ -56,7 +68,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 
 def offered(process: GatewayProcess, seconds: float) -> Flood:
     port = int(process.url.rsplit(":", 1)[1])
-    return run_flood(port, connections=CONNECTIONS, rate=20 * CAPACITY, seconds=seconds, request=request_bytes(max_tokens=TOKENS))
+    return run_flood(
+        port,
+        connections=CONNECTIONS,
+        rate=20 * CAPACITY,
+        seconds=seconds,
+        request=request_bytes(max_tokens=TOKENS),
+    )
 
 
 def outcomes_of(process: GatewayProcess) -> Counter[str]:
@@ -71,21 +89,36 @@ def processor(process: GatewayProcess) -> tuple[float, float]:
 
 
 def conserved(process: GatewayProcess, seconds: float) -> Flood:
-    """Flood it; every call has one answer, and the gateway's own counts are those of the clients."""
+    """Flood it; every call has one answer, and the gateway's own counts are those of the
+    clients.
+    """
     before = outcomes_of(process)
     found = offered(process, seconds)
     after = outcomes_of(process)
     summary = {status: len(each) for status, each in found.latencies.items()}
     counts = f"sent {found.sent}, held back {found.held_back}, by status {summary}"
-    times = f"refusals p50 {found.quantile(429, 0.5) * 1e3:.1f} ms, p99 {found.quantile(429, 0.99) * 1e3:.1f} ms"
-    log.info("%s; %s; longest delay %.0f ms; sender's p99 lateness %.1f ms", counts, times, max(found.delays), found.late(0.99) * 1e3)
+    times = (
+        f"refusals p50 {found.quantile(429, 0.5) * 1e3:.1f} ms, p99 "
+        f"{found.quantile(429, 0.99) * 1e3:.1f} ms"
+    )
+    log.info(
+        "%s; %s; longest delay %.0f ms; sender's p99 lateness %.1f ms",
+        counts,
+        times,
+        max(found.delays),
+        found.late(0.99) * 1e3,
+    )
     assert set(summary) == {200, 429}
     assert found.lost == 0
     assert sum(summary.values()) == found.sent
     assert found.sent + found.held_back == round(20 * CAPACITY * seconds)
     assert after.get("completed", 0) - before.get("completed", 0) == summary[200]
     assert after.get("rejected", 0) - before.get("rejected", 0) == summary[429]
-    assert not {name for name in ("failed", "abandoned", "cancelled") if after.get(name, 0) > before.get(name, 0)}
+    assert not {
+        name
+        for name in ("failed", "abandoned", "cancelled")
+        if after.get(name, 0) > before.get(name, 0)
+    }
     assert all(each > 0 for each in found.retry_after)
     return found
 
@@ -98,11 +131,15 @@ def shortfalls(found: Flood, seconds: float) -> list[str]:
     instants = len({round(each) for each in found.retry_after})
     judged = {
         f"sent back at {instants} instants": instants > 50,
-        f"p99 of refusals {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99) < 0.05,
-        f"sent {found.sent}, held back {found.held_back}": found.sent > 0.99 * 20 * CAPACITY * seconds,
+        f"p99 of refusals {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99)
+        < 0.05,
+        f"sent {found.sent}, held back {found.held_back}": found.sent
+        > 0.99 * 20 * CAPACITY * seconds,
         f"served {served}: overload costs throughput": served > 0.85 * CAPACITY * seconds,
-        f"delay of an admitted one {max(found.delays):.0f} ms": max(found.delays) < 1.25 * behind * SERVICE * 1e3,
-        f"sent away for {max(found.retry_after):.0f} ms": max(found.retry_after) < 1.25 * drained * SERVICE * 1e3,
+        f"delay of an admitted one {max(found.delays):.0f} ms": max(found.delays)
+        < 1.25 * behind * SERVICE * 1e3,
+        f"sent away for {max(found.retry_after):.0f} ms": max(found.retry_after)
+        < 1.25 * drained * SERVICE * 1e3,
     }
     return [what for what, holds in judged.items() if not holds]
 
@@ -120,7 +157,10 @@ def check(process: GatewayProcess, seconds: float) -> str:
     if not short:
         return ""
     assert late > MOST_LATE or held > MOST_HELD * seconds, short
-    return f"{'; '.join(short)} (sender late by {late * 1e3:.0f} ms at p99, gateway held back for {held:.2f} of {seconds:g} s)"
+    return (
+        f"{'; '.join(short)} (sender late by {late * 1e3:.0f} ms at p99, gateway held back for "
+        f"{held:.2f} of {seconds:g} s)"
+    )
 
 
 def check_repeatedly(process: GatewayProcess, seconds: float, attempts: int) -> None:
@@ -155,15 +195,29 @@ def test_the_costs_and_times_of_the_short_form(gateway: GatewayProcess) -> None:
 
 
 def test_policies_are_switched_under_it_and_nothing_is_lost(gateway: GatewayProcess) -> None:
-    policies = itertools.cycle([f"elastic:max_batch_size={BATCH}", f"continuous:max_batch_size={BATCH}", "dynamic", ARGUMENTS[-1]])
+    policies = itertools.cycle(
+        [
+            f"elastic:max_batch_size={BATCH}",
+            f"continuous:max_batch_size={BATCH}",
+            "dynamic",
+            ARGUMENTS[-1],
+        ]
+    )
     over = threading.Event()
     switched = 0
 
     def switch() -> None:
         nonlocal switched
         while not over.wait(0.25) or switched % 4:
-            body = json.dumps({"policy": next(policies), "max_output_tokens": 12 + switched % 8}).encode()
-            request = urllib.request.Request(gateway.url + "/admin/policy", body, {"content-type": "application/json"}, method="PUT")
+            body = json.dumps(
+                {"policy": next(policies), "max_output_tokens": 12 + switched % 8}
+            ).encode()
+            request = urllib.request.Request(
+                gateway.url + "/admin/policy",
+                body,
+                {"content-type": "application/json"},
+                method="PUT",
+            )
             with urllib.request.urlopen(request) as answer:
                 switched += answer.status == 200
 

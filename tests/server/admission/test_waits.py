@@ -1,4 +1,6 @@
-"""Where a predicted wait comes from: the live model where it knows the law, the services seen where not."""
+"""Where a predicted wait comes from: the live model where it knows the law, the services seen
+where not.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from queueing.measurement.record import Record
 from server.admission.waits import Waits
 
 SLOTS = SlotService(slots=4, throughput=10.0, scv=0.5, first_token=0.02)
-BATCHES = BatchService(largest=2, servers=1, sizes=(1, 2), means=(0.3, 0.5), variances=(0.0, 0.0), first_token=0.04)
+BATCHES = BatchService(
+    largest=2, servers=1, sizes=(1, 2), means=(0.3, 0.5), variances=(0.0, 0.0), first_token=0.04
+)
 
 
 @dataclass
 class FakeGateway:
-    """What waits read of a gateway: its clock, its queue, its engine's bounds and its live model."""
+    """What waits read of a gateway: its clock, its queue, its engine's bounds and its live
+    model.
+    """
 
     policy: str = "continuous:max_batch_size=4"
     at: float = 0.0
@@ -69,12 +75,24 @@ def saw(of: Waits, *services: float, first_token: float = 0.01) -> None:
         of.on_record(record)
 
 
-def batch(policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None) -> Any:
+def batch(
+    policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None
+) -> Any:
     """What waits read of a dispatch."""
     work = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
-    untouched = {"interruptions": 0, "at": SimpleNamespace(first_token=None), "ending": SimpleNamespace(output_tokens=0)}
+    untouched = {
+        "interruptions": 0,
+        "at": SimpleNamespace(first_token=None),
+        "ending": SimpleNamespace(output_tokens=0),
+    }
     ticket = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
-    return SimpleNamespace(policy=parse_policy(policy), policy_text="in force", server_id=0, dispatched_at=at, tickets=[ticket] * size)
+    return SimpleNamespace(
+        policy=parse_policy(policy),
+        policy_text="in force",
+        server_id=0,
+        dispatched_at=at,
+        tickets=[ticket] * size,
+    )
 
 
 @pytest.mark.parametrize("served", [(), (9.0, 9.0, 9.0)])
@@ -86,7 +104,9 @@ def test_slots_wait_by_the_live_model_whatever_was_seen(served: tuple[float, ...
         assert told == SLOTS.wait(place, 4)
         assert told.mean > 0.05
     assert found.service() is SLOTS
-    assert found.first_token() == (0.01 if served else 0.02)  # what was seen of it goes before the model
+    assert found.first_token() == (
+        0.01 if served else 0.02
+    )  # what was seen of it goes before the model
     assert found.until_gone(3) == pytest.approx(0.3)
 
 
@@ -137,7 +157,9 @@ def test_a_request_waits_from_the_place_on_at_which_no_slot_is_free(known: str) 
 
 
 @pytest.mark.parametrize("served", [(), (2.0,)])
-def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_another(served: tuple[float, ...]) -> None:
+def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_another(
+    served: tuple[float, ...],
+) -> None:
     """Its law is of two slots, both taken; the engine has four."""
     found, _ = waits(ahead=SlotService(slots=2, throughput=10.0), in_service=2)
     saw(found, *served)
@@ -154,7 +176,9 @@ def test_batches_are_never_told_of_a_free_slot() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "throughput"), [(0, 8.0), (1, 0.5)])
-def test_only_gaps_between_departures_while_somebody_waited_say_how_fast_full_slots_are(waiting: int, throughput: float) -> None:
+def test_only_gaps_between_departures_while_somebody_waited_say_how_fast_full_slots_are(
+    waiting: int, throughput: float
+) -> None:
     """Two seconds between two departures: with an empty queue the engine had nothing to do."""
     found, gateway = waits(queue_length=waiting, in_service=4)
     saw(found, 0.5)
@@ -182,7 +206,9 @@ def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_
 
 
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
-    """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing; one neither told nor waited 1 ms."""
+    """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing;
+    one neither told nor waited 1 ms.
+    """
     found, gateway = waits(policy="capped:max_batch_size=2")
     found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, told=0.2))
     found.on_dispatch(batch("capped:max_batch_size=2", 2.0, size=1, arrived_at=1.0))
@@ -191,4 +217,6 @@ def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     assert gateway.counted("kendall_wait_predicted_seconds_total") == pytest.approx(0.4005)
     assert gateway.counted("kendall_wait_observed_seconds_total") == pytest.approx(1.1)
     assert gateway.counted("kendall_wait_observed_over_predicted_count") == 3
-    assert gateway.counted("kendall_wait_observed_over_predicted_sum") == pytest.approx(2 * 1.5 + 500)
+    assert gateway.counted("kendall_wait_observed_over_predicted_sum") == pytest.approx(
+        2 * 1.5 + 500
+    )
