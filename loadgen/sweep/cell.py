@@ -80,10 +80,10 @@ class Sending:
     seed: int
     configuration: Mapping[str, Any]  # for the headers
     progress: Status
+    stop_unstable: bool
     path: Path | None = None  # a run file of the sender's side that grows with the run
     processes: int = 1
     why_lost: Callable[[], Awaitable[str | None]] | None = None
-    stop_unstable: bool = True
 
     @property
     def asked(self) -> dict[str, Any]:

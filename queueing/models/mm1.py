@@ -64,10 +64,6 @@ class ExponentialQueue:
         """P(Wq > x)."""
         return self.load * math.exp(-self.decay * x) if x >= 0 else 1.0
 
-    def sojourn_tail(self, x: float) -> float:
-        """P(W > x)."""
-        return math.exp(-self.decay * max(x, 0.0))
-
     def delay_quantile(self, level: float) -> float:
         """0 where P(Wq = 0) = 1 - rho reaches the level."""
         check_level(level)

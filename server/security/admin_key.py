@@ -29,9 +29,7 @@ def with_admin_key(security: SecuritySettings, port: int) -> Iterator[SecuritySe
     """The settings with an admin key; the file of a key that was made is gone afterwards."""
     if security.admin_keys:
         with suppress(OSError, RuntimeError):
-            key_file(port).unlink(
-                missing_ok=True
-            )  # of an earlier gateway on this port, which was killed
+            key_file(port).unlink()  # of an earlier gateway on this port, which was killed
         yield security
         return
     text = secrets.token_urlsafe(24)

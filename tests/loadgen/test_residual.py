@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
 from loadgen.arrivals.timetable import Timetable
+from loadgen.compare import chance
 from loadgen.compare.compare import (
     Comparison,
     Estimate,
@@ -37,6 +39,7 @@ from queueing.latency.speed import Speed
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, served
 from queueing.measurement.statistics import Interval
+from queueing.model import Model
 from tests.loadgen.driver import LAW, LENGTHS, Driver, timetable
 
 RATES = {
@@ -482,3 +485,14 @@ def test_a_short_run_says_nothing_and_an_unstable_one_has_no_prediction() -> Non
 
 def test_the_parts_of_the_service_law_are_three() -> None:
     assert set(SERVICE_LAW) < set(PARTS)
+
+
+def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """t(n - 1) s sqrt(1 + 1 / n) of the means of n runs, each with a stream of its own."""
+    means = np.random.default_rng(1).normal(0.1, 0.02, 40).tolist()
+    given = iter(means)
+    monkeypatch.setattr(chance, "_mean", lambda *_: next(given))
+    model = Model.clipped(parse_policy("single"), LENGTHS, LAW)
+    half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
+    assert chance._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
+    assert next(given, None) is None, "40 runs"

@@ -150,6 +150,9 @@ def test_narrow_tolerances_take_longer_probes() -> None:
         >= 600
     )
     assert probe_requests(model("single"), 500.0, 0.05) == 7500, "and no less than fifteen seconds"
+    one = model("single")
+    cv2 = one.output_tokens.moment(2) / one.output_tokens.mean**2 - 1
+    assert probe_requests(one, 1.0, 0.04) == pytest.approx((3.5 / 0.02) ** 2 * cv2, abs=1)
 
 
 @pytest.mark.slow

@@ -206,6 +206,15 @@ def test_a_linear_trend_remembers_up_to_a_quarter_of_the_run() -> None:
     assert _variance_of_correlation(np.ones(50)) == 0.0
 
 
+@pytest.mark.parametrize(("n", "distance"), [(28, 4), (36, 4), (44, 8)])
+def test_a_step_is_remembered_over_a_fifth_of_the_run(n: int, distance: int) -> None:
+    """Of the n - d pairs at a distance of d, d lie on either side of it."""
+    correlation = (n - 3 * distance) / (n - distance)
+    memory = distance * (4 - 3 * math.sqrt(1 - correlation)) / (1 - correlation)
+    values = np.repeat([-1.0, 1.0], n // 2)
+    assert _variance_of_correlation(values) == pytest.approx(memory / n)
+
+
 @pytest.mark.parametrize("relative", [0.01, 0.1, 0.2, 0.2173])
 def test_a_lucky_mean_is_widened_to_what_it_does_not_exclude(relative: float) -> None:
     """w = mean (1 + u) is where w - mean = 1.15 r w^2 / mean."""

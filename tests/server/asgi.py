@@ -49,10 +49,10 @@ async def running(
     gateway = Gateway(
         Settings(**(defaults | settings)), EmulatedEngine(parse_law(law)), parse_law(law)
     )
-    ready = asyncio.Event()
-    app = create_app(gateway, on_ready=lambda _: ready.set())
+    ready = asyncio.get_running_loop().create_future()
+    app = create_app(gateway, ready.set_exception, lambda _: ready.set_result(None))
     async with app.router.lifespan_context(app):
-        await ready.wait()
+        await ready
         yield app, gateway
 
 

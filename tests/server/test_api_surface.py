@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -388,6 +389,16 @@ def test_offsets_of_a_stream_are_those_of_the_whole_answer_where_text_is_held_ba
             assert [offset for each in logprobs for offset in each["text_offset"]] == whole[
                 "logprobs"
             ]["text_offset"], stop
+
+    on_gateway(main)
+
+
+def test_every_word_of_the_emulated_engine_is_as_likely() -> None:
+    async def main(app: Any, _: Any) -> None:
+        (choice,) = (await post(app, "completions", logprobs=1)).json()["choices"]
+        found = choice["logprobs"]["token_logprobs"]
+        assert found
+        assert set(found) == {-math.log(256)}
 
     on_gateway(main)
 

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from policies import SpecError
+from queueing.latency.law import parse_law
+from queueing.latency.profile import Profile
+from server.engines.emulated import EmulatedEngine
+from server.gateway import Gateway
 from server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
+from server.settings import Settings
 
 OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
 
@@ -105,3 +110,21 @@ def test_one_that_cannot_be_renamed_is_said(
     monkeypatch.setattr("server.live.state_file.put_aside", refused)
     assert load_state(path, OURS | {"servers": 2}) is None
     assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
+
+
+def test_a_restored_law_never_replaces_one_that_is_there() -> None:
+    given, kept = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3"), "k1=5e-3,k2=0,k3=0,k4=1e-3"
+    settings = Settings(model="tiny", served_model_name="tiny")
+    engine = EmulatedEngine(given)
+    profile = Profile(name="tiny", law=given)
+    gateway = Gateway(settings, engine, None)
+    gateway.restore_law(None, None)
+    assert gateway.law is None
+    gateway.restore_law(None, kept)
+    assert gateway.law == parse_law(kept)
+    gateway.restore_law(profile.to_dict(), None)
+    assert gateway.law == parse_law(kept)
+    assert gateway.profile is None
+    other = Gateway(settings, engine, None)
+    other.restore_law(profile.to_dict(), kept)
+    assert (other.law, other.profile) == (given, profile), "the profile says more than the text"

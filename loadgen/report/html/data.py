@@ -64,9 +64,7 @@ def of_folder(folder: Path, results: Results | None = None) -> ReportData:
         raise SpecError(
             f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)"
         )
-    profile = (
-        load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
-    )
+    profile = _profile(folder)
     asked = Asked(law=profile.law if profile else None)
     found = of_files([RunFile.read(path) for path in paths], asked, profile)
     return dataclasses.replace(found, cells=in_order(found.cells))
@@ -120,6 +118,11 @@ def in_order(cells: Sequence[ReportCell]) -> list[ReportCell]:
     return sorted(cells, key=rank)
 
 
+def _profile(folder: Path) -> Profile | None:
+    file = folder / "profile.json"
+    return load_profile(str(file)) if file.is_file() else None
+
+
 def _of_sweep(folder: Path, results: Results) -> ReportData:
     headers, cells = [], []
     for result in results.cells:
@@ -131,9 +134,7 @@ def _of_sweep(folder: Path, results: Results) -> ReportData:
             headers.append(sides["gateway"].header)
             cells.append(_swept(result, sides, results))
     plan = msgspec.to_builtins(results.plan)
-    profile = (
-        load_profile(str(folder / "profile.json")) if (folder / "profile.json").is_file() else None
-    )
+    profile = _profile(folder)
     return dataclasses.replace(
         of_cells(cells, headers, results.law, profile),
         missing=[_missing(result) for result in results.cells if result.comparison is None],

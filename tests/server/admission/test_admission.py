@@ -275,6 +275,20 @@ def test_a_call_names_its_own_budget_for_the_first_token() -> None:
     run_virtual(main())
 
 
+def test_a_call_may_name_its_budget_where_no_bound_is_set() -> None:
+    async def main() -> None:
+        unbounded = OverloadSettings(max_num_queued_reqs=None)
+        async with running("single", overload=unbounded) as (app, gateway):
+            assert not gateway.overload.guarded
+            await warm(app)
+            calls = await full(app, 2)
+            late = await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "300"})
+            assert (late.status, late.json()["error"]["code"]) == (429, "slo_unattainable")
+            await leave(calls)
+
+    run_virtual(main())
+
+
 def test_a_rate_limit_refuses_exactly_what_is_too_fast() -> None:
     async def main() -> None:
         async with running(overload=OverloadSettings(rate_limit=10.0, rate_limit_burst=0.5)) as (
