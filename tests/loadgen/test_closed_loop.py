@@ -110,7 +110,7 @@ def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(loadgen.closed_loop, "Alarms", AtOnce)
+    monkeypatch.setattr(loadgen.sending.closed_loop, "Alarms", AtOnce)
     result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=np.full(4, 5.0)))
     assert [type(clock) for clock in clocks] == [TimerFd if sys.platform == "linux" else Spin]
     assert asked == [record.intended_at for record in result.records]
@@ -164,7 +164,7 @@ def test_users_send_until_the_duration_is_over() -> None:
     outbox = Prompt(ClosedLoop(users=2, duration=1.52))
 
     async def main() -> None:
-        await loadgen.closed_loop.closed_loop(outbox, 0.0)  # type: ignore[arg-type]
+        await loadgen.sending.closed_loop.closed_loop(outbox, 0.0)  # type: ignore[arg-type]
         await asyncio.sleep(10.0)  # until the last is answered, and longer
 
     run_virtual(main())

@@ -81,7 +81,7 @@ def test_nobody_listens_and_nothing_is_written(tmp_path: Path) -> None:
 def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
+    monkeypatch.setattr(loadgen.sending.client.endpoint, "RETRY", 0.05)
     with failing_server("--not-ready", "3") as port:
         assert "answered 503: starting: loading the model" in one_line(load(local(port)))
         result = load(local(port), "--ready-check-timeout", "60", "--json")
@@ -91,7 +91,7 @@ def test_a_server_that_is_not_ready_is_waited_for_where_that_was_asked(
 
 
 def test_a_server_that_never_becomes_ready_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.endpoint, "RETRY", 0.05)
+    monkeypatch.setattr(loadgen.sending.client.endpoint, "RETRY", 0.05)
     result = load(local(free_port(0)), "--ready-check-timeout-sec", "0.2")
     assert result.exit_code == 1
     assert (
@@ -132,7 +132,7 @@ def test_a_server_that_starts_later_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_silent_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.endpoint, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(loadgen.sending.client.endpoint, "ANSWER_LIMIT", 0.3)
     with failing_server("--silent") as port:
         assert "no answer from" in (said := one_line(load(local(port))))
         assert "within 0.3 s" in said

@@ -472,7 +472,7 @@ def test_a_run_writes_its_file_unless_it_is_told_not_to(server_url: str, tmp_pat
     printed.
     """
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr(loadgen.result_files, "_now", lambda: "20260102-030405")
+        clock.setattr(loadgen.report.files.result_files, "_now", lambda: "20260102-030405")
         assert "written: runs/load-20260102-030405.jsonl" in load(server_url).stdout
         assert json.loads(load(server_url, "--json").stdout)["files"] == [
             "runs/load-20260102-030405-2.jsonl"
@@ -592,7 +592,7 @@ def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
         key: file_or_folder(text) for key, text in given.items()
     }
     shown: dict[str, Any] = {"append": False, "detailed": False, "metadata": {}}
-    files = loadgen.result_files.result_files(
+    files = loadgen.report.files.result_files.result_files(
         **paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown
     )
     assert re.fullmatch(run, str(files.run))
@@ -621,6 +621,6 @@ def test_a_long_timetable_is_announced(rate: float, count: int, says: str | None
 def test_the_announcement_comes_before_the_first_request(
     server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loadgen.plan, "LONG", 0.0)
+    monkeypatch.setattr(loadgen.sending.plan, "LONG", 0.0)
     result = load(server_url, "--request-rate", "100", "--num-prompts", "1", "--no-save")
     assert "\nkendall: the 1 request is due 0 s after the start; " in result.stderr

@@ -141,7 +141,9 @@ def test_a_slow_preparation_does_not_shift_what_follows(monkeypatch: pytest.Monk
     async def main() -> None:
         await pace(0.02 + np.arange(20) * 0.01, prepare)
 
-    monkeypatch.setattr(loadgen.pacing, "pacing_clock", lambda: contextlib.nullcontext(Sleep()))
+    monkeypatch.setattr(
+        loadgen.sending.pacing, "pacing_clock", lambda: contextlib.nullcontext(Sleep())
+    )
     run_virtual(main())
     assert left == pytest.approx([0.035, 0.025, 0.015, 0.005, *[0.0] * 16], abs=1e-9)
 

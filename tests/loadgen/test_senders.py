@@ -82,14 +82,14 @@ def test_a_senders_death_loses_only_what_it_had_not_written(
 
     It waits for its last twenty answers when it is killed.
     """
-    started: list[loadgen.senders.Sender] = []
-    begin = loadgen.senders.Sender.begin
+    started: list[loadgen.sending.senders.Sender] = []
+    begin = loadgen.sending.senders.Sender.begin
 
-    def watched(sender: loadgen.senders.Sender, start_at: float) -> None:
+    def watched(sender: loadgen.sending.senders.Sender, start_at: float) -> None:
         begin(sender, start_at)
         started.append(sender)
 
-    monkeypatch.setattr(loadgen.senders.Sender, "begin", watched)
+    monkeypatch.setattr(loadgen.sending.senders.Sender, "begin", watched)
 
     async def held(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if fake_server.row_of(request) in range(20, 60, 2):
@@ -144,9 +144,9 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
             target = Target(base_url=server.url, model="fake")
             table, prompts = (
                 timetable(500, 0.02),
-                loadgen.run.random_prompts(timetable(500), 5, range(10, 99)),
+                loadgen.sending.run.random_prompts(timetable(500), 5, range(10, 99)),
             )
-            job = loadgen.job.Job(
+            job = loadgen.sending.job.Job(
                 target=target,
                 timetable=table,
                 prompts=prompts,
@@ -155,8 +155,8 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
                 seed=5,
                 prefix="load-x",
             )
-            sender = loadgen.senders.Sender(job, tmp_path / "run.jsonl")
-            await sender.start(loadgen.run.Header(writer="load"))
+            sender = loadgen.sending.senders.Sender(job, tmp_path / "run.jsonl")
+            await sender.start(loadgen.sending.run.Header(writer="load"))
             sender.begin(asyncio.get_running_loop().time() + 0.05)
             await received(server, 10)
             await sender.stop()

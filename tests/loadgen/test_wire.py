@@ -151,7 +151,7 @@ def test_cuts_anywhere_make_no_difference() -> None:
 def test_a_connection_is_used_again_unless_the_server_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
+    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
     _, kept = talk(writes(CHUNKED), times=5)
     assert len(set(kept.carried)) == 1
     told, closed = talk(writes(UNTIL_CLOSED, close=True), times=3)
@@ -185,7 +185,7 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(
         ):
             await ask(pool)
             before = server.connections
-            monkeypatch.setattr(loadgen.pool, "KEEPALIVE", -1.0)
+            monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", -1.0)
             assert pool.take() is None
             await ask(pool)
             return server.connections - before
@@ -196,7 +196,7 @@ def test_idle_connections_are_dropped_before_the_server_closes_them(
 def test_the_reserve_is_there_before_the_first_request_and_grows_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loadgen.pool, "KEEPALIVE", math.inf)
+    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
 
     async def main() -> None:
         async with (

@@ -459,7 +459,7 @@ def test_the_gateway_logs_that_a_law_fits_poorly(
 
     run_virtual(main())
     assert "the law fits poorly" not in caplog.text
-    monkeypatch.setattr(queueing.profile, "LEAST_R2", 1.1)
+    monkeypatch.setattr(queueing.latency.profile, "LEAST_R2", 1.1)
     run_virtual(main())
     assert "the law fits poorly" in caplog.text
 
@@ -481,7 +481,7 @@ def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Starting, "signal", number, raising=False)
-    monkeypatch.setattr(server.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
+    monkeypatch.setattr(server.operations.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
     assert cli._run("calibrate", ["tiny"]) == 128 + number
     assert (
         capsys.readouterr().err.splitlines()[-1]

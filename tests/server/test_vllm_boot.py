@@ -219,7 +219,7 @@ def test_stopping_the_engine_is_bounded_and_kills_it_where_vllm_does_not_end(
 LEFT = """
 import atexit, threading
 from kendall import cli
-from server.engines import vllm_boot
+from server.engines.vllm import boot as vllm_boot
 
 atexit.register(print, "tidied up")
 threading.Thread(target=threading.Event().wait, name={name!r}, daemon=True).start()
@@ -260,7 +260,7 @@ def test_a_terminals_ctrl_c_reaches_the_gateway_alone() -> None:
     """
     script = """
 import contextlib, multiprocessing as mp, os, signal
-from server.engines import vllm_process
+from server.engines.vllm import process as vllm_process
 
 def engine(pipe):
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -305,7 +305,7 @@ def test_a_fork_server_of_before_gets_the_environment_of_the_engine(tmp_path: Pa
 import multiprocessing as mp, os
 from multiprocessing import forkserver
 forkserver.ensure_running()
-from server.engines import vllm_process
+from server.engines.vllm import process as vllm_process
 vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
 vllm_process.prepare()
 process = mp.get_context("forkserver").Process(target=os.system, args=("echo $KENDALL_ENGINE_ERROR_FILE > {seen}",))
