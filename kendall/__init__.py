@@ -2,8 +2,8 @@
 `kendall.cli` is the command.
 
 >>> import kendall
->>> answer = kendall.predict("single", 0.5, "deterministic:value=100", "a=0.01,c=0")  # M/D/1: service 1 s, load 0.5
->>> answer.load, answer.queueing_delay.mean
+>>> answer = kendall.predict("single", 0.5, "deterministic:value=100", "a=0.01,c=0")
+>>> answer.load, answer.queueing_delay.mean  # M/D/1: service 1 s, load 0.5
 (0.5, 0.5)
 
 Names are loaded at their first use, so that `import kendall` costs a millisecond; the first call

@@ -2,20 +2,21 @@
 
 Times are seconds, rates are requests per second, lengths are tokens. Every function takes and
 returns single values, no arrays, and changes nothing. Three arguments are texts in the grammar of
-the command line, or what the
-parser of that text returns:
+the command line, or what the parser of that text returns:
 
-policy          when waiting requests start, and how many together: "capped:max_batch_size=8" (`parse_policy`)
-output_tokens   distribution of the output tokens of a request: "lognormal:mu=5,sigma=0.7" (`parse_distribution`)
-latency         service time of a batch: "k1=..,k2=..,k3=..,k4=.." or "a=..,c=.." in seconds, or the name or path
-                of a profile (`parse_latency`)
+policy          when waiting requests start, and how many together: "capped:max_batch_size=8"
+                (`parse_policy`)
+output_tokens   distribution of the output tokens of a request: "lognormal:mu=5,sigma=0.7"
+                (`parse_distribution`)
+latency         service time of a batch: "k1=..,k2=..,k3=..,k4=.." or "a=..,c=.." in seconds, or
+                the name or path of a profile (`parse_latency`)
 
 Errors:
 
 SpecError (a ValueError)    an argument is wrong; the message says what it was and what is expected
 PredictionError             the arguments are right, but there is no answer
   +- UnstableQueueError     more arrives than the policy can serve; `.load` is 1 or more
-  +- NotConvergedError      the numerical method did not reach its accuracy; `.residual` is what remained
+  +- NotConvergedError      the numerical method missed its accuracy; `.residual` is what remained
 """
 
 from __future__ import annotations
@@ -63,11 +64,15 @@ class Limits(TypedDict, total=False):
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
-    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient kp (no prompts)
-    sequences           distribution of the sequences in a call, which arrive together; the arrival rate counts calls (1)
+    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
+                        kp (no prompts)
+    sequences           distribution of the sequences in a call, which arrive together; the arrival
+                        rate counts calls (1)
     pad_prompts         the prompts of a batch are padded to its longest one (False)
-    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for regular ones (1, Poisson)
-    disaggregated       prefill on one engine, decode on a second one behind it; policy "single" (False)
+    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
+                        regular ones (1, Poisson)
+    disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
+                        (False)
     """
 
     max_output_tokens: int | None
@@ -104,7 +109,8 @@ def predict(
     >>> answer = predict("capped:max_batch_size=8", 20, "uniform:low=8,high=24", law)
     >>> answer.model, answer.method
     ('M/G^[1,8]/1', 'exact')
-    >>> f"load {answer.load:.3f}: mean {answer.queueing_delay.mean:.4f} s, p99 {answer.queueing_delay.p99:.4f} s"
+    >>> delay = answer.queueing_delay
+    >>> f"load {answer.load:.3f}: mean {delay.mean:.4f} s, p99 {delay.p99:.4f} s"
     'load 0.186: mean 0.0139 s, p99 0.0516 s'
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
@@ -131,8 +137,9 @@ def simulate(
 
     Raises SpecError, UnstableQueueError.
 
-    >>> delay = simulate("single", 0.5, "deterministic:value=100", "a=0.01,c=0", num_requests=20_000).queueing_delay
-    >>> abs(delay.mean - 0.5) < 4 * delay.standard_error  # M/D/1 with service 1 s at load 0.5
+    >>> run = simulate("single", 0.5, "deterministic:value=100", "a=0.01,c=0", num_requests=20_000)
+    >>> delay = run.queueing_delay  # M/D/1 with service 1 s at load 0.5
+    >>> abs(delay.mean - 0.5) < 4 * delay.standard_error
     True
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")

@@ -1,19 +1,19 @@
-"""What the documents give for a queue where we have the exact answer: `--method bound` and
-`--method paper`.
+"""What the documents give where we have the exact answer: `--method bound`, `--method paper`.
 
 dynamic   Yang et al. Eq. 16 (Inoue's Theorem 2 as a queueing delay), H <= alpha b + beta:
-          psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta) / (2 (1 - lam^2
-          alpha^2)) padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20); prompts
-          padded, at most m1: alpha + kp m1 (Eq. 17).
-          A bound where H has no residual and no cap binds:
-          derived for deterministic H, it held for H below a line in every case tried; with a random
-          H of the same mean it fails.
-elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a bound: k3 sum N is random.
-fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the sojourn minus the forming delay:
-          the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
-single    Eq. 1-5 are right and are the exact answer; other arrivals than Poisson: Kingman's bound, and the serving chapter's 25.4 as
-          "paper" (queueing.models.gg1); with patience de Kok and Tijms's interpolation (Eq. 6-9),
-          queueing.models.mg1d.
+          psi = min(lam (alpha + beta)^2, lam alpha beta + lam alpha^2 + beta)
+                / (2 (1 - lam^2 alpha^2))
+          padded, lengths at most m: alpha = k1 + k3 m, beta = k2 + k4 m (Eq. 20);
+          prompts padded, at most m1: alpha + kp m1 (Eq. 17).
+          A bound where H has no residual and no cap binds: derived for deterministic H, it held
+          for H below a line in every case tried; with a random H of the same mean it fails.
+elastic   the same with alpha = k1 + k3 E[N], beta = k2 + k4 m (after Eq. 26). Printed, but NOT a
+          bound: k3 sum N is random.
+fixed     Eq. 25, 20 terms, H replaced by its mean. Printed as the queueing delay; it is the
+          sojourn minus the forming delay: the queueing delay is Eq. 25 - H + (b - 1)/(2 lam).
+single    Eq. 1-5 are right and are the exact answer. Other arrivals than Poisson: Kingman's bound,
+          and the serving chapter's 25.4 as "paper" (queueing.models.gg1). With patience: de Kok
+          and Tijms's interpolation (Eq. 6-9), queueing.models.mg1d.
 """
 
 from __future__ import annotations

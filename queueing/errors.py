@@ -1,13 +1,17 @@
 """Why a prediction has no value, and why a command ends without a result.
 
-CommandError             the arguments are right, but nobody listens there, a file is missing, ...: one line, exit status 1
+CommandError                      the arguments are right, but nobody listens there, a file is
+                                  missing, ...: one line, exit status 1
 PredictionError
-  +- UnstableQueueError   the queue grows without bound; carries the load
-  +- NotConvergedError    the numerical method stopped before it was accurate; carries the residual
-       +- OutOfReachError     it did not start, or broke off: too large a table, or a number too large or too small
+  +- UnstableQueueError           the queue grows without bound; carries the load
+  +- NotConvergedError            the numerical method stopped before it was accurate; carries the
+                                  residual
+       +- OutOfReachError         it did not start, or broke off: too large a table, or a number
+                                  too large or too small
             +- LargeBatchesError  larger batches occur than it follows
-       +- InfiniteMeanError   the queue is stable, but its mean delay is infinite
-  +- NoStableChoiceError  nothing that was tried is stable, or keeps the constraint; carries the smallest load
+       +- InfiniteMeanError       the queue is stable, but its mean delay is infinite
+  +- NoStableChoiceError          nothing that was tried is stable, or keeps the constraint;
+                                  carries the smallest load
 """
 
 from __future__ import annotations

@@ -1,14 +1,19 @@
 """`predict`: the queueing delay of a policy before it runs, by the best method that there is.
 
-single                            exact            mg1; with patience mg1d; with several servers an approximation, mgc
-dynamic, capped, elastic          exact            batch_chain, batch_delay
-fixed without max_wait            exact            mgb1
-continuous                        approximation    continuous
-several servers or patience with a batch policy, fixed with max_wait     simulation
-single, other than Poisson        approximation    gg1, GI/G/1; other policies with such arrivals: simulation
-prefill and decode on two servers exact where Burke's or Friedman's theorem holds, else
-approximation, tandem
-calls of several sequences        exact means for single, dynamic, capped, elastic on one server: call_chain; else simulation
+single                             exact          mg1; with patience mg1d; with several servers an
+                                                  approximation, mgc
+dynamic, capped, elastic           exact          batch_chain, batch_delay
+fixed without max_wait             exact          mgb1
+continuous                         approximation  continuous
+batch policy on several servers    simulation
+batch policy with patience         simulation
+fixed with max_wait                simulation
+single, other than Poisson         approximation  gg1, GI/G/1; other policies with such arrivals:
+                                                  simulation
+prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
+                                                  else an approximation, tandem
+calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
+                                                  on one server; else simulation
 
 `bound`: a value that the mean delay does not exceed, where one is known. `paper`: the formula that
 the documents print (queueing.models.printed).

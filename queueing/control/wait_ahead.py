@@ -1,11 +1,13 @@
 """How long the request at one place of the queue still waits, given what stands before it: the
 mean, and P(W <= x).
 
-Batches of at most B on c servers, k requests before it. The batches before it are full, so the (m +
-1)-th next end starts it:
+Batches of at most B on c servers, k requests before it. The batches before it are full, so the
+(m + 1)-th next end starts it:
 
-    W = R_(m mod c) + H_1 + .. + H_(m div c),   m = k div B,   R_(0) <= R_(1) <= ..: what is left of the batches in service
-    R = (H - t | H > t),  t since the dispatch, H gamma with the mean and variance of a batch of that size; an idle server has R = 0
+    W = R_(m mod c) + H_1 + .. + H_(m div c),   m = k div B
+    R_(0) <= R_(1) <= ..     what is left of the batches in service
+    R = (H - t | H > t)      t since the dispatch, H gamma with the mean and variance of a batch of
+                             that size; an idle server has R = 0
 
 Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching waits for
 company too: W = max(that, C), C the time until its batch is full (Erlang of the arrivals that are
@@ -14,8 +16,8 @@ missing) or its oldest has waited `max_wait`, whichever is sooner.
 Slots (continuous), c of them, n taken: W = 0 while k < c - n, else the j-th departure from c full
 slots, j = k + 1 - (c - n):
 
-    E W = (j - 1 + (1 + v)/2) / X,   Var W = (f + (j - 1) (v + r C^2)/(1 + r)) / X^2,   v = (C^2 + c - 1)/c,   r = j/c
-    f = v ((1 + v)/2)^2 + max(0, 1 - v)/12
+    E W = (j - 1 + (1 + v)/2) / X,   Var W = (f + (j - 1) (v + r C^2)/(1 + r)) / X^2
+    v = (C^2 + c - 1)/c,   r = j/c,   f = v ((1 + v)/2)^2 + max(0, 1 - v)/12
 
 X the throughput of c full slots, C^2 the scv of the slot time: departures of many slots look
 Poisson over few of them and like the slots' own renewals over many; f is the first one's variance

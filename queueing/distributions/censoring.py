@@ -1,6 +1,6 @@
 """Lengths that a token limit cut: "at least n". The product-limit estimator on whole counts.
 
-    P(N > n) = prod_{m <= n} (1 - events(m) / at risk(m))                                   (Kaplan and Meier, 1958)
+    P(N > n) = prod_{m <= n} (1 - events(m) / at risk(m))        (Kaplan and Meier, 1958)
 
 A clipped count c says N >= c: it is at risk for every count below c, not for c itself. The limits
 are estimated the same way with the parts exchanged: a request that ended at n had a limit above n.

@@ -1,7 +1,8 @@
 """Which named law made these output lengths: maximum likelihood on the rounded law, with clipped
 lengths as "at least".
 
-    log L = sum_{ended} log P(n_i) + sum_{clipped} log P(N >= c_j),    AIC = 2 p - 2 log L,    BIC = p log n - 2 log L
+    log L = sum_{ended} log P(n_i) + sum_{clipped} log P(N >= c_j)
+    AIC = 2 p - 2 log L,    BIC = p log n - 2 log L
 
 P is the law of whole counts that the text stands for, not its density: lengths of a few tokens, and
 laws narrower than a token, are fitted as they are. Method: Nelder-Mead over scaled coordinates

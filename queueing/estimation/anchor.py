@@ -1,7 +1,7 @@
 """An exact prediction that stands for several looks: moved along its elasticities while the
 estimates move little.
 
-    ln W' - ln W = e_rate ln (lambda' / lambda) - e_speed ln (mu' / mu)                        mu: largest stable rate
+    ln W' - ln W = e_rate ln (lambda' / lambda) - e_speed ln (mu' / mu)    mu: largest stable rate
 
 A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It
 is first order: the second is below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are

@@ -1,6 +1,7 @@
 """What arrives per second, from the arrivals of a window whose older part counts less.
 
-    w(t) = 2^-((now - t) / half_life),    rate = sum_i w(t_i) / int w,    m = (sum w)^2 / sum w^2      (m: arrivals that tell as much)
+    w(t) = 2^-((now - t) / half_life),    rate = sum_i w(t_i) / int w
+    m = (sum w)^2 / sum w^2               arrivals that tell as much
 
 The interval is the exact one of a Poisson count of m (Garwood 1936), gamma quantiles of m and m +
 1, with m divided by the index of dispersion of the counts where this is above 1: Var = D x

@@ -1,12 +1,13 @@
 """How sure a prediction is: the estimators' uncertainty carried over, and what the slow wander of
 the speed adds.
 
-    d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order; e by predictions a step to either side
+    d ln W = e_rate d ln lambda + e_speed d ln f + (cv) + (lengths)         first order
 
-lengths, and sequences of a call where some have several: delete-a-group jackknife over the sampled
-requests; cv: the predictions at both ends of its interval; n stalls, each as likely as any other
-moment: what they add to W has the relative error 1 / sqrt(n). The interval is W e^(+-1.96 s). Slow
-wander is quasi-static: at each of its values the queue has that value's steady state,
+e: by predictions a step to either side; lengths, and sequences of a call where some have several:
+delete-a-group jackknife over the sampled requests; cv: the predictions at both ends of its
+interval; n stalls, each as likely as any other moment: what they add to W has the relative error
+1 / sqrt(n). The interval is W e^(+-1.96 s). Slow wander is quasi-static: at each of its values the
+queue has that value's steady state,
 
     W' = E W(f e^(s Z - s^2 / 2)),  s^2 = sigma^2 tau / (tau + relaxation)
 

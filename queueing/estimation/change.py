@@ -6,10 +6,10 @@ unknown rate
     y_i = (i - 1) ln(1 + x_i / s_{i-1})            are independent, exponential with mean 1
 
 (the ratio of a gap to the sum of those before it is a Beta variable that does not depend on the
-sum). Two sums look for a rate
-`ratio` times higher and lower:
+sum). Two sums look for a rate `ratio` times higher and lower:
 
-    up_i = max(0, up_{i-1} + (ln r - (r - 1) y_i) / D),     down_i = max(0, down_{i-1} + (-ln r + (1 - 1/r) y_i) / D)
+    up_i   = max(0, up_{i-1} + (ln r - (r - 1) y_i) / D)
+    down_i = max(0, down_{i-1} + (-ln r + (1 - 1/r) y_i) / D)
 
 and a change is signalled when one exceeds h = ln(2 M). For Poisson arrivals (D = 1) the mean number
 of arrivals between two false alarms is then at least M (Lorden 1971: E T >= e^h for each of the

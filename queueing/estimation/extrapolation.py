@@ -1,7 +1,8 @@
 """Lengths beyond the largest limit that was in force: only under a named family, and marked so.
 
-    P(N > n) = S(n)                                  up to the limit c that is known (product-limit)
-             = S(c - 1) Q(n) / Q(c - 1)              beyond; Q(n) = P(N > n) of the family fitted to all, clipped ones as "at least"
+    P(N > n) = S(n)                        up to the limit c that is known (product-limit)
+             = S(c - 1) Q(n) / Q(c - 1)    beyond; Q(n) = P(N > n) of the family fitted to all,
+                                           clipped ones as "at least"
 
 The family's parameters are those of largest likelihood (queueing.distributions.fit); requests count
 alike, whatever their weight. The interval of the mean is a jackknife over groups, each refitted: it

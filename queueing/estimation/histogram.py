@@ -66,5 +66,7 @@ def round_up(width: float) -> float:
     """
     power = 10.0 ** math.floor(math.log10(width))
     return float(
-        f"{next(step for step in (1, 2, 2.5, 5, 10) if step * power >= width * (1 - 1e-9)) * power:.12g}"
+        f"""{
+            next(step for step in (1, 2, 2.5, 5, 10) if step * power >= width * (1 - 1e-9))
+            * power:.12g}"""
     )

@@ -1,13 +1,14 @@
 """How long prompts and answers are, where a limit cut some and others are not yet over: the
 product-limit estimator, weighted.
 
-    S(n) = P(N > n) = prod_{m <= n} (1 - d_m / Y_m)              d_m ended at m, Y_m known to reach m      (Kaplan and Meier 1958)
-    E[min(N, L)] = sum_{n < L} S(n),   Var = sum_{m < L} (sum_{m <= n < L} S(n))^2 d_m / (Y_m (Y_m - d_m))           (Greenwood)
+    S(n) = P(N > n) = prod_{m <= n} (1 - d_m / Y_m)                        (Kaplan and Meier 1958)
+    E[min(N, L)] = sum_{n < L} S(n)
+    Var = sum_{m < L} (sum_{m <= n < L} S(n))^2 d_m / (Y_m (Y_m - d_m))    (Greenwood)
 
-N is the length that a request has WITHOUT the gateway's limit but with its client's own, which
-stays. A request cut after m tokens, or still in service with m, says N >= m + 1. Weights fall by
-half every `half_life` seconds of age and are scaled to sum to (sum w)^2 / sum w^2, the number of
-equally weighted requests that would tell as much.
+d_m ended at m, Y_m are known to reach m. N is the length that a request has WITHOUT the gateway's
+limit but with its client's own, which stays. A request cut after m tokens, or still in service with
+m, says N >= m + 1. Weights fall by half every `half_life` seconds of age and are scaled to sum to
+(sum w)^2 / sum w^2, the number of equally weighted requests that would tell as much.
 
 Which requests may enter: those DISPATCHED since the window began, ended or not. Counting only those
 that ended favours short answers in a young window; adding all that are in service, whenever they

@@ -2,13 +2,14 @@
 
 How long prompts and answers are does not depend on the policy, so an epoch may use the lengths of
 those before it: of limits that were higher it has no others. But clients change too. Going back
-from this epoch, an earlier one is used as long as its prompts and its
-answers differ from all that was used before it by no more than chance and `MATERIAL`:
+from this epoch, an earlier one is used as long as its prompts and its answers differ from all that
+was used before it by no more than chance and `MATERIAL`:
 
-    sup over n of |S(n) - S'(n)| <= max(`MATERIAL`, `CHANCE` sqrt(1/m + 1/m'))        Smirnov 1948: passes 999 of 1000 pairs of one law
+    sup over n of |S(n) - S'(n)| <= max(`MATERIAL`, `CHANCE` sqrt(1/m + 1/m'))
 
-S by the product-limit estimator (queueing.estimation.lengths), n up to where a limit or a client
-that left has cut more than `CUT` of either sample.
+Smirnov 1948: passes 999 of 1000 pairs of one law. S by the product-limit estimator
+(queueing.estimation.lengths), n up to where a limit or a client that left has cut more than `CUT`
+of either sample.
 """
 
 from __future__ import annotations

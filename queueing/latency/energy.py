@@ -1,8 +1,8 @@
 """Energy of batches, and how it falls per request as batches grow.
 
-    c[b] = beta b + c0                  joules for a batch of b                                  (Inoue (2021), Eq. 17)
-    eta  = 1 / (beta + c0 / E[B])       requests per joule in steady state                       (Eq. 19)
-    eta >= 1 / (beta + c0 / max(1, lam tau0 / (1 - lam alpha)))                                  (Eq. 40)
+    c[b] = beta b + c0               joules for a batch of b              (Inoue (2021), Eq. 17)
+    eta  = 1 / (beta + c0 / E[B])    requests per joule in steady state   (Eq. 19)
+    eta >= 1 / (beta + c0 / max(1, lam tau0 / (1 - lam alpha)))           (Eq. 40)
 
 The bound holds for batches of everything that waits, H[b] = alpha b + tau0 seconds, lam alpha < 1:
 E[B] >= max(1, lam tau0 / (1 - lam alpha)) follows from Eq. 38 for random batch times of that mean

@@ -1,9 +1,12 @@
 """Prompts of a batch: padding to the longest, and how prefill time grows with the length of a
 prompt.
 
-    P(D_max <= x) = P(D <= x)^b,  for D uniform on (0, m1): (x / m1)^b, E[D_max] = m1 b / (b + 1)          (Yang et al., Eq. 17)
-    padded prompts:  H = k1 b + k2 + kp b D_max + (k3 b + k4) L                                           (Eq. 18 with its prompts kept)
-    prefill of one prompt of n tokens:  T = a + b n + c n^2     (c: attention, every token with every earlier one)
+    P(D_max <= x) = P(D <= x)^b,  for D uniform on (0, m1): (x / m1)^b
+    E[D_max] = m1 b / (b + 1)                               (Yang et al., Eq. 17)
+    padded prompts (Eq. 18 with its prompts kept):
+        H = k1 b + k2 + kp b D_max + (k3 b + k4) L
+    prefill of one prompt of n tokens (c: attention, every token with every earlier one):
+        T = a + b n + c n^2
 
 The source takes m1 for D_max ("its upper bound") and puts it into k1 and k2; the difference is kp b
 (m1 - E[D_max]), which falls with b. Conditions: lengths independent of each other and of the batch

@@ -1,6 +1,7 @@
 """Unweighted least squares with intervals, as the documents fit their lines.
 
-    y_i = sum_j x_ij beta_j + e_i,    s^2 = sum e_i^2 / (n - p),    Cov(beta) = s^2 (X^T X)^-1,    R2 = 1 - sum e_i^2 / sum (y_i - mean y)^2
+    y_i = sum_j x_ij beta_j + e_i,    s^2 = sum e_i^2 / (n - p),    Cov(beta) = s^2 (X^T X)^-1
+    R2 = 1 - sum e_i^2 / sum (y_i - mean y)^2
 
 95 % intervals beta_j +- t(0.975, n - p) sqrt(Cov_jj): valid for independent errors of equal
 variance. Measurements over two orders of magnitude seldom have these; the interval then says how

@@ -3,7 +3,8 @@ instants t.
 
     padded    max N of b sequences, put on the instants setup(b) + step(b) m
     unpadded  E w^H = sum_m w^{k4 m} (C_m^b - C_{m-1}^b),  C_m = sum_{n <= m} p_n w^{k3 n}
-    own       E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}:  a member's own release, unpadded
+    own       a member's own release, unpadded:
+              E w^T = sum_n p_n w^{(k3 + k4) n} D_n^{b-1},  D_n = sum_i p_i w^{k3 min(i, n)}
     prompts   the convolution power b of the law of kp P; padded ones: the law of kp b max P
 
 at the roots of unity w; each power w^t stands for the lattice law of the point t

@@ -2,17 +2,18 @@
 whatever the arrival rate.
 
 Without its residual X the service time is bounded, and its law lies on `_POINTS` lattice instants
-(queueing.latency.service_laws).
-Everything asked of it is an expectation of a smooth function of the service time, exact to (lam
-width)^8:
+(queueing.latency.service_laws). Everything asked of it is an expectation of a smooth function of
+the service time, exact to (lam width)^8:
 
     P(A = j | b) = sum_t P(H = t | b) P(A = j | t),   Poisson; negative binomial where X is gamma
     E exp(-s X H) = sum_t P(H = t | b) (1 + s t cv^2)^(-1/cv^2)
 
-The power of a complex number is taken in polar form, where real functions do: with 1 + s t cv^2 = p
-(1 + i r),
+The power of a complex number is taken in polar form, where real functions do: with
+1 + s t cv^2 = p (1 + i r),
 
-    |.| = (p^2 (1 + r^2))^(-1/(2 cv^2)),    its angle = -arctan(r) / cv^2,    cos and sin by the tangent of half of it
+    |.| = (p^2 (1 + r^2))^(-1/(2 cv^2)),    its angle = -arctan(r) / cv^2
+
+with cos and sin by the tangent of half the angle.
 
 The lattice begins below 0 where the stencils may reach there (queueing.latency.service_laws). Both
 functions are analytic at 0, so they are taken at the negative instants too; with a residual these

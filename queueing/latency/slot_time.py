@@ -4,7 +4,7 @@ ever empty. Means, seconds.
 With n slots taken, each one passes through a gap (turnaround, then the wait for the next step) and
 l = E[N] steps:
 
-    f = A / S                                                        share of its slot time that a slot spends in steps
+    f = A / S                         share of its slot time that a slot spends in steps
     A = a + l (k4 + k3 (1 + (n - 1) f)) + (n - 1) f a,   a = k1 + kp E[P]
     S = A + gap,   throughput X(n) = n / S(n)
 

@@ -1,10 +1,11 @@
 """Stalls of the machine in a batch's service time: rare, long, at random instants of it.
 
-    H = X ((1 - q) h + s K),   K ~ Poisson(q h / s)         h the law's time without them at its mean speed, X the gamma residual
+    H = X ((1 - q) h + s K),   K ~ Poisson(q h / s)
 
-q is the share of the time that stalls hold, s what one lasts. E[H | h] = h, E[H^2 | h] = (1 + cv^2)
-(h^2 + q s h). A member's own release, the end of a step and the end of a batch each see the stalls
-that began before it: one Poisson process on the clock of h.
+h is the law's time without them at its mean speed, X the gamma residual, q the share of the time
+that stalls hold, s what one lasts. E[H | h] = h, E[H^2 | h] = (1 + cv^2) (h^2 + q s h). A member's
+own release, the end of a step and the end of a batch each see the stalls that began before it: one
+Poisson process on the clock of h.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@ service times, not from the delays.
 
 A run that saw no long busy period has a low mean delay and, for the same reason, a low estimate of
 its own variance. Rate and service times do not share that luck: at utilisation 0.9 a run of 6,000
-M/M/1 requests misses its mean delay by 26 % (standard
-error), its utilisation by 2 %. For one request at a time (M/G/1) the asymptotic variance of the
-mean follows from them exactly: g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves
-Poisson's equation g(x) - E g((x + S - T)^+) = x - w, so
+M/M/1 requests misses its mean delay by 26 % (standard error), its utilisation by 2 %. For one
+request at a time (M/G/1) the asymptotic variance of the mean follows from them exactly:
+g(x) = a x^2 + (2 a / lam) x with a = lam / (2 (1 - rho)) solves Poisson's equation
+g(x) - E g((x + S - T)^+) = x - w, so
 
-    sigma^2 = lam / (1 - rho) (E W^3 - w E W^2) + (1 + rho) / (1 - rho) Var W,    E W^k by Takacs' recursion
+    sigma^2 = lam / (1 - rho) (E W^3 - w E W^2) + (1 + rho) / (1 - rho) Var W
 
-(M/M/1: Daley 1968.) The mean of n delays then has standard error sigma / sqrt(n). A duration D = W
-+ R that contains the delay (sojourn time, time to first token) has at most (sigma + sigma_R)^2, by
-Cauchy and Schwarz.
+with E W^k by Takacs' recursion (M/M/1: Daley 1968). The mean of n delays then has standard error
+sigma / sqrt(n). A duration D = W + R that contains the delay (sojourn time, time to first token)
+has at most (sigma + sigma_R)^2, by Cauchy and Schwarz.
 
 >>> moments = mg1_delay_moments(0.9, [1.0, 2.0, 6.0, 24.0])  # M/M/1
 >>> round(moments.mean, 9), round(moments.asymptotic_variance)

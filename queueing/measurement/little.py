@@ -2,7 +2,8 @@
 
 Over [start, end), T = end - start, requests with arrival a and departure d:
 
-    L = (1/T) int N(t) dt,   lambda = arrivals in the window / T,   W = mean of d - a over those arrivals
+    L = (1/T) int N(t) dt,   lambda = arrivals in the window / T
+    W = mean of d - a over those arrivals
     L = lambda W + (carried in - carried out) / T
 
 carried in: seconds inside the window of requests that came before it; carried out: seconds after

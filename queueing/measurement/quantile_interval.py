@@ -1,28 +1,28 @@
 """Intervals of quantiles of an autocorrelated run, by the order statistics around them.
 
 A quantile at level p is where a share p of the delays lies below. That share is a mean of 0s and
-1s, whose variance is estimated
-on every scale (queueing.measurement.mean_interval), and the order statistics translate its interval
-into seconds:
+1s, whose variance is estimated on every scale (queueing.measurement.mean_interval), and the order
+statistics translate its interval into seconds:
 
-    [ Q(p - h), Q(p + h) ],   h = 1.2 times the half width of the share of delays above Q(p),   Q = empirical quantiles
+    [ Q(p - h), Q(p + h) ],   h = 1.2 times the half width of the share of delays above Q(p)
 
-(the inverse of Heidelberger and Lewis, Oper. Res. 32, 1984; no density enters, and a level that
-lies in the mass of those who do not wait has lower end 0.) The interval is None where the run
-cannot say: p + h >= 1, or fewer than 20 independent values' worth beyond the quantile. Order
-statistics cover better than 20 sections, whose quantiles are biased (Asmussen and Glynn, section
-III.5a: 0.73 for p99 where these reach 0.92), and than Wilson's interval of the share (0.85).
+with Q the empirical quantiles (the inverse of Heidelberger and Lewis, Oper. Res. 32, 1984; no
+density enters, and a level that lies in the mass of those who do not wait has lower end 0). The
+interval is None where the run cannot say: p + h >= 1, or fewer than 20 independent values' worth
+beyond the quantile. Order statistics cover better than 20 sections, whose quantiles are biased
+(Asmussen and Glynn, section III.5a: 0.73 for p99 where these reach 0.92), and than Wilson's
+interval of the share (0.85).
 
 A quantile suffers from luck as the mean does: with 20 batches alone, h and 10 values beyond, the
-narrowest fifth of the printed p90 and p95 covered in 40 to 89 % of M/M/1 runs. Now (share of 200 to
-1,000 runs that print an interval, and of the printed ones that
-cover; the last number: of the narrowest fifth):
+narrowest fifth of the printed p90 and p95 covered in 40 to 89 % of M/M/1 runs. Now (columns:
+utilisation, requests; entries: share of 200 to 1,000 runs that print an interval, share of the
+printed ones that cover, and the same of the narrowest fifth):
 
-    utilisation, requests   0.5, 2,000          0.5, 6,000          0.7, 5,000          0.7, 20,000         0.9, 60,000
-    p50                     1.00, 1.00, 1.00    1.00, 1.00, 0.99    1.00, 0.99, 0.98    1.00, 0.99, 1.00    1.00, 0.98, 0.93
-    p90                     0.66, 0.98, 0.94    0.99, 0.99, 0.96    0.37, 0.99, 0.95    1.00, 0.98, 0.93    0.47, 1.00, 1.00
-    p95                     0.04, 0.77, -       0.85, 0.98, 0.93    0.01, -, -          0.84, 0.99, 0.94    0.00, -, -
-    p99                     0.00, -, -          0.00, -, -          0.00, -, -          0.00, -, -          0.00, -, -
+           0.5, 2,000        0.5, 6,000        0.7, 5,000        0.7, 20,000       0.9, 60,000
+    p50    1.00, 1.00, 1.00  1.00, 1.00, 0.99  1.00, 0.99, 0.98  1.00, 0.99, 1.00  1.00, 0.98, 0.93
+    p90    0.66, 0.98, 0.94  0.99, 0.99, 0.96  0.37, 0.99, 0.95  1.00, 0.98, 0.93  0.47, 1.00, 1.00
+    p95    0.04, 0.77, -     0.85, 0.98, 0.93  0.01, -, -        0.84, 0.99, 0.94  0.00, -, -
+    p99    0.00, -, -        0.00, -, -        0.00, -, -        0.00, -, -        0.00, -, -
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 quantiles with intervals, or "too short".
 
 queueing.measurement.warm_up            how many of the first requests are left out, and why
-queueing.measurement.mean_interval      the mean delay's interval, effective sample size, "too short"
+queueing.measurement.mean_interval      mean delay's interval, effective sample size, "too short"
 queueing.measurement.batch_means        intervals of differences, errors and shares; replications
-queueing.measurement.delay_variance     what theory knows of the mean's variance before the delays are seen
+queueing.measurement.delay_variance     what theory knows of the mean's variance before the delays
+                                        are seen
 queueing.measurement.quantile_interval  p50 .. p99 with intervals, None where the run cannot say
-queueing.simulation.run_length         before the run: how long it has to be
+queueing.simulation.run_length          before the run: how long it has to be
 """
 
 from __future__ import annotations

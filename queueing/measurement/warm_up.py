@@ -4,12 +4,13 @@ A run begins with an empty queue, so the sign of its bias is known (low), and of
 size too: summed over a long run it is 1 / (1 - load)^2 mean waits. It dies out with the queue's
 memory
 
-    m = n / n_eff        n_eff independent delays would tell as much about the mean as the run's n (queueing.measurement.batch_means)
+    m = n / n_eff        n_eff independent delays would tell as much about the mean as the run's n
+                         (queueing.measurement.batch_means)
 
 so 2 m requests are left out, and never more than 5 % of the run, a share that is stated before the
 data are seen: a cut that the data choose freely is drawn to where the mean looks steady. Bias /
-root mean square error of the mean in %,
-M/M/1 at load 0.9, where m is 363 (3,000 simulated runs each; se: standard error of the bias):
+root mean square error of the mean in %, M/M/1 at load 0.9, where m is 363 (3,000 simulated runs
+each; se: standard error of the bias):
 
     run     nothing left out   5 %            20 %           2 m, at most 5 %   MSER-5          se
     10 m    -3.0 / 31.6        -1.2 / 33.0    -0.2 / 35.9    -1.2 / 33.0        -10.2 / 31.7    0.6

@@ -2,9 +2,8 @@
 approximation.
 
 Birth-death in the number of requests n, the closed system of queueing.latency.slot_time in each
-state: up lam, down X(min(n, c)), the
-refilled X above c. Gives the slots taken, P(Wq > 0) and the delay Wq_M of exponential work. General
-lengths:
+state: up lam, down X(min(n, c)), the refilled X above c. Gives the slots taken, P(Wq > 0) and the
+delay Wq_M of exponential work. General lengths:
 
     Wq = Wq_M (1 + C^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),   w_D = Wq(M/D/c) / Wq(M/M/c)
     alpha = ((1 + C^2) E[S] / g - c - 1) / (c - 1),   C^2, g: SlotTime.scv, SlotTime.smallest_of
@@ -13,16 +12,17 @@ lengths:
 traffic, exact for c = 1.
 
     P(Wq > x) = P(Wq > 0) e^{-x P(Wq > 0) / Wq}
-    time to first token = Wq + gap + admissions + first step;  inter-token latency = (sojourn - time to first token) / (E[N] - 1)
+    time to first token = Wq + gap + admissions + first step
+    inter-token latency = (sojourn - time to first token) / (E[N] - 1)
+
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid,
 exact: queueing.models.processor_sharing.
 
 Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1
 .3 ms, k3 25 us, k4 .92 ms with turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6,
 .85, .95; 6e5 requests a cell (2e6 at .95, 1e5 at .3 and c >= 16; standard error of the delay 1 to
-10 %).
-Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does not matter), then
-sojourn, worst cells of either sign:
+10 %). Delay where it is above 2 % of the sojourn (below, it is up to 80 % off and does not matter),
+then sojourn, worst cells of either sign:
 
     lengths               c = 2              4              8             16             32
     geometric 16     -2+2 -2+2      -3+4 -2+3      -4+5 -2+1      -2+8 -0+4      -5+3 -1+1

@@ -1,18 +1,20 @@
 """The renewal function U of M/D/1 (Erlang's series), for any load, without the series' alternating
 signs.
 
-    U(x) = sum_{k <= x/D} (-lam (x - k D))^k / k! e^{lam (x - k D)}        loses 0.87 lam x digits: not used
-    U' = lam (U(x) - U(x - D)),  U = e^{lam x} on 0 .. D                   the same function
+    U(x) = sum_{k <= x/D} (-lam (x - k D))^k / k! e^{lam (x - k D)}    loses 0.87 lam x digits:
+                                                                       not used
+    U' = lam (U(x) - U(x - D)),  U = e^{lam x} on 0 .. D               the same function
 
 Method: Taylor polynomials of degree 21 on pieces of at most 1/lam; an error is amplified by at most
 U(x) itself. For loads above 1 U(x) = e^{theta x} V(x), where V is the renewal function of the
 conjugate queue with rate lam - theta and load below 1, theta = lam (1 - e^{-theta D}). Accurate to
 about 1e-14 absolutely in (1 - rho) U.
 
-    int_0^x U = sum_{k <= x/D} (U(x - k D) - 1) / lam                      from U' itself: used for loads above 1
-    1 - (1 - rho) U(x) = (1 - rho) sum_{k > x/D} (lam (k D - x))^k / k! e^{-lam (k D - x)}       (Abel's identity): positive terms,
-    used where it is small; for rho > 0.98 its first pole, (1 - rho)/(rho e^{g D} - 1) e^{-g x}, lam
-    (e^{g D} - 1) = g, is all of it
+    int_0^x U = sum_{k <= x/D} (U(x - k D) - 1) / lam        from U' itself: used for loads above 1
+    1 - (1 - rho) U(x) = (1 - rho) sum_{k > x/D} (lam (k D - x))^k / k! e^{-lam (k D - x)}
+
+The last one (Abel's identity) has positive terms and is used where it is small; for rho > 0.98 its
+first pole, (1 - rho)/(rho e^{g D} - 1) e^{-g x}, lam (e^{g D} - 1) = g, is all of it.
 
 Source: Erlang (1909); Takacs (1962).
 """

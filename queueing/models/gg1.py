@@ -1,10 +1,12 @@
 """GI/G/1 from two moments: Kingman's upper bound, the heavy-traffic approximation that is often
 taken for it, and a better one.
 
-    approximation   E[Wq] ~ rho/(1 - rho) (ca^2 + cs^2)/2 E[S]                      "Kingman's formula" of the serving literature
-    upper bound     E[Wq] <= lam (Var A + Var S) / (2 (1 - rho))                    Kingman (1962)
-    KLB             approximation * e^{-g}: g = 2 (1 - rho)(1 - ca^2)^2 / (3 rho (ca^2 + cs^2)) for ca^2 <= 1,
-                                            g = (1 - rho)(ca^2 - 1)/(ca^2 + 4 cs^2) above       Kraemer and Langenbach-Belz (1976)
+    approximation   E[Wq] ~ rho/(1 - rho) (ca^2 + cs^2)/2 E[S]
+                    ("Kingman's formula" of the serving literature)
+    upper bound     E[Wq] <= lam (Var A + Var S) / (2 (1 - rho))      Kingman (1962)
+    KLB             approximation * e^{-g}                        Kraemer and Langenbach-Belz (1976)
+                    g = 2 (1 - rho)(1 - ca^2)^2 / (3 rho (ca^2 + cs^2)) for ca^2 <= 1
+                    g = (1 - rho)(ca^2 - 1)/(ca^2 + 4 cs^2) above
 
 ca^2, cs^2: squared coefficients of variation of gaps A and services S; gaps independent, first
 come, first served. All three are exact or (the bound) tight as rho -> 1; the first and the last are
@@ -14,10 +16,16 @@ for ca^2 > 1.
 Measured error of each against the exact GI/M/1 (exponential services, gamma gaps; the root is
 confirmed by simulation), in per cent:
 
-    load              0.1      0.3     0.6    0.85    0.95
-    ca^2 = 0   appr.  +1e5    +403     +56     +12      +4     bound the same       KLB  +203    +6     0     0     0
-    ca^2 = 1/4 appr.  +915    +121     +29      +7      +2     bound  +566 (0.3) .. +4 (0.95)     KLB   -32   +10    +5    +2     0
-    ca^2 = 4   appr.   -67     -42     -19      -6      -2     bound  +431 (0.3) .. +6 (0.95)     KLB   -77   -55   -30   -12    -4
+    load                   0.1     0.3     0.6    0.85    0.95
+    ca^2 = 0     appr.    +1e5    +403     +56     +12      +4
+                 bound    the same
+                 KLB      +203      +6       0       0       0
+    ca^2 = 1/4   appr.    +915    +121     +29      +7      +2
+                 bound            +566         ..           +4
+                 KLB       -32     +10      +5      +2       0
+    ca^2 = 4     appr.     -67     -42     -19      -6      -2
+                 bound            +431         ..           +6
+                 KLB       -77     -55     -30     -12      -4
 
 So: KLB for ca^2 < 1; for gaps that cluster as gamma gaps do the plain approximation is the nearer
 one, and both are too low.

@@ -1,7 +1,7 @@
 """M/G/1: one request at a time, S = X (c + d N), gamma residual X (mean 1, SCV cv^2), N tokens.
 
-    E[Wq] = lam E[S^2] / (2 (1 - rho)),  rho = lam E[S] < 1                          (Pollaczek-Khinchine)
-    P(Wq <= x) = (1 - rho) U(x),  U = sum_n rho^n Fe^{*n},  Fe' = P(S > y) / E[S]     (renewal series)
+    E[Wq] = lam E[S^2] / (2 (1 - rho)),  rho = lam E[S] < 1                   (Pollaczek-Khinchine)
+    P(Wq <= x) = (1 - rho) U(x),  U = sum_n rho^n Fe^{*n},  Fe' = P(S > y) / E[S]  (renewal series)
 
 A token limit is part of the lengths: N' = min(N, n_max) (Yang et al., Eq. 1-5, right as printed).
 Distribution: Fe is put on a lattice by matching local first moments (mean-preserving, error
@@ -16,7 +16,8 @@ E[S^2] is (None), its quantiles are not; those beyond `_LATEST` seconds are not 
 
 >>> from queueing.distributions.token_distribution import parse_distribution
 >>> from queueing.latency.law import LatencyModel
->>> solve_mg1(LatencyModel(k4=1.0), parse_distribution("deterministic:value=1"), 0.5).delay.mean  # M/D/1: rho / (2 mu (1 - rho))
+>>> law, length = LatencyModel(k4=1.0), parse_distribution("deterministic:value=1")
+>>> solve_mg1(law, length, 0.5).delay.mean  # M/D/1: rho / (2 mu (1 - rho))
 0.5
 """
 

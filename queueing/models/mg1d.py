@@ -1,22 +1,26 @@
 """M/G/1+D: one request at a time; a request that would wait longer than tau seconds for its service
 is lost.
 
-    P(V <= x) = P0 U(x) on 0 .. tau,  P0 = 1 / (1 + rho U(tau)),  V the unfinished work that an arrival sees     (level crossing)
+    P(V <= x) = P0 U(x) on 0 .. tau,  P0 = 1 / (1 + rho U(tau))        (level crossing)
     loss = P(V > tau) = (1 + (rho - 1) U(tau)) / (1 + rho U(tau))
-    delay of the served: P(W_qs <= x) = U(x) / U(tau);   of all: P(Wq <= x) = P0 U(x) below tau, the lost counted at tau
+    delay of the served: P(W_qs <= x) = U(x) / U(tau)
+    delay of all: P(Wq <= x) = P0 U(x) below tau, the lost counted at tau
     sojourn of the served: W_qs + S, independent;   utilisation = rho (1 - loss)
 
-Whether the lost leave at once or wait tau and leave is the same for everyone else. Any service law,
-any load, also above 1. Method: U by queueing.models.erlang_series for constant service, else by
-queueing.models.renewal. Measured error of loss and means (load 0.05 to 3, patience 0.01 to 100
-E[S], against closed forms and a lattice 16 times finer): constant or exponential S 1e-10, else
-2e-6, with a gamma residual on more than 64 lengths (its law is condensed piece by piece, moments 0
-to 3 kept) 1e-5; losses below 1e-15 a digit or two less. Two lattice widths that differ by more
-raise NotConvergedError. Quantiles of the delays: to 1e-5 of the patience; of the sojourn: about
-1e-4. 10 to 50 ms, with such a residual 0.2 s. Source: Takacs (1962); de Kok and Tijms (1985);
-THEORY b.
+V is the unfinished work that an arrival sees. Whether the lost leave at once or wait tau and leave
+is the same for everyone else. Any service law, any load, also above 1.
 
->>> queue = solve_impatient(np.array([1.0]), np.array([1.0]), 0.8, 0.5)  # patience below the service time: U = e^{lam x}
+Method: U by queueing.models.erlang_series for constant service, else by queueing.models.renewal.
+Measured error of loss and means (load 0.05 to 3, patience 0.01 to 100 E[S], against closed forms
+and a lattice 16 times finer): constant or exponential S 1e-10, else 2e-6, with a gamma residual on
+more than 64 lengths (its law is condensed piece by piece, moments 0 to 3 kept) 1e-5; losses below
+1e-15 a digit or two less. Two lattice widths that differ by more raise NotConvergedError. Quantiles
+of the delays: to 1e-5 of the patience; of the sojourn: about 1e-4. 10 to 50 ms, with such a
+residual 0.2 s. Source: Takacs (1962); de Kok and Tijms (1985); THEORY b.
+
+With patience below the service time, U = e^{lam x}:
+
+>>> queue = solve_impatient(np.array([1.0]), np.array([1.0]), 0.8, 0.5)
 >>> round(queue.loss_fraction, 9) == round((1 - 0.2 * math.exp(0.4)) / (1 + 0.8 * math.exp(0.4)), 9)
 True
 """

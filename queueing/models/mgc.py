@@ -1,25 +1,28 @@
 """M/M/c exactly, M/G/c approximately: c servers, one queue, one request at a time each.
 
 M/M/c   C = P(all busy) (Erlang C),  P(Wq > x) = C e^{-(c mu - lam) x},  E[Wq] = C / (c mu - lam)
-M/G/c   E[Wq] = Wq_M (1 + cs^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha),  w_D = Wq(M/D/c) / Wq(M/M/c) (Kimura 1986, after Cosmetatos)
-        alpha = ((1 + cs^2) E[S] / g - c - 1) / (c - 1),  g = int_0^inf P(Se > x)^c dx            (Boxma, Cohen and Huffels 1979)
-        law of the delay: with probability C  min(Se_1..Se_c) + sum of a geometric(rho) number of Se / c   (Tijms 1986), stretched
-        to the mean above
+M/G/c   E[Wq] = Wq_M (1 + cs^2)/2 * 2 w_D / (2 alpha w_D + 1 - alpha)
+        w_D = Wq(M/D/c) / Wq(M/M/c)                 (Kimura 1986, after Cosmetatos)
+        alpha = ((1 + cs^2) E[S] / g - c - 1) / (c - 1)
+        g = int_0^inf P(Se > x)^c dx                (Boxma, Cohen and Huffels 1979)
+        law of the delay: with probability C  min(Se_1..Se_c) + sum of a geometric(rho) number of
+        Se / c (Tijms 1986), stretched to the mean above
 
 Se: residual life of S; rho = lam E[S] / c < 1. Both are exact for c = 1 and for exponential S, and
 right in light and heavy traffic. P(Wq > 0) is taken from M/M/c, whatever S. Poisson arrivals, first
 come first served.
 
 Measured against simulation (3e6 requests a cell, standard error 0.3 to 2 %; deterministic,
-Erlang-2, uniform, exponential, lognormal
-sigma 0.7 and 1.2, c = 2, 5, 10, load 0.5, 0.8, 0.9), model / simulation - 1:
+Erlang-2, uniform, exponential, lognormal sigma 0.7 and 1.2, c = 2, 5, 10, load 0.5, 0.8, 0.9),
+model / simulation - 1:
   mean delay -2.6 to +3.5 %; c = 32, load 0.8 and 0.9: -5 to +3 %
-  p90 and p99 of the delay -7 to +4 %, sigma 1.2 up to +9 %; a p90 that is nearly 0 (c = 5, load
-  0.5): -20 to +33 % p90 of the sojourn -2 to +2 %
-  P(Wq > 0) is 0 to 12 % too high for constant S (load 0.8: 1 % at c = 2, 6 % at c = 10), up to 5 %
-  too low for sigma 1.2
-Not for S of two far values (0.2 E[S] and 4.2 E[S]): mean -4 % at c = 2, -11 % at c = 10, -24 % at c
-= 32 (load 0.8).
+  p90 and p99 of the delay -7 to +4 %, sigma 1.2 up to +9 %;
+    a p90 that is nearly 0 (c = 5, load 0.5): -20 to +33 %
+  p90 of the sojourn -2 to +2 %
+  P(Wq > 0) is 0 to 12 % too high for constant S (load 0.8: 1 % at c = 2, 6 % at c = 10),
+    up to 5 % too low for sigma 1.2
+Not for S of two far values (0.2 E[S] and 4.2 E[S]): mean -4 % at c = 2, -11 % at c = 10, -24 % at
+c = 32 (load 0.8).
 """
 
 from __future__ import annotations

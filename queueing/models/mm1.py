@@ -1,8 +1,10 @@
 """M/M/1 and M/D/1: the two closed forms between which most service laws lie. Delays and sojourns
 with their distributions.
 
-    M/M/1   P(Wq > x) = rho e^{-(mu - lam) x},  E[Wq] = rho / (mu - lam);   P(W > x) = e^{-(mu - lam) x},  E[W] = 1 / (mu - lam)
-    M/D/1   P(Wq <= x) = (1 - rho) U(x) by Erlang's series (queueing.models.erlang_series),  E[Wq] = rho / (2 mu (1 - rho));   W = Wq + D
+    M/M/1   P(Wq > x) = rho e^{-(mu - lam) x},   E[Wq] = rho / (mu - lam)
+            P(W > x) = e^{-(mu - lam) x},        E[W] = 1 / (mu - lam)
+    M/D/1   P(Wq <= x) = (1 - rho) U(x) by Erlang's series (queueing.models.erlang_series)
+            E[Wq] = rho / (2 mu (1 - rho)),      W = Wq + D
 
 lam arrivals/s, mu = 1 / E[S], rho = lam / mu < 1. First come, first served. M/D/1 waits half as
 long as M/M/1: variability drives delay. Often printed for M/D/1: W_q = rho^2 / (2 mu (1 - rho))

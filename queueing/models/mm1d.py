@@ -4,8 +4,10 @@
 A request waits at most tau seconds for its service to begin; one that would wait longer is lost.
 With U of queueing.models.renewal:
 
-    loss = (1 + (rho - 1) U(tau)) / (1 + rho U(tau)),   E[W_qs] = tau - int_0^tau U / U(tau),   E[Wq] = (1 - loss) E[W_qs] + loss tau
-    M/M:  U = 1 + lam tau phi(u),  int U = tau + lam tau^2 psi(u),  u = (mu - lam) tau,  phi = (1 - e^{-u})/u,  psi = (1 - phi)/u
+    loss = (1 + (rho - 1) U(tau)) / (1 + rho U(tau))
+    E[W_qs] = tau - int_0^tau U / U(tau),   E[Wq] = (1 - loss) E[W_qs] + loss tau
+    M/M:  U = 1 + lam tau phi(u),  int U = tau + lam tau^2 psi(u)
+          u = (mu - lam) tau,  phi = (1 - e^{-u})/u,  psi = (1 - phi)/u
     M/D:  U by Erlang's series (queueing.models.erlang_series)
 
 W_qs: delay of the served; Wq: of all, the lost counted tau. Any load; for loads above 1 everything

@@ -1,22 +1,30 @@
-"""The documents' formulas exactly as printed, each with its equation number and, where there is
-one, its fault.
+"""The documents' formulas exactly as printed, each with its equation number and its fault, if any.
 
 Nothing here is used to predict: the right formulas are in the modules named below. `kendall
 reproduce` puts both side by side. lam requests/s, times in seconds.
 
 Inoue (2021)
-    phi0, phi1, phi              Eq. 41-43   none: bounds of the mean SOJOURN, constant H = alpha b + tau0; they fail for random H
-    second_moment_of_arrivals    Eq. 7       it is the second FACTORIAL moment: E[A^2] has lam E[H] more (used rightly in Eq. 34)
+    phi0, phi1, phi            Eq. 41-43  none: bounds of the mean SOJOURN, constant
+                                          H = alpha b + tau0; they fail for random H
+    second_moment_of_arrivals  Eq. 7      it is the second FACTORIAL moment: E[A^2] has lam E[H]
+                                          more (used rightly in Eq. 34)
 Yang et al.
-    psi0, psi1, psi              Eq. 16      called phi there; bounds of the queueing DELAY: phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i
-    padded_line                  Eq. 20      none; E[L] = m b/(b+1) becomes m: three times too high at light load
-    elastic_line                 Eq. 26      put into Eq. 16 it is NOT a bound: the random k3 sum N_i is replaced by its mean
-    fixed_batch_delay            Eq. 25      wait of the FORMED batch + H (Bailey's mean queue / lam); delay: less H, + (b-1)/(2 lam)
-    objective_patient            Eq. 10      none
-    objective_impatient          Eq. 11      '+ (1 - theta) E[W]' rewards waiting; a sane objective has '-'
+    psi0, psi1, psi            Eq. 16     called phi there; bounds of the queueing DELAY:
+                                          phi_i = alpha + tau0 + (1 + 2 lam alpha) psi_i
+    padded_line                Eq. 20     none; E[L] = m b/(b+1) becomes m: three times too high at
+                                          light load
+    elastic_line               Eq. 26     put into Eq. 16 it is NOT a bound: the random k3 sum N_i
+                                          is replaced by its mean
+    fixed_batch_delay          Eq. 25     wait of the FORMED batch + H (Bailey's mean queue / lam);
+                                          delay: less H, + (b-1)/(2 lam)
+    objective_patient          Eq. 10     none
+    objective_impatient        Eq. 11     '+ (1 - theta) E[W]' rewards waiting; a sane objective
+                                          has '-'
 The serving chapter
-    md1_delay                    25.4        rho^2/(2 mu (1 - rho)) is too low by the factor rho: right is rho/(2 mu (1 - rho))
-    kingman_delay                25.4        the heavy-traffic approximation, not Kingman's upper bound; below the truth for c_a > 1
+    md1_delay                  25.4       rho^2/(2 mu (1 - rho)) is too low by the factor rho: right
+                                          is rho/(2 mu (1 - rho))
+    kingman_delay              25.4       the heavy-traffic approximation, not Kingman's upper
+                                          bound; below the truth for c_a > 1
 
 Right: queueing.models.batches.batch_chain (dynamic, elastic), queueing.models.batches.mgb1 (fixed),
 queueing.models.mm1 (M/D/1), queueing.models.gg1 (both Kingman forms).

@@ -4,15 +4,19 @@ cap, exact for any.
 n requests present, a = min(n, c) of them served together, each gains 1 / t(a) tokens a second; the
 others wait, first come first served.
 
-    t(a) = (k3 + k0 / m) a + k4           seconds for a token of each; k0 seconds of the engine per admission, spread over m = E[N] tokens
-    up lam, down mu_n = a / (m t(a))      pi_n = pi_0 prod_{j<=n} lam / mu_j, geometric with ratio lam / mu_c above c
-    E[T] = E[n] / lam,  E[Wq] = E[(n - c)^+] / lam,  P(Wq > x) = P(n >= c) e^{-(mu_c - lam) x},  load = lam / mu_c
+    t(a) = (k3 + k0 / m) a + k4            seconds for a token of each; k0 seconds of the engine per
+                                           admission, spread over m = E[N] tokens
+    up lam, down mu_n = a / (m t(a))       pi_n = pi_0 prod_{j<=n} lam / mu_j, geometric with ratio
+                                           lam / mu_c above c
+    E[T] = E[n] / lam,  E[Wq] = E[(n - c)^+] / lam,  load = lam / mu_c
+    P(Wq > x) = P(n >= c) e^{-(mu_c - lam) x}
     seconds per token = E[a] / (lam m)
 
 No cap (c = None), rho = lam m k3 + lam k0 < 1: pi_n is negative binomial, and the law of N does not
 matter (a symmetric queue, Kelly 1979):
 
-    pi_n = C(n + s, n) rho^n (1 - rho)^{1 + s},  s = k4 / (k3 + k0 / m)       Poisson(lam m k4) where k3 = k0 = 0
+    pi_n = C(n + s, n) rho^n (1 - rho)^{1 + s},  s = k4 / (k3 + k0 / m)
+                                           Poisson(lam m k4) where k3 = k0 = 0
     E[T | N = x] = x t(1) / (1 - rho)
 
 Special cases: c = 1 is M/M/1; k4 = 0 is M/M/1 with processor sharing, whatever c; k3 = 0 is M/M/c.
@@ -24,16 +28,16 @@ space, so that thousands of slots neither overflow nor vanish. Conditions: Poiss
 engine.
 
 Measured against simulation of this fluid, model / simulation - 1 (k3 .2, k4 .8, m 1; c = 1, 2, 4,
-8, 32; load .3, .6, .85, .95; 2e6
-requests a cell):
+8, 32; load .3, .6, .85, .95; 2e6 requests a cell):
   exponential lengths: within the noise (sojourn 0.1 % at load .3 to 3 % at .95), as it must be
   lognormal .7 (C^2 .63): sojourn -0.3 to +1.1 % up to load .85
   deterministic: sojourn -0.7 to +0.4 %; delay -3 % at load .85, -8 % at .6 and c = 4
-  lognormal 1.2 (C^2 3.2): sojourn up to +6 % (c = 2 to 8, load .6 and .85); delay up to +30 % at c
-  = 2, +49 % at c = 4, +64 % at c = 32 admissions, exponential and lognormal .7, by their share mu_c
-  k0: up to .18 delay within 7 % and sojourn within 1 % (load .95: the noise); .25 delay -3 %; .33
-  -10 %, sojourn -2 %; .47 and c = 32 delay -51 %, sojourn -7 %. Spreading them alone, without phi,
-  would make the delay 8 % too long at a share of .08, and 26 % at .25
+  lognormal 1.2 (C^2 3.2): sojourn up to +6 % (c = 2 to 8, load .6 and .85); delay up to +30 % at
+    c = 2, +49 % at c = 4, +64 % at c = 32
+  admissions, exponential and lognormal .7, by their share mu_c k0: up to .18 delay within 7 % and
+    sojourn within 1 % (load .95: the noise); .25 delay -3 %; .33 -10 %, sojourn -2 %; .47 and
+    c = 32 delay -51 %, sojourn -7 %. Spreading them alone, without phi, would make the delay 8 %
+    too long at a share of .08, and 26 % at .25
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """U(x) = sum_n rho^n Fe^{*n}(x), the renewal function behind every delay law of a single server
 with Poisson arrivals.
 
-    U(x) = 1 + lam int_0^x U(x - y) P(S > y) dy,   rho = lam E[S] of any size (above 1 U grows exponentially)
-    Z(x) = 1 - (1 - rho) U(x) = rho P(Se > x) + lam int_0^x Z(x - y) P(S > y) dy    (the tail of the M/G/1 delay, rho < 1)
+    U(x) = 1 + lam int_0^x U(x - y) P(S > y) dy
+           rho = lam E[S] of any size (above 1 U grows exponentially)
+    Z(x) = 1 - (1 - rho) U(x) = rho P(Se > x) + lam int_0^x Z(x - y) P(S > y) dy
+           (the tail of the M/G/1 delay, rho < 1)
 
 Z has its own equation because 1 - (1 - rho) U loses all digits where it is small. U is returned as
 its share U(x) / U(horizon) and 1 / U(horizon), which do not overflow.

@@ -1,31 +1,32 @@
 """Prefill and decode: in one server one after the other (M/G/1), or disaggregated, two stations in
 series.
 
-one server     S = setup + kp P + step N is the service time of ONE M/G/1 queue: `solve_mg1` with prompts; `phases` gives S
-disaggregated  prefill station S1 = setup + kp P, then decode station S2 = step N, each one request at a time, residuals independent
+one server      S = setup + kp P + step N is the service time of ONE M/G/1 queue: `solve_mg1` with
+                prompts; `phases` gives S
+disaggregated   prefill station S1 = setup + kp P, then decode station S2 = step N, each one request
+                at a time, residuals independent
 
 The first station is M/G/1, exact. The second sees the departures of the first, which are not
 Poisson:
 
-    S1 exponential                      Burke: they are Poisson; the second is M/G/1, exact
-    S2 <= S1 always                     nobody waits at the second, exact
-    S1 = D1 < S2 = D2 constant          Friedman: the total delay is that of M/D/1 with D2 alone, exact
-    else                                approximation: cd^2 = 1 - rho1^2 (1 - cs1^2), then a two-moment GI/G/1 (QNA; queueing.models.gg1:
-                                        Kraemer and Langenbach-Belz, without their correction for
-                                        cd^2 > 1)
+    S1 exponential                Burke: they are Poisson; the second is M/G/1, exact
+    S2 <= S1 always               nobody waits at the second, exact
+    S1 = D1 < S2 = D2 constant    Friedman: the total delay is that of M/D/1 with D2 alone, exact
+    else                          approximation: cd^2 = 1 - rho1^2 (1 - cs1^2), then a two-moment
+                                  GI/G/1 (QNA; queueing.models.gg1: Kraemer and Langenbach-Belz,
+                                  without their correction for cd^2 > 1)
 
 Poisson arrivals, unlimited buffers, first come first served.
+
 Measured against simulation (4e6 requests a cell; uniform, gamma, lognormal, two-valued services;
-larger load 0.3, 0.6, 0.9),
-approximation / simulation - 1:
+larger load 0.3, 0.6, 0.9), approximation / simulation - 1:
   first station at half the load of the second or less: second delay -7 to +7 %, sojourn -3 to +6 %
   equal loads: second delay -30 to +51 %, sojourn -19 to +4 %; low variance at both is worst: too
-  high in light traffic, too low in heavy traffic, where the departures' correlation counts
+    high in light traffic, too low in heavy traffic, where the departures' correlation counts
   two far values at the first station (SCV 2.6), equal loads: second delay -38 to +9 %, sojourn -6
-  to +3 %
-For equal loads rather simulate: `tandem_path`.
-`tandem_path` is the exact recursion on given arrivals and services. Source: Burke (1956), Friedman
-(1965), Whitt (1983).
+    to +3 %
+For equal loads rather simulate: `tandem_path`, the exact recursion on given arrivals and services.
+Source: Burke (1956), Friedman (1965), Whitt (1983).
 
 >>> tandem_path(np.array([0.0, 1.0]), np.array([[2.0, 2.0], [3.0, 1.0]]))  # starts 0, 2 and 2, 5
 array([[0., 1.],

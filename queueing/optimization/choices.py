@@ -1,8 +1,10 @@
 """Batch size and policy: each candidate is predicted, and the best is kept with the whole curve.
 
-Throughput  argmax b / E[H(b)]; of a law that only rises there is no finite optimum, and the answer says so
-Delay       capped batches' delay is flat at low load: delays within 0.1 % count as one, then sojourns, and the smallest size decides.
-            Across families, and for continuous, the sojourn itself (queueing.optimization.quantity)
+Throughput  argmax b / E[H(b)]; of a law that only rises there is no finite optimum, and the answer
+            says so
+Delay       capped batches' delay is flat at low load: delays within 0.1 % count as one, then
+            sojourns, and the smallest size decides. Across families, and for continuous, the
+            sojourn itself (queueing.optimization.quantity)
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """What is to be achieved, and how one choice scores. Every score is smaller-is-better; a choice
 that may not be made has none.
 
-    delay        mean queueing delay; across families mean sojourn time (queueing.optimization.quantity)
+    delay        mean queueing delay; across families mean sojourn time
+                 (queueing.optimization.quantity)
     throughput   minus the largest stable rate
     v1           Yang et al. Eq. 10: theta E[u] - (1 - theta) E[Wq]
-    v2           Eq. 11 with patience: theta E[u] - (1 - theta) E[Wq | served] - l pi. Printed with `+`, which rewards waiting:
-                 `sign=+1` gives that (their reported optimum comes out with it only)
+    v2           Eq. 11 with patience: theta E[u] - (1 - theta) E[Wq | served] - l pi. Printed with
+                 `+`, which rewards waiting: `sign=+1` gives that (their reported optimum comes out
+                 with it only)
     clipped      mean queueing delay, at most `max_clipped_fraction` of the requests clipped
-    slo          as delay, or the mean of the duration that the SLO bounds, among the choices that keep the SLO
+    slo          as delay, or the mean of the duration that the SLO bounds, among the choices that
+                 keep the SLO
 
 E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as printed).
 """

@@ -1,8 +1,9 @@
 """Which duration compares settings: the same rule for optimize, advice, what-if and autopilot.
 
-queueing delay        within one family of whole batches (dynamic counts as capped): a wait for the same kind of service
-sojourn time          across families, and for continuous: its slots share the engine, so that more of them shorten the wait and slow
-                      every answer down
+queueing delay        within one family of whole batches (dynamic counts as capped): a wait for the
+                      same kind of service
+sojourn time          across families, and for continuous: its slots share the engine, so that more
+                      of them shorten the wait and slow every answer down
 as the SLO names it   where the SLO bounds the sojourn time or the time to first token
 """
 

@@ -1,7 +1,10 @@
 """The token limit: the longest answer that the queue can afford.
 
 Single requests without patience: every limit is scored at once from cumulative sums (exact search):
-    E[N'] = sum_{k<n} P(N > k),  E[N'^2] = sum_{k<n} (2k + 1) P(N > k),  N' = min(N, n)      (Yang et al. Eq. 2-3)
+
+    E[N'] = sum_{k<n} P(N > k),  E[N'^2] = sum_{k<n} (2k + 1) P(N > k)
+    N' = min(N, n)                                                        (Yang et al. Eq. 2-3)
+
 Everything else: a geometric grid of limits, refined about the best down to one token (right for a
 score with one valley).
 """

@@ -130,9 +130,9 @@ def _reason(found: Optimum) -> str:
     near = near_scores([point for point in found.curve if point["score"] is not None])
     if len(near) == 1:
         return goal
-    return f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}".replace(
-        "%", " %"
-    )
+    return (
+        f"{_tie(found, near_sojourns(near))} {len(near)} choices with {goal}, within {TIE:.1%}"
+    ).replace("%", " %")
 
 
 def _tie(found: Optimum, nearest: Sequence[Point]) -> str:

@@ -3,7 +3,8 @@ without a sum.
 
     lognormal     e^{k mu + k^2 s^2 / 2} Phi(z - k s) + x^k Phi(-z),   z = (ln x - mu) / s
     exponential   m^k Gamma(k + 1) P(k, x / m),   P the regularised lower incomplete gamma function
-    uniform       (u^{k+1} - a^{k+1}) / ((k + 1)(b - a)) + x^k (b - u)/(b - a),   u = min(max(x, a), b);   x^k below a
+    uniform       (u^{k+1} - a^{k+1}) / ((k + 1)(b - a)) + x^k (b - u)/(b - a),
+                  u = min(max(x, a), b);   x^k below a
 
 k > 0 real, N continuous (the product's own counts are integers:
 queueing.distributions.token_distribution). With S = a min(N, x) + c: E[S^2] = a^2 LM_2 + 2 a c LM_1

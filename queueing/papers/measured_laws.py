@@ -1,7 +1,8 @@
 """Laws fitted to the documents' measurements, and the profiles that ship with them.
 
-    Inoue (2021), Table 1:     H = alpha b + tau0,    H = b / throughput;    c = beta b + c0,    c = power x H
-    Yang et al., Table I:      S = a n + c            n output tokens, alone on the device
+    Inoue (2021), Table 1     H = alpha b + tau0,    H = b / throughput
+                              c = beta b + c0,       c = power x H
+    Yang et al., Table I      S = a n + c            n output tokens, alone on the device
 
 Unweighted least squares, as the sources do it. In the profiles an image is a request of one token:
 H at l = 1 is k3 b + k2 with k3 = alpha, k2 = tau0, so ask with --output-tokens

@@ -1,7 +1,8 @@
 """How large a batch the engine's memory admits.
 
     bytes per token      = 2 layers kv_heads head_dim bytes_per_value          keys and values
-    bytes per sequence   = bytes per token x tokens, rounded up to whole blocks where the engine allocates in blocks
+    bytes per sequence   = bytes per token x tokens, rounded up to whole blocks where the engine
+                           allocates in blocks
     largest batch        = floor((utilisation memory - weights - reserved) / bytes per sequence)
 
 A printed example, 2 x 32 x 40 x 128 x 2048 x 2 bytes = "3.2 GB" per sequence, is 1.34e9 bytes; with

@@ -4,7 +4,8 @@ The mean of n delays has variance sigma^2 / n for large n, sigma^2 = sum over al
 autocovariances. With w the mean delay, z the normal quantile and r the relative half width asked
 for,
 
-    n = ASSURANCE (z / q)^2 sigma^2 / w^2      and at least 450 memories, m = sigma^2 / Var W requests
+    n = ASSURANCE (z / q)^2 sigma^2 / w^2
+        and at least 450 memories, m = sigma^2 / Var W requests
 
 where q < r is the half width by the run's variance alone: what is printed is wider, as a lucky run
 underestimates both (queueing.measurement.mean_interval; q = 0.072 for r = 0.1, 0.121 for 0.2, 0.139
@@ -18,7 +19,8 @@ queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means
 >>> from policies import parse_policy
 >>> from queueing.distributions.token_distribution import parse_distribution
 >>> from queueing.latency.law import parse_law
->>> rule = advise(parse_policy("single"), 0.9, parse_distribution("deterministic:value=1"), parse_law("a=1,c=0"))  # M/D/1
+>>> length, law = parse_distribution("deterministic:value=1"), parse_law("a=1,c=0")
+>>> rule = advise(parse_policy("single"), 0.9, length, law)  # M/D/1
 >>> rule.requests, rule.how
 (403659, 'exact')
 """

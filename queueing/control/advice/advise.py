@@ -1,13 +1,13 @@
 """Advice: the best choice of one knob for the stated objective, what it should gain, and one
 sentence for the operator.
 
-    gain = 1 - M(best) / M(current)        M: what the objective measures (queueing.control.advice.measure), smaller is better; of settings
-                                           of different families their sojourn times
-                                           (queueing.optimization.quantity)
+    gain = 1 - M(best) / M(current)
 
-Both settings stand at the same estimates, so most of what is uncertain in either cancels in the
-gain (queueing.control.advice.response). A gain whose interval holds 0 is no reason to turn a knob.
-A setting without a steady state is never advised.
+M is what the objective measures (queueing.control.advice.measure), smaller is better; of settings
+of different families it is their sojourn times (queueing.optimization.quantity). Both settings
+stand at the same estimates, so most of what is uncertain in either cancels in the gain
+(queueing.control.advice.response). A gain whose interval holds 0 is no reason to turn a knob. A
+setting without a steady state is never advised.
 """
 
 from __future__ import annotations

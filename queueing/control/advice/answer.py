@@ -1,11 +1,13 @@
 """Predictions of a setting at three prices.
 
-    precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch; 0.2 to 0.5 s for batches
-    quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms, standard error about 1 % at load 0.6
-    rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on common random numbers
+    precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch;
+               0.2 to 0.5 s for batches
+    quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms,
+               standard error about 1 % at load 0.6
+    rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on
+               common random numbers
 
-Simulated answers say so in `method` and in their assumptions; the same requests arrive in all of
-them.
+Simulated answers say so in `method` and in their assumptions; all see the same requests arrive.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """How long answers are under any token limit: as far as the window tells, and beyond that only
 under a named family.
 
-    P(N > n)    product-limit up to the largest count k that is known (queueing.estimation.lengths). What is known to go beyond k stands
-                at k + 1, so that min(N, n), and the share that a limit n cuts, are right for every
-                n <= k (for n < k)
+    P(N > n)    product-limit up to the largest count k that is known (queueing.estimation.lengths)
 
-Beyond k a family is fitted (queueing.estimation.extrapolation) and followed up to `MOST` tokens.
+What is known to go beyond k stands at k + 1, so that min(N, n), and the share that a limit n cuts,
+are right for every n <= k (for n < k). Beyond k a family is fitted
+(queueing.estimation.extrapolation) and followed up to `MOST` tokens.
+
 `parts` are the same law from a fifth of the requests each: what a quantity scatters over them, over
 sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under a family they are all
 but an eighth each (delete-a-group jackknife). Small parts scatter more, so less is lost in a

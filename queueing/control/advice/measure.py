@@ -1,10 +1,13 @@
 """What an objective compares two settings by: one number of a setting, smaller is better; and what
 an objective forbids.
 
-delay, clipped    mean of the duration that compares the settings (queueing.optimization.quantity), seconds
+delay, clipped    mean of the duration that compares the settings (queueing.optimization.quantity),
+                  seconds
 throughput        1 / largest stable rate, seconds a request
-v1, v2            theta (1 - E[u]) + (1 - theta) E[Wq] + l pi: how far the objective V stays below theta, its value without any loss
-slo               what the SLO bounds; as delay where that is the queueing delay of different families, seconds
+v1, v2            theta (1 - E[u]) + (1 - theta) E[Wq] + l pi: how far the objective V stays below
+                  theta, its value without any loss
+slo               what the SLO bounds; as delay where that is the queueing delay of different
+                  families, seconds
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """How far a predicted quantity M may be off because the estimates are, near saturation too.
 
-    M = g / (1 - load)       a delay has a pole at load 1; g is smooth (quantities without a pole: M = g)
+    M = g / (1 - load)       a delay has a pole at load 1; g is smooth
+                             (quantities without a pole: M = g)
 
 Each estimate i that moves by its 95 % half width moves ln g by g_i and ln load by d_i:
 
     rate, speed    d_i = half width of its logarithm,  g_i = d_i * d ln g / d ln estimate
     cv             d_i = 0,  g_i = ln M at the upper end of its interval - ln M
-    lengths        from part k of the lengths, at the rate where that part has the same load:  d_k, g_k = deviations from the parts' means
+    lengths        d_k, g_k = deviations from the parts' means: from part k of the lengths, at the
+                   rate where that part has the same load
 
 First order in direction, not in size: w_i ~ g_i + d_i load / (1 - load) is the direction in which M
 moves most, and the ends of the interval are M a step w to either side, through the pole; open where

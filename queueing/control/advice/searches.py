@@ -5,12 +5,14 @@ Predictions hold the gateway's own turnaround and the stalls, as those that are 
 (`Situation.measured`). Of several policies the sojourn time decides
 (queueing.optimization.quantity).
 
-batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they mean delay
+batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they
+                     mean delay
 policy               likewise, among those in force and the usual ones
-max-output-tokens    v1, v2; slo: the longest limit that keeps it, if that cuts no more than `max_clipped_fraction`; delay and
-                     throughput alone would cut every answer at one token, so they mean the shortest
-                     limit that cuts no more
-servers              the fewest that keep the SLO; without an SLO more is always faster: one more is shown
+max-output-tokens    v1, v2; slo: the longest limit that keeps it, if that cuts no more than
+                     `max_clipped_fraction`; delay and throughput alone would cut every answer at
+                     one token, so they mean the shortest limit that cuts no more
+servers              the fewest that keep the SLO; without an SLO more is always faster: one more
+                     is shown
 
 An SLO is kept by the value that is reported (queueing.control.advice.reported).
 """

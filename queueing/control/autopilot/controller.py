@@ -1,12 +1,14 @@
 """The controller: asked every few seconds with a look at the window, answers with at most one
 decision.
 
-unstable          the load's lower end is above 1: the setting with the lowest load one knob away, at once, and again every few seconds
-safe direction    too few data, or an assumption of the model fails: only settings with a clearly lower load, and a sure gain
-steady            the setting with the shortest mean delay one knob away (of different families: sojourn time, as their services differ);
-                  its gain must exceed a threshold, its interval exclude 0,
-                  and it must stay stable, with a margin, at the upper ends of the intervals of rate
-                  and speed
+unstable          the load's lower end is above 1: the setting with the lowest load one knob away,
+                  at once, and again every few seconds
+safe direction    too few data, or an assumption of the model fails: only settings with a clearly
+                  lower load, and a sure gain
+steady            the setting with the shortest mean delay one knob away (of different families:
+                  sojourn time, as their services differ); its gain must exceed a threshold, its
+                  interval exclude 0, and it must stay stable, with a margin, at the upper ends of
+                  the intervals of rate and speed
 
 One knob at a time; after a change nothing for `Rules.cool_down` seconds and `Rules.fewest`
 requests, longer after a rollback. Every change is measured afterwards

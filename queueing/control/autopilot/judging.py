@@ -4,11 +4,12 @@ the queue has settled.
 Means are of what the change was chosen by: queueing delays, or sojourn times where the families
 differ.
 
-worse      observed after > predicted there now, and > observed before (both beyond the 95 % intervals, which respect autocorrelation),
-           or: the queue grows far beyond what was predicted, though it was stable before      -> rolled back, and remembered
-kept       everything else; also where the load has changed meanwhile, where the queue had no steady state before, and
-           where `Rules.longest_trial` passed without an answer (at high load a queue forgets
-           slowly)
+worse      observed after > predicted there now, and > observed before (both beyond the 95 %
+           intervals, which respect autocorrelation), or: the queue grows far beyond what was
+           predicted, though it was stable before      -> rolled back, and remembered
+kept       everything else; also where the load has changed meanwhile, where the queue had no
+           steady state before, and where `Rules.longest_trial` passed without an answer (at high
+           load a queue forgets slowly)
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """What a setting would gain over another, and how far both are from saturation.
 
 Both are simulated with the same arrivals and the same answers (common random numbers), so that
-their ratio is far surer than either
-mean. With r = m' / m, the ratio of the means of what is compared (queueing.optimization.quantity):
+their ratio is far surer than either mean. With r = m' / m, the ratio of the means of what is
+compared (queueing.optimization.quantity):
 
-    work      r at both ends of the interval of rate x speed (a slower engine is a faster clock: the ratio is the same), not its slope:
-              near saturation that would say far too much
-    lengths   scatter of ln r over parts of the answers (queueing.control.advice.known_lengths), to either side of their median
+    work      r at both ends of the interval of rate x speed (a slower engine is a faster clock: the
+              ratio is the same), not its slope: near saturation that would say far too much
+    lengths   scatter of ln r over parts of the answers (queueing.control.advice.known_lengths), to
+              either side of their median
     noise     batch means of (w'_i - r w_i) / m
 
     gain = 1 - r,   ln r +- hypot(work, lengths, noise)

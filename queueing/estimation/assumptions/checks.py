@@ -4,7 +4,8 @@ theory.
     conservation      arrived = ended + waiting + in service                         counts, exactly
     Little's law      time average of the number in the system, as the gateway's own counter had it,
                       = seconds of presence in the window, added up from the records, / T
-    utilisation law   busy time as the servers' own counters had it = union of service intervals from the records, / T / servers
+    utilisation law   busy time as the servers' own counters had it
+                      = union of service intervals from the records, / T / servers
 
 The sums over records are cut at the window's edges, so both sides measure the same thing and no
 edge effect is left; what may differ is the instant at which a counter and a record saw the same

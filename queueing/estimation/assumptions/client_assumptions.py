@@ -4,19 +4,22 @@ arrivals that are not Poisson.
 Each rule is stated with its threshold; a cause explains what it causes: where clients retry or wait
 for their answers, the arrivals cannot be Poisson, and that is not held against them a second time.
 
-no_retries        fails where the retries that clients' libraries admit (a header) are at least `RETRY_SHARE` of the arrivals.
-open_loop         Poisson arrivals see time averages (Wolff 1982). With n(t) the number in the system, N arrivals at t_i, n- the
-                  number just before,
-                      U = sum_i (n-(t_i) - mean n),   V = D N var_t n,   z = U / sqrt V      is standard normal
+no_retries        fails where the retries that clients' libraries admit (a header) are at least
+                  `RETRY_SHARE` of the arrivals.
+open_loop         Poisson arrivals see time averages (Wolff 1982). With n(t) the number in the
+                  system, N arrivals at t_i, n- the number just before,
+                      U = sum_i (n-(t_i) - mean n),   V = D N var_t n
+                      z = U / sqrt V      is standard normal
                   (a martingale: n- is known before the arrival; D as in
                   queueing.estimation.change). Clients that wait for an answer before they ask again
                   come less often when many wait: z <= -`DEPENDENT`, and the arrival rate as a
                   linear function of n falls to 0 at n* = mean n + var_t n N / -U, the number of
                   clients, which n(t) then never exceeds. Arrivals that are merely regular see few
                   in the system too, but there n(t) goes far beyond n*.
-constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_CHANGES` changes and all pieces of at least
-                  `PIECE` arrivals between them pass as Poisson: the rate changed. With more
-                  changes, or pieces that fail, the arrivals are not Poisson; one name, not two.
+constant_rate     the CUSUM of queueing.estimation.change signals at most `FEW_CHANGES` changes and
+                  all pieces of at least `PIECE` arrivals between them pass as Poisson: the rate
+                  changed. With more changes, or pieces that fail, the arrivals are not Poisson; one
+                  name, not two.
 poisson_arrivals  queueing.measurement.arrival_audit at significance `LEVEL` over the window.
 """
 

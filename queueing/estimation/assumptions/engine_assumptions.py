@@ -1,29 +1,31 @@
 """What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue
 that is stable and settled.
 
-no_stalls        fails where stalls (queueing.estimation.speed.speed_process) lengthen the predicted mean delay by `MATERIAL` of it and by
-                 `FLOOR`: beside the prediction of the same machine without them, which the caller
-                 computed. Without a prediction: where they hold at least `STALL_SHARE` of the busy
-                 time.
-constant_speed   fails where the speed made a step (queueing.estimation.speed.speed_change), or wanders significantly
-                 (queueing.estimation.speed.wander) and so much that the mean delay moves by
-                 `MATERIAL`: by the band that the caller computed, else by 3 sigma.
-law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted, regressed on two things that the law
-                 says of batch i. On the share of decoding, as far as no polynomial of the size
-                 explains it: the lengths that were
-                 drawn, which no slow moment changes; this is judged whatever the speed does. And on
-                 the logarithm of the size: slow moments make batches larger (they let the queue
-                 grow), so sizes go with slow batches under a perfect law; the batches before share
-                 the slow moment, but not the size. (The last is left out: how long it took is how
-                 many this one takes.) This is judged where the speed is constant. What is left of a
-                 wander enters the errors by blocks of consecutive batches. Fails where the
-                 coefficient is beyond `SIGNIFICANT` errors and moves the time by `MISFIT` between
-                 the 10th and 90th percentile.
-stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and the delay grows over the
-                 window: Kendall's score of its means in `TREND` blocks is at least `RISES` of 45
-                 (one in 1000 without a trend), and its later half is twice its earlier.
-settled          fails where the time that the queue needs to forget how the epoch began, `RELAXATIONS` relaxation times and the
-                 clearing of what waited then, is more than `UNSETTLED` of the window.
+no_stalls        fails where stalls (queueing.estimation.speed.speed_process) lengthen the predicted
+                 mean delay by `MATERIAL` of it and by `FLOOR`: beside the prediction of the same
+                 machine without them, which the caller computed. Without a prediction: where they
+                 hold at least `STALL_SHARE` of the busy time.
+constant_speed   fails where the speed made a step (queueing.estimation.speed.speed_change), or
+                 wanders significantly (queueing.estimation.speed.wander) and so much that the mean
+                 delay moves by `MATERIAL`: by the band that the caller computed, else by 3 sigma.
+law_shape        log r_i, minus the average of `BEFORE` batches before it, the last excepted,
+                 regressed on two things that the law says of batch i. On the share of decoding, as
+                 far as no polynomial of the size explains it: the lengths that were drawn, which no
+                 slow moment changes; this is judged whatever the speed does. And on the logarithm
+                 of the size: slow moments make batches larger (they let the queue grow), so sizes
+                 go with slow batches under a perfect law; the batches before share the slow moment,
+                 but not the size. (The last is left out: how long it took is how many this one
+                 takes.) This is judged where the speed is constant. What is left of a wander enters
+                 the errors by blocks of consecutive batches. Fails where the coefficient is beyond
+                 `SIGNIFICANT` errors and moves the time by `MISFIT` between the 10th and 90th
+                 percentile.
+stable_queue     fails where the load's interval lies above 1, or the load is above `NEAR_ONE` and
+                 the delay grows over the window: Kendall's score of its means in `TREND` blocks is
+                 at least `RISES` of 45 (one in 1000 without a trend), and its later half is twice
+                 its earlier.
+settled          fails where the time that the queue needs to forget how the epoch began,
+                 `RELAXATIONS` relaxation times and the clearing of what waited then, is more than
+                 `UNSETTLED` of the window.
 """
 
 from __future__ import annotations

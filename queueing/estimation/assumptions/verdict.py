@@ -1,12 +1,14 @@
 """Observed beside predicted over one window of one epoch, and what is wrong where they part.
 
-    d = observed - predicted mean,   h = sqrt(observed half width^2 + predicted half width^2), both at 95 %
+    d = observed - predicted mean
+    h = sqrt(observed half width^2 + predicted half width^2),   both at 95 %
 
 not enough data   fewer than `ENOUGH` judged requests; or none of the below
 disagree          the queue is unstable, or theory has no answer and an assumption fails;
-                  or |d| > tolerance and an assumption fails; or |d| > max(tolerance, `BEYOND` h)
-                  though none does
+                  or |d| > tolerance and an assumption fails;
+                  or |d| > max(tolerance, `BEYOND` h) though none does
 agree             |d| <= max(tolerance, h) and h <= `TOO_WIDE` of the predicted mean
+
 tolerance = max(10 % of the predicted mean, 1 ms).
 
 The observation and the estimates come from the same window, so they share most of the luck of its

@@ -1,6 +1,7 @@
 """Measured service times beside the law's, for the same batches with their actual lengths.
 
-    batches      measured = last server_free - dispatch,    fitted = the law (at speed 1) of size, lengths and prompts
+    batches      measured = last server_free - dispatch
+                 fitted = the law (at speed 1) of size, lengths and prompts
     continuous   measured = time in the slot
                  fitted = turnaround + wait for the next step + l / mean over its stay of 1 /
                  step(n(t)) + admissions that stopped it

@@ -1,9 +1,12 @@
 """Did the speed change at an instant (another model, a throttled device), or does it wander?
 
-Over the block means y_j of the log ratios with noise v_j:   Q = sum_j (y_j - mean)^2 / v_j, chi-squared if the speed is constant.
-If Q says it is not, the likeliest step is taken out: a step that explains `EXPLAINS` of Q's excess
-over its mean, is at least `SMALLEST` and leaves at least two blocks on either side is a change;
-whatever else is slow is wander.
+Over the block means y_j of the log ratios with noise v_j,
+
+    Q = sum_j (y_j - mean)^2 / v_j
+
+is chi-squared if the speed is constant. If Q says it is not, the likeliest step is taken out: a
+step that explains `EXPLAINS` of Q's excess over its mean, is at least `SMALLEST` and leaves at
+least two blocks on either side is a change; whatever else is slow is wander.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The speed of the run, the scatter around it and the stalls: the law's shape is given, never
 fitted to the run's own batches.
 
-    speed f = sum of measured / sum of fitted times, of all batches          z_i = measured_i - f fitted_i
-    stall   : measured > `STALL` median(r) fitted, r = measured / fitted, and in excess by an average batch at least; it leaves
-              e_i = measured_i - g fitted_i, g the speed of all others
-    law     q = sum e / sum measured, s = sum e^2 / sum e: stalls have their share of E[H] and of E[H^2] (queueing.latency.stalls)
+    speed   f = sum of measured / sum of fitted times, of all batches
+            z_i = measured_i - f fitted_i
+    stall   measured > `STALL` median(r) fitted, r = measured / fitted, and in excess by an average
+            batch at least; it leaves e_i = measured_i - g fitted_i, g the speed of all others
+    law     q = sum e / sum measured, s = sum e^2 / sum e: stalls have their share of E[H] and of
+            E[H^2] (queueing.latency.stalls)
     cv^2    = sum z^2 / sum (g fitted)^2,   z by g, of all others
 
 So the law's sums of times and of their squares are those of the run, whatever the residual's form.

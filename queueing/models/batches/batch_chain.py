@@ -2,16 +2,18 @@
 something waits.
 
 Embedded chain at batch starts, Q = requests waiting (those about to start included), b = min(Q, B),
-A = arrivals during
-H(b), p0 = P(Q - b + A = 0):
+A = arrivals during H(b), R = (Q - B)^+ left behind, p0 = P(Q - b + A = 0):
 
-    Q' = max(Q - b + A, 1)                                    (an idle server starts the next arrival alone)
+    Q' = max(Q - b + A, 1)        (an idle server starts the next arrival alone)
     drift of Q      E[b] = lam E[H] + p0
-    drift of Q^2    2 (B - lam E[H(B)]) E[R] = E[A^2] + p0 - E[b^2],   R = (Q - B)^+ left behind,  E[A^2|b] = lam E[H|b] + lam^2 E[H^2|b]
+    drift of Q^2    2 (B - lam E[H(B)]) E[R] = E[A^2] + p0 - E[b^2]
+                    E[A^2 | b] = lam E[H | b] + lam^2 E[H^2 | b]
 
 Area under the number waiting, over one cycle: those left behind wait H, those who arrive during H
 its residual, so
+
     E[Wq] = (E[R] E[H(B)] + lam E[H^2] / 2) / E[b]
+
 Utilisation is lam E[H] / E[b] (a cycle lasts E[b] / lam). Conditions: Poisson arrivals, one server,
 lam < B / E[H(B)]; without a bound lam (k1 + k3 sup N) < 1 (padded) or lam (k1 + k3 E[N]) < 1
 (unpadded).

@@ -4,19 +4,22 @@
 Arrivals after a request do not change its delay, so the number waiting is what arrives during a
 delay (distributional Little's law), and
 
-    E e^{-s Wq} = p0/E[b] + lam/E[b] (sum_{b<B} x_b (1 - h_b(s)) + X(z) (1 - h_B(s))) / s,    z = 1 - s/lam
+    E e^{-s Wq} = p0/E[b] + lam/E[b] (sum_{b<B} x_b (1 - h_b(s)) + X(z) (1 - h_B(s))) / s
     X(z) = sum_{q>=B} x_q z^{q-B} = (sum_{b<B} x_b (h_b(s) - z^b) - p0 (1 - z)) / (z^B - h_B(s))
+    z = 1 - s/lam
 
 x_q = P(Q = q), h_b(s) = E exp(-s H | b). P(Wq = 0) = p0/E[b], the server is idle.
 
 The sojourn depends on the own batch's size, which later arrivals change. With p requests ahead, a
 request waits for the rest of the batch in service and floor(p / B) more; its rank in its own batch
-is p mod B, and those who arrive while it waits, Poisson(lam Wq),
-join the same batch. The transform F_p of that rest, jointly with p, over the arrivals of a cycle:
+is p mod B, and those who arrive while it waits, Poisson(lam Wq), join the same batch. The transform
+F_p of that rest, jointly with p, over the arrivals of a cycle:
 
     z F_p = F_{p-1} + (1[p = 0] sum_{b<B} x_b h_b(s) + x_{B+p} h_B(s) - P(R + A = p)) / lam
-    (by parts; upwards where |z| >= 1, downwards where |z| < 1: each stable),   f_r = lam/E[b] sum_n F_{nB+r} h_B^n
-    own batch of size b:  sum_r f_r(w) P(Poisson(lam w) = b - 1 - r);   sojourn = Wq + time to the own release | b
+            (by parts; upwards where |z| >= 1, downwards where |z| < 1: each stable)
+    f_r = lam/E[b] sum_n F_{nB+r} h_B^n
+    own batch of size b:  sum_r f_r(w) P(Poisson(lam w) = b - 1 - r)
+    sojourn = Wq + time to the own release | b
 
 Accuracy: the lattice's width squared, about 1e-4 of the horizon. A law whose mean misses the exact
 one by more than 0.3 % and one width is not given.

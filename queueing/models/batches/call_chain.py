@@ -7,8 +7,10 @@ with R = Q - b left behind,
 
     Q' = R + A, or X where that is 0                     p0 = P(R + A = 0)
     drift of Q      E[b] = lam m E[H] + p0 m
-    drift of Q^2    2 (B - lam m E[H(B)]) E[R] = E[A^2] + p0 m2 - E[b^2],   E[A^2 | b] = lam m2 E[H | b] + (lam m)^2 E[H^2 | b]
-    E[Wq] = (E[R] E[H(B)] + lam m E[H^2] / 2) / E[b]     by the area under the number waiting, as there
+    drift of Q^2    2 (B - lam m E[H(B)]) E[R] = E[A^2] + p0 m2 - E[b^2]
+                    E[A^2 | b] = lam m2 E[H | b] + (lam m)^2 E[H^2 | b]
+    E[Wq] = (E[R] E[H(B)] + lam m E[H^2] / 2) / E[b]     by the area under the number waiting,
+                                                         as there
 
 Means are over requests, not calls. With one request per call these are the equations there. B = 1
 is M^X/G/1 (Chaudhry and Templeton 1983).

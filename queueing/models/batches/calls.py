@@ -2,11 +2,11 @@
 prompts do. M^X: Poisson calls of X each.
 
 The number that arrives in a service time t is compound Poisson; where the service time has a gamma
-residual of squared variation v,
-compound negative binomial. Panjer's (1981) recursion has both, with lam calls per second and P(X =
-k) = g_k:
+residual of squared variation v, compound negative binomial. Panjer's (1981) recursion has both,
+with lam calls per second and P(X = k) = g_k:
 
-    P(A = j | t) = sum_k (a + b k / j) g_k P(A = j - k | t),    a = lam t v / (1 + lam t v),   b = lam t (1 - v) / (1 + lam t v)
+    P(A = j | t) = sum_k (a + b k / j) g_k P(A = j - k | t)
+    a = lam t v / (1 + lam t v),   b = lam t (1 - v) / (1 + lam t v)
 """
 
 from __future__ import annotations

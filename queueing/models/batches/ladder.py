@@ -3,9 +3,10 @@ one FFT.
 
     -log(1 - w^{-b} E w^A) = sum_j c_j w^j    on a circle |w| = r > 1
 
-    E[(sup S)] = sum_{j>0} j c_j                                     (Spitzer): requests left behind by fixed batches
-    1 - sum_{j=1}^b g_j w^{-j} = exp(-sum_{j<0} c_j w^j)            g = law of the descending ladder heights
-    1 - sum ...        w^j     = exp(-sum_{j>0} c_j w^j)            the ascending factor
+    E[(sup S)] = sum_{j>0} j c_j                            (Spitzer): requests left behind by
+                                                            fixed batches
+    1 - sum_{j=1}^b g_j w^{-j} = exp(-sum_{j<0} c_j w^j)    g = law of the descending ladder heights
+    1 - sum ...        w^j     = exp(-sum_{j>0} c_j w^j)    the ascending factor
 
 The circle is the r that makes r^{-b} E r^A smallest: there it is below 1, the logarithm is
 single-valued, and the error falls geometrically with the number of points, which doubles until

@@ -1,17 +1,18 @@
 """Fixed batching, M/G^b/1: the server waits until exactly b are present (no max_wait).
 
 R = requests left behind when a batch starts is a Lindley recursion R' = (R + A - b)^+, A the
-arrivals during H: the supremum of the
-walk with steps A - b (queueing.models.batches.ladder). With V the wait of a formed batch:
+arrivals during H: the supremum of the walk with steps A - b (queueing.models.batches.ladder). With
+V the wait of a formed batch:
 
-    lam E[Wq] = E[R] + (b - 1) / 2                            (the wait of the formed batch, plus the forming delay)
+    lam E[Wq] = E[R] + (b - 1) / 2        (the wait of the formed batch, plus the forming delay)
     E[W] = E[Wq] + E[H(b)]
-    E e^{-s V} = E w^R,  w = 1 - s/lam                        (R = those who arrive during V)
+    E e^{-s V} = E w^R,  w = 1 - s/lam    (R = those who arrive during V)
 
 The member that arrives p-th into its batch waits F_p for the other b - p, and for the server. The
 previous batch formed E_p before the member arrived and left it with U = V + H of work, so
 
-    Wq_p = max(F_p, U - E_p),   E_p ~ Erlang(p), F_p ~ Erlang(b - p), U independent;   p = 1 .. b equally likely
+    Wq_p = max(F_p, U - E_p),   p = 1 .. b equally likely
+    E_p ~ Erlang(p), F_p ~ Erlang(b - p), U independent
 
 Conditions: Poisson arrivals, one server, lam E[H] < b. Equals Bailey's (1954) sum over the roots of
 z^b = E z^A inside the unit circle (THEORY d), needs none of them. Bailey's mean is the queue at

@@ -2,10 +2,10 @@
 truncated chains.
 
 queueing.models.batches.batch_chain and queueing.models.batches.mgb1 need E r^A < infinity for some
-r > 1, which a lognormal batch time has
-not. Here:
+r > 1, which a lognormal batch time has not. Here:
 
-    P(A = j | b) = FFT of E e^{-lam (1 - w) H} at the roots of unity,  H padded or elastic as in queueing.latency.batch_time
+    P(A = j | b) = FFT of E e^{-lam (1 - w) H} at the roots of unity,
+                   H padded or elastic as in queueing.latency.batch_time
     dynamic   Q' = max(Q - b + A, 1), b = min(Q, B);   fixed   R' = (R + A - b)^+
 
 on a number of states that doubles, what lands above put into the last one. Means come from the

@@ -35,26 +35,36 @@ DOCUMENTS = {
     ),
     "chapter": "The serving chapter, Queueing Theory for Serving",
 }
-_HEADER = f"""# The documents, reproduced
-
-Every table and every computed figure of the documents, made anew: what is stated, what we find, and why they differ where they do.
-This page, the pictures and the data (one JSON file for each) are written by
-
-    {COMMAND}
-
-Verdicts are computed. **{MET}**: our value, rounded, is the printed one. **{TRUNCATED}**: truncated, it is. **{FITTED}**: a value
-that is not printed was chosen so that this number comes out: no evidence. **{HOLDS}**: a claim in
-words, checked by the number beside it. **{EXPLAINED}**: not met; the note says what is missing. **{FAULT}**: the document contradicts
-its own model or the mathematics. **{UNPRINTED}**: our number where the document gives none.
-
-Solid lines are exact, dashed ones approximations, dotted ones the printed formulas; circles are event-driven simulations with two
-standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point). Lengths follow the documents' continuous laws.
-"""
-_FOOTER = """## What is not here
-
-* Yang et al., Fig. 1 and 2, and Inoue, Fig. 1: a diagram, measurements whose numbers are not printed, and a sketch of a path.
-* The tables of the slides on scheduling by predicted length come with that model.
-"""
+_HEADER = (
+    "# The documents, reproduced\n"
+    "\n"
+    "Every table and every computed figure of the documents, made anew: what is stated, what we "
+    "find, and why they differ where they do.\n"
+    "This page, the pictures and the data (one JSON file for each) are written by\n"
+    "\n"
+    f"    {COMMAND}\n"
+    "\n"
+    f"Verdicts are computed. **{MET}**: our value, rounded, is the printed one. "
+    f"**{TRUNCATED}**: truncated, it is. **{FITTED}**: a value\n"
+    "that is not printed was chosen so that this number comes out: no evidence. "
+    f"**{HOLDS}**: a claim in\n"
+    f"words, checked by the number beside it. **{EXPLAINED}**: not met; the note says what is "
+    f"missing. **{FAULT}**: the document contradicts\n"
+    f"its own model or the mathematics. **{UNPRINTED}**: our number where the document gives "
+    "none.\n"
+    "\n"
+    "Solid lines are exact, dashed ones approximations, dotted ones the printed formulas; circles "
+    "are event-driven simulations with two\n"
+    f"standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point). "
+    "Lengths follow the documents' continuous laws.\n"
+)
+_FOOTER = (
+    "## What is not here\n"
+    "\n"
+    "* Yang et al., Fig. 1 and 2, and Inoue, Fig. 1: a diagram, measurements whose numbers are not "
+    "printed, and a sketch of a path.\n"
+    "* The tables of the slides on scheduling by predicted length come with that model.\n"
+)
 
 
 def as_object(artefact: Artefact) -> dict[str, Any]:

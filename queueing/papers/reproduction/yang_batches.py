@@ -4,8 +4,9 @@ uniform lengths).
 k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang_fixed). The
 sets used here, seconds:
 
-    A   k1 .008, k2 .03, k3 .0004, k4 .0225   a plausible engine, one stream as in Table I
-    B   k1 .01,  k2 .03, k3 .0046, k4 .0184   one stream as in Table I, and b* = 8 for lognormal(7, 0.7)
+    A   k1 .008, k2 .03,  k3 .0004,   k4 .0225    a plausible engine, one stream as in Table I
+    B   k1 .01,  k2 .03,  k3 .0046,   k4 .0184    one stream as in Table I, and b* = 8 for
+                                                  lognormal(7, 0.7)
     F   k1 .001, k2 .003, k3 .000409, k4 .00205   meets what is stated about Fig. 6
 """
 
