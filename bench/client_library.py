@@ -2,8 +2,8 @@
 (httptools, loadgen/sending/client/wire.py).
 
 All read the same answers of the same server (a child that writes server-sent events by hand) in one
-run, in turn, eight
-streams at a time, connections kept open. Two lengths of answers give two numbers:
+run, in turn, eight streams at a time, connections kept open. Two lengths of answers give two
+numbers:
 
     per token    (time with LONG tokens - time with one) / (LONG - 1)
     per request  time with one token
@@ -274,11 +274,13 @@ def main() -> None:
     found = asyncio.run(run(arguments))
     request, token, _ = found["aiohttp"]
     print(
-        f"{'':24}{'us/request':>11}{'of aiohttp':>11}{'us/token':>10}{'of aiohttp':>11}{'us apart':>10}"
+        f"{'':24}{'us/request':>11}{'of aiohttp':>11}"
+        f"{'us/token':>10}{'of aiohttp':>11}{'us apart':>10}"
     )
     for name, (per_request, per_token, apart) in found.items():
         print(
-            f"{name:24}{per_request:11.0f}{per_request / request:10.2f}x{per_token:10.1f}{per_token / token:10.2f}x{apart:10.0f}"
+            f"{name:24}{per_request:11.0f}{per_request / request:10.2f}x"
+            f"{per_token:10.1f}{per_token / token:10.2f}x{apart:10.0f}"
         )
     if arguments.json:
         names = {

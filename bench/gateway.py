@@ -1,12 +1,12 @@
 """What does the gateway cost? One command, one run, two comparisons.
 
-engine   On the real engine, continuous, against `vllm serve` of the same version, model and engine arguments, with its default executor and
-         with `uni`: saturated throughput at least 1.0 and 0.95 times theirs, p50 time to first
-         token at a moderate rate at most 2 ms more (upper end of the 95 % interval), processor time
-         by token.
-edge     On an engine that takes no time, against a bare FastAPI handler: at least a third of its requests a second and 0.6 of its
-         streamed events a second, by processor second, with queue, policy, metrics and live model
-         on.
+engine   On the real engine, continuous, against `vllm serve` of the same version, model and engine
+         arguments, with its default executor and with `uni`: saturated throughput at least 1.0 and
+         0.95 times theirs, p50 time to first token at a moderate rate at most 2 ms more (upper end
+         of the 95 % interval), processor time by token.
+edge     On an engine that takes no time, against a bare FastAPI handler: at least a third of its
+         requests a second and 0.6 of its streamed events a second, by processor second, with queue,
+         policy, metrics and live model on.
 
 The servers stand side by side and take turns, in random order, for `--rounds` rounds (in `edge`
 each begins with new processes); a ratio is the geometric mean of the ratios within the rounds, with
@@ -14,8 +14,8 @@ Student's interval; a difference of delays is the middle one, with the interval 
 ranks. Everything is on one machine: on two cores the sender and the server have one each in `edge`,
 and in `engine` all share both, as they come. A quiet machine is needed.
 
-    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE] [--page
-    docs/benchmarks.md] [--before CHECKOUT]
+    .venv/bin/python bench/gateway.py [--part edge] [--rounds N] [--json FILE]
+                                      [--page docs/benchmarks.md] [--before CHECKOUT]
 
 With --before the gateway of an earlier checkout is measured too: ours has at least 0.97 times its
 throughput and its rates.

@@ -7,7 +7,8 @@ are the last seconds of each run, behind the start of the predicting process and
 what-ifs; differences are of medians over the rounds, printed beside each round.
 
     predicting    CPU seconds of the predicting process per second of the run, from /proc
-    gateway       the same of the gateway's own process; its difference is what handing over costs (and the machine's noise)
+    gateway       the same of the gateway's own process; its difference is what handing over costs
+                  (and the machine's noise)
     late p99      of the pings, milliseconds; its difference is what is added to the event loop
 
 What the gateway pays per request for feeding the live model is paid by both: bench/live_cost.py

@@ -6,12 +6,15 @@ stationary Poisson load until the mean delay is known to 7 % or the cell's share
 over. What the gateway itself predicted while it served is set beside what its records say of the
 same window. The machine should be quiet: no compiler, no browser, no other analysis.
 
-    .venv/bin/python bench/live_validation.py                          all 24 cells, 90 minutes, then docs/live-validation.md
-    .venv/bin/python bench/live_validation.py --max-seconds 500        a piece; the next command goes on:
-    .venv/bin/python bench/live_validation.py --resume --max-seconds 500
-    .venv/bin/python bench/live_validation.py --resume --longer            then two longer cells at loads 0.75 and 0.9
-    .venv/bin/python bench/live_validation.py --page                   the page anew from the files, nothing is measured
-    .venv/bin/python bench/live_validation.py --fast --cells dynamic --max-seconds 60 --folder runs/try       an emulated engine
+    .venv/bin/python bench/live_validation.py [FLAGS]
+
+    no flags                                 all 24 cells, 90 minutes, then docs/live-validation.md
+    --max-seconds 500                        a piece; the next command goes on:
+    --resume --max-seconds 500
+    --resume --longer                        then two longer cells at loads 0.75 and 0.9
+    --page                                   the page anew from the files, nothing is measured
+    --fast --cells dynamic --max-seconds 60  an emulated engine
+    --folder runs/try
 
 Exit status: 0 all cells of the plan are there; 1 the gateway could not go on; 2 wrong arguments; 3
 cells are left; 130 interrupted.

@@ -6,7 +6,8 @@ turn, the same timetable for all in a round. Lateness is sent - intended; the pr
 sender's, per request.
 
     .venv/bin/python bench/pacing_clocks.py
-    chrt -r 5 .venv/bin/python bench/pacing_clocks.py     on a machine that others use: as if it had nothing else to do
+    chrt -r 5 .venv/bin/python bench/pacing_clocks.py
+        on a machine that others use: as if it had nothing else to do
 """
 
 from __future__ import annotations

@@ -338,7 +338,8 @@ def test_completion_that_cannot_be_installed_is_one_line(
         monkeypatch.setenv("HOME", home)
         said = complaint(capsys, "--install-completion", shell, status=1)
         assert re.fullmatch(
-            rf"cannot write {home}\S*: {why}; `kendall --show-completion {shell}` prints the script",
+            rf"cannot write {home}\S*: {why}; "
+            rf"`kendall --show-completion {shell}` prints the script",
             said,
         )
 

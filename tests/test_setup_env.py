@@ -165,8 +165,10 @@ def test_an_environment_of_an_earlier_kind_is_brought_up_to_date(environment: En
 
 UV = r"""
 import sys
-print("Using Python 3.11.7 environment at: x\nResolved 2 packages in 1ms\nDownloading torch (190.1MiB)\n Downloaded torch", file=sys.stderr)
-print("warning: this stays\nInstalled 2 packages in 3ms\n + torch==2.13.0+cpu\n - rich==1\n ~ numpy==2", file=sys.stderr)
+print("Using Python 3.11.7 environment at: x\nResolved 2 packages in 1ms\n"
+      "Downloading torch (190.1MiB)\n Downloaded torch", file=sys.stderr)
+print("warning: this stays\nInstalled 2 packages in 3ms\n + torch==2.13.0+cpu\n - rich==1\n"
+      " ~ numpy==2", file=sys.stderr)
 print("error: so does this\n  hint: and this", file=sys.stderr)
 sys.stderr.flush()
 import os, time

@@ -98,7 +98,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_forms.py::test_a_slow_form_is_given_up_and_refused_at_once_when_it_comes_again",
         "server/test_forms.py::test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it",
     ),
-    "a request's own fault ends as 503, which clients send again and balancers eject a server for": (
+    (
+        "a request's own fault ends as 503, which clients send again and balancers eject a server "
+        "for"
+    ): (
         "server/test_real_gateway.py::test_what_the_engine_cannot_do_is_said_before_the_request_queues",
         "server/test_forms.py::test_a_bad_form_is_the_clients_fault_and_the_next_one_is_compiled",
         "server/test_status_table.py::test_status_headers_and_body_are_as_the_table_says",
@@ -192,7 +195,10 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "server/test_batching_traps.py::test_batches_fill_while_a_backlog_waits",
     ),
     # the engine
-    "the backlog builds up in the engine: places counted from scraped metrics (llm-d-router #2066)": (
+    (
+        "the backlog builds up in the engine: places counted from scraped metrics "
+        "(llm-d-router #2066)"
+    ): (
         "server/test_batching_traps.py::test_the_backlog_waits_here_and_never_in_the_engine",
         "policies/test_contracts.py::test_a_batch_keeps_within_the_policy_and_the_engine",
     ),
@@ -261,7 +267,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
     "a log that nobody reads freezes the event loop": (
         "server/test_leaving.py::test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end",
-        "server/test_log_writer.py::test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so",
+        "server/test_log_writer.py::test_unread_lines_are_dropped_and_counted_and_the_next_one_read_says_so",
         "server/test_log_writer.py::test_a_process_whose_log_nobody_reads_ends",
     ),
     "a full disk leaves half a line, or ends what does not need it": (

@@ -1,8 +1,9 @@
 """The vendored npm packages of the live page and of its tests: compare the files with their
 manifests, or fetch them again.
 
-    python3 tools/vendor.py            exit status 1 unless the files are those that the manifests name
-    python3 tools/vendor.py --fetch    `npm pack` each package, check its integrity, extract the files, check each
+    python3 tools/vendor.py          exit status 1 unless the files are those of the manifests
+    python3 tools/vendor.py --fetch  `npm pack` each package, check its integrity, extract the
+                                     files, check each
 
 Standard library only; `--fetch` needs npm.
 """

@@ -17,13 +17,16 @@ from fastapi.responses import StreamingResponse
 
 TOKENS = 128  # events of a stream, before the one that says that it is over
 EVENT = (
-    b'data: {"id":"cmpl-1a2b","object":"text_completion","created":1700000000,"model":"tiny","choices":[{"index":0,"text":" word17",'
+    b'data: {"id":"cmpl-1a2b","object":"text_completion","created":1700000000,"model":"tiny",'
+    b'"choices":[{"index":0,"text":" word17",'
     b'"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n'
 )
 DONE = b"data: [DONE]\n\n"
 WHOLE = (
-    b'{"id":"cmpl-1a2b","created":1700000000,"model":"tiny","object":"text_completion","choices":[{"index":0,"text":" word17",'
-    b'"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":{"prompt_tokens":16,"completion_tokens":1,"total_tokens":17,'
+    b'{"id":"cmpl-1a2b","created":1700000000,"model":"tiny","object":"text_completion",'
+    b'"choices":[{"index":0,"text":" word17",'
+    b'"logprobs":null,"finish_reason":"length","stop_reason":null}],'
+    b'"usage":{"prompt_tokens":16,"completion_tokens":1,"total_tokens":17,'
     b'"kendall":{"queueing_delay_ms":0.021,"service_ms":0.143,"batch_size":1}}}'
 )
 

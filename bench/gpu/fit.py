@@ -1,8 +1,10 @@
 """From a run's measurements to the law, and what the law leaves out.
 
-    H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l                     the padded law: queueing.latency.fit, on all batches
-    s = g b n + k3 b + k4                                              a step whose context is n tokens per sequence
-    H = the padded law + g b sum of the contexts of its steps          the law with that growth
+    H = k1 b + k2 + kp sum(prompt) + (k3 b + k4) l             the padded law: queueing.latency.fit,
+                                                               on all batches
+    s = g b n + k3 b + k4                                      a step whose context is n tokens per
+                                                               sequence
+    H = the padded law + g b sum of the contexts of its steps  the law with that growth
 
 The law has no context: its k3 holds the growth at the mean of the measured lengths, so that it
 overrates short outputs and underrates long ones. Both errors are given, cell by cell. Energy of a

@@ -1,14 +1,18 @@
 """Whether a cell holds, by one rule that was stated before the run.
 
-    too short      the half width of the observed mean (95 %) is more than a quarter of it: the cell says nothing
-    holds          the predicted mean lies in the 95 % interval of the observed mean, or within 5 % of the observed mean
+    too short      the half width of the observed mean (95 %) is more than a quarter of it: the cell
+                   says nothing
+    holds          the predicted mean lies in the 95 % interval of the observed mean, or within
+                   5 % of the observed mean
     does not hold  neither
 
 Besides, and never in place of it:
 
     gateway        |observed - measured service| <= max(2 %, 0.3 ms)
-    p99            |observed - live prediction| <= 20 %; of continuous that of the sojourn, simulated at the same estimates
-    quiet          every block's speed within 10 % of the cell's, the speeds before and after within 5 % of each other
+    p99            |observed - live prediction| <= 20 %; of continuous that of the sojourn,
+                   simulated at the same estimates
+    quiet          every block's speed within 10 % of the cell's, the speeds before and after within
+                   5 % of each other
 
 Of a cell that was measured twice, the attempt whose observed mean is known better counts. Whether
 observed and predicted agree has no say in that.

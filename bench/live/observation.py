@@ -1,13 +1,18 @@
 """What a cell's records say: the observation of the very window that the live prediction was made
 of, and theory on the same records.
 
-observed          queueing delays (continuous: sojourns) of who arrived in the window and was dispatched, means by batch means
-offline           the estimators and the prediction once more, from the run file instead of the gateway's memory
-measured service  the recursion on the run's own arrivals, batches and service times: gateway right or wrong
-waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the estimates; p99 of the sojourn simulated there
+observed          queueing delays (continuous: sojourns) of who arrived in the window and was
+                  dispatched, means by batch means
+offline           the estimators and the prediction once more, from the run file instead of the
+                  gateway's memory
+measured service  the recursion on the run's own arrivals, batches and service times: gateway right
+                  or wrong
+waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the
+                  estimates; p99 of the sojourn simulated there
 block speeds      measured over lawful service time in blocks: was the machine quiet
 speed path        the same second by second
-at its speeds     the predicted mean along that path, beside the prediction itself, which assumes a constant speed
+at its speeds     the predicted mean along that path, beside the prediction itself, which assumes a
+                  constant speed
 """
 
 from __future__ import annotations

@@ -17,26 +17,41 @@ from bench.live.results import best, read_results
 
 NAME = "live-validation"
 PICTURE = "observed-and-predicted.png"
-INTRODUCTION = """\
-# The live prediction on a real engine
-
-`bench/live_validation.py` starts a gateway with the tiny model, calibrates the law's shape once, and sends every policy stationary
-Poisson load. While it serves, the gateway estimates rate, lengths, speed and residual from its own window and predicts
-the mean and the quantiles of the queueing delay; no delay enters. The last prediction is made while requests still arrive
-and is compared with the gateway's records of the same window. For continuous the sojourn time is compared, because the wait
-for the engine's next step counts as service there. All numbers below are computed from the files in [live-validation/](live-validation/).
-"""
-TABLE_SAYS = """\
-load: asked, in brackets what the live model took it for. n: requests. s: seconds of load (t: ended by time). observed: mean with its
-95 % interval. predicted: live, at a constant speed, with the interval that the estimates leave; error: observed over predicted. at its
-speeds: the same prediction with what the changes of the engine's speed within the cell do to it, by simulation with the speeds of its
-batches second by second. band: what holds 95 % of the means of cells of the planned length on an engine that goes at the speeds of all
-cells before, stated before the cell was measured; it counts the chance of arrivals and lengths, not that the engine goes at other speeds
-than before. Neither decides whether the cell holds. gateway: observed over measured service, the recursion on the run's own arrivals,
-batches and service times. p99: observed / predicted; of continuous that of the sojourn, predicted by simulation at the same estimates,
-as the live approximation has none. live verdict: what the live model itself said of the window, with the assumptions it named. * the
-machine was not quiet. The estimates with their intervals are in the files.
-"""
+# a line of the page ends where a \n stands
+INTRODUCTION = (
+    "# The live prediction on a real engine\n"
+    "\n"
+    "`bench/live_validation.py` starts a gateway with the tiny model, calibrates the law's shape "
+    "once, and sends every policy stationary\nPoisson load. "
+    "While it serves, the gateway estimates rate, lengths, speed and residual from its own window "
+    "and predicts\nthe mean and the quantiles of the queueing delay; no delay enters. "
+    "The last prediction is made while requests still arrive\n"
+    "and is compared with the gateway's records of the same window. "
+    "For continuous the sojourn time is compared, because the wait\n"
+    "for the engine's next step counts as service there. "
+    "All numbers below are computed from the files in [live-validation/](live-validation/).\n"
+)
+TABLE_SAYS = (
+    "load: asked, in brackets what the live model took it for. "
+    "n: requests. "
+    "s: seconds of load (t: ended by time). "
+    "observed: mean with its\n95 % interval. "
+    "predicted: live, at a constant speed, with the interval that the estimates leave; "
+    "error: observed over predicted. "
+    "at its\nspeeds: the same prediction with what the changes of the engine's speed within the "
+    "cell do to it, by simulation with the speeds of its\nbatches second by second. "
+    "band: what holds 95 % of the means of cells of the planned length on an engine that goes at "
+    "the speeds of all\ncells before, stated before the cell was measured; it counts the chance "
+    "of arrivals and lengths, not that the engine goes at other speeds\nthan before. "
+    "Neither decides whether the cell holds. "
+    "gateway: observed over measured service, the recursion on the run's own arrivals,\n"
+    "batches and service times. "
+    "p99: observed / predicted; of continuous that of the sojourn, predicted by simulation at the "
+    "same estimates,\nas the live approximation has none. "
+    "live verdict: what the live model itself said of the window, with the assumptions it named. "
+    "* the\nmachine was not quiet. "
+    "The estimates with their intervals are in the files.\n"
+)
 
 LONGER_SAYS = "As long as `queueing.simulation.run_length` advises; not counted above."
 HEAD = (
@@ -127,16 +142,14 @@ def _row(cell: Judged) -> list[str]:
     interval = live["interval"]
     comparison = live["comparison"]
     reasons = f" ({', '.join(comparison['reasons'])})" if comparison["reasons"] else ""
+    half_width = cell.half_width / cell.observed if cell.observed else None
     return [
         result["policy"] + (" *" if not cell.quiet else ""),
         f"{result['load']:g} ({live['load_interval']['value']:.2f})",
         _lengths(result),
         f"{result['n']:,}",
         f"{result['seconds']:.0f}" + (" t" if out_of_time(result) else ""),
-        (
-            f"{_ms(cell.observed)} ± "
-            f"{_percent(cell.half_width / cell.observed if cell.observed else None, digits=0, sign=False)}"
-        ),
+        f"{_ms(cell.observed)} ± {_percent(half_width, digits=0, sign=False)}",
         f"{_ms(cell.predicted)} ({_ms(interval['low'])} to {_ms(interval['high'])})",
         _percent(cell.error),
         _ms(cell.at_its_speeds),
@@ -179,7 +192,10 @@ def _waiting(cells: Sequence[Judged]) -> str:
     said = (
         "Who waits for a slot (observed: more than 1 ms), beside P(Wq > 0) at the same estimates:"
     )
-    return f"## Continuous: who waits\n\n{said}\n\n{_rows(['load', 'observed', 'predicted', 'n'], rows)}\n"
+    return (
+        f"## Continuous: who waits\n\n{said}\n\n"
+        f"{_rows(['load', 'observed', 'predicted', 'n'], rows)}\n"
+    )
 
 
 def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str:
@@ -190,7 +206,8 @@ def _named(cells: Sequence[Judged], everything: Sequence[dict[str, Any]]) -> str
     lines += [
         f"- Ended by the time limit (t), mean not yet known well enough: {_names(late)}.",
         f"- Outside the noise gate (*): {_names(noisy)}.",
-        f"- Measured once more, because the first attempt was too short: {', '.join(twice) or 'none'}. The attempt with the narrower "
+        "- Measured once more, because the first attempt was too short: "
+        f"{', '.join(twice) or 'none'}. The attempt with the narrower "
         "interval of the observed mean counts; whether observed and predicted agree has no say.",
         "",
     ]
@@ -225,7 +242,10 @@ def _offline(cells: Sequence[Judged]) -> str:
     ]
     apart = [abs(live / offline - 1) for live, offline in both if live and offline]
     if not apart:
-        return "No live prediction was given by the gateway: the predictions above were made afterwards, from its run file.\n"
+        return (
+            "No live prediction was given by the gateway: the predictions above were made "
+            "afterwards, from its run file.\n"
+        )
     without = len(cells) - len(both)
     said = (
         f" In {without} the gateway gave no live prediction; the offline one stands above."
@@ -233,8 +253,8 @@ def _offline(cells: Sequence[Judged]) -> str:
         else ""
     )
     return (
-        f"The same estimators on the run file afterwards give the live mean within {max(apart):.2%} "
-        f"(median {sorted(apart)[len(apart) // 2]:.2%}).{said}\n"
+        "The same estimators on the run file afterwards give the live mean within "
+        f"{max(apart):.2%} (median {sorted(apart)[len(apart) // 2]:.2%}).{said}\n"
     )
 
 
@@ -258,19 +278,28 @@ def _configuration(cells: Sequence[Judged]) -> str:
     lines = [
         "## How",
         "",
-        f"- Measured from {dates[0]} to {dates[-1]} (UTC), {sum(result['seconds'] for result in results) / 60:.0f} minutes of load.",
-        f"- Hardware: {', '.join(f'{name} {value}' for name, value in first['hardware'].items())}. Engine: {first['engine']}.",
+        f"- Measured from {dates[0]} to {dates[-1]} (UTC), "
+        f"{sum(result['seconds'] for result in results) / 60:.0f} minutes of load.",
+        "- Hardware: "
+        f"{', '.join(f'{name} {value}' for name, value in first['hardware'].items())}. "
+        f"Engine: {first['engine']}.",
         f"- Versions: {versions}.",
         f"- Law (shape calibrated once, {rules.repeats} times every cell): `{first['law']}`.",
         f"- Speed against the law around the cells: {min(speeds):.3f} to {max(speeds):.3f}.",
-        f"- Output tokens: {', '.join(f'`{text}`' for text in dict.fromkeys(result['output_tokens'] for result in results))}; "
+        "- Output tokens: "
+        f"{', '.join(f'`{t}`' for t in dict.fromkeys(r['output_tokens'] for r in results))}; "
         f"prompts `{first['prompt_tokens']}`; max_num_seqs {first['max_num_seqs']}.",
-        f"- Load: the asked rate over the largest stable one under the law at the speed {measured_at}.",
-        f"- A cell ends when the half width of its mean is {rules.half_width:.0%}, or with its share of the time.",
-        f"- The measured epoch begins {rules.settle:g} s after the load; the load generator was late by {late * 1e3:.2g} ms at most (p99).",
-        f"- Noise gate: every {rules.block:g}-s block's speed within {rules.block_deviation:.0%} of the cell's, the calibrations of "
+        "- Load: the asked rate over the largest stable one under the law at the speed "
+        f"{measured_at}.",
+        f"- A cell ends when the half width of its mean is {rules.half_width:.0%}, "
+        "or with its share of the time.",
+        f"- The measured epoch begins {rules.settle:g} s after the load; "
+        f"the load generator was late by {late * 1e3:.2g} ms at most (p99).",
+        f"- Noise gate: every {rules.block:g}-s block's speed within "
+        f"{rules.block_deviation:.0%} of the cell's, the calibrations of "
         f"{rules.bracket:g} s before and after within {rules.bracket_deviation:.0%} of each other.",
-        f"- Each cell has a timetable of its own, seeds {min(r['seed'] for r in results)} to {max(r['seed'] for r in results)}.",
+        f"- Each cell has a timetable of its own, seeds {min(r['seed'] for r in results)} "
+        f"to {max(r['seed'] for r in results)}.",
         "",
         "    .venv/bin/python bench/live_validation.py",
         "",

@@ -4,15 +4,15 @@ A path is a level for every block of `WIDTH` seconds: the time that batches spen
 law's time for the part of them that was served in it, a batch's work being spread evenly over its
 service time. A block without work has the level of the one before. The queue is simulated with the
 path as the engine's clock: a batch of w lawful seconds ends when the integral of 1 / level over
-time has
-grown by w times its residual. Two uses:
+time has grown by w times its residual. Two uses:
 
-    before a cell    windows of the planned length, each beginning at a random instant of the path of all cells so far: where 95 % of
-                     the windows' means lie is the band that is stated before the cell. It holds
-                     about 19 of 20 means of cells that run along that path, fewer where it is cut
-                     from few windows. An engine whose speed moves otherwise than the path says lies
-                     outside it
-    after a cell     a long run along the cell's own path: the mean delay at the speeds as they were, stalls included
+    before a cell    windows of the planned length, each beginning at a random instant of the path
+                     of all cells so far: where 95 % of the windows' means lie is the band that is
+                     stated before the cell. It holds about 19 of 20 means of cells that run along
+                     that path, fewer where it is cut from few windows. An engine whose speed moves
+                     otherwise than the path says lies outside it
+    after a cell     a long run along the cell's own path: the mean delay at the speeds as they
+                     were, stalls included
 
 No delay enters. One server that takes a batch when it is free; a continuous engine has no batches,
 and no band.

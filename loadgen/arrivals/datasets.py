@@ -1,8 +1,10 @@
 """Prompts that are real text: ShareGPT conversations and JSON lines.
 
-    [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}, ...]      ShareGPT
-    {"prompt": text or token ids, "output_tokens": n}     one a line; `output_tokens` may be left out
-    {"messages": [{"role": ..., "content": ...}, ...], "output_tokens": n}
+    ShareGPT    [{"conversations": [{"from": "human", "value": ...},
+                                    {"from": "gpt", "value": ...}, ...]}, ...]
+    JSON lines  {"prompt": text or token ids, "output_tokens": n}
+                {"messages": [{"role": ..., "content": ...}, ...], "output_tokens": n}
+                one a line; `output_tokens` may be left out
 
 Of a ShareGPT conversation the first question that has an answer is taken: the question is the
 prompt, the answer's length the output length. A conversation without such a pair is left out and
@@ -40,8 +42,7 @@ class Prompts(Sequence[Prompt]):
     """The prompts of a run: `prompts[i]` belongs to row i of its timetable."""
 
     items: Sequence[Prompt]
-    # how their numbers of tokens are known: they are token ids, a tokenizer counted, the server
-    # will
+    # how their numbers of tokens are known: from token ids, by a tokenizer, by the server
     lengths: Known
 
     def __len__(self) -> int:

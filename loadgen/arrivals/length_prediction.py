@@ -1,10 +1,11 @@
 """Predicted output lengths that may be sent along with a request, with a named error.
 
-    exact                              the true length
-    exponential                        exponential with the true length as its mean
-    lognormal:sigma=0.5                true length times exp(sigma Z): the median is right, the mean exp(sigma^2 / 2) too high
-    one_bit:threshold=200,accuracy=0.9 "above the threshold or not", right with probability
-    `accuracy`
+    exact                               the true length
+    exponential                         exponential with the true length as its mean
+    lognormal:sigma=0.5                 true length times exp(sigma Z): the median is right, the
+                                        mean exp(sigma^2 / 2) too high
+    one_bit:threshold=200,accuracy=0.9  "above the threshold or not", right with probability
+                                        `accuracy`
 
 The exponential model is the standard one of the theory of queues with predictions (Mitzenmacher and
 Shahout 2025, "Queueing, Predictions, and LLMs: Challenges and Open Problems"), the single bit that

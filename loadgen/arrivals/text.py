@@ -1,11 +1,13 @@
 """The text form of arrival processes, in the grammar of policies: `name:key=value{,key=value}`.
 
-    poisson:rate=10                                  exponential gaps
-    gamma:rate=10,burstiness=0.3                     gamma gaps; burstiness is their shape, as in `vllm bench serve`
-    deterministic:rate=10                            equal gaps
-    mmpp:rates=5/50,durations=10/1                   Markov-modulated Poisson; mean seconds in each state
-    piecewise:rates=5/20/5,durations=60/30/60        Poisson in steps; ends with the last
-    ramp:start=1,end=50,duration=60[,shape=linear]   Poisson with a rising or falling rate; shape=exponential too
+    poisson:rate=10                                 exponential gaps
+    gamma:rate=10,burstiness=0.3                    gamma gaps; burstiness is their shape, as in
+                                                    `vllm bench serve`
+    deterministic:rate=10                           equal gaps
+    mmpp:rates=5/50,durations=10/1                  Markov-modulated Poisson; mean seconds per state
+    piecewise:rates=5/20/5,durations=60/30/60       Poisson in steps; ends with the last
+    ramp:start=1,end=50,duration=60[,shape=linear]  Poisson with a rising or falling rate;
+                                                    shape=exponential too
 
 Rates in requests per second; durations with a unit (policies.durations) or as bare seconds:
 `durations=10s/500ms`; `/` separates the parts of a list.
@@ -84,16 +86,20 @@ def _seconds(key: str, text: str, context: str) -> float:
 
 
 def format_arrivals(process: Process) -> str:
-    """The canonical text: keys in the order of the examples, defaults left out, shortest
-    numbers.
-    """
+    """The canonical text: keys in the order above, defaults left out, shortest numbers."""
     match process:
         case Poisson() | Deterministic():
             return f"{type(process).__name__.lower()}:rate={format_number(process.rate)}"
         case Gamma():
-            return f"gamma:rate={format_number(process.rate)},burstiness={format_number(process.burstiness)}"
+            return (
+                f"gamma:rate={format_number(process.rate)},"
+                f"burstiness={format_number(process.burstiness)}"
+            )
         case Mmpp() | Piecewise():
-            return f"{type(process).__name__.lower()}:rates={_join(process.rates)},durations={_join(process.durations)}"
+            return (
+                f"{type(process).__name__.lower()}:"
+                f"rates={_join(process.rates)},durations={_join(process.durations)}"
+            )
         case Ramp():
             numbers = [
                 f"{key}={format_number(getattr(process, key))}"

@@ -1,12 +1,14 @@
 """The trace formats, each a reader of (instant, prompt tokens, output tokens, predicted output
 tokens) from a file.
 
-    azure      CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023 and 2024): dates with up to
-               9 fractional digits, with or without a time zone (without: UTC)
-    burstgpt   CSV with the columns `Timestamp`, `Request tokens`, `Response tokens` (BurstGPT, every release): seconds
-    mooncake   JSON lines `{"timestamp": ms, "input_length": n, "output_length": n}` (Mooncake, and the like)
+    azure      CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Azure LLM inference traces 2023 and
+               2024): dates with up to 9 fractional digits, in UTC unless they name a time zone
+    burstgpt   CSV with the columns `Timestamp`, `Request tokens`, `Response tokens` (BurstGPT,
+               every release): seconds
+    mooncake   JSON lines `{"timestamp": ms, "input_length": n, "output_length": n}`
+               (Mooncake, and the like)
     bailian    the same fields and `chat_id` (Qwen-Bailian traces), but the timestamp in seconds
-    run        a run file of this program: the intended instant, or where there is none that of the arrival
+    run        a run file of this program: the intended instant, or the arrival where there is none
     timetable  a saved timetable
 
 Columns are found by their names, whatever stands between them. An instant of a CSV file is a whole

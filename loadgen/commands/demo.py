@@ -106,7 +106,10 @@ class Plan:
         """Of a cell's files: the policy's parameters only where its name is not enough."""
         names = Counter(each.partition(":")[0] for each in self.policies)
         short = policy.partition(":")[0]
-        return f"{load:g}-{short if names[short] == 1 else policy.translate(str.maketrans(':,=', '---'))}"
+        return (
+            f"{load:g}-"
+            f"{short if names[short] == 1 else policy.translate(str.maketrans(':,=', '---'))}"
+        )
 
     def seconds(self, policy: str) -> float:
         """How long load is sent under it."""

@@ -1,7 +1,10 @@
-"""Conditions on a result that decide whether a command succeeds: `--assert "p99_queueing_delay <
-2s"`.
+"""Conditions on a result that decide whether a command succeeds:
+`--assert "p99_queueing_delay < 2s"`.
 
-    NAME OPERATOR VALUE      OPERATOR: < <= > >= == !=      VALUE: a duration (policies.durations), a number or a percentage
+    NAME OPERATOR VALUE
+
+    OPERATOR  < <= > >= == !=
+    VALUE     a duration (policies.durations), a number or a percentage
 
 A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number
 (`completed`, `goodput`, `error_rate`, `prediction_error`). Words and short forms are the same

@@ -1,13 +1,19 @@
 """One run beside theory: what was observed, and what it should have been for several reasons to
 differ.
 
-    measured service   the recursion on the run's own arrivals, batches and service times: gateway right or wrong
-    same arrivals      the run's own arrivals and lengths through the simulator, law at the run's speed: law right or wrong
-    live               theory with rate, lengths, speed and residual of the run: the formula without the run's sample path
-    predicted          the asked rate and lengths, law at the run's speed and residual (from service times, never from delays)
-    a priori           the asked rate and lengths and the law as calibrated: what could be known before the run
+    measured service   the recursion on the run's own arrivals, batches and service times: gateway
+                       right or wrong
+    same arrivals      the run's own arrivals and lengths through the simulator, law at the run's
+                       speed: law right or wrong
+    live               theory with rate, lengths, speed and residual of the run: the formula without
+                       the run's sample path
+    predicted          the asked rate and lengths, law at the run's speed and residual (from service
+                       times, never from delays)
+    a priori           the asked rate and lengths and the law as calibrated: what could be known
+                       before the run
     paper              the formula as the documents print it, where they have one
-    observed           with an interval that no lucky run makes narrow (queueing.measurement.mean_interval)
+    observed           with an interval that no lucky run makes narrow
+                       (queueing.measurement.mean_interval)
 
 `loadgen.compare.residual` splits observed - a priori into named parts.
 """

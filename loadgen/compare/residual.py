@@ -2,38 +2,45 @@
 cell.
 
 Every part changes one thing between two means of the compared quantity (queueing delay; for
-continuous the sojourn),
-so the parts add up to observed - predicted exactly:
+continuous the sojourn), so the parts add up to observed - predicted exactly:
 
     V0  the prediction a priori: formula, asked rate and lengths, calibrated law
-    V1  the steady state with the same inputs: V0 where the formula is exact, else one long simulation
+    V1  the steady state of the same inputs: V0 if the formula is exact, else one long simulation
     V2  calibrated law on the TIMETABLE's instants and the run's lengths, simulated
     V3  calibrated law on the instants at which requests ARRIVED
     V4  the same at the run's speed
     V5  the same with the run's scatter of service times
-    V6  the run's own batches and service times, each dispatched as soon as it could be (loadgen.compare.group.chained_starts)
+    V6  the run's own batches and service times, each dispatched as soon as it could be
+        (loadgen.compare.group.chained_starts)
     V7  observed
 
-    theory = V1 - V0     the formula's own error                    chance: of the long simulation
-    arrivals = V2 - V1   what was drawn against what was asked      chance: what runs of this length do (loadgen.compare.chance)
-    sender = V3 - V2     delivered against the timetable            chance: batch means of the paired differences
-    speed = V4 - V3      machine against the calibration            chance: batch means of measured - fitted service times
-    scatter = V5 - V4    residual cv against the calibration's      chance: batch means of the paired differences
-    shape = V6 - V5      service times that neither explains        chance: the same
-    gateway = V7 - V6    time lost before dispatches, and the
-                         waiting that it caused behind them         chance: the same
+    part                what it is                             its chance
+
+    theory = V1 - V0    the formula's own error                that of the long simulation
+    arrivals = V2 - V1  what was drawn against what was asked  what runs of this length do
+                                                               (loadgen.compare.chance)
+    sender = V3 - V2    delivered against the timetable        batch means of the paired differences
+    speed = V4 - V3     machine against the calibration        batch means of measured - fitted
+                                                               service times
+    scatter = V5 - V4   residual cv against the calibration's  batch means of the paired differences
+    shape = V6 - V5     service times that neither explains    the same
+    gateway = V7 - V6   time lost before dispatches, and the   the same
+                        waiting that it caused behind them
 
 speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the
 sender's part is 0.
 
 The verdict, first rule that holds:
 
-    no prediction    there is no prediction a priori (no law, no steady state)
-    disturbed        requests of other clients were in the queue: the run is not the one that was asked for
-    too short        the run is too short for its mean to be stated (queueing.measurement.batch_means): nothing is judged
-    agree            the prediction lies in the observed interval, or within 10 % of the observation
-    a part's name    the largest part beyond its chance, of the difference's sign and at least a quarter of it
-    sampling noise   otherwise: no part is beyond chance
+    no prediction   there is no prediction a priori (no law, no steady state)
+    disturbed       requests of other clients were in the queue: the run is not the one that was
+                    asked for
+    too short       the run is too short for its mean to be stated
+                    (queueing.measurement.batch_means): nothing is judged
+    agree           the prediction lies in the observed interval, or within 10 % of the observation
+    a part's name   the largest part beyond its chance, of the difference's sign and at least a
+                    quarter of it
+    sampling noise  otherwise: no part is beyond chance
 """
 
 from __future__ import annotations

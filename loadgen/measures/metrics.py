@@ -3,7 +3,8 @@ INTENDED instant.
 
     ttfb    time to first byte       first byte of the answer - intended
     ttft    time to first token      first token - intended
-    tpot    time per output token    (end - first token) / (output tokens - 1); as vLLM: the end, not the last token
+    tpot    time per output token    (end - first token) / (output tokens - 1);
+                                     as vLLM: the end, not the last token
     itl     inter-token latency      every gap between two tokens of an answer
     e2el    end to end               end - intended
     queueing_delay, batch_forming_delay, service_time      as the server reports them

@@ -8,7 +8,7 @@ What the events say about every cell is `Progress`, folded from the whole file a
     planned     all cells with their lengths        refused     the law says load >= 1: not run
     started     attempt, epoch, where the gateway writes
     done        files with their digests, summary; `ended` = complete or unstable
-    noisy       done, but the engine's speed changed too much around it: set aside, to be measured again
+    noisy       done, but the engine's speed changed too much around it: set aside, to be repeated
     cut         an attempt was interrupted: why, and the partial files
     failed      given up after several attempts     restarted   the gateway
     finished    the session ended

@@ -1,9 +1,10 @@
 """A stream that speaks while it waits: its headers leave before its dispatch, and SSE comments tell
 where it stands.
 
-    : queue {"queue_position":3,"predicted_wait_ms":1250.0}      at once, and each second
-    : queue {"queueing_delay_ms":1311.5}                          at its dispatch
-    : keep-alive                                                  after `--sse-keep-alive-interval` seconds without a byte
+    : queue {"queue_position":3,"predicted_wait_ms":1250.0}  at once, and each second
+    : queue {"queueing_delay_ms":1311.5}                     at its dispatch
+    : keep-alive                                             after `--sse-keep-alive-interval`
+                                                             seconds without a byte
 
 Clients ignore comments; proxies count them as bytes. Without `--queue-events` the headers wait for
 the dispatch, or for the first keep-alive, whichever is sooner. Once they have left, a loss can only

@@ -4,7 +4,8 @@ something else?
 The law in force is compared as a shape, at its best factor f: the machine's speed now, which the
 live model takes from the traffic itself.
 
-    F = ((S_old - S_new) / 4) / (S_new / (n - 5)),    S = sum of squared relative residuals of n measurements
+    F = ((S_old - S_new) / 4) / (S_new / (n - 5))
+    S = sum of squared relative residuals of n measurements
 
 It is replaced only where the new fit is good and was measured as widely, F is beyond its LEVEL (the
 intervals of five coefficients one by one would be left by chance in every fourth comparison; those

@@ -17,8 +17,13 @@ from policies import Request
 
 EngineEnd = Literal["stop", "length", "cancelled"]
 FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
-"""Why a sequence failed. engine_unavailable: the engine was lost, and another one may serve it. engine_error: this sequence alone, and it
-would again. invalid_request: the engine refused what the client asks. internal_error: the gateway's fault."""
+"""Why a sequence failed.
+
+engine_unavailable  the engine was lost, and another one may serve it
+engine_error        this sequence alone failed, and would again
+invalid_request     the engine refused what the client asks
+internal_error      the gateway's fault
+"""
 
 
 class EngineStartError(RuntimeError):
@@ -229,8 +234,9 @@ class PromptReader(Protocol):
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
     ) -> list[int]:
-        """Token ids of a conversation under the model's chat template. Raises
-        InvalidPromptError.
+        """Token ids of a conversation under the model's chat template.
+
+        Raises InvalidPromptError.
         """
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
@@ -246,7 +252,9 @@ class Engine(PromptReader, Protocol):
 
     on_step: Callable[[Step], None] | None
     on_death: Callable[[str], None] | None
-    """Called once if the engine is lost, before its streams fail: who will go on with them elsewhere takes their listeners away first."""
+    """Called once if the engine is lost, before its streams fail: who will go on with them
+    elsewhere takes their listeners away first.
+    """
 
     async def start(self) -> Capabilities:
         """Bring it up, anew after a death or in place of one that is up. Raises EngineStartError.

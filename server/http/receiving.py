@@ -50,10 +50,10 @@ _UPGRADE = frozenset({b"upgrade", b"http2-settings"})
 # that are not read
 ASK_EVERY = 5.0
 _RESET = struct.pack("ii", 1, 0)
-READING = (
-    5000  # nanoseconds that a reading of both clocks takes at most, if nothing comes in between
-)
-LONGEST_UNREAD = 60_000_000_000  # nanoseconds that bytes lie with the kernel at most; a stamp of longer ago is another clock's
+# nanoseconds that a reading of both clocks takes at most, if nothing comes in between
+READING = 5000
+# nanoseconds that bytes lie with the kernel at most; a stamp of longer ago is another clock's
+LONGEST_UNREAD = 60_000_000_000
 
 
 def stamps_arrivals(sock: socket.socket) -> bool:
@@ -101,9 +101,7 @@ class StampedReader:
             self.resume_reading()
 
     def pause_reading(self) -> None:
-        """What comes in stays with the kernel; the end of the connection is noticed all the
-        same.
-        """
+        """What comes in stays with the kernel; the connection's end is still noticed."""
         if self._reading:
             self._stop()
             HangUps.watch(

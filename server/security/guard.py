@@ -1,15 +1,15 @@
 """The check before every call, before its body is read: a key where one is needed, a length that is
 not too large, and no page that a browser shows from elsewhere.
 
-/health /ready /version / anyone; the page's files too
-/metrics /load /live      anyone; with --metrics-need-key whoever has an API key or an admin key
-/v1, anything unknown     where API keys are set: whoever has one, or an admin key. Where none is: a body must be called JSON,
-                          because a page of any origin may send the other content types without
-                          asking
-/admin                    whoever has an admin key, and no page of another origin. Where no key was given and only this machine
-                          reaches the gateway, a client on this machine needs none, but for draining
-                          and calibrating: an address proves little, and what looks like a proxy,
-                          another page or another name is refused
+/health /ready /version /  anyone; the page's files too
+/metrics /load /live       anyone; with --metrics-need-key whoever has an API key or an admin key
+/v1, anything unknown      where API keys are set: whoever has one, or an admin key. Where none is:
+                           a body must be called JSON, because a page of any origin may send the
+                           other content types without asking
+/admin                     whoever has an admin key, and no page of another origin. Where no key was
+                           given and only this machine reaches the gateway, a client on this machine
+                           needs none, but for draining and calibrating: an address proves little,
+                           and what looks like a proxy, another page or another name is refused
 """
 
 from __future__ import annotations

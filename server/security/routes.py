@@ -7,8 +7,14 @@ from __future__ import annotations
 from typing import Literal
 
 Access = Literal["open", "probe", "client", "admin", "admin key"]
-"""open: anyone. probe: anyone, unless --metrics-need-key. client: an API key, where there are any. admin: an admin key, or this machine
-where the gateway has no keys and listens to this machine only. admin key: an admin key, always."""
+"""Who may call.
+
+open       anyone
+probe      anyone, unless --metrics-need-key
+client     an API key, where there are any
+admin      an admin key; this machine, if the gateway has no keys and listens to this machine only
+admin key  an admin key, always
+"""
 
 DECISIONS: dict[str, Access] = {
     "/health": "open",  # a load balancer has no key

@@ -1,17 +1,15 @@
 """How a sequence goes on when its engine was lost in the middle of it, so that the answer is one
 that could have been.
 
-    nothing made yet                     from the start
-    behind what was made                 prompt + tokens so far become the new prompt. The next token's distribution
-                                         depends on the text so far only: exact for greedy decoding;
-                                         sampled without a seed it is a draw of the same
-                                         distribution
-    from the start, compared             the same tokens are made again, dropped while they equal those the client
-                                         has, and what follows is new. For what reproduces but
-                                         cannot be resumed: a seed (its stream of chance begins at
-                                         the first token), and greedy decoding whose state lives in
-                                         the output alone
-    not at all                           sampled without a seed, with such a state
+    nothing made yet           from the start
+    behind what was made       prompt + tokens so far become the new prompt. The next token's
+                               distribution depends on the text so far only: exact for greedy
+                               decoding; sampled without a seed, a draw of the same distribution
+    from the start, compared   the same tokens are made again, dropped while they equal those the
+                               client has, and what follows is new. For what reproduces but cannot
+                               be resumed: a seed (its stream of chance begins at the first token),
+                               and greedy decoding whose state lives in the output alone
+    not at all                 sampled without a seed, with such a state
 
 State in the output alone: presence and frequency penalties count output tokens, a grammar
 (structured output) is parsed along the output; as part of a prompt the same tokens would not count.
@@ -129,8 +127,9 @@ class Replay:
 
 
 def prepare(ticket: Ticket) -> str | None:
-    """Make the ticket's work what the next engine is to do; returns why it cannot go on, or
-    None.
+    """Make the ticket's work what the next engine is to do; returns why it cannot go on.
+
+    None where it can.
     """
     made = ticket.output_token_ids
     match way_to_continue(ticket.work.sampling, len(made)):

@@ -1,11 +1,13 @@
 """Finds the request that kills engines, so that its neighbours in service do not fail with it.
 
-    a death                          every sequence in service is charged with it; the next engine gets all of them back
-    the second one under a sequence  it is a suspect. The queue waits; the engine gets the suspects back one at a time, the
-                                     fewest tokens first (most kill with their prompt). One that
-                                     makes `TRIAL_TOKENS` more, or ends, is cleared, and keeps
-                                     running while the next one is tried
-    a death during a trial           the suspect on trial is the cause: it fails with 500 and is refused for a while
+    a death                          every sequence in service is charged with it; the next engine
+                                     gets all of them back
+    the second one under a sequence  it is a suspect. The queue waits; the engine gets the suspects
+                                     back one at a time, the fewest tokens first (most kill with
+                                     their prompt). One that makes `TRIAL_TOKENS` more, or ends, is
+                                     cleared, and keeps running while the next one is tried
+    a death during a trial           the suspect on trial is the cause: it fails with 500 and is
+                                     refused for a while
     the second one, alone            the same without a trial
 
 The restart budget gets the deaths of a convicted request back, but only once an engine has made

@@ -391,7 +391,8 @@ def test_energy_is_joules_where_the_device_counts_them_and_null_elsewhere(
 
 BARE = """
 import runpy, sys
-for name in ("queueing", "policies", "server", "loadgen", "scipy", "numba", "msgspec", "transformers", "pynvml"):
+ours = ("queueing", "policies", "server", "loadgen")
+for name in (*ours, "scipy", "numba", "msgspec", "transformers", "pynvml"):
     sys.modules[name] = None  # an import of it fails
 sys.argv = ["gpu_law.py", *sys.argv[1:]]
 sys.path.insert(0, "bench")

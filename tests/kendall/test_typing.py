@@ -21,17 +21,20 @@ def slowest(policies: list[str], rate: float) -> kendall.Prediction | None:
     found: kendall.Prediction | None = None
     for text in policies:
         try:
-            answer = kendall.predict(kendall.parse_policy(text), rate, "geometric:mean=64", law, max_output_tokens=256)
+            policy = kendall.parse_policy(text)
+            answer = kendall.predict(policy, rate, "geometric:mean=64", law, max_output_tokens=256)
         except kendall.UnstableQueueError as error:
             print(text, error.load)
             continue
-        if found is None or (answer.queueing_delay.mean or 0.0) > (found.queueing_delay.mean or 0.0):
+        delay = answer.queueing_delay.mean or 0.0
+        if found is None or delay > (found.queueing_delay.mean or 0.0):
             found = answer
     return found
 
 
 reveal_type(kendall.predict("single", 1, "deterministic:value=1", "a=1,c=0").load)
-reveal_type(kendall.simulate("single", 1, "deterministic:value=1", "a=1,c=0", seed=1).queueing_delay.p99)
+simulated = kendall.simulate("single", 1, "deterministic:value=1", "a=1,c=0", seed=1)
+reveal_type(simulated.queueing_delay.p99)
 reveal_type(kendall.__version__)
 """
 MISTAKES = """

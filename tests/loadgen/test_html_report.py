@@ -518,7 +518,8 @@ COLLISIONS = """(() => {
     const box = element.closest("td, th, li, p, dd, dt, h1, h2, h3")?.getBoundingClientRect();
     for (const rect of range.getClientRects()) {
       if (rect.width < 1 || rect.height < 1) continue;
-      if (box && (rect.left < box.left - 1 || rect.right > box.right + 1)) found.push("beyond its cell: " + node.data);
+      if (box && (rect.left < box.left - 1 || rect.right > box.right + 1))
+        found.push("beyond its cell: " + node.data);
       rects.push([rect, node.data]);
     }
   }
@@ -527,7 +528,8 @@ COLLISIONS = """(() => {
     const [a, text] = rects[i];
     for (let j = i + 1; j < rects.length && rects[j][0].top < a.bottom - 3; j++) {
       const b = rects[j][0];
-      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - b.top > 3)
+      if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+          && Math.min(a.bottom, b.bottom) - b.top > 3)
         found.push(text.trim() + " on " + rects[j][1].trim());
     }
   }

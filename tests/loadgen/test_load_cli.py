@@ -184,7 +184,8 @@ def test_wrong_arguments_raise_a_spec_error(more: tuple[str, str]) -> None:
     [
         (
             ("--dataset-name", "sharegpt"),
-            "got --dataset-name sharegpt without --dataset-path; expected a file for all but random",
+            "got --dataset-name sharegpt without --dataset-path; "
+            "expected a file for all but random",
         ),
         (
             ("--dataset-name", "random", "--dataset-path", "x"),
@@ -294,9 +295,7 @@ def test_a_duration_ends_any_kind_of_arrivals(tmp_path: Path) -> None:
 
 
 def test_a_saved_timetable_sends_the_same_requests_again(server_url: str, tmp_path: Path) -> None:
-    """Byte for byte the same file, and the same instants, lengths and predictions in the
-    records.
-    """
+    """The same file byte for byte; the records have the same instants, lengths, predictions."""
     first = load(
         server_url,
         "--seed",

@@ -169,7 +169,8 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
         from loadgen.sending.run import run_load
         from loadgen.arrivals.timetable import Timetable
         table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
-        result = asyncio.run(run_load(Target(base_url="{slow_server_url}", model="m"), table, seed=0))
+        target = Target(base_url="{slow_server_url}", model="m")
+        result = asyncio.run(run_load(target, table, seed=0))
         print(len(result.records), {{r.error for r in result.records if r.outcome != "completed"}})
     """
     done = subprocess.run(

@@ -61,9 +61,7 @@ def test_a_search_that_never_fails_or_never_passes_ends() -> None:
     assert asyncio.run(bisect(never, 1.0, 0.05, most=6)).low == 0.0
 
 
-def test_under_fixed_the_predicted_rate_lies_beyond_the_rates_at_which_batches_form_too_slowly() -> (
-    None
-):
+def test_under_fixed_the_predicted_rate_lies_beyond_rates_where_batches_form_too_slowly() -> None:
     """The delay falls with the rate before it rises: at half the largest stable rate it is above
     the bound, at higher ones below.
     """

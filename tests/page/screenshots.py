@@ -1,10 +1,12 @@
 """Pictures of the live page: `python -m tests.page.screenshots [FOLDER]`, which is `make
 screenshots`. Some six minutes.
 
-light, overview (its upper part), dark, phone, zoom (200 %)   a gateway under load, after a switch of the policy
-continuous, advice   its upper part under `continuous`, and what it forecasts and advises there
-empty                one that has just started
-error                one that went away while the page was open
+light, overview (its upper part),     a gateway under load, after a switch of the policy
+dark, phone, zoom (200 %)
+continuous, advice                    its upper part under `continuous`, and what it forecasts and
+                                      advises there
+empty                                 one that has just started
+error                                 one that went away while the page was open
 """
 
 from __future__ import annotations

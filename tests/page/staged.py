@@ -14,9 +14,11 @@ Topics = dict[str, Any]
 # the stream stays open, and everything else goes to the gateway
 STREAM = """{
   const real = window.fetch;
-  const body = () => new ReadableStream({ start: (stream) => stream.enqueue(new TextEncoder().encode(%s)) });
+  const start = (stream) => stream.enqueue(new TextEncoder().encode(%s));
+  const body = () => new ReadableStream({ start });
   const told = { "live/events": body, "live/history": () => %s };
-  window.fetch = (url, ...more) => (String(url) in told ? Promise.resolve(new Response(told[url]())) : real(url, ...more));
+  window.fetch = (url, ...more) =>
+    String(url) in told ? Promise.resolve(new Response(told[url]())) : real(url, ...more);
 }"""
 
 

@@ -57,7 +57,8 @@ async def faults(page: Page, view: View, state: str) -> list[str]:
 
 
 # elements that reach beyond the window and are not inside a box that scrolls by itself
-WIDE = """[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > %d + 1 && !e.closest('.scroll'))
+WIDE = """[...document.querySelectorAll('body *')]
+.filter(e => e.getBoundingClientRect().right > %d + 1 && !e.closest('.scroll'))
 .map(e => e.tagName + '.' + e.className + '#' + e.id).slice(0, 8).join(' ')"""
 
 

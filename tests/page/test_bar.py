@@ -14,7 +14,8 @@ BOX = "document.querySelector('%s').getBoundingClientRect()"
 # whether the middle of an element is inside the window, and nothing lies over it
 ON_TOP = """(e => {
   const { left, right, top, bottom } = e.getBoundingClientRect();
-  return e.textContent !== "" && e.contains(document.elementFromPoint((left + right) / 2, (top + bottom) / 2));
+  const above = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+  return e.textContent !== "" && e.contains(above);
 })(document.querySelector("%s"))"""
 
 

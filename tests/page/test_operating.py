@@ -277,7 +277,10 @@ def test_a_key_that_no_header_can_carry_is_refused_in_the_dialog(
 ) -> None:
     async def look(page: Page) -> None:
         await page.until("!document.querySelector('#apply').disabled")
-        asked = "import(document.querySelector('link[rel=modulepreload][href$=\"admin.js\"]').href).then(m => m.askForKey('Why'))"
+        asked = (
+            "import(document.querySelector('link[rel=modulepreload][href$=\"admin.js\"]').href)"
+            ".then(m => m.askForKey('Why'))"
+        )
         await page.ask(f"window.key_ = null; {asked}.then(key => {{ window.key_ = key; }}); 1")
         await page.until("document.querySelector('#key').open")
         await offer(page, key)
@@ -323,7 +326,8 @@ AWAY = """{
     if (away) throw new TypeError("away");
     const answer = await real(url, ...more);
     if (url !== "live/events") return answer;
-    const cut = { start(stream) { window.leave = () => { away = true; stream.error(new TypeError("away")); }; } };
+    const leave = (stream) => { away = true; stream.error(new TypeError("away")); };
+    const cut = { start(stream) { window.leave = () => leave(stream); } };
     return new Response(answer.body.pipeThrough(new TransformStream(cut)));
   };
 }"""

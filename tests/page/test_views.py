@@ -19,7 +19,10 @@ WINDOW = "[...document.querySelectorAll('#range input:checked')].map(e => e.valu
 DRAWN_TEXTS = """{
   const real = CanvasRenderingContext2D.prototype.fillText;
   window.texts = new Set();
-  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) { window.texts.add(text); real.call(this, text, ...more); };
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...more) {
+    window.texts.add(text);
+    real.call(this, text, ...more);
+  };
 }"""
 
 
@@ -233,14 +236,18 @@ def test_what_was_refused_is_shown_by_reason_and_only_those_that_occurred(site: 
 # draws anew
 CURVES = """{
   window.curves = new Set();
-  const on = (pixels) => (pixels ? Math.round(pixels) : "solid");  // length of a stroke of the dashes
+  // length of a stroke of the dashes
+  const on = (pixels) => (pixels ? Math.round(pixels) : "solid");
   const real = CanvasRenderingContext2D.prototype.stroke;
   CanvasRenderingContext2D.prototype.stroke = function (...path) {
-    if (path.length && this.canvas.closest("#lost")) curves.add(`${this.strokeStyle} ${on(this.getLineDash()[0] / devicePixelRatio)}`);
+    if (path.length && this.canvas.closest("#lost"))
+      curves.add(`${this.strokeStyle} ${on(this.getLineDash()[0] / devicePixelRatio)}`);
     return real.apply(this, path);
   };
-  const hex = (rgb) => "#" + rgb.match(/\\d+/g).slice(0, 3).map((each) => Number(each).toString(16).padStart(2, "0")).join("");
-  window.swatches = () => [...document.querySelectorAll("#lost .legend > span:not([hidden]) .swatch")].map((each) => {
+  const byte = (each) => Number(each).toString(16).padStart(2, "0");
+  const hex = (rgb) => "#" + rgb.match(/\\d+/g).slice(0, 3).map(byte).join("");
+  const shown = "#lost .legend > span:not([hidden]) .swatch";
+  window.swatches = () => [...document.querySelectorAll(shown)].map((each) => {
     const { backgroundImage, backgroundColor } = getComputedStyle(each);
     const dashed = backgroundImage !== "none";
     const colour = dashed ? backgroundImage.match(/rgb\\([^)]*\\)/)[0] : backgroundColor;
@@ -328,11 +335,13 @@ DRAWN_MARKS = """{
     clearRect.apply(this, area);
   };
   context.fillText = function (text, x, y) {
-    if (text.includes("patience") && window.drawn) drawn.labels.push([text, x, x + this.measureText(text).width]);
+    if (text.includes("patience") && window.drawn)
+      drawn.labels.push([text, x, x + this.measureText(text).width]);
     fillText.call(this, text, x, y);
   };
   context.lineTo = function (x, y) {
-    if (this.getLineDash().length && this.canvas.closest("#delays .main") && window.drawn) drawn.lines.push(x);
+    if (this.getLineDash().length && this.canvas.closest("#delays .main") && window.drawn)
+      drawn.lines.push(x);
     lineTo.call(this, x, y);
   };
 }"""
@@ -386,7 +395,9 @@ def test_the_words_of_a_mark_are_those_of_what_changed(site: Site) -> None:
         f"changes({{...{before}, patience: 30}}, {before})": "patience 30\u202fs",
         f"changes({{...{before}, patience: null}}, {before})": "no patience limit",
         f"changes({{...{before}, max_output_tokens: null}}, {before})": "no token limit",
-        f"changes({{...{before}, policy: 'elastic', max_output_tokens: 32}}, {before})": "elastic, token limit 32",
+        f"changes({{...{before}, policy: 'elastic', max_output_tokens: 32}}, {before})": (
+            "elastic, token limit 32"
+        ),
         f"changes({before}, {before})": "new epoch",
         f"changes({{...{before}, calibrated: true}}, {before})": "calibration",
         f"changes({{...{before}, patience: 30, calibrated: true}}, {before})": (

@@ -12,17 +12,20 @@ from tests.page.staged import Topics, slow_queue, staged
 
 # of every row of the what-if table: the cells that are shown, each with its edges, the right edge
 # of its text and its first baseline
-CELLS = """[...document.querySelectorAll('#whatif tr:not(.group)')].map(row => [...row.cells].filter(e => e.offsetParent).map(cell => {
+CELLS = """[...document.querySelectorAll('#whatif tr:not(.group)')]
+.map(row => [...row.cells].filter(e => e.offsetParent).map(cell => {
   const { left, right } = cell.getBoundingClientRect();
   const text = document.createRange();
   text.selectNodeContents(cell);
   const probe = document.createElement("span");
-  probe.style.cssText = "display: inline-block; width: 0; height: 0";  // its lower edge is on the baseline
+  // its lower edge is on the baseline
+  probe.style.cssText = "display: inline-block; width: 0; height: 0";
   const end = text.getBoundingClientRect().right;
   (cell.querySelector("button") ?? cell).prepend(probe);
   const baseline = probe.getBoundingClientRect().bottom;
   probe.remove();
-  return { left, right, baseline, end, number: cell.classList.contains("n"), text: cell.textContent };
+  const number = cell.classList.contains("n");
+  return { left, right, baseline, end, number, text: cell.textContent };
 }))"""
 
 

@@ -154,7 +154,8 @@ def _lengths(rng: np.random.Generator) -> str:
             "uniform": lambda: f"low={_number(rng, 1, 50)},high={_number(rng, 50, 5000)}",
             "normal": lambda: f"mean={_number(rng, 10, 2000)},std={_number(rng, 1, 500)}",
             "lognormal": lambda: (
-                f"mu={_pick(rng, (0, 3, 5, 6, 7, 8, 12))},sigma={_pick(rng, (0.1, 0.5, 0.7, 1, 1.5, 3))}"
+                f"mu={_pick(rng, (0, 3, 5, 6, 7, 8, 12))},"
+                f"sigma={_pick(rng, (0.1, 0.5, 0.7, 1, 1.5, 3))}"
             ),
             "exponential": lambda: f"mean={_number(rng, 1, 5000)}",
             "geometric": lambda: f"mean={_number(rng, 1, 5000)}",
@@ -162,14 +163,18 @@ def _lengths(rng: np.random.Generator) -> str:
                 f"shape={_pick(rng, (0.3, 0.5, 1, 2, 5))},scale={_number(rng, 1, 2000)}"
             ),
             "pareto": lambda: (
-                f"alpha={_pick(rng, (0.5, 1, 1.2, 1.5, 2, 2.1, 2.5, 3, 5))},minimum={_number(rng, 1, 100)}"
+                f"alpha={_pick(rng, (0.5, 1, 1.2, 1.5, 2, 2.1, 2.5, 3, 5))},"
+                f"minimum={_number(rng, 1, 100)}"
             ),
         }
         return f"{name}:{keys[name]()}"
 
     if rng.random() < 0.08:
         first = round(rng.uniform(0.05, 0.95), 3)
-        return f"mixture:weights={first}+{1 - first},parts={'+'.join(part().replace(',', ':') for _ in range(2))}"
+        return (
+            f"mixture:weights={first}+{1 - first},"
+            f"parts={'+'.join(part().replace(',', ':') for _ in range(2))}"
+        )
     return part()
 
 

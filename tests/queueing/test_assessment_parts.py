@@ -164,9 +164,7 @@ def test_the_effect_of_the_wander_is_its_shift_or_half_its_width(
     assert _effect(band, mean) == (None if effect is None else pytest.approx(effect))
 
 
-def test_what_is_compared_is_the_sojourn_of_continuous_batching_and_the_delay_of_the_dispatched_elsewhere() -> (
-    None
-):
+def test_the_sojourn_of_continuous_is_compared_and_elsewhere_the_delay_of_the_dispatched() -> None:
     assert _mean(predicted(), parse_policy("continuous")) == 1.2
     assert _mean(predicted(), parse_policy("single")) == 0.4
     assert _mean(None, parse_policy("single")) is None

@@ -502,9 +502,7 @@ def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> Non
     assert autopilot.state.trial is None
 
 
-def test_a_change_that_does_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> (
-    None
-):
+def test_a_change_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> None:
     autopilot, start = pilot(), Knobs(policy="elastic")
     changed(autopilot, RATE, around(0.05))
     found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
@@ -619,9 +617,7 @@ def test_there_is_no_way_back_into_an_unstable_queue() -> None:
     assert "no way back" in found.reason
 
 
-def test_a_change_that_does_worse_is_left_in_force_and_said_where_the_autopilot_only_advises_by_now() -> (
-    None
-):
+def test_a_worse_change_is_left_in_force_and_said_where_the_autopilot_only_advises_by_now() -> None:
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
     autopilot.mode = "advise"
@@ -691,9 +687,7 @@ def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be
     assert gained(rate, CLIPPED, FREE, 0.1)[2] == UNKNOWN
 
 
-def test_the_gain_between_two_steady_states_is_that_of_their_means_and_its_interval_grows_with_the_doubt_about_the_rate() -> (
-    None
-):
+def test_a_gain_is_that_of_the_steady_means_and_its_interval_grows_with_doubt_of_the_rate() -> None:
     rate = 0.8 * capacity(FREE)
     before, after, sharp = gained(rate, FREE, CLIPPED, 0.01)
     vague = gained(rate, FREE, CLIPPED, 0.15)[2]

@@ -215,9 +215,7 @@ def test_the_longest_of_a_batch_keeps_its_upper_tail_on_a_long_support(batch_siz
 
 
 @pytest.mark.slow  # of real time
-def test_a_support_of_100_000_is_built_and_its_longest_of_512_taken_in_less_than_a_fifth_of_a_second() -> (
-    None
-):
+def test_a_support_of_100_000_and_its_longest_of_512_take_less_than_a_fifth_of_a_second() -> None:
     def seconds() -> float:
         start = perf_counter()
         parse_distribution("lognormal:mu=7,sigma=0.9", 100_000).maximum(512)

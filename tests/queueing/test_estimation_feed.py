@@ -233,9 +233,7 @@ def test_only_completed_answers_were_released_and_only_made_tokens_are_a_length(
     assert found["server_free_at"] == 2.0, "the server was free when it ended"
 
 
-def test_a_lost_request_without_an_end_was_lost_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> (
-    None
-):
+def test_a_loss_without_an_end_is_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> None:
     feed = Feed(epoch=2)
     for number, (epoch, released) in enumerate(((2, 3.0), (None, None), (1, 9.0))):
         feed.on_record(

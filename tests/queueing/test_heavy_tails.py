@@ -36,8 +36,9 @@ def pareto(alpha: float) -> str:
 
 
 def moments(alpha: float) -> tuple[float, float]:
-    """E[N], E[N^2] of the rounded Pareto law: sums of P(N >= n) = (20 / (n - 1/2))^alpha, n >
-    20.
+    """E[N], E[N^2] of the rounded Pareto law: sums of P(N >= n).
+
+    P(N >= n) = (20 / (n - 1/2))^alpha for n > 20.
     """
     first = MINIMUM + MINIMUM**alpha * zeta(alpha, MINIMUM + 0.5)
     return first, MINIMUM**2 + 2 * MINIMUM**alpha * zeta(
@@ -267,9 +268,7 @@ def test_a_law_with_hardly_any_tail_is_answered_as_without() -> None:
         ), level
 
 
-def test_a_power_law_whose_second_moment_lies_beyond_the_table_has_a_tail_however_little_mass_that_is() -> (
-    None
-):
+def test_a_second_moment_beyond_the_table_gives_a_power_law_a_tail_however_little_mass() -> None:
     """2.3e-13 of pareto(2.1, 1) lies beyond the table, and a quarter of its second moment."""
     law = parse_distribution("pareto:alpha=2.1,minimum=1", tail=True)
     assert law.tail is not None

@@ -230,9 +230,7 @@ def test_work_is_conserved_and_quantiles_are_ordered(
     assert queue.delay.mean == pytest.approx(mixed, rel=1e-9)
 
 
-def test_a_quantile_is_exactly_zero_where_the_atom_reaches_it_and_the_patience_where_the_lost_do() -> (
-    None
-):
+def test_a_quantile_is_zero_where_the_atom_reaches_it_and_the_patience_where_the_lost_do() -> None:
     idle, busy = (
         solve_lossy_service(EXPONENTIAL, 0.4, 5.0),
         solve_lossy_service(EXPONENTIAL, 3.0, 2.0),

@@ -423,7 +423,8 @@ def test_large_caps_and_long_answers_are_answered_or_refused_in_ten_seconds_and_
 TOOK_LONG = (
     (
         "--max-output-tokens=4096 --sequences=geometric:mean=1 "
-        "--latency=k1=0.002204,k2=-0.007558,k3=0,k4=0.01291,cv=0.003453,speed=0.6829,stall_share=0.05218,stall=0.3125 "
+        "--latency=k1=0.002204,k2=-0.007558,k3=0,k4=0.01291,cv=0.003453,speed=0.6829,"
+        "stall_share=0.05218,stall=0.3125 "
         "--policy=elastic:max_batch_size=16 --output-tokens=pareto:alpha=2.5,minimum=1.364 "
         "--arrival-rate=0.02455 --json"
     ),
@@ -433,18 +434,22 @@ TOOK_LONG = (
     ),
     (
         "--arrival-rate=7113.268865109306 --servers=1000 --json "
-        "--latency=k1=0.003149,k2=0,k3=2.175e-05,k4=0.01062,turnaround=0.000338,speed=0.7116,stall_share=0.2143,stall=0.04216 "
+        "--latency=k1=0.003149,k2=0,k3=2.175e-05,k4=0.01062,turnaround=0.000338,speed=0.7116,"
+        "stall_share=0.2143,stall=0.04216 "
         "--output-tokens=exponential:mean=8.594 --policy=capped:max_batch_size=3"
     ),
     (
-        "--sequences=deterministic:value=8 --latency=k1=-4.909e-05,k2=0.02643,k3=1.034e-05,k4=5.289e-05 "
+        "--sequences=deterministic:value=8 "
+        "--latency=k1=-4.909e-05,k2=0.02643,k3=1.034e-05,k4=5.289e-05 "
         "--arrival-rate=0.4435 --json --policy=single "
-        "--output-tokens=mixture:weights=0.439+0.5609999999999999,parts=uniform:low=2.541:high=2293+exponential:mean=1411"
+        "--output-tokens=mixture:weights=0.439+0.5609999999999999,"
+        "parts=uniform:low=2.541:high=2293+exponential:mean=1411"
     ),
     (
-        "--prompt-tokens=exponential:mean=3.342 --arrival-rate=80408.87340381813 --servers=1000 --json "
-        "--output-tokens=lognormal:mu=3,sigma=0.5 --policy=capped:max_batch_size=8 "
-        "--latency=k1=1.333e-05,k2=0.0473,k3=0,k4=1.874e-05,speed=2.043,stall_share=0.001815,stall=0.02305"
+        "--prompt-tokens=exponential:mean=3.342 --arrival-rate=80408.87340381813 --servers=1000 "
+        "--json --output-tokens=lognormal:mu=3,sigma=0.5 --policy=capped:max_batch_size=8 "
+        "--latency=k1=1.333e-05,k2=0.0473,k3=0,k4=1.874e-05,speed=2.043,"
+        "stall_share=0.001815,stall=0.02305"
     ),
 )
 
@@ -452,7 +457,9 @@ TOOK_LONG = (
 @pytest.mark.slow
 @pytest.mark.parametrize("line", TOOK_LONG)
 def test_command_lines_that_took_minutes_or_gigabytes_do_so_no_more(line: str) -> None:
-    """The spectra of thousands of lengths, the gaps between the stalls of 1,000 servers, 300,000 sequences in the generic simulator."""
+    """The spectra of thousands of lengths, the gaps between the stalls of 1,000 servers, 300,000
+    sequences in the generic simulator.
+    """
     warm_up()
     assert fault_of(line.split()) is None
 
@@ -465,11 +472,13 @@ def test_command_lines_that_took_minutes_or_gigabytes_do_so_no_more(line: str) -
         ('{"load": NaN}', ".load = nan"),
         ('{"delay": {"mean": Infinity}}', ".delay.mean = inf"),
         (
-            "single  M/G/1  (exact)\nload          0.5\nseconds  mean\nqueueing delay  1.2e-05  -\nassumes  -42 % of inf\n",
+            "single  M/G/1  (exact)\nload          0.5\nseconds  mean\n"
+            "queueing delay  1.2e-05  -\nassumes  -42 % of inf\n",
             None,
         ),
         (
-            "single  M/G/1  (simulation, not exact:\n              residual inf)\nload          0.5\nseconds  mean\n",
+            "single  M/G/1  (simulation, not exact:\n              residual inf)\n"
+            "load          0.5\nseconds  mean\n",
             None,
         ),
         ("single  M/G/1  (exact)\nload          0.5\nqueueing delay  -1.2\n", "-1.2 in"),

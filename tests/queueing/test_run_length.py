@@ -159,9 +159,7 @@ def test_the_variance_of_simulated_means_is_the_one_that_was_planned_with() -> N
     )  # three standard errors
 
 
-def test_a_finer_precision_takes_more_requests_by_the_square_of_the_interval_before_it_is_widened() -> (
-    None
-):
+def test_a_finer_precision_takes_more_requests_by_the_square_of_the_unwidened_interval() -> None:
     """Twice the precision takes four times the requests in the limit; a rough one needs more, as
     its interval is widened more.
     """

@@ -141,7 +141,8 @@ def test_without_a_terminal_the_width_is_that_of_columns_or_80(
 PROGRAM = """
 from queueing.commands.terminal import Column, Table, console, say
 to = console()
-to.print(Table([Column(heading="±"), *(Column(heading=f"c{i}") for i in range(12))], [["46.12"] * 13]))
+columns = [Column(heading="±"), *(Column(heading=f"c{i}") for i in range(12))]
+to.print(Table(columns, [["46.12"] * 13]))
 say(to, "[mean=1ms,p99=5ms] :smile: " + "± 3 " * 20)
 """
 

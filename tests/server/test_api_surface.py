@@ -371,9 +371,7 @@ def test_token_ids_are_returned_once_each_streamed_or_not(endpoint: str) -> None
     on_gateway(main)
 
 
-def test_offsets_of_a_stream_are_those_of_the_whole_answer_where_text_is_held_back_for_a_stop_string() -> (
-    None
-):
+def test_offsets_of_a_stream_are_the_whole_answers_where_a_stop_string_holds_text_back() -> None:
     async def main(app: Any, _: Any) -> None:
         whole = (await post(app, "completions", logprobs=1)).json()["choices"][0]
         for end in range(1, len(whole["text"])):

@@ -279,9 +279,7 @@ def test_a_batch_waits_for_the_reading_behind_its_end() -> None:
     assert meter._batches[0][1] == pytest.approx(WATTS * (0.5 + 1.5 * PERIOD))
 
 
-def test_a_batch_shorter_than_the_period_is_its_duration_times_the_power_around_and_is_counted() -> (
-    None
-):
+def test_a_batch_below_the_period_is_its_duration_times_the_power_around_and_is_counted() -> None:
     clock = Clock()
     meter = started(Together("", [Integral(lambda: WATTS)]), clock)
     metered(meter, clock, 1.0)

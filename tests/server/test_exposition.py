@@ -154,9 +154,7 @@ GAUGES = (
 PREDICTIONS = ("predicted_queueing_delay_seconds", "observed_queueing_delay_seconds")
 
 
-def test_every_duration_of_a_request_is_in_its_histogram_and_every_name_of_the_contract_is_there() -> (
-    None
-):
+def test_every_duration_is_in_its_histogram_and_every_name_of_the_contract_is_there() -> None:
     """Fixed batches of 3: three arrive 10 ms apart and leave together, the fourth waits in vain
     for its 50 ms.
     """

@@ -410,7 +410,8 @@ from server.telemetry.logs import LogSettings, configure_logs
 
 configure_logs(LogSettings())
 ExitBound().start(0.1)
-threading.Thread(target=threading.Event().wait).start()  # the interpreter would wait for it for ever
+# the interpreter would wait for it for ever
+threading.Thread(target=threading.Event().wait).start()
 """
 
 

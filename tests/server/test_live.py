@@ -271,7 +271,8 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
                 assert [
                     line for line in shown.splitlines() if line.startswith("kendall_policy_info{")
                 ] == [
-                    f'kendall_policy_info{{epoch="{epoch}",max_output_tokens="none",policy="continuous:max_batch_size=4"}} 1.0'
+                    f'kendall_policy_info{{epoch="{epoch}",max_output_tokens="none",'
+                    'policy="continuous:max_batch_size=4"} 1.0'
                 ]
             assert "kendall_policy_switches_total 0.0" in shown
 

@@ -63,9 +63,7 @@ def pipe() -> Pipe:
     return Pipe()
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted_and_the_first_that_is_read_after_them_says_so(
-    pipe: Pipe,
-) -> None:
+def test_unread_lines_are_dropped_and_counted_and_the_next_one_read_says_so(pipe: Pipe) -> None:
     sent = 2 * QUEUE_BYTES // len(LONG)
     for number in range(sent):
         pipe.log.warning(PROMPT, number, LONG)  # returns, though nobody reads

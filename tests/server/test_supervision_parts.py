@@ -109,9 +109,7 @@ def test_a_call_has_its_limit_and_then_its_grace(
     runs(main)
 
 
-def test_a_wait_that_is_cancelled_cancels_its_call_and_one_that_somebody_else_cancelled_has_failed() -> (
-    None
-):
+def test_a_cancelled_wait_cancels_its_call_and_a_call_that_another_cancelled_has_failed() -> None:
     async def main() -> None:
         ended: list[float] = []
 
@@ -641,9 +639,7 @@ def test_a_few_forgiven_losses_leave_the_others_and_the_waits_of_a_row() -> None
     assert budget.next_wait(20.0, None) == 1.0
 
 
-def test_starts_that_ran_out_of_time_double_the_next_ones_limit_from_the_longest_that_succeeded() -> (
-    None
-):
+def test_starts_out_of_time_double_the_next_limit_from_the_longest_start_that_succeeded() -> None:
     budget = RestartBudget(9, math.inf, 30.0)
     budget.came_up(40.0)
     budget.came_up(35.0)

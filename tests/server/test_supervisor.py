@@ -277,9 +277,7 @@ def test_so_many_calls_wait_for_a_restart_and_no_more() -> None:
     runs(main)
 
 
-def test_a_call_that_failed_with_its_engine_is_made_again_and_one_that_failed_by_itself_is_not() -> (
-    None
-):
+def test_a_call_is_made_again_if_it_failed_with_its_engine_and_not_if_it_failed_by_itself() -> None:
     async def main() -> None:
         of = Supervised()
         await of.supervisor.start()

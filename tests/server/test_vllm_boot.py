@@ -308,7 +308,8 @@ forkserver.ensure_running()
 from server.engines.vllm import process as vllm_process
 vllm_process._PRELOAD, vllm_process.on_cpu = [], lambda: False
 vllm_process.prepare()
-process = mp.get_context("forkserver").Process(target=os.system, args=("echo $KENDALL_ENGINE_ERROR_FILE > {seen}",))
+command = "echo $KENDALL_ENGINE_ERROR_FILE > {seen}"
+process = mp.get_context("forkserver").Process(target=os.system, args=(command,))
 process.start()
 process.join(90)
 """

@@ -124,7 +124,10 @@ def bench_file_name(options: BenchOptions, at: datetime) -> str:
         "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
     )
     model = options.model_id.rsplit("/", maxsplit=1)[-1]
-    return f"{options.label or options.backend}-{options.request_rate}qps{concurrency}-{model}-{_date(at)}.json"
+    return (
+        f"{options.label or options.backend}-{options.request_rate}qps"
+        f"{concurrency}-{model}-{_date(at)}.json"
+    )
 
 
 def _configuration(options: BenchOptions, sent: int, at: datetime) -> dict[str, Any]:

@@ -77,7 +77,8 @@ TEXT = {"policy", "verdict"}
 def full_table(cells: Sequence[ReportCell]) -> str:
     """Every number; sortable by its headings."""
     head = "".join(
-        f'<th scope="col"{_kind(c.key)}>{c.heading}{f"<small>{c.unit}</small>" if c.unit else ""}</th>'
+        f'<th scope="col"{_kind(c.key)}>{c.heading}'
+        f"{f'<small>{c.unit}</small>' if c.unit else ''}</th>"
         for c in SHOWN
     )
     body = "".join(
@@ -116,7 +117,10 @@ def simple_table(
         "<tr>" + "".join(f"<td{_long(i, text)}>{v}</td>" for i, v in enumerate(row)) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _long(index: int, text: Sequence[int]) -> str:

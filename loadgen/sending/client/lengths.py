@@ -1,7 +1,7 @@
 """How a run makes its answers as long as it drew them, by what the server accepts.
 
 natural       only max_tokens: the model ends the answer
-forced        Kendall's sealed field, which no policy can see; max_tokens is the same for all requests
+forced        Kendall's sealed field, which no policy can see; one max_tokens for all requests
 ignore_eos    vLLM's field, with each request's own length as max_tokens
 """
 

@@ -1,7 +1,7 @@
 """How long each stage of a call takes the event loop, measured on one call in `EVERY`.
 
 parse     body to validated call
-prompt    call to sequences: tokenised, limits applied. Contains the wait for a tokeniser that runs elsewhere
+prompt    call to sequences: tokenised, limits applied. Contains the wait for a tokeniser elsewhere
 submit    sequences into the queue, the policy asked, the engine told where it says so
 token     what the engine handed over at once (one token, or those of a few steps) to bytes
 write     bytes to the transport. Contains the wait for a client that does not read
