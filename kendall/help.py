@@ -42,9 +42,8 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
     for parameter in command.params:
         parameter.help = _literal(" ".join([parameter.help or "", *_other_ways(parameter)]))
         parameter.show_envvar = False
-        parameter.min = parameter.max = (
-            None  # shown beside the kind they would take a third of the width; an error names them
-        )
+        # shown beside the kind they would take a third of the width; an error names them
+        parameter.min = parameter.max = None
         if parameter.metavar is None:
             parameter.metavar = (
                 kind_of(parameter)

@@ -59,9 +59,8 @@ class Server:
     in_service: Sequence[Running] = ()
     max_batch_size: int = 2**31
     max_prompt_tokens: int = 2**31  # sum over the batch: all prompts are computed in one step
-    max_context_tokens: int = (
-        UNBOUNDED  # sum over the batch of prompt + limit: what the KV memory holds
-    )
+    # sum over the batch of prompt + limit: what the KV memory holds
+    max_context_tokens: int = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,11 @@ class Model:
     max_num_seqs: int | None = None
     servers: int = 1
     patience: float | None = None  # seconds a request waits before it is lost
-    sequences: TokenDistribution | None = (
-        None  # requests that arrive together, as one call; None: always one
-    )
+    # requests that arrive together, as one call; None: always one
+    sequences: TokenDistribution | None = None
     pad_prompts: bool = False  # the prompts of a batch are padded to its longest one
-    arrival_scv: float = (
-        1.0  # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
-    )
+    # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
+    arrival_scv: float = 1.0
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
 
     def __post_init__(self) -> None:

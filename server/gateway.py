@@ -56,9 +56,8 @@ class Gateway:
         self.max_output_tokens = settings.max_output_tokens
         self.patience = settings.patience
         self.draining = False
-        self.leaving = (
-            False  # the process ends soon: not ready, but requests are accepted until it drains
-        )
+        # the process ends soon: not ready, but requests are accepted until it drains
+        self.leaving = False
         self.ending = False  # the process shuts down: it drains for good
         self.stuck: str | None = None  # why nothing moves, until another engine serves
         self.on_given_up: Callable[[str], None] | None = None

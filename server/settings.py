@@ -46,9 +46,8 @@ class Settings:
     ] = ()  # what it may choose from; none: the kind of policy stays
     max_clipped_fraction: float = 0.05  # of the answers, by a token limit that autopilot chooses
     idle_probes: bool = False  # measure the law's shape while nothing is there to serve
-    shutdown_delay: float = (
-        0.0  # seconds that requests are accepted after SIGTERM, while /ready answers 503
-    )
+    # seconds that requests are accepted after SIGTERM, while /ready answers 503
+    shutdown_delay: float = 0.0
     shutdown_timeout: float = 30.0
     security: SecuritySettings = field(default_factory=SecuritySettings)
     logs: LogSettings = field(default_factory=LogSettings)

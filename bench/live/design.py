@@ -55,12 +55,10 @@ class Rules:
     # of 2.4 %
     half_width: float = 0.07
     look: float = 12.0  # between two looks at a running cell
-    pilot: float = (
-        12.0  # of load, at the speed measured before it: how fast the engine is under load
-    )
-    settle: float = (
-        4.0  # of load before the measured epoch begins: the queue is then no longer empty
-    )
+    # of load, at the speed measured before it: how fast the engine is under load
+    pilot: float = 12.0
+    # of load before the measured epoch begins: the queue is then no longer empty
+    settle: float = 4.0
     least: float = 30.0  # of a cell
     most: float = 500.0
     most_longer: float = 2400.0  # of a longer cell

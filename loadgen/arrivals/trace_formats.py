@@ -54,9 +54,8 @@ class Format:
 
     read: Callable[[Path], Iterator[Row]]
     per_second: float  # units of `Row.at` in a second
-    from_first: bool = (
-        True  # the first arrival is instant 0: the origin of the file's clock means nothing
-    )
+    # the first arrival is instant 0: the origin of the file's clock means nothing
+    from_first: bool = True
 
 
 def _csv_rows(path: Path, columns: Sequence[str], instant: Callable[[str], float]) -> Iterator[Row]:

@@ -45,16 +45,13 @@ class Quantity:
     """
 
     observed: Interval
-    measured_service: Estimate | None = (
-        None  # recursion on the run's arrivals, batches and service times
-    )
-    same_arrivals: Estimate | None = (
-        None  # the run's arrivals and lengths simulated under the law at the run's speed
-    )
+    # recursion on the run's arrivals, batches and service times
+    measured_service: Estimate | None = None
+    # the run's arrivals and lengths simulated under the law at the run's speed
+    same_arrivals: Estimate | None = None
     live: Estimate | None = None  # theory with rate, lengths, speed and residual of the run
-    a_priori: Estimate | None = (
-        None  # theory with the asked rate and lengths, the law as calibrated
-    )
+    # theory with the asked rate and lengths, the law as calibrated
+    a_priori: Estimate | None = None
     predicted: Estimate | None = None  # the same, with the law at the run's speed and residual
     paper: Estimate | None = None  # the formula as printed, at the run's speed
     quantiles: Mapping[str, float] = field(
@@ -158,9 +155,8 @@ class Comparison:
     speed: Speed | None
     queueing_delay: Quantity
     sojourn_time: Quantity
-    calibrated: Speed | None = (
-        None  # speed and residual of the law that the prediction a priori uses
-    )
+    # speed and residual of the law that the prediction a priori uses
+    calibrated: Speed | None = None
     utilisation: float | None = None  # fraction of time that a server was busy, observed
     predicted_utilisation: float | None = None
     predicted_batch_size: float | None = None
@@ -210,9 +206,8 @@ class Theory:
     printed: Printed | None = None
     chance: Chance | None = None
     asked_rate: float | None = None
-    model: Callable[[Policy, Sequence[Served]], Model] | None = (
-        None  # the queue that was asked for, under the calibrated law
-    )
+    # the queue that was asked for, under the calibrated law
+    model: Callable[[Policy, Sequence[Served]], Model] | None = None
 
 
 TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it

@@ -26,9 +26,8 @@ class Group:
 
     requests: Sequence[Served]
     starts: Mapping[str, float]
-    intended: Mapping[str, float] | None = (
-        None  # the timetable's instant by id, where the load generator's records are at hand
-    )
+    # the timetable's instant by id, where the load generator's records are at hand
+    intended: Mapping[str, float] | None = None
 
     @cached_property
     def policy(self) -> Policy:

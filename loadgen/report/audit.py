@@ -53,9 +53,8 @@ class Stream:
     process: str = "poisson"
     intended: FloatArray | None = None
     incomplete: tuple[str, ...] = ()  # how the run or its file was cut short, a sentence each
-    in_order: bool | None = (
-        None  # of requests due at once: whether each sender sent them in the order of the timetable
-    )
+    # of requests due at once: whether each sender sent them in the order of the timetable
+    in_order: bool | None = None
 
     def audit(self, significance: float = SIGNIFICANCE, budget: Budget | None = None) -> Audit:
         """Judge it."""

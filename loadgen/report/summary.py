@@ -36,9 +36,8 @@ from queueing.measurement.statistics import (
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 ENDS = ("low", "high")
-RESOLUTION = (
-    9  # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
-)
+# digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
+RESOLUTION = 9
 
 
 Ends = tuple[float, float]

@@ -57,9 +57,8 @@ class LoadPlan:
     token_times: bool
     drain_limit: float
     max_errors: int = 0
-    ready_timeout: float | None = (
-        None  # seconds to wait for a server that is not ready; None looks once, 0 not at all
-    )
+    # seconds to wait for a server that is not ready; None looks once, 0 not at all
+    ready_timeout: float | None = None
     lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
 
     @property

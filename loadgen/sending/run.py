@@ -63,9 +63,8 @@ class LoadResult:
     records: list[Record]
     lateness: Summary  # of the sender, seconds
     interrupted: bool
-    held: int = (
-        0  # requests that waited for a place among `max_concurrency`: the loop was partly closed
-    )
+    # requests that waited for a place among `max_concurrency`: the loop was partly closed
+    held: int = 0
     missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +51,10 @@ class Sweep:
     status: Status
     apparatus: Apparatus
 
-    async def run(self) -> None:
-        """Measure what is not done yet. Raises GatewayError, SpecError, CancelledError; what is
-        done stays done.
+    async def run(self, search: Callable[[Sweep], Awaitable[None]]) -> None:
+        """Measure what is not done yet: the cells, then the plan's searches, by `search`.
+
+        Raises GatewayError, SpecError, CancelledError; what is done stays done.
         """
         resumed = bool(self.store.journal.events)
         if stop_left_behind(self.store.folder):
@@ -73,9 +75,7 @@ class Sweep:
                 )
                 await self.measure(cell, f"cell {number}/{len(cells)}")
             if searches_of(self.plan):
-                from loadgen.sweep.search import search_all  # noqa: PLC0415 - it measures through this module
-
-                await search_all(self)
+                await search(self)
             self.store.append("finished")
         finally:
             await self.apparatus.close()

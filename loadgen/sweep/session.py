@@ -24,6 +24,7 @@ from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import as_json, print_results, write_results
 from loadgen.sweep.results import Results, results_of
 from loadgen.sweep.run import Sweep
+from loadgen.sweep.search import search_all
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from queueing.commands.terminal import console, say
@@ -52,9 +53,9 @@ async def run_session(
     async with Status(sys.stderr) as status:
         with cancelled_by_signals():
             try:
-                await Sweep(
-                    plan, store, status, Apparatus.of(plan, store, status, port, keys)
-                ).run()
+                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port, keys)).run(
+                    search_all
+                )
             except asyncio.CancelledError:
                 interrupted = True
                 if (task := asyncio.current_task()) is not None:

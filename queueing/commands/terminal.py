@@ -72,9 +72,8 @@ class Column:
     heading: str
     left: bool = False  # text; numbers are set to the right
     sentence: bool = False  # breaks at words, in what the other columns leave of the width
-    short: Callable[[str], str] | None = (
-        None  # a shorter form of a cell, where the table is too wide
-    )
+    # a shorter form of a cell, where the table is too wide
+    short: Callable[[str], str] | None = None
     least: int = 0  # width
 
 

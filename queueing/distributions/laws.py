@@ -32,9 +32,8 @@ Vector = npt.NDArray[np.floating[Any]]
 SUPPORT_LIMIT = 100_000  # of files of counts, constants and searched token limits
 LONGEST = 2**20  # of a named law
 TAIL_MASS = 1e-12
-_MISSED = (
-    1e-3  # of the second moment, beyond which a power law has a tail however little mass that is
-)
+# of the second moment, beyond which a power law has a tail however little mass that is
+_MISSED = 1e-3
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,8 @@ class Lengths:
     counts: npt.NDArray[np.int64]
     censored: npt.NDArray[np.bool_]
     weights: Vector
-    restored_n: float | None = (
-        None  # effective number, where the weights were read back without their spread
-    )
+    # effective number, where the weights were read back without their spread
+    restored_n: float | None = None
 
     def __post_init__(self) -> None:
         if not self.counts.size == self.censored.size == self.weights.size:

@@ -68,9 +68,8 @@ class ServiceProcess:
         self._began_at = -math.inf  # start of this stretch
         self._entered: list[Member] = []  # those who entered with it
         self._now = -math.inf  # end of the last completed step
-        self._target: int | None = (
-            None  # step at which the next change is, once it has been looked for
-        )
+        # step at which the next change is, once it has been looked for
+        self._target: int | None = None
 
     @property
     def idle(self) -> bool:
@@ -193,9 +192,8 @@ class ServiceProcess:
         self._look_for_entry()
         if at > self._began_at:
             self._began_at, self._entered = at, []
-        self._entered += (
-            entering  # a stretch reopened at its own start keeps what those before have to pay
-        )
+        # a stretch reopened at its own start keeps what those before have to pay
+        self._entered += entering
         prompts = self._prompt_tokens()
         self._serve(self._steps)
         self._step_of(len(self._active))

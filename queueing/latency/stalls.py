@@ -25,9 +25,8 @@ _MOST = 200  # in one batch
 _ORDER = 8  # of a shift's stencil
 _CACHED = 16_000  # numbers that stay in a core's cache
 SPARE_GAPS = 1024  # between stalls, that a simulation draws for each server beyond one a request
-TERMS_OF_A_STALL = (
-    5  # what one more stall costs `with_stalls` for each number, in the terms of a length's power
-)
+# what one more stall costs `with_stalls` for each number, in the terms of a length's power
+TERMS_OF_A_STALL = 5
 
 
 def most_stalls(mean: float) -> int:

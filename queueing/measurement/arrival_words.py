@@ -11,9 +11,8 @@ import numpy as np
 from policies.text import short_number
 from queueing.measurement.arrival_tests import EQUAL, NEAR, FloatArray, pairs_within
 
-CLOSE = (
-    0.01  # of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
-)
+# of a period: how near to one phase counts as pinned to it; by chance a share of 0.02 is
+CLOSE = 0.01
 # equal pairs to a gap, beyond chance: two senders of one seed make 0.5, k of them (k - 1) / 2
 REPEATED = 0.25
 # seconds: Linux wakes a sleeper that much late (its timer slack), so a sleep adds at least as much

@@ -23,9 +23,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request, one line. Durations and instants in seconds, counts in tokens."""
 
     request_id: str
-    client_request_id: str | None = (
-        None  # the caller's own name for its call, which joins a gateway's record to a client's
-    )
+    # the caller's own name for its call, which joins a gateway's record to a client's
+    client_request_id: str | None = None
     outcome: Outcome
     policy: str | None = None
     epoch: int | None = None
@@ -33,14 +32,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: int | None = None  # one per dispatch of a process; members of a batch share it
     batch_size: int | None = None  # at dispatch; for continuous: in service just after it
     intended_at: float | None = None  # the timetable's instant
-    held_until: float | None = (
-        None  # the sender's limit on requests at once: when a place became free for this one
-    )
+    # the sender's limit on requests at once: when a place became free for this one
+    held_until: float | None = None
     sent_at: float | None = None
     first_byte_at: float | None = None  # of the answer: its headers are in
-    received_at: float | None = (
-        None  # at the gateway: the kernel had its last byte, however busy the gateway was
-    )
+    # at the gateway: the kernel had its last byte, however busy the gateway was
+    received_at: float | None = None
     arrived_at: float | None = None  # at the gateway: body read and validated
     dispatched_at: float | None = None
     first_token_at: float | None = None

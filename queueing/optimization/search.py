@@ -37,9 +37,8 @@ class Optimum:
     best: Point
     curve: list[Point] = field(repr=False)
     note: str | None = None
-    compared: Quantity | None = (
-        None  # the duration that the score is the mean of; None where it is none
-    )
+    # the duration that the score is the mean of; None where it is none
+    compared: Quantity | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""

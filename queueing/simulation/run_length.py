@@ -58,9 +58,8 @@ PILOT, SLOW_PILOT, GENERIC_PILOT = (
     10_000,
 )  # requests; continuous engines; policy objects
 PILOT_BATCHES, BATCH_MEMORIES = 100, 30
-LEAST_MEMORIES = (
-    450  # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
-)
+# below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
+LEAST_MEMORIES = 450
 LEAST = 200  # requests
 
 

@@ -93,9 +93,8 @@ class Overload:
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
-        self._turn = (
-            0  # refusals since the last admission: the places that are promised to them already
-        )
+        # refusals since the last admission: the places that are promised to them already
+        self._turn = 0
         self._stream_kind: Callable[..., Answer] = Answer
         self._rejections = Counter(
             "kendall_rejections",

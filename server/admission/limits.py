@@ -15,9 +15,8 @@ from server.errors import ApiError
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
 # below 150 MiB
 MAX_QUEUED = 8192
-MAX_SEQUENCES = (
-    256  # of one call: n is at most 128, and building a sequence takes some 10 us of the event loop
-)
+# of one call: n is at most 128, and building a sequence takes some 10 us of the event loop
+MAX_SEQUENCES = 256
 _POSITIVE = (
     *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call"),
     *("rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging"),
@@ -42,22 +41,19 @@ class OverloadSettings:
         MAX_QUEUED
     )
     max_sequences_per_call: int = MAX_SEQUENCES  # prompts x n
-    max_num_queued_tokens: int | None = (
-        None  # prompt tokens that wait; at or above it nothing more is taken
-    )
+    # prompt tokens that wait; at or above it nothing more is taken
+    max_num_queued_tokens: int | None = None
     overload_status: int = 429  # of queue_full, slo_unattainable and queue_timeout
     slo: str | None = None  # admit while the model says it holds, for example p99_queueing_delay=2s
     queue_events: bool = False  # a stream's headers leave at once, and comments tell its place
-    sse_keep_alive_interval: float = (
-        0.0  # seconds without a byte after which a stream gets a comment; 0: none
-    )
+    # seconds without a byte after which a stream gets a comment; 0: none
+    sse_keep_alive_interval: float = 0.0
     adaptive_concurrency: bool = False
     rate_limit: float | None = None  # requests per second of one API key
     rate_limit_tokens: float | None = None  # prompt and output tokens per second of one API key
     rate_limit_burst: float = 10.0  # seconds of either rate that may come at once
-    priority_aging: float | None = (
-        None  # seconds of waiting that are worth one level; None: priorities are not looked at
-    )
+    # seconds of waiting that are worth one level; None: priorities are not looked at
+    priority_aging: float | None = None
     wait_estimates: bool = True  # place and predicted wait in headers, error bodies and metrics
 
     def __post_init__(self) -> None:

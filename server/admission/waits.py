@@ -37,9 +37,8 @@ class Waits:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._seen = ServiceSeen()
-        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = (
-            None  # question, instant, answer
-        )
+        # question, instant, answer
+        self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None
         registry = gateway.metrics.registry
         self._predicted = Counter(
             "kendall_wait_predicted_seconds",

@@ -80,9 +80,8 @@ class IdleProbes:
         )
         self._rested_at = gateway.now()
         self.offer: Offer | None = None  # the last
-        self.suspected = (
-            False  # the last offer would replace the law in force: it is measured afresh
-        )
+        # the last offer would replace the law in force: it is measured afresh
+        self.suspected = False
         self.seconds = 0.0  # of the engine's time used so far
         self.measured = self.interrupted = 0
 

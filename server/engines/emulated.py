@@ -41,9 +41,8 @@ BOUNDS = {
     "max_num_batched_tokens": 131072,
     "kv_cache_tokens": 131072,
 }
-MOST_AT_ONCE = (
-    32  # tokens, about, before others have their turn on the loop: a fraction of a millisecond
-)
+# tokens, about, before others have their turn on the loop: a fraction of a millisecond
+MOST_AT_ONCE = 32
 PROMPT_TOKEN_IDS = 1 << 31  # prompts are counted, not read: they may be of any client's tokenizer
 VOCABULARY = ("", *(f" word{index}" for index in range(1, 256)))
 LONG_TEXT = 1 << 16  # characters that are read on the event loop

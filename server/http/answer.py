@@ -107,9 +107,8 @@ class Answer(Response):
         self._options = options
         self._choices = [Choice(self, index) for index in range(len(works))]
         self._loop = asyncio.get_running_loop()
-        self.sleeping: asyncio.Future[None] | None = (
-            None  # the writer, while there is nothing for it to do
-        )
+        # the writer, while there is nothing for it to do
+        self.sleeping: asyncio.Future[None] | None = None
         self._gone = False
         self._deadlines: Deadlines | None = None
 
@@ -157,9 +156,8 @@ class Answer(Response):
             for ticket in tickets:
                 ticket.cancel()  # no effect on those with an outcome
             for choice in self._choices:
-                choice.ticket = (
-                    None  # else call, choices and tickets hold one another until they are collected
-                )
+                # else call, choices and tickets hold one another until they are collected
+                choice.ticket = None
             self._choices, self.finished = [], []
 
     def _submit(self) -> list[Ticket]:

@@ -38,9 +38,8 @@ from server.http.writing import JoiningTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock
-SO_TIMESTAMPNS = (
-    35  # Linux on every architecture but a few; Python's socket module does not name it
-)
+# Linux on every architecture but a few; Python's socket module does not name it
+SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@ll")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SPACE") else 0
 _READ_BYTES = 1 << 16
@@ -235,9 +234,8 @@ class WallClock:
             abs(offset - self._offset) > took + READING
         )  # the two clocks differ by steps only: both are slewed alike
         if took < READING or stepped:
-            self._offset = (
-                offset  # else this process stood still between the readings: the last one is better
-            )
+            # else this process stood still between the readings: the last one is better
+            self._offset = offset
         at = wall + self._offset
         if stepped or not now - LONGEST_UNREAD < at <= now:
             at = now

@@ -177,27 +177,22 @@ class Generation(BaseModel):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = (
-        None  # -1: to what the context leaves
-    )
+    # -1: to what the context leaves
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     priority: Int64 = 0  # lower is earlier, as vLLM has it
     patience: Annotated[float, Field(gt=0)] | None = None  # seconds in the queue, then 429
-    request_timeout: Annotated[float, Field(gt=0)] | None = (
-        None  # seconds to the end of the answer, then 504
-    )
-    first_token_timeout: Annotated[float, Field(gt=0)] | None = (
-        None  # seconds to the first token, then 504
-    )
+    # seconds to the end of the answer, then 504
+    request_timeout: Annotated[float, Field(gt=0)] | None = None
+    # seconds to the first token, then 504
+    first_token_timeout: Annotated[float, Field(gt=0)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: Flag = False
-    predicted_output_tokens: Annotated[float, Field(gt=0)] | None = (
-        None  # the caller's guess; policies may use it
-    )
-    kendall_forced_output_tokens: SkipJsonSchema[Annotated[int, Field(ge=1)] | None] = (
-        None  # of experiments, under a flag
-    )
+    # the caller's guess; policies may use it
+    predicted_output_tokens: Annotated[float, Field(gt=0)] | None = None
+    # of experiments, under a flag
+    kendall_forced_output_tokens: SkipJsonSchema[Annotated[int, Field(ge=1)] | None] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Generation:
@@ -281,9 +276,8 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
     role: str
     content: str | Annotated[list[Part], Field(max_length=MOST_PARTS), First()] | None = None
-    tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = (
-        None  # the model's template reads them
-    )
+    # the model's template reads them
+    tool_calls: SkipJsonSchema[list[dict[str, Any]] | None] = None
 
 
 class Templated(BaseModel):

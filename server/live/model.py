@@ -78,13 +78,11 @@ class LiveModel:
         self._what_if_due = now + gateway.settings.what_if_interval
         self._save_due = now
         self._state: dict[str, Any] | None = None  # the estimates as they would be saved
-        self.prediction: dict[str, Any] | None = (
-            None  # the last look of this epoch, as `/admin/prediction` shows it
-        )
+        # the last look of this epoch, as `/admin/prediction` shows it
+        self.prediction: dict[str, Any] | None = None
         self.reason: str | None = None  # why the last look has no prediction
-        self.ahead: BatchService | SlotService | None = (
-            None  # service times of this epoch's policy, for waits that are told
-        )
+        # service times of this epoch's policy, for waits that are told
+        self.ahead: BatchService | SlotService | None = None
         self.estimates: dict[str, Any] | None = None
         self.what_if: list[dict[str, Any]] | None = None
         self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force

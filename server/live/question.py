@@ -27,9 +27,8 @@ class Question:
     longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
     bounds: Bounds | None = None  # of the autopilot; None: those it has
-    reach: tuple[int, int] | None = (
-        None  # largest batch and longest answer that the law was measured on
-    )
+    # largest batch and longest answer that the law was measured on
+    reach: tuple[int, int] | None = None
     waiting: int = 0
     saving: bool = False  # the estimates are to be saved
     waiting_before: int = 0  # requests that waited when the epoch began
@@ -37,6 +36,5 @@ class Question:
     ended: tuple[
         tuple[float, int], ...
     ] = ()  # the same of those whose own end has come, in padded batches that go on
-    decides: bool = (
-        True  # the autopilot decides with this look; who only asks for advice changes nothing
-    )
+    # the autopilot decides with this look; who only asks for advice changes nothing
+    decides: bool = True

@@ -298,9 +298,8 @@ async def _serve(
     gateway.on_given_up = lambda reason: failed(
         EngineLostError(f"the engine failed and could not be restarted: {reason}")
     )
-    gateway.on_restarted = (
-        settle  # the engine that was let go took everything out of what is set aside
-    )
+    # the engine that was let go took everything out of what is set aside
+    gateway.on_restarted = settle
 
     def ready(gateway: Gateway) -> None:
         settle()

@@ -78,9 +78,8 @@ class Batcher:
         self.closing = False
         self.held = False  # True while something else (a calibration) has the engine to itself
         self.down = False  # True while a lost engine is started again
-        self.failing: str | None = (
-            None  # what went wrong when the policy was asked last, if something did
-        )
+        # what went wrong when the policy was asked last, if something did
+        self.failing: str | None = None
         self.failures: Counter[str] = Counter()  # requests that failed, by the code of the error
         self.moved_at = self.now()  # last arrival, outcome or end of a hold
         # what was in service when engines died, back to the next one

@@ -97,9 +97,8 @@ class Ticket:
         self.id = work.request.id
         self.ending = ending
         self.consumer = consumer
-        self.client_limit = (
-            client_limit  # the client's own max_tokens, for telling what was clipped
-        )
+        # the client's own max_tokens, for telling what was clipped
+        self.client_limit = client_limit
         self.batch: Batch | None = None
         self.batch_size: int | None = None
         self.running: Running | None = None
@@ -112,9 +111,8 @@ class Ticket:
         self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
         self.continued = False  # the engine made no token for it once, and got it again
         self.stream: TokenStream | None = None
-        self.told: tuple[int, float | None] | None = (
-            None  # at its arrival: how many waited before it, and seconds to wait
-        )
+        # at its arrival: how many waited before it, and seconds to wait
+        self.told: tuple[int, float | None] | None = None
         self._lost: str | None = None
 
     def waiting(self) -> Waiting:

@@ -7,7 +7,6 @@ vLLM's own collectors cannot clash with ours.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
@@ -19,41 +18,15 @@ from queueing.measurement.record import Record
 from server.errors import FAILURES
 from server.queue.batch import Batch
 from server.queue.ticket import Ticket
-from server.telemetry.cost.instruments import Counter, Histogram
+from server.telemetry.cost.instruments import Counter
 from server.telemetry.cost.processor import ProcessorTime
 from server.telemetry.cost.stages import OwnTime
 from server.telemetry.log_writer import REASONS
 from server.telemetry.logs import log_writer
-from server.telemetry.policy_series import PolicySeries
+from server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
 MAX_POLICIES = 32  # distinct label values of policies that were in force in a process, then "other"
-SECONDS = (
-    *(
-        0.0005,
-        0.001,
-        0.002,
-        0.003,
-        0.005,
-        0.0075,
-        0.01,
-        0.015,
-        0.02,
-        0.03,
-        0.04,
-        0.05,
-        0.075,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.4,
-        0.5,
-    ),
-    *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
-)
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
-TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 
 class _Failures:
@@ -72,53 +45,16 @@ class _Failures:
         yield family
 
 
-class Metrics:
+class Metrics(PolicyMetrics):
     """An observer of the batcher, and what `/metrics` shows."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__(CollectorRegistry())
         self.registry.register(ProcessorTime())
         self.registry.register(_DroppedLines())
         self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
         self._series: dict[str, PolicySeries] = {}
-        self.queueing_delay = self._histogram(
-            "queueing_delay_seconds",
-            "Time from arrival to dispatch, of dispatched requests",
-            SECONDS,
-        )
-        self.batch_forming_delay = self._histogram(
-            "batch_forming_delay_seconds",
-            (
-                "Time from arrival until the batch was complete or max_wait passed (policy fixed; "
-                "else 0)"
-            ),
-            SECONDS,
-        )
-        self.service_time = self._histogram(
-            "service_time_seconds",
-            "Time from a dispatch until the server could take the next one",
-            SECONDS,
-        )
-        self.sojourn_time = self._histogram(
-            "sojourn_time_seconds",
-            "Time from arrival until the last byte of the answer was sent",
-            SECONDS,
-        )
-        self.first_token = self._histogram(
-            "time_to_first_token_seconds", "Time from arrival to the first token", SECONDS
-        )
-        self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS
-        )
-        self.batch_size = self._histogram(
-            "batch_size",
-            "Sequences per dispatch (policy continuous: sequences in service after it)",
-            SIZES,
-        )
-        self.output_tokens = self._histogram(
-            "output_tokens", "Output tokens per completed request", TOKENS
-        )
         self.received = Counter(
             "kendall_requests_received",
             "Requests that have arrived, rejected ones included; one per prompt and choice",
@@ -133,29 +69,10 @@ class Metrics:
             ["code"],
             registry=self.registry,
         )
-        labels = ["policy", "outcome"]
-        self.requests = Counter(
-            "kendall_requests",
-            "Requests that have ended, by outcome",
-            labels,
-            registry=self.registry,
-        )
         self.denied = Counter(
             "kendall_denied_calls",
             "Calls refused by authentication or authorization, by reason",
             ["reason"],
-            registry=self.registry,
-        )
-        self.clipped = Counter(
-            "kendall_clipped_requests",
-            "Answers that the gateway's token limit ended",
-            ["policy"],
-            registry=self.registry,
-        )
-        self.tokens = Counter(
-            "kendall_generated_tokens",
-            "Output tokens generated, of failed and cancelled requests too",
-            ["policy"],
             registry=self.registry,
         )
         self.dropped_records = Counter(
@@ -345,15 +262,6 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         return bytes(generate_latest(self.registry))
-
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(
-            f"kendall_{name}",
-            help_text,
-            ["policy"],
-            registry=self.registry,
-            buckets=(*buckets, math.inf),
-        )
 
     def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] | list[str] = ()) -> Gauge:
         return Gauge(f"kendall_{name}", help_text, labels, registry=self.registry)

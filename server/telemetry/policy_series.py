@@ -4,15 +4,114 @@ the observation that follows it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+
+from prometheus_client import CollectorRegistry
 
 from queueing.measurement.record import Record
 from server.queue.batch import Batch
-
-if TYPE_CHECKING:
-    from server.telemetry.metrics import Metrics
+from server.telemetry.cost.instruments import Counter, Histogram
 
 OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
+
+
+SECONDS = (
+    *(
+        0.0005,
+        0.001,
+        0.002,
+        0.003,
+        0.005,
+        0.0075,
+        0.01,
+        0.015,
+        0.02,
+        0.03,
+        0.04,
+        0.05,
+        0.075,
+        0.1,
+        0.15,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+    ),
+    *(0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0),
+)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
+
+
+class PolicyMetrics:
+    """The metrics that have the label `policy`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.queueing_delay = self._histogram(
+            "queueing_delay_seconds",
+            "Time from arrival to dispatch, of dispatched requests",
+            SECONDS,
+        )
+        self.batch_forming_delay = self._histogram(
+            "batch_forming_delay_seconds",
+            (
+                "Time from arrival until the batch was complete or max_wait passed (policy fixed; "
+                "else 0)"
+            ),
+            SECONDS,
+        )
+        self.service_time = self._histogram(
+            "service_time_seconds",
+            "Time from a dispatch until the server could take the next one",
+            SECONDS,
+        )
+        self.sojourn_time = self._histogram(
+            "sojourn_time_seconds",
+            "Time from arrival until the last byte of the answer was sent",
+            SECONDS,
+        )
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token", SECONDS
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS
+        )
+        self.batch_size = self._histogram(
+            "batch_size",
+            "Sequences per dispatch (policy continuous: sequences in service after it)",
+            SIZES,
+        )
+        self.output_tokens = self._histogram(
+            "output_tokens", "Output tokens per completed request", TOKENS
+        )
+        self.requests = Counter(
+            "kendall_requests",
+            "Requests that have ended, by outcome",
+            ["policy", "outcome"],
+            registry=self.registry,
+        )
+        self.clipped = Counter(
+            "kendall_clipped_requests",
+            "Answers that the gateway's token limit ended",
+            ["policy"],
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "kendall_generated_tokens",
+            "Output tokens generated, of failed and cancelled requests too",
+            ["policy"],
+            registry=self.registry,
+        )
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(
+            f"kendall_{name}",
+            help_text,
+            ["policy"],
+            registry=self.registry,
+            buckets=(*buckets, math.inf),
+        )
 
 
 class PolicySeries:
@@ -20,7 +119,7 @@ class PolicySeries:
     from the start.
     """
 
-    def __init__(self, metrics: Metrics, label: str) -> None:
+    def __init__(self, metrics: PolicyMetrics, label: str) -> None:
         self._queueing_delay = metrics.queueing_delay.labels(label).observe
         self._batch_forming_delay = metrics.batch_forming_delay.labels(label).observe
         self._batch_size = metrics.batch_size.labels(label).observe

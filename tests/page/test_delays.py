@@ -26,9 +26,8 @@ def test_mean_p95_and_p99_are_drawn_beside_each_other_observed_and_predicted(
 ) -> None:
     def known(topics: Topics) -> None:
         topics["look"]["prediction"]["compared"] = quantity
-        topics["look"]["prediction"]["comparison"]["observed"]["value"] = (
-            0.111  # its unit is that of the others
-        )
+        # its unit is that of the others
+        topics["look"]["prediction"]["comparison"]["observed"]["value"] = 0.111
         row, columns = topics["now"]["row"], topics["hello"]["columns"]
         row[0] += 30  # after whatever the gateway's own history has
         for place, name in enumerate(

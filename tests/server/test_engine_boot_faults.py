@@ -19,9 +19,8 @@ from tests.server.processes import SocketCall, arrived, command, engine_process,
 from tests.server.test_engine_faults import ready_again
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-BOOTED_FOR = (
-    0.4  # seconds after its fork at which a successor is stopped: it has much of its start ahead
-)
+# seconds after its fork at which a successor is stopped: it has much of its start ahead
+BOOTED_FOR = 0.4
 # seconds of a scene on a busy machine, where the first start took long: so may the others, then
 LONGEST = 900.0
 

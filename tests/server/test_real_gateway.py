@@ -51,9 +51,8 @@ POLICIES = (
 )
 FOLDER = "real-gateway"
 MANY = 64  # sequences of a call: of 1,900 tokens each, one after the other
-LONGEST_GAP = (
-    2.0  # seconds between two answers of /health: thirty times what it takes on a quiet machine
-)
+# seconds between two answers of /health: thirty times what it takes on a quiet machine
+LONGEST_GAP = 2.0
 
 
 class Served:

@@ -39,9 +39,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed:ResourceWarning"),  # of engines that were killed
 ]
 MARK = 666
-LONG = (
-    400  # tokens of a call that is not over before it kills, even where a busy machine kills late
-)
+# tokens of a call that is not over before it kills, even where a busy machine kills late
+LONG = 400
 LIMIT = 840  # seconds; a restart takes 2 to 5 on a quiet machine, and A2 needs thirty
 
 

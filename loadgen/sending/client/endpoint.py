@@ -40,9 +40,8 @@ class Endpoint:
 
     models: tuple[str, ...] = ()
     kendall: bool = False
-    length_fields: frozenset[str] | None = (
-        None  # request fields that set an answer's length; None: it does not say
-    )
+    # request fields that set an answer's length; None: it does not say
+    length_fields: frozenset[str] | None = None
 
 
 UNKNOWN = Endpoint()

@@ -34,9 +34,8 @@ class Target:
     )
     chat: bool = False
     ignore_eos: bool = False  # for servers without the sealed field: max_tokens is the drawn length
-    natural_lengths: bool = (
-        False  # answers end where the model ends them, at max_tokens at the latest
-    )
+    # answers end where the model ends them, at max_tokens at the latest
+    natural_lengths: bool = False
     api_key: str | None = None
     insecure: bool = False  # any certificate will do
     n: int = 1  # sequences that each request asks for

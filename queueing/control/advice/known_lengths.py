@@ -43,9 +43,8 @@ class KnownLengths:
     known_to: float  # the largest limit that the window tells; infinite where it tells all
     # the largest limit that may be asked: infinite where all is known, or a family goes on
     reach: float
-    note: str = (
-        ""  # where a family was asked for: "extrapolated: ...", or why it could not be fitted
-    )
+    # where a family was asked for: "extrapolated: ...", or why it could not be fitted
+    note: str = ""
 
     def refusal(self, limit: int | None) -> str | None:
         """Why nothing is said of that limit, and what to do; None where something is."""

@@ -39,14 +39,12 @@ class Bounds:
     """
 
     policies: tuple[str, ...] = USUAL
-    max_clipped_fraction: float = (
-        0.05  # of all requests, by the gateway's token limit; 0: no limit is ever set
-    )
+    # of all requests, by the gateway's token limit; 0: no limit is ever set
+    max_clipped_fraction: float = 0.05
     largest_batch_size: int | None = None  # None: the engine's
     smallest_token_limit: int = 16
-    largest_token_limit: int | None = (
-        None  # where given, there is always a limit, and it is at most this
-    )
+    # where given, there is always a limit, and it is at most this
+    largest_token_limit: int | None = None
 
     def __post_init__(self) -> None:
         if not self.policies:

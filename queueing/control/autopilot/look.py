@@ -30,9 +30,8 @@ class Look:
     shape: LatencyModel  # the calibrated law
     current: Knobs
     limits: Limits
-    observed: Estimate = (
-        UNKNOWN  # mean queueing delay of this epoch, with an interval that respects autocorrelation
-    )
+    # mean queueing delay of this epoch, with an interval that respects autocorrelation
+    observed: Estimate = UNKNOWN
     observed_sojourn: Estimate = UNKNOWN  # likewise
     judged: int = 0  # requests behind it
     assumptions: tuple[Assumption, ...] = ()

@@ -10,9 +10,8 @@ class Rules:
     """Gains and margins are fractions, times seconds."""
 
     threshold: float = 0.05  # a gain must exceed this, and its interval must exclude 0
-    floor: float = (
-        1e-3  # seconds of mean delay that a change must save: less is not worth a new epoch
-    )
+    # seconds of mean delay that a change must save: less is not worth a new epoch
+    floor: float = 1e-3
     # of the load: a setting must stay below 1 - margin at the upper ends of rate and speed
     margin: float = 0.02
     safer: float = 0.05  # by how much a setting must lower the load to count as the safe direction
@@ -22,9 +21,8 @@ class Rules:
     after_rollback: float = 4.0  # times longer after a rollback
     rescue_gap: float = 5.0  # between two changes while the queue is unstable
     longest_trial: float = 300.0  # a change that could not be measured by then is kept
-    forbidden: float = (
-        600.0  # a setting that was rolled back is not tried again, and twice as long each time
-    )
+    # a setting that was rolled back is not tried again, and twice as long each time
+    forbidden: float = 600.0
     forgiven: float = 0.3  # unless the load has changed by this much
     carried: float = 300.0  # for so long, rate and speed of an earlier epoch may stand in
     fewest_arrivals: int = 30  # before a rate counts as known

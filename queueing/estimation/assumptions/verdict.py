@@ -57,9 +57,8 @@ class Compared:
     observed: Estimate
     predicted: Estimate
     error: float
-    requests_missing: int | None = (
-        None  # about how many more a verdict needs; None where there is one or it cannot be told
-    )
+    # about how many more a verdict needs; None where there is one or it cannot be told
+    requests_missing: int | None = None
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
 

@@ -56,9 +56,8 @@ class Snapshot:
         tuple[float, int], ...
     ] = ()  # the same of those whose own end has come in a padded batch that goes on
     waiting: int = 0
-    retries: int = (
-        0  # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
-    )
+    # arrivals that said they are a client library's second try (`x-stainless-retry-count`)
+    retries: int = 0
     lost_at: Vector = field(
         default_factory=lambda: np.empty(0)
     )  # ends of those that were never dispatched

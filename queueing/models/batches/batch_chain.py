@@ -50,9 +50,8 @@ from queueing.models.batches.ladder import Ladder, solve_ladder
 _FIRST, _LARGEST_BATCH = 32, 2048  # sizes tried where there is no bound
 LARGEST_BOUND = 512  # of a chain with full batches: its time grows with the cube
 _LONGEST_ROW = 2**17
-_LONG_ROW = (
-    300.0  # log of the largest power of the circle's radius, with room for a row twice as long
-)
+# log of the largest power of the circle's radius, with room for a row twice as long
+_LONG_ROW = 300.0
 _FIRST_CIRCLE, _LAST_CIRCLE = 1024, 2**16
 _NEGLIGIBLE = 1e-9
 _MOST_LANDINGS = 3_000_000_000  # sums over the states below a bound: a few seconds

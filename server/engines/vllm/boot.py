@@ -17,23 +17,29 @@ import threading
 from collections.abc import Callable
 from multiprocessing import popen_forkserver
 from multiprocessing.context import ForkServerProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from server.engines.vllm.process import deaf_to_ctrl_c, kill_fork_server, kill_tree
 from server.runtime.pools import in_daemon
 
-if TYPE_CHECKING:
-    from server.engines.vllm.core import Core
-
 log = logging.getLogger("kendall.engine")
 AGAIN = 0.1  # seconds between looks for a process that was forked only now
-ENGINE_ENDS = (
-    3.0  # seconds in which the thread ends once the engine's process is killed; it takes 0.1
-)
+# seconds in which the thread ends once the engine's process is killed; it takes 0.1
+ENGINE_ENDS = 3.0
 FORK_SERVER_ENDS = 2.0  # once the fork server is, which may hang as well, or still import vLLM
 RETURNS = 0.2  # seconds in which a thread that has told its result returns
 GIVEN_UP = "the start was cancelled"
 BOOTS, STOPS = "vllm-boot", "vllm-stop"  # names of threads
+
+
+class Stoppable(Protocol):
+    """What a start makes."""
+
+    def shutdown(self) -> None:
+        """End it."""
+
+
+T = TypeVar("T", bound=Stoppable)
 
 
 class _Popen(popen_forkserver.Popen):
@@ -94,20 +100,20 @@ class Forks:
                     kill_tree(process.pid)
 
 
-class Boot:
+class Boot(Generic[T]):
     """Begun when it is made, on the event loop; `make` starts vLLM and blocks."""
 
-    def __init__(self, make: Callable[[Forks], Core]) -> None:
+    def __init__(self, make: Callable[[Forks], T]) -> None:
         self._forks = Forks()
         self._core = in_daemon(lambda: self._run(make), BOOTS)
 
-    async def core(self) -> Core:
+    async def core(self) -> T:
         """What came up. Raises what vLLM raised. Being cancelled does not end the start:
         `give_up` does.
         """
         return await asyncio.shield(self._core)
 
-    async def give_up(self) -> Core | None:
+    async def give_up(self) -> T | None:
         """End the start within a bounded time; returns the core if it came up in spite of that."""
         forked = self._forks.give_up()
         if forked:
@@ -130,7 +136,7 @@ class Boot:
                 return True
         return False
 
-    def _run(self, make: Callable[[Forks], Core]) -> Core:
+    def _run(self, make: Callable[[Forks], T]) -> T:
         with deaf_to_ctrl_c():  # a fork server that was killed is started again in here
             core = make(self._forks)
         if self._forks.given_up:

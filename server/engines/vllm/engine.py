@@ -44,18 +44,16 @@ __all__ = ["VllmEngine", "prepare"]
 
 HANG_TIMEOUT = 5.0  # seconds without an answer from an engine that decodes on the CPU
 COMPILING_HANG_TIMEOUT = 30.0  # elsewhere: kernels are compiled when they are first needed
-SLOWEST_PROMPT_TOKEN = (
-    0.02  # seconds more for each prompt token that is still to be computed: a large model on a CPU
-)
+# seconds more for each prompt token that is still to be computed: a large model on a CPU
+SLOWEST_PROMPT_TOKEN = 0.02
 MOST_FAILURES = 8  # requests in a row that fail on their way into vLLM: it is the way, then
 FORM_TIME = 5.0  # seconds that a form may take to compile
 TOO_LONG = frozenset(
     {"input_text", "input_tokens"}
 )  # what vLLM's error about a prompt beyond the context names
 ANSWER_TIMEOUT = 1.0  # seconds for a health check
-STOP_TIMEOUT = (
-    7.0  # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
-)
+# seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
+STOP_TIMEOUT = 7.0
 NOT_RUNNING = "the engine is not running"
 log = logging.getLogger("kendall.engine")
 
@@ -88,7 +86,7 @@ class VllmEngine:
         self._readers: dict[str, Reader] = {}
         self._core: Core | None = None
         self._capabilities: Capabilities | None = None
-        self._booting: Boot | None = None
+        self._booting: Boot[Core] | None = None
         self._submitter: Submitter | None = None
         self._watch: Watch | None = None
         self._gateway_cpus: frozenset[int] | None = None  # to give back when the engine stops

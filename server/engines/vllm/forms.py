@@ -228,9 +228,8 @@ def compile_forms(channel: Connection, configuration: Any, cpus: Iterable[int]) 
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if cpus:
         os.sched_setaffinity(0, cpus)  # the gateway's: not the engine's
-    os.environ["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = (
-        "0"  # vLLM's own limit leaves a thread behind that compiles on
-    )
+    # vLLM's own limit leaves a thread behind that compiles on
+    os.environ["VLLM_REGEX_COMPILATION_TIMEOUT_S"] = "0"
     forms = _Forms(configuration)
     channel.send(READY)
     while True:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PING_EVERY = 2.0  # seconds, while work is in flight
-IDLE_PING_EVERY = (
-    10.0  # while there is none: nobody who comes then has to find out that the engine hangs
-)
+# while there is none: nobody who comes then has to find out that the engine hangs
+IDLE_PING_EVERY = 10.0
 PING = 1.0  # seconds that one of several pings waits for its answer, at most
 PINGS = 4  # at least so many go unanswered before an engine is lost
 LATE = 0.5  # seconds: a ping that took so much longer than it was to wait was held up here

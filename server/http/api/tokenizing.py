@@ -31,9 +31,8 @@ class TokenizeRequest(Templated):
     messages: (
         Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES), First()] | None
     ) = None
-    add_special_tokens: bool | None = (
-        None  # where null: to a text, not to a conversation, whose template adds them
-    )
+    # where null: to a text, not to a conversation, whose template adds them
+    add_special_tokens: bool | None = None
     return_token_strs: Flag = False
 
 
