@@ -22,11 +22,12 @@ from server.http.api.request_id import RandomIds
 from server.http.schema import PolicyChange
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
-from server.queue.batch import Observer
+from server.queue import poison
 from server.queue.batcher import Batcher
+from server.queue.observers import Observer
 from server.runtime.clock import clock_of
 from server.settings import Settings
-from server.supervision import poison, stalls
+from server.supervision import stalls
 from server.supervision.progress import StuckWatch
 from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 
 from queueing.measurement.record import Record
-from server.queue.batch import Batch
+from server.queue.ticket import Batch
 
 DECREASE = 0.9
 SHORTEST = 0.1  # seconds of a window

@@ -35,9 +35,11 @@ from server.errors import ApiError, loss_error
 from server.http.answer import Answer
 from server.http.api.request_id import asked_id
 from server.live.arrivals_seen import is_retry
-from server.queue.batch import Batch, Observer
+from server.queue import poison
+from server.queue.observers import Observer
+from server.queue.ticket import Batch
 from server.security.guard import CALLER
-from server.supervision import deadlines, poison
+from server.supervision import deadlines
 
 if TYPE_CHECKING:
     from starlette.types import Scope

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from queueing.control.wait_ahead import BatchService, InService, SlotService
 from queueing.measurement.record import Record
-from server.queue.batch import Batch
+from server.queue.ticket import Batch
 
 if TYPE_CHECKING:
     from server.queue.ticket import Ticket

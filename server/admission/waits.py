@@ -16,7 +16,7 @@ from policies import Fixed
 from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
 from queueing.measurement.record import Record
 from server.admission.service_seen import ServiceSeen
-from server.queue.batch import Batch
+from server.queue.ticket import Batch
 from server.telemetry.cost.instruments import Histogram
 
 if TYPE_CHECKING:

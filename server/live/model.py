@@ -31,8 +31,7 @@ from server.live.questions import Questions
 from server.live.recent_arrivals import RecentArrivals
 from server.live.self_checks import SelfChecks
 from server.live.state_file import load_state, save_state
-from server.queue.batch import Batch
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from server.runtime.pools import in_a_thread
 from server.settings import AutopilotMode
 from server.telemetry.energy.batches import MeteredBatches

@@ -33,13 +33,13 @@ from policies import (
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, Work
-from server.queue.batch import Batch, Observer
+from server.queue.continuing import interrupted, listen
 from server.queue.ending import Ending
-from server.queue.observers import Observers
-from server.queue.ticket import Consumer, Ticket
+from server.queue.observers import Observer, Observers
+from server.queue.poison import CODE, FAILED, Trials
+from server.queue.proof import Proof
+from server.queue.ticket import Batch, Consumer, Ticket
 from server.runtime.clock import clock_of
-from server.supervision.poison import CODE, FAILED, Trials
-from server.supervision.proof import Proof
 
 log = logging.getLogger("kendall.batcher")
 
@@ -313,7 +313,7 @@ class Batcher:
                 ticket.interruptions += 1
                 self.lose(ticket, "failed", CODE, f"{FAILED} ({message})")
             elif ticket.stream is not None and (
-                reason := ticket.interrupted(most)
+                reason := interrupted(ticket, most)
             ):  # the others had not gone back to the engine yet
                 self.lose(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
         return guilty
@@ -597,7 +597,7 @@ class Batcher:
                 )
             return ()
         for ticket, stream in zip(tickets, streams, strict=True):
-            ticket.listen(stream)
+            listen(ticket, stream)
         return tickets
 
     def _tell(self, ticket: Ticket, call: Callable[[], None]) -> None:

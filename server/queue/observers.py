@@ -1,4 +1,4 @@
-"""All observers of a batcher as one. A fault of one of them (a full disk, a bug) harms neither
+"""Who observes a batcher, and all of them as one: a fault of one (a full disk, a bug) harms neither
 the others nor the queue.
 """
 
@@ -6,12 +6,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import Protocol
 
 from queueing.measurement.record import Record
-from server.queue.batch import Batch, Observer
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 
 log = logging.getLogger("kendall")
+
+
+class Observer(Protocol):
+    """Who is told what happens: metrics, the run file, the live model. Must not wait."""
+
+    def on_arrival(self, ticket: Ticket) -> None:
+        """A request joined the queue."""
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """A batch (or one request of a continuous engine) began."""
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        """A server holds nothing any more."""
+
+    def on_settle(self, ticket: Ticket) -> None:
+        """A request met its one outcome: it has left the system."""
+
+    def on_record(self, record: Record) -> None:
+        """A request met its one outcome and everything about it is known."""
 
 
 class Observers:

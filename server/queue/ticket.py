@@ -1,26 +1,21 @@
-"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way
-back.
+"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way back;
+a batch: what one dispatch started.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
-from policies import Running, Waiting
+from policies import Policy, Request, Running, Waiting
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
 from server.queue.ending import Ending
-from server.supervision.continuing import listener, prepare
 from server.telemetry.cost.stages import Timing
-
-if TYPE_CHECKING:
-    from server.queue.batch import Batch
-    from server.queue.batcher import Batcher
 
 log = logging.getLogger("kendall")
 
@@ -56,14 +51,34 @@ class Instants:
     server_free: float | None = None
 
 
+class Owner(Protocol):
+    """Who moves a ticket on and hears of what happens to it: the batcher."""
+
+    now: Callable[[], float]
+    policy_text: str
+    epoch: int
+
+    def member_ended(self, ticket: Ticket) -> None:
+        """It met its own end."""
+
+    def settle(self, ticket: Ticket, outcome: Outcome) -> None:
+        """It has left with its answer."""
+
+    def lose(self, ticket: Ticket, outcome: Outcome, code: str, message: str) -> None:
+        """It cannot be answered."""
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Its client is gone."""
+
+
 class Ticket:
     """One waiting or running sequence. Its batcher moves it on; it listens to its own token
     stream.
     """
 
     __slots__ = (
-        "_batcher",
         "_lost",
+        "_owner",
         "at",
         "batch",
         "batch_size",
@@ -86,13 +101,13 @@ class Ticket:
 
     def __init__(
         self,
-        batcher: Batcher,
+        owner: Owner,
         work: Work,
         ending: Ending,
         consumer: Consumer,
         client_limit: int | None,
     ) -> None:
-        self._batcher = batcher
+        self._owner = owner
         self.work = work
         self.id = work.request.id
         self.ending = ending
@@ -102,7 +117,7 @@ class Ticket:
         self.batch: Batch | None = None
         self.batch_size: int | None = None
         self.running: Running | None = None
-        self.epoch = batcher.epoch
+        self.epoch = owner.epoch
         self.at = Instants()
         self.timing: Timing | None = None  # of the few calls that are measured
         self.output_token_ids: list[int] = []
@@ -126,38 +141,11 @@ class Ticket:
             self.client_limit is None or self.client_limit > self.ending.limit
         )
 
-    def listen(self, stream: TokenStream) -> None:
-        """Hear the engine that has its work now."""
-        self.stream = stream
-        stream.listener = listener(stream, self, self.work)
-
-    def interrupted(self, most: int) -> str | None:
-        """The engine is gone. Returns why this cannot go on with the next one, or None."""
-        self.interruptions += 1
-        if len(self.deaths) > most and self.ending.finish_reason is None:
-            return (
-                f"{len(self.deaths)} engines were lost while this request was in service: it "
-                "may be the cause"
-            )
-        reason = self.detach()
-        return None if reason is None else f"the engine was lost, and {reason}"
-
-    def detach(self) -> str | None:
-        """Hear no more of the engine that has it, be ready to be handed over again. Returns why
-        that would not be exact, or None.
-        """
-        stream, self.stream = self.stream, None
-        if stream is not None:
-            stream.listener = None
-        return (
-            None if self.ending.finish_reason is not None else prepare(self)
-        )  # whole, it leaves with its batch
-
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""
         if self.ending.finish_reason is not None or self.outcome is not None:
             return
-        now = self._batcher.now()
+        now = self._owner.now()
         if self.at.first_token is None:
             self.at.first_token = now
         ending = self.ending
@@ -172,7 +160,7 @@ class Ticket:
             self.consumer.on_text(text, tokens)
         except Exception:
             log.exception("internal error while handling a token of an answer")
-            self._batcher.lose(
+            self._owner.lose(
                 self,
                 "failed",
                 "internal_error",
@@ -183,7 +171,7 @@ class Ticket:
             self.timing.took("token", now)
         if ending.finish_reason is not None:
             self.at.last_token = now
-            self._batcher.member_ended(self)
+            self._owner.member_ended(self)
 
     def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
         """Those up to the own end, and the text they add."""
@@ -208,33 +196,33 @@ class Ticket:
         text = self.ending.cut(end)
         if text:
             self.consumer.on_text(text, ())
-        self.at.last_token = self._batcher.now()
-        self._batcher.member_ended(self)
+        self.at.last_token = self._owner.now()
+        self._owner.member_ended(self)
 
     def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """The engine lost it, or fails over it."""
-        self._batcher.lose(self, "failed", code, message)
+        self._owner.lose(self, "failed", code, message)
 
     def released(self) -> None:
         """The consumer's last byte has left: the sojourn ends here."""
         if self.outcome is None:
-            self.at.released = self._batcher.now()
-            self._batcher.settle(self, "completed")
+            self.at.released = self._owner.now()
+            self._owner.settle(self, "completed")
 
     def cancel(self) -> None:
         """The client is gone: out of the queue, or out of the engine."""
-        self._batcher.cancel(self)
+        self._owner.cancel(self)
 
     def record(self) -> Record:
         """What happened, as the run file has it."""
         request, at, batch = self.work.request, self.at, self.batch
-        end = at.released if at.released is not None else self._batcher.now()
+        end = at.released if at.released is not None else self._owner.now()
         return Record(
             request_id=request.id,
             client_request_id=self.work.client_request_id,
             outcome=self.outcome or "failed",
-            policy=batch.policy_text if batch else self._batcher.policy_text,
-            epoch=self.epoch if batch else self._batcher.epoch,
+            policy=batch.policy_text if batch else self._owner.policy_text,
+            epoch=self.epoch if batch else self._owner.epoch,
             server_id=batch.server_id if batch else None,
             batch_id=batch.id if batch else None,
             batch_size=self.batch_size,
@@ -273,3 +261,21 @@ class Ticket:
     def lost_because(self, message: str) -> None:
         """Keep the reason for the record."""
         self._lost = message
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one Dispatch started, under the policy then in force."""
+
+    id: int
+    server_id: int
+    policy: Policy
+    policy_text: str
+    dispatched_at: float
+    forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
+    tickets: list[Ticket]
+    open: set[str]  # ids whose own end has not come
+
+    def forming_delay(self, request: Request) -> float:
+        """Seconds this request waited for company."""
+        return max(0.0, self.forming_until - request.arrived_at)

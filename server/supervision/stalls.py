@@ -5,11 +5,10 @@ exact, else failed with 504.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from server.queue.batcher import Batcher
-    from server.queue.ticket import Ticket
+from server.queue.batcher import Batcher
+from server.queue.continuing import detach
+from server.queue.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 CODE = "sequence_stalled"
@@ -19,7 +18,7 @@ def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
     """Take it out of the engine, and hand it over again behind the tokens it has; a second time,
     or where that is not exact, it fails.
     """
-    reason = "also after it was handed over again" if ticket.continued else ticket.detach()
+    reason = "also after it was handed over again" if ticket.continued else detach(ticket)
     if reason is not None:
         log.error("request %s made no token for %.0f s and fails: %s", ticket.id, seconds, reason)
         batcher.lose(

@@ -16,8 +16,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from queueing.measurement.record import Record
 from server.errors import FAILURES
-from server.queue.batch import Batch
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from server.telemetry.cost.instruments import Counter
 from server.telemetry.cost.processor import ProcessorTime
 from server.telemetry.cost.stages import OwnTime

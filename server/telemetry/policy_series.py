@@ -9,7 +9,7 @@ import math
 from prometheus_client import CollectorRegistry
 
 from queueing.measurement.record import Record
-from server.queue.batch import Batch
+from server.queue.ticket import Batch
 from server.telemetry.cost.instruments import Counter, Histogram
 
 OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")

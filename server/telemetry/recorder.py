@@ -23,8 +23,7 @@ import msgspec
 from policies.text import counted
 from queueing.measurement.paths import put_aside
 from queueing.measurement.record import Header, Record, to_line
-from server.queue.batch import Batch
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 
 log = logging.getLogger("kendall")
 LONGEST_UNWRITTEN = 0.5  # seconds that a record waits in memory

@@ -22,9 +22,8 @@ from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
-from server.queue.batch import Batch
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
 

@@ -12,9 +12,8 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
 from server.engines.base import Sampling, Token, Work
 from server.engines.emulated import EmulatedEngine
-from server.queue.batch import Batch
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 
 
 @dataclass

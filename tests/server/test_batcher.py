@@ -26,6 +26,7 @@ from queueing.latency.law import parse_law
 from server.engines.base import TokenStream, Work
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
+from server.queue.continuing import detach
 from tests.server.harness import Collector, Immediate, submitted, work_of
 from tests.virtual_time import run_virtual
 
@@ -297,7 +298,7 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
         (tickets,) = batcher.in_service_tickets()
         for suspects in (tickets, tickets[:1]):
             engine.cancel([ticket.id for ticket in suspects])
-            assert [ticket.detach() for ticket in suspects] == [None] * len(suspects)
+            assert [detach(ticket) for ticket in suspects] == [None] * len(suspects)
             batcher._restart(suspects)
         await batcher.answered()
         await asyncio.sleep(0)

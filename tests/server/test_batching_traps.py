@@ -16,9 +16,8 @@ from policies import Fixed, Request, parse_policy
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
-from server.queue.batch import Batch
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from tests.server.asgi import LAW, Call, completion, running
 from tests.server.harness import Collector, Immediate, replay, work_of
 from tests.virtual_time import run_virtual

@@ -13,8 +13,8 @@ import pytest
 
 from queueing.latency.law import parse_law
 from server.engines.base import TokenStream, Work
-from server.supervision.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
-from server.supervision.proof import LIMIT
+from server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
+from server.queue.proof import LIMIT
 from server.supervision.restarts import RestartBudget
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.counts import tell

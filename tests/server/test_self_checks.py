@@ -19,9 +19,8 @@ from server.engines.emulated import EmulatedEngine
 from server.live import self_checks
 from server.live.busy import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
-from server.queue.batch import Batch
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 

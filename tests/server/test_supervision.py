@@ -24,7 +24,7 @@ from server.engines.vllm.watch import (
     how_it_ended,
 )
 from server.queue.batcher import Batcher
-from server.supervision.continuing import stateful, way_to_continue
+from server.queue.continuing import stateful, way_to_continue
 from server.supervision.progress import FORM_TIMES, Stillness, StuckWatch
 from server.supervision.restarts import LONGEST_WAIT, MOST_OVERDUE, SOUND_LIFE, RestartBudget
 from tests.virtual_time import run_virtual

@@ -16,12 +16,13 @@ import pytest
 from policies import Request
 from server.engines.base import Sampling, Token, Work
 from server.errors import ApiError
-from server.supervision import poison, progress, proof, restarts, supervisor
+from server.queue import poison, proof
+from server.queue.continuing import DIFFERS, Replay, listener, prepare
+from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
+from server.queue.proof import Proof
+from server.supervision import progress, restarts, stalls, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
-from server.supervision.continuing import DIFFERS, Replay, listener, prepare
 from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
-from server.supervision.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
-from server.supervision.proof import Proof
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
 from server.supervision.stalls import on_still
@@ -558,15 +559,14 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
     ],
 )
 def test_an_answer_that_stands_still_is_handed_over_again_once(
-    continued: bool, reason: str | None, said: str | None
+    continued: bool, reason: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, lost, detached = list[Any](), list[Any](), list[str]()
     batcher: Any = SimpleNamespace(
         hand_over_again=again.append, lose=lambda *about: lost.append(about)
     )
-    ticket: Any = SimpleNamespace(
-        id="a", continued=continued, detach=lambda: detached.append("a") or reason
-    )
+    ticket: Any = SimpleNamespace(id="a", continued=continued)
+    monkeypatch.setattr(stalls, "detach", lambda one: detached.append(one.id) or reason)
     on_still(batcher, ticket, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:

@@ -12,6 +12,7 @@ from queueing.latency.law import LatencyModel
 from server.engines.base import EngineEnd, Token, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
+from server.queue.continuing import interrupted, listen
 from server.queue.ticket import Ticket
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
@@ -256,9 +257,9 @@ NAMED = (("short", 3), ("long", 4))
 
 def resumed(ticket: Ticket, most: int = 1) -> TokenStream:
     """The engine is lost, and the next one has its work."""
-    assert ticket.interrupted(most) is None
+    assert interrupted(ticket, most) is None
     stream = TokenStream(ticket.id)
-    ticket.listen(stream)
+    listen(ticket, stream)
     return stream
 
 
@@ -348,9 +349,9 @@ def test_a_request_that_saw_more_engines_die_than_allowed_is_given_up(most: int)
         ticket, _, _ = served
         for death in range(most):
             ticket.deaths = (*ticket.deaths, death)
-            assert ticket.interrupted(most) is None
+            assert interrupted(ticket, most) is None
         ticket.deaths = (*ticket.deaths, most)
-        assert f"{most + 1} engines" in (ticket.interrupted(most) or "")
+        assert f"{most + 1} engines" in (interrupted(ticket, most) or "")
 
     serving(act)
 
@@ -358,6 +359,6 @@ def test_a_request_that_saw_more_engines_die_than_allowed_is_given_up(most: int)
 def test_a_whole_answer_is_not_given_up_with_its_engine() -> None:
     def act(served: Served) -> None:
         pushed(FIVE)(served)
-        assert served[0].interrupted(0) is None
+        assert interrupted(served[0], 0) is None
 
     serving(act)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from server.queue.batch import Batch
-from server.queue.ticket import Ticket
+from server.queue.ticket import Batch, Ticket
 from server.telemetry.energy.meter import EnergyMeter
 
 FEW = 64  # requests of a stretch that are kept without a look at whether they are over

@@ -24,15 +24,12 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from server.engines.base import Work
 from server.errors import ApiError
+from server.queue.proof import Proof
+from server.queue.ticket import Ticket
 from server.runtime.clock import clock_of
-
-if TYPE_CHECKING:
-    from server.engines.base import Work
-    from server.queue.ticket import Ticket
-    from server.supervision.proof import Proof
 
 log = logging.getLogger("kendall.supervision")
 TRIAL_TOKENS = 16  # more than an engine has under way when it dies

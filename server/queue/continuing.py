@@ -22,7 +22,7 @@ Stop strings, limits and half characters are the gateway's own affair and are ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -35,9 +35,7 @@ from server.engines.base import (
     TokenStream,
     Work,
 )
-
-if TYPE_CHECKING:
-    from server.queue.ticket import Ticket
+from server.queue.ticket import Ticket
 
 Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(
@@ -147,3 +145,35 @@ def listener(stream: TokenStream, ticket: Ticket, work: Work) -> TokenListener:
     return (
         Replay(stream, ticket) if ticket.output_token_ids and not work.output_token_ids else ticket
     )
+
+
+def listen(ticket: Ticket, stream: TokenStream) -> None:
+    """The ticket hears the engine that has its work now."""
+    ticket.stream = stream
+    stream.listener = listener(stream, ticket, ticket.work)
+
+
+def detach(ticket: Ticket) -> str | None:
+    """The ticket hears no more of the engine that has it, and is ready to be handed over again.
+    Returns why that would not be exact, or None.
+    """
+    stream, ticket.stream = ticket.stream, None
+    if stream is not None:
+        stream.listener = None
+    if ticket.ending.finish_reason is not None:  # it is whole and leaves with its batch
+        return None
+    return prepare(ticket)
+
+
+def interrupted(ticket: Ticket, most: int) -> str | None:
+    """Its engine is gone. Returns why it cannot go on with the next one, or None: it saw more than
+    `most` engines die, or would not be exact.
+    """
+    ticket.interruptions += 1
+    if len(ticket.deaths) > most and ticket.ending.finish_reason is None:
+        return (
+            f"{len(ticket.deaths)} engines were lost while this request was in service: it may be "
+            "the cause"
+        )
+    reason = detach(ticket)
+    return None if reason is None else f"the engine was lost, and {reason}"

@@ -6,14 +6,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from policies import Request
-from server.engines.base import EngineEnd, FailureCode, Sampling, Token, TokenStream, Work
+from server.engines.base import Engine, EngineEnd, FailureCode, Sampling, Token, TokenStream, Work
 from server.runtime.clock import clock_of
-
-if TYPE_CHECKING:
-    from server.engines.base import Engine
 
 log = logging.getLogger("kendall.supervision")
 TOKENS = 16  # more than an engine has under way when it dies
