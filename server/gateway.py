@@ -7,15 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from policies import Policy, SpecError, format_policy, parse_policy, policy_batch_size
-from queueing.latency.law import LatencyModel, parse_law
-from queueing.latency.profile import Profile
+from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Header
 from server.admission.control import Overload
+from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine
 from server.errors import ApiError
 from server.http.api.request_id import RandomIds
@@ -36,7 +36,6 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
-    from server.calibration.calibration import Calibrator
     from server.calibration.idle_probes import IdleProbes
     from server.calibration.offer import Offer
     from server.engines.base import Work
@@ -53,7 +52,7 @@ class Gateway:
         self.settings = settings
         self.engine = engine
         self.metrics = Metrics()
-        self.law = law
+        self.latency = LatencyModelInForce(law)
         self.max_output_tokens = settings.max_output_tokens
         self.patience = settings.patience
         self.draining = False
@@ -72,13 +71,11 @@ class Gateway:
         )
         self.steady = Steady(engine, self.supervisor)
         self.dead: str | None = None  # why the engine is lost
-        self.calibrator: Calibrator | None = None  # while it runs
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
         self._call_ids = RandomIds()
         self.overload = Overload(self)
-        self.profile: Profile | None = None  # where the law came from, if it was calibrated here
         self._policy = parse_policy(settings.policy)
         self._batcher: Batcher | None = None
         self._recorder: Recorder | None = None
@@ -153,7 +150,7 @@ class Gateway:
             watch = StuckWatch(
                 self._batcher,
                 timeout,
-                lambda: self.law,
+                lambda: self.latency.law,
                 self._on_stuck,
                 partial(stalls.on_still, self._batcher),
                 form_time=self.settings.security.max_form_compile_time,
@@ -222,7 +219,7 @@ class Gateway:
 
     def _close_queue(self) -> None:
         self.draining = True
-        self.stop_calibration(
+        self.latency.stop_calibration(
             ApiError(
                 503,
                 "shutting_down",
@@ -245,17 +242,8 @@ class Gateway:
         if self._recorder is not None:
             self._recorder.flush()
 
-    def stop_calibration(self, error: ApiError) -> bool:
-        """End the one that runs, with this error; the law in force stays. Returns whether one
-        ran.
-        """
-        if self.calibrator is None:
-            return False
-        self.calibrator.stop(error)
-        return True
-
     def _on_down(self, message: str) -> None:
-        self.stop_calibration(
+        self.latency.stop_calibration(
             ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
         )
         if self._batcher is not None:
@@ -293,7 +281,7 @@ class Gateway:
 
     def _on_given_up(self, message: str) -> None:
         self.dead = message
-        self.stop_calibration(
+        self.latency.stop_calibration(
             ApiError(503, "engine_unavailable", f"calibration: the engine is gone: {message}")
         )
         if self._batcher is not None:
@@ -313,16 +301,13 @@ class Gateway:
         return self._batcher is not None and self.dead is None and self.supervisor.serving
 
     @property
-    def calibrating(self) -> bool:
-        """Whether a calibration has the engine to itself."""
-        return self.calibrator is not None
-
-    @property
     def holding(self) -> bool:
         """Whether the queue waits for something else than service: a calibration, the trial of
         requests that may kill engines, a proof.
         """
-        return self.calibrating or (self._batcher is not None and self._batcher.trials.holding)
+        return self.latency.calibrating or (
+            self._batcher is not None and self._batcher.trials.holding
+        )
 
     @property
     def started(self) -> bool:
@@ -433,16 +418,6 @@ class Gateway:
     def engine_identity(self) -> dict[str, Any]:
         """What a law and a state file are good for."""
         return self.describe_engine(self.batcher.capabilities)
-
-    def restore_law(self, profile: Mapping[str, Any] | None, law: str | None) -> None:
-        """The law of an earlier life, unless one was given or measured at this start."""
-        if self.law is not None:
-            return
-        if profile is not None:
-            self.profile = Profile.from_dict(dict(profile))
-            self.law = self.profile.law
-        elif law is not None:
-            self.law = parse_law(law)
 
     def change(self, change: PolicyChange, *, by_autopilot: bool = False) -> dict[str, Any]:
         """Put policy and limits in force together, or raise and change nothing."""

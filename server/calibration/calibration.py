@@ -56,7 +56,7 @@ class Calibrator:
         """
         gateway = self._gateway
         known = self._known(plan)
-        if gateway.calibrating:
+        if gateway.latency.calibrating:
             raise ApiError(
                 409,
                 BUSY,
@@ -72,13 +72,12 @@ class Calibrator:
                 "calibration: the engine is not serving; try again later",
                 retry_after=5,
             )
-        gateway.calibrator = self
         gateway.batcher.hold(True)
         try:
-            profile = await self._watched(self._measure(plan, known))
-            adopt(gateway, profile)
+            with gateway.latency.measured_by(self):
+                profile = await self._watched(self._measure(plan, known))
+                gateway.latency.adopt(profile)
         finally:
-            gateway.calibrator = None
             gateway.batcher.hold(False)
             gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
@@ -100,7 +99,7 @@ class Calibrator:
         tasks: list[asyncio.Task[Any]] = [self._measuring]
         if (timeout := gateway.settings.supervision.stuck_timeout) > 0:
             watch = StuckWatch(
-                self._batches.batcher, timeout, lambda: gateway.law, gateway.supervisor.lost
+                self._batches.batcher, timeout, lambda: gateway.latency.law, gateway.supervisor.lost
             )
             tasks.append(asyncio.create_task(watch.run(), name="calibration-watch"))
         try:
@@ -206,10 +205,10 @@ class Calibrator:
                     param="latency",
                 )
             return None
-        if plan.latency is None and gateway.profile is not None:
-            return gateway.profile
+        if plan.latency is None and gateway.latency.profile is not None:
+            return gateway.latency.profile
         try:
-            law = gateway.law if plan.latency is None else parse_law(plan.latency)
+            law = gateway.latency.law if plan.latency is None else parse_law(plan.latency)
         except SpecError as error:
             raise ApiError(400, "invalid_latency", str(error), param="latency") from None
         if law is None:
@@ -306,11 +305,6 @@ def profile_of(
         note=note,
         cells=[dataclasses.asdict(batch) for batch in measured],
     )
-
-
-def adopt(gateway: Gateway, profile: Profile) -> None:
-    """Put a measured law in force."""
-    gateway.law, gateway.profile = profile.law, profile
 
 
 def warn_of_fit(profile: Profile) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from server.calibration.calibration import adopt, profile_of
+from server.calibration.calibration import profile_of
 from server.calibration.designed import (
     LONGEST_CELL,
     PROMPT_TOKENS,
@@ -124,7 +124,7 @@ class IdleProbes:
         return (
             gateway.ready
             and not gateway.draining
-            and not gateway.calibrating
+            and not gateway.latency.calibrating
             and self._batcher.idle
         )
 
@@ -180,9 +180,9 @@ class IdleProbes:
 
     async def _refit(self) -> None:
         gateway, book = self._gateway, self.book
-        profile = gateway.profile
+        profile = gateway.latency.profile
         cells = [] if profile is None else [cell["lengths"] for cell in profile.cells]
-        known = gateway.law
+        known = gateway.latency.law
         reach = max(map(len, cells), default=0), max(map(max, cells), default=0)
         in_force = None if known is None else KnownLaw(known, *reach)
         question = (
@@ -200,18 +200,15 @@ class IdleProbes:
             return
         finally:
             await end_at_once(executor)
-        if gateway.law is known and not gateway.calibrating:
+        if gateway.latency.law is known and not gateway.latency.calibrating:
             self._decide(offer)
 
     def _decide(self, offer: Offer) -> None:
         self.offer = offer
         taken = offer.verdict == "first" or (offer.verdict == "replaces" and self.suspected)
         if taken:
-            adopt(
-                self._gateway,
-                profile_of(
-                    self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE
-                ),
+            self._gateway.latency.adopt(
+                profile_of(self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE)
             )
         self.suspected = offer.verdict == "replaces" and not taken
         if self.suspected:

@@ -233,7 +233,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
         ]
         return gateway.policy_in_force() | {
             "engine": gateway.describe_engine(batcher.capabilities),
-            "law": None if gateway.law is None else str(gateway.law),
+            "law": None if gateway.latency.law is None else str(gateway.latency.law),
             "record_file": None
             if gateway.settings.record_file is None
             else str(gateway.settings.record_file.resolve()),
@@ -336,7 +336,7 @@ def _add_calibration(app: FastAPI, gateway: Gateway) -> None:
         error = ApiError(
             409, CANCELLED, "the calibration was cancelled; the latency law in force did not change"
         )
-        return {"cancelled": gateway.stop_calibration(error)}
+        return {"cancelled": gateway.latency.stop_calibration(error)}
 
     @app.post("/admin/drain", responses=errors(401, 403, 500))
     async def drain() -> dict[str, Any]:

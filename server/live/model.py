@@ -165,7 +165,7 @@ class LiveModel:
 
     def why_nothing(self) -> str:
         """The reason why there is no prediction."""
-        if self._gateway.law is None:
+        if self._gateway.latency.law is None:
             return "no latency law: POST /admin/calibrate or start with --latency"
         every = self._gateway.settings.prediction_interval
         return self.reason or (
@@ -201,8 +201,8 @@ class LiveModel:
                 self._gauges.energy(self.meter)
                 if (
                     looking.done()
-                    and self._gateway.law is not None
-                    and not self._gateway.calibrating
+                    and self._gateway.latency.law is not None
+                    and not self._gateway.latency.calibrating
                 ):
                     looking = asyncio.create_task(self._look())
         finally:
@@ -346,14 +346,14 @@ class LiveModel:
         """What a look is asked, of a process that is up: one that comes up begins the window
         anew.
         """
-        if self._gateway.law is None:
+        if self._gateway.latency.law is None:
             return None
         await self._predictor.start()
         return self._question()
 
     def _question(self) -> Question | None:
         gateway = self._gateway
-        if gateway.law is None:
+        if gateway.latency.law is None:
             return None
         batcher = gateway.batcher
         bounds = batcher.capabilities
@@ -361,7 +361,7 @@ class LiveModel:
             news=self._feed.take(),
             at=gateway.now(),
             window=gateway.settings.prediction_window,
-            shape=gateway.law,
+            shape=gateway.latency.law,
             knobs=Knobs(
                 policy=batcher.policy_text,
                 max_output_tokens=gateway.max_output_tokens,
@@ -397,7 +397,7 @@ class LiveModel:
         state = None if path is None else load_state(path, self._gateway.engine_identity())
         if state is None:
             return
-        self._gateway.restore_law(state.get("profile"), state.get("law"))
+        self._gateway.latency.restore(state.get("profile"), state.get("law"))
         self._state = state.get("estimates")
         self._pilot.restore(state)
         log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
@@ -416,13 +416,13 @@ class LiveModel:
         """Law and estimates into the state file. May run beside the event loop."""
         gateway = self._gateway
         path = gateway.settings.state_file
-        if path is None or gateway.law is None:
+        if path is None or gateway.latency.law is None:
             return
-        profile = None if gateway.profile is None else gateway.profile.to_dict()
+        profile = None if gateway.latency.profile is None else gateway.latency.profile.to_dict()
         try:
             state = {
                 "engine": gateway.engine_identity(),
-                "law": str(gateway.law),
+                "law": str(gateway.latency.law),
                 "profile": profile,
                 "estimates": self._state,
             }
@@ -447,7 +447,11 @@ class LiveModel:
 
 def _reach(gateway: Gateway) -> tuple[int, int] | None:
     """Of the calibration in force, where it is one."""
-    cells = [] if gateway.profile is None else [cell["lengths"] for cell in gateway.profile.cells]
+    cells = (
+        []
+        if gateway.latency.profile is None
+        else [cell["lengths"] for cell in gateway.latency.profile.cells]
+    )
     return (max(map(len, cells)), max(map(max, cells))) if cells else None
 
 

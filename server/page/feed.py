@@ -179,7 +179,8 @@ class Feed:
         first, self._epoch = self._epoch is None, in_force["epoch"]
         restarts = self._gateway.supervisor.restarts
         restarted, self._restarts = restarts > self._restarts, restarts
-        calibrated, self._law = not first and self._gateway.law is not self._law, self._gateway.law
+        law = self._gateway.latency.law
+        calibrated, self._law = not first and law is not self._law, law
         self._distribution = self._drawn_at = None
         self._switches.append(
             {

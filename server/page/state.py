@@ -82,7 +82,7 @@ def life(gateway: Gateway) -> tuple[str, str | None]:
         return "restarting", None
     if gateway.draining:
         return "draining", None
-    return ("calibrating" if gateway.calibrating else "serving"), None
+    return ("calibrating" if gateway.latency.calibrating else "serving"), None
 
 
 def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
@@ -105,7 +105,7 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
         "in_force": gateway.policy_in_force()
     }
     about |= {
-        "law": gateway.law is not None,
+        "law": gateway.latency.law is not None,
         "prediction_window": settings.prediction_window,
         "keyed": bool(settings.security.api_keys),
     }

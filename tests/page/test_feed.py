@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from queueing.latency.profile import Profile
 from server.http.schema import PolicyChange
 from server.page.assets import load_assets
 from server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
@@ -118,8 +119,9 @@ def test_a_switch_says_whether_the_law_is_another_one() -> None:
             gateway.change(PolicyChange(max_output_tokens=32))
             gateway.change(PolicyChange(max_output_tokens=None))
             feed.tick()
-            assert gateway.law is not None
-            gateway.law = dataclasses.replace(gateway.law)  # as a calibration does
+            assert gateway.latency.law is not None
+            measured = dataclasses.replace(gateway.latency.law)
+            gateway.latency.adopt(Profile(name="tiny", law=measured))
             gateway.begin_epoch()
             feed.tick()
             gateway.begin_epoch()

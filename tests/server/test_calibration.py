@@ -22,6 +22,7 @@ from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
 from server.calibration.command import calibrate
 from server.calibration.designed import Cell, DesignedBatches, design
+from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
@@ -37,13 +38,13 @@ LAW = parse_law("k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012")
 def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            gateway.law, gateway.profile = LAW, None  # as with --latency
+            gateway.latency = LatencyModelInForce(LAW)  # as with --latency
             answer = await call(
                 app, "POST", "/admin/calibrate", {"speed_only": True, "seconds": 0.1}
             )
             assert answer.status == 200, answer.body
-            assert gateway.law is not None
-            assert gateway.law.at_speed(1.0) == LAW
+            assert gateway.latency.law is not None
+            assert gateway.latency.law.at_speed(1.0) == LAW
 
     run_virtual(main())
 
@@ -61,12 +62,12 @@ def test_a_law_that_is_missing_or_not_used_is_said(
 ) -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            gateway.law = gateway.profile = None
+            gateway.latency = LatencyModelInForce()
             answer = await call(app, "POST", "/admin/calibrate", body)
             assert answer.status == status
             for words in says:
                 assert words in answer.json()["error"]["message"]
-            assert not gateway.calibrating
+            assert not gateway.latency.calibrating
 
     run_virtual(main())
 
@@ -132,7 +133,7 @@ def test_a_calibration_gives_up_where_those_in_service_do_not_finish_and_they_go
                 "got 1 in service that did not end within 0.05 s; expected an idle engine"
                 in error["message"]
             )
-            assert not gateway.calibrating
+            assert not gateway.latency.calibrating
             await asyncio.gather(*(each.task for each in calls))
             assert [each.status for each in calls] == [200, 200]
 
@@ -163,7 +164,7 @@ def test_an_engine_that_hangs_in_a_calibration_is_replaced_and_the_queue_goes_on
 
     async def main() -> None:
         async with faulty("single", supervision=HANGS) as (app, gateway, engine, _):
-            law = gateway.law
+            law = gateway.latency.law
             calibrating = Call(app, "POST", "/admin/calibrate", SMALL)
             await asyncio.sleep(0.005)
             waiting = Call(app, "POST", "/v1/completions", completion())
@@ -177,7 +178,12 @@ def test_an_engine_that_hangs_in_a_calibration_is_replaced_and_the_queue_goes_on
             assert "nothing moved for" in calibrating.json()["error"]["message"]
             assert 3.0 < gateway.now() - at < 6.0
             await waiting.task
-            assert (waiting.status, engine.life, gateway.calibrating, gateway.law) == (
+            assert (
+                waiting.status,
+                engine.life,
+                gateway.latency.calibrating,
+                gateway.latency.law,
+            ) == (
                 200,
                 2,
                 False,
@@ -231,7 +237,7 @@ def test_a_calibration_can_be_cancelled() -> None:
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            law, epoch = gateway.law, gateway.batcher.epoch
+            law, epoch = gateway.latency.law, gateway.batcher.epoch
             assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": False}
             calibrating = Call(app, "POST", "/admin/calibrate", {})
             await asyncio.sleep(0.005)
@@ -246,7 +252,7 @@ def test_a_calibration_can_be_cancelled() -> None:
             await waiting.task
             assert waiting.status == 200
             assert waiting.json()["usage"]["kendall"]["queueing_delay_ms"] < 5
-            assert (gateway.law, gateway.batcher.epoch) == (law, epoch + 1)
+            assert (gateway.latency.law, gateway.batcher.epoch) == (law, epoch + 1)
             assert (await call(app, "DELETE", "/admin/calibrate")).json() == {"cancelled": False}
 
     run_virtual(main())
@@ -333,7 +339,7 @@ def test_an_engine_that_fails_in_the_calibration_at_the_start_does_not_end_the_g
         asyncio.get_running_loop().call_later(0.01, getattr(engine, fault))
         async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
             assert (engine.life, gateway.supervisor.restarts) == (2, 1)
-            assert gateway.profile is not None
+            assert gateway.latency.profile is not None
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
 
     run_virtual(main())
@@ -359,7 +365,7 @@ def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serv
             patch.setattr(calibration.Calibrator, "run", busy)
             async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
                 assert attempts == [1, 2]
-                assert (gateway.profile, gateway.dead) == (None, None)
+                assert (gateway.latency.profile, gateway.dead) == (None, None)
                 assert (await call(app, "POST", "/v1/completions", completion())).status == 200
 
     run_virtual(main())
@@ -380,7 +386,7 @@ def test_a_calibration_at_the_start_that_fails_twice_is_given_up_and_said(
         killer = asyncio.create_task(killing())
         async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
             await killer
-            assert gateway.profile is None
+            assert gateway.latency.profile is None
             await asyncio.sleep(10.0)
             assert (await call(app, "GET", "/ready")).status == 200
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200

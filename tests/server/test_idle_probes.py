@@ -121,12 +121,12 @@ def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
 
     async def main() -> tuple[Gateway, IdleProbes, float]:
         async with probing(NOISY) as (gateway, probes):
-            await until(lambda: gateway.law is not None, step=0.1)
+            await until(lambda: gateway.latency.law is not None, step=0.1)
             return gateway, probes, gateway.now()
 
     gateway, probes, took = run(main())
     assert took < 60
-    law = gateway.law
+    law = gateway.latency.law
     errors = [
         law.padded(size, length, 32 * size) / LAW.padded(size, length, 32 * size) - 1
         for size, length in LEVELS
@@ -136,9 +136,9 @@ def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
     assert 0.03 < law.cv < 0.07
     assert probes.offer is not None
     assert probes.offer.verdict == "first"
-    assert gateway.profile is not None
-    assert gateway.profile.note == "measured in idle moments"
-    assert len(gateway.profile.cells) == 3 * len(probes.book.grid)
+    assert gateway.latency.profile is not None
+    assert gateway.latency.profile.note == "measured in idle moments"
+    assert len(gateway.latency.profile.cells) == 3 * len(probes.book.grid)
 
 
 def test_the_share_of_idle_time_is_kept() -> None:
@@ -148,7 +148,7 @@ def test_the_share_of_idle_time_is_kept() -> None:
 
     async def main() -> tuple[float, float, float, float]:
         async with probing(NOISY) as (gateway, probes):
-            await until(lambda: gateway.law is not None, step=0.1)
+            await until(lambda: gateway.latency.law is not None, step=0.1)
             learned, used = gateway.now(), probes.seconds
             await asyncio.sleep(100)
             return learned, used, gateway.now() - learned, probes.seconds - used
@@ -297,7 +297,7 @@ def test_a_law_of_another_shape_is_replaced_and_the_same_shape_at_another_speed_
                 before = probes.offer
                 await until(lambda before=before: probes.offer is not before, step=0.1)
             assert probes.book.rounds == (0 if probes.suspected else QUICK.fewest)
-            return gateway.law, probes.offer
+            return gateway.latency.law, probes.offer
 
     other = dataclasses.replace(LAW, k3=LAW.k3 * 4)
     assert run(main(other, 1))[0] is other
@@ -325,7 +325,7 @@ def test_an_engine_too_slow_for_any_probe_is_left_alone() -> None:
 
     measured, gateway = run(main())
     assert 5 <= measured <= 10
-    assert gateway.law is None
+    assert gateway.latency.law is None
 
 
 # --- designed batches ---

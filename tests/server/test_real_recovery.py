@@ -178,7 +178,7 @@ def test_an_engine_stopped_in_a_calibration_is_replaced_and_the_queue_goes_on() 
             calibrating = Call(
                 app, "POST", "/admin/calibrate", {"max_batch_size": 4, "max_output_tokens": 16}
             )
-            await eventually(lambda: gateway.calibrating)
+            await eventually(lambda: gateway.latency.calibrating)
             waiting = ask(app, [301, 302], 5)
             os.kill(engine.process_id, signal.SIGSTOP)
             await asyncio.gather(calibrating.task, waiting.task)
@@ -186,7 +186,7 @@ def test_an_engine_stopped_in_a_calibration_is_replaced_and_the_queue_goes_on() 
                 503,
                 "engine_unavailable",
             )
-            assert (waiting.status, gateway.supervisor.restarts, gateway.calibrating) == (
+            assert (waiting.status, gateway.supervisor.restarts, gateway.latency.calibrating) == (
                 200,
                 1,
                 False,

@@ -863,7 +863,7 @@ def test_a_calibration_that_measured_too_little_is_refused_with_what_to_do() -> 
             assert error["code"] == "no_law_fits"
             assert "expected a grid of sizes and lengths: measure again" in error["message"]
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
-            assert not gateway.calibrating
+            assert not gateway.latency.calibrating
 
     run_virtual(main())
 

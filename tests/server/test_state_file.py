@@ -118,13 +118,13 @@ def test_a_restored_law_never_replaces_one_that_is_there() -> None:
     engine = EmulatedEngine(given)
     profile = Profile(name="tiny", law=given)
     gateway = Gateway(settings, engine, None)
-    gateway.restore_law(None, None)
-    assert gateway.law is None
-    gateway.restore_law(None, kept)
-    assert gateway.law == parse_law(kept)
-    gateway.restore_law(profile.to_dict(), None)
-    assert gateway.law == parse_law(kept)
-    assert gateway.profile is None
+    gateway.latency.restore(None, None)
+    assert gateway.latency.law is None
+    gateway.latency.restore(None, kept)
+    assert gateway.latency.law == parse_law(kept)
+    gateway.latency.restore(profile.to_dict(), None)
+    assert gateway.latency.law == parse_law(kept)
+    assert gateway.latency.profile is None
     other = Gateway(settings, engine, None)
-    other.restore_law(profile.to_dict(), kept)
-    assert (other.law, other.profile) == (given, profile), "the profile says more than the text"
+    other.latency.restore(profile.to_dict(), kept)
+    assert (other.latency.law, other.latency.profile) == (given, profile), "the profile says more than the text"
