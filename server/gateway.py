@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from policies import Policy, SpecError, format_policy, parse_policy, policy_batch_size
+from policies import Policy, SpecError, format_policy, parse_policy
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Header
 from server.admission.control import Overload
@@ -364,12 +364,6 @@ class Gateway:
             )
         return self.batcher
 
-    def effective_max_batch_size(self) -> int:
-        """The least of the policy's own bound and the engine's."""
-        own = policy_batch_size(self.batcher.policy)
-        bound = self.batcher.capabilities.max_num_seqs
-        return bound if own is None else min(own, bound)
-
     def describe_engine(self, capabilities: Capabilities) -> dict[str, Any]:
         """What serves, for `/v1/models`, the run file and the log."""
         return {
@@ -388,7 +382,7 @@ class Gateway:
         batcher = self.batcher
         return {
             "policy": batcher.policy_text,
-            "effective_max_batch_size": self.effective_max_batch_size(),
+            "effective_max_batch_size": batcher.effective_max_batch_size,
             "padded": batcher.policy.padded and batcher.capabilities.pads,
             "max_output_tokens": self.max_output_tokens,
             "patience": self.patience,

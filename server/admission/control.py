@@ -26,6 +26,7 @@ from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.demand import NOTHING, Demand, demand_of
 from server.admission.events import Places, QueueStream
+from server.admission.host import Host
 from server.admission.limits import OverloadSettings, delay_target
 from server.admission.objectives import Objective
 from server.admission.refusal import Refusal
@@ -44,7 +45,6 @@ from server.supervision import deadlines
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from server.gateway import Gateway
     from server.http.schema import Generation
     from server.queue.batcher import Batcher
     from server.queue.ticket import Ticket
@@ -85,7 +85,7 @@ TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor h
 class Overload:
     """The bounds of one gateway, and an observer of its batcher."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         settings: OverloadSettings = gateway.settings.overload
         self._gateway = gateway
         self.settings = settings
@@ -411,7 +411,7 @@ class Overload:
     def _floor(self) -> int:
         return (
             2
-            * self._gateway.effective_max_batch_size()
+            * self._gateway.batcher.effective_max_batch_size
             * self._gateway.batcher.capabilities.servers
         )
 

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope, Send
 
+from server.admission.host import Host
 from server.http.answer import STREAM_HEADERS, Answer
 from server.http.formats import encode
 
 if TYPE_CHECKING:
     from server.admission.waits import Waits
-    from server.gateway import Gateway
 
 EVERY = 1.0  # seconds between two looks at the queue
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -38,7 +38,7 @@ class Places:
     listen.
     """
 
-    def __init__(self, gateway: Gateway, waits: Waits | None) -> None:
+    def __init__(self, gateway: Host, waits: Waits | None) -> None:
         self._gateway = gateway
         self._waits = waits
         self._listeners: dict[str, Told] = {}

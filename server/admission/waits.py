@@ -15,12 +15,12 @@ from prometheus_client import Counter
 from policies import Fixed
 from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
 from queueing.measurement.record import Record
+from server.admission.host import Host
 from server.admission.service_seen import ServiceSeen
 from server.queue.ticket import Batch
 from server.telemetry.cost.instruments import Histogram
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
     from server.queue.ticket import Ticket
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -34,7 +34,7 @@ FRESH = 0.001
 class Waits:
     """Tells, and keeps the account of what it told."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
         self._seen = ServiceSeen()
         # question, instant, answer
@@ -107,7 +107,7 @@ class Waits:
         batcher = gateway.batcher
         if gateway.live is not None and gateway.live.ahead is not None:
             return gateway.live.ahead
-        size, servers = gateway.effective_max_batch_size(), batcher.capabilities.servers
+        size, servers = gateway.batcher.effective_max_batch_size, batcher.capabilities.servers
         return (
             self._seen.slots(size * servers)
             if batcher.policy.joins_running
@@ -136,13 +136,11 @@ class Waits:
         """Whether a continuous engine takes it at once; False while nothing is known of service
         at all.
         """
-        gateway = self._gateway
-        if not (self._seen.any or (gateway.live is not None and gateway.live.ahead is not None)):
+        batcher, live = self._gateway.batcher, self._gateway.live
+        if not (self._seen.any or (live is not None and live.ahead is not None)):
             return False
-        return (
-            place
-            < gateway.effective_max_batch_size() * gateway.batcher.capabilities.servers - in_service
-        )
+        slots = batcher.effective_max_batch_size * batcher.capabilities.servers
+        return place < slots - in_service
 
     def _batch_wait(self, service: BatchService, place: int, joining: int, now: float) -> Waiting:
         batcher = self._gateway.batcher

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,13 +24,11 @@ from queueing.latency.fit import Fit, Measured, fit_law
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
 from server.calibration.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
+from server.calibration.host import Host
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
 from server.errors import ApiError
 from server.http.schema import CalibrationRequest
 from server.supervision.progress import StuckWatch
-
-if TYPE_CHECKING:
-    from server.gateway import Gateway
 
 log = logging.getLogger("kendall")
 LOOP_REQUESTS = 40  # of one closed loop
@@ -42,7 +40,7 @@ Progress = Callable[[int, int], None]
 class Calibrator:
     """Has the engine to itself while it runs."""
 
-    def __init__(self, gateway: Gateway, on_progress: Progress | None = None) -> None:
+    def __init__(self, gateway: Host, on_progress: Progress | None = None) -> None:
         self._gateway = gateway
         self._capabilities = gateway.batcher.capabilities
         self._batches = DesignedBatches(gateway.engine, self._capabilities)
@@ -237,7 +235,7 @@ class Calibrator:
         )
 
 
-async def calibrate_at_start(gateway: Gateway) -> None:
+async def calibrate_at_start(gateway: Host) -> None:
     """Before serving. An engine that was lost is calibrated once more when another one serves; what
     ends that too is logged, and the gateway serves without a measured law. Raises ApiError where no
     law fits, or no engine comes back.
@@ -278,7 +276,7 @@ def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:
 
 
 def profile_of(
-    gateway: Gateway,
+    gateway: Host,
     fit: Fit,
     measured: Sequence[Measured],
     prompt_tokens: int,

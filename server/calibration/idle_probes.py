@@ -18,7 +18,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,14 +32,12 @@ from server.calibration.designed import (
     InterruptedCellError,
     design,
 )
+from server.calibration.host import Host
 from server.calibration.offer import KnownLaw, Offer, weigh
 from server.calibration.probe_book import LOOP, Limits, ProbeBook
 from server.calibration.turnaround import ClosedLoop
 from server.errors import ApiError
 from server.runtime.pools import end_at_once
-
-if TYPE_CHECKING:
-    from server.gateway import Gateway
 
 log = logging.getLogger("kendall.probes")
 WARM = 4  # tokens of the unmeasured batch before each cell: the first steps after a rest are slower
@@ -56,7 +54,7 @@ class IdleProbes:
 
     def __init__(
         self,
-        gateway: Gateway,
+        gateway: Host,
         limits: Limits | None = None,
         *,
         executor: Callable[[], Executor] | None = None,

@@ -24,6 +24,7 @@ from server.errors import ApiError
 from server.live.busy import BusyTime
 from server.live.failures import Failures
 from server.live.gauges import LiveGauges
+from server.live.host import Host
 from server.live.pilot import Pilot
 from server.live.predictor import Ask, Predictor, PredictorLostError
 from server.live.question import ENOUGH, Question
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from queueing.control.wait_ahead import BatchService, SlotService
-    from server.gateway import Gateway
 
 log = logging.getLogger("kendall.live")
 SHOWN = 60.0  # seconds over which the gauges of rate and utilisation average
@@ -54,7 +54,7 @@ LAST_SAVE = 2.0  # seconds that a shutdown waits for it
 class LiveModel:
     """Estimates, prediction beside observation, what-ifs and advice of one gateway."""
 
-    def __init__(self, gateway: Gateway, capabilities: Capabilities) -> None:
+    def __init__(self, gateway: Host, capabilities: Capabilities) -> None:
         self._gateway = gateway
         now = gateway.now()
         self._feed = Feed()
@@ -445,7 +445,7 @@ class LiveModel:
         self.meter.close()
 
 
-def _reach(gateway: Gateway) -> tuple[int, int] | None:
+def _reach(gateway: Host) -> tuple[int, int] | None:
     """Of the calibration in force, where it is one."""
     cells = (
         []
@@ -455,7 +455,7 @@ def _reach(gateway: Gateway) -> tuple[int, int] | None:
     return (max(map(len, cells)), max(map(max, cells))) if cells else None
 
 
-def _meter(gateway: Gateway, capabilities: Capabilities) -> EnergyMeter:
+def _meter(gateway: Host, capabilities: Capabilities) -> EnergyMeter:
     """Of the engine's own devices; an emulated engine draws nothing that could be its."""
     if capabilities.engine == "emulated":
         return EnergyMeter(None)

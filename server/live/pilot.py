@@ -15,10 +15,10 @@ from policies import parse_policy
 from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
 from server.http.schema import PolicyChange
+from server.live.host import Host
 from server.settings import AutopilotMode
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
     from server.live.predictor import Ask, Predictor
 
 log = logging.getLogger("kendall.autopilot")
@@ -37,7 +37,7 @@ def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: 
 class Pilot:
     """The gateway's side of the autopilot."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         settings = gateway.settings
         self._gateway = gateway
         self._mode: AutopilotMode = settings.autopilot

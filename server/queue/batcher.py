@@ -29,6 +29,7 @@ from policies import (
     Waiting,
     WaitUntil,
     format_policy,
+    policy_batch_size,
 )
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
@@ -120,6 +121,12 @@ class Batcher:
     def place_of(self, request: Request) -> int:
         """How many would wait before this request if it were submitted now."""
         return self._queue.place_of(request)
+
+    @property
+    def effective_max_batch_size(self) -> int:
+        """The least of the policy's own bound and the engine's."""
+        own, bound = policy_batch_size(self.policy), self.capabilities.max_num_seqs
+        return bound if own is None else min(own, bound)
 
     @property
     def in_service(self) -> int:

@@ -127,4 +127,6 @@ def test_a_restored_law_never_replaces_one_that_is_there() -> None:
     assert gateway.latency.profile is None
     other = Gateway(settings, engine, None)
     other.latency.restore(profile.to_dict(), kept)
-    assert (other.latency.law, other.latency.profile) == (given, profile), "the profile says more than the text"
+    assert (other.latency.law, other.latency.profile) == (given, profile), (
+        "the profile says more than the text"
+    )

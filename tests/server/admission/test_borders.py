@@ -156,9 +156,7 @@ def overload(**batcher: Any) -> Any:
     asked = SimpleNamespace(
         wait=lambda place, **_: Wait(float(place)), first_token=lambda: 0.25, until_gone=float
     )
-    gateway = SimpleNamespace(
-        batcher=SimpleNamespace(**batcher), effective_max_batch_size=lambda: 8
-    )
+    gateway = SimpleNamespace(batcher=SimpleNamespace(**batcher, effective_max_batch_size=8))
     return SimpleNamespace(_gateway=gateway, waits=asked, _objectives=(), _level=0.9, _turn=0)
 
 

@@ -38,8 +38,10 @@ class FakeGateway:
 
     def __post_init__(self) -> None:
         self.live = SimpleNamespace(ahead=self.ahead)
+        policy: Any = parse_policy(self.policy)
         self.batcher = SimpleNamespace(
-            policy=parse_policy(self.policy),
+            policy=policy,
+            effective_max_batch_size=policy.max_batch_size,
             queue_length=self.queue_length,
             in_service=self.in_service,
             capabilities=SimpleNamespace(servers=1),
@@ -47,9 +49,6 @@ class FakeGateway:
 
     def now(self) -> float:
         return self.at
-
-    def effective_max_batch_size(self) -> int:
-        return self.batcher.policy.max_batch_size
 
     def counted(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(name) or 0.0
