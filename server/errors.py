@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from server.security.wording import brief, public
+from server.wording import brief, public
 
 TYPES = {
     401: "authentication_error",

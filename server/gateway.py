@@ -18,14 +18,14 @@ from server.admission.control import Overload
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine
 from server.errors import ApiError
-from server.http.api.request_id import RandomIds
-from server.http.schema import PolicyChange
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
 from server.queue import poison
 from server.queue.batcher import Batcher
+from server.queue.change import PolicyChange
 from server.queue.observers import Observer
 from server.runtime.clock import clock_of
+from server.runtime.ids import RandomIds
 from server.settings import Settings
 from server.supervision import stalls
 from server.supervision.progress import StuckWatch

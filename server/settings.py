@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.admission.limits import OverloadSettings
+from server.runtime.logs import LogSettings
 from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
-from server.telemetry.logs import LogSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
 EngineName = Literal["auto", "vllm", "emulated"]

@@ -186,7 +186,7 @@ def test_calibrate_prints_a_law_that_fits_80_columns() -> None:
     from queueing.commands.terminal import console
     from queueing.latency.law import parse_law
     from queueing.latency.profile import Profile
-    from server.calibration.command import show
+    from server.operations.calibrate import show
 
     law = parse_law(
         "k1=0.00012345678901234567,k2=0.0012345678901234567,k3=1.2345678901234567e-05,k4=0.0023456789012345678"
@@ -206,7 +206,7 @@ def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
     from queueing.commands.terminal import console
     from queueing.latency.law import parse_law
     from queueing.latency.profile import Profile
-    from server.calibration.command import show
+    from server.operations.calibrate import show
 
     to = StringIO()
     show(
@@ -492,7 +492,7 @@ def test_calibrate_shows_what_it_measured_where_it_cannot_be_saved(
 ) -> None:
     from queueing.latency.law import parse_law
     from queueing.latency.profile import Profile
-    from server.calibration import command
+    from server.operations import calibrate as command
 
     profile = Profile(name="x", law=parse_law(LAW), r2=0.99, mape=0.01)
     monkeypatch.setattr(command, "_remote", lambda *_: profile)

@@ -31,8 +31,8 @@ from loadgen.report.summary_text import load_table
 from queueing.commands.terminal import NO_TERMINAL, console
 from queueing.latency.profile import Profile
 from queueing.measurement.record import Header, Record, write_run
-from server.calibration.command import show as show_law
 from server.operations.advising import show as show_advice
+from server.operations.calibrate import show as show_law
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"

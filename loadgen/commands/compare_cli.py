@@ -149,6 +149,10 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
             raise SpecError(
                 "got a law or what was asked with --sweep; expected neither: its folder says both"
             )
+        if (folder / "plan.json").is_file():
+            from loadgen.sweep.report_data import of_sweep  # noqa: PLC0415
+
+            return of_sweep(folder)
         return of_folder(folder)
     latency, output_tokens, rate, bound = given
     lengths = None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER)

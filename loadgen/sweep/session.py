@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
-from loadgen.report.html import of_folder
 from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.conditions import broken, parse_conditions
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import as_json, print_results, write_results
+from loadgen.sweep.report_data import of_sweep
 from loadgen.sweep.results import Results, results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.search import search_all
@@ -74,7 +74,7 @@ async def run_session(
                 error = str(lost)
         results = await _results(folder, status)
         status.phase("writing the report")
-        data = await asyncio.to_thread(of_folder, folder, results)
+        data = await asyncio.to_thread(of_sweep, folder, results)
         written = await asyncio.to_thread(write_results, store, results, data)
     store.journal.close()
     _print(results, written, error, json=json, interrupted=interrupted)

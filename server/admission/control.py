@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,17 +24,13 @@ from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.demand import NOTHING, Demand, demand_of
-from server.admission.events import Places, QueueStream
 from server.admission.host import Host
 from server.admission.limits import OverloadSettings, delay_target
 from server.admission.objectives import Objective
-from server.admission.refusal import Refusal
+from server.admission.places import Places
 from server.admission.waits import Waits
 from server.engines.base import Work
 from server.errors import ApiError, loss_error
-from server.http.answer import Answer
-from server.http.api.request_id import asked_id
-from server.live.arrivals_seen import is_retry
 from server.queue import poison
 from server.queue.observers import Observer
 from server.queue.ticket import Batch
@@ -45,7 +40,6 @@ from server.supervision import deadlines
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from server.http.schema import Generation
     from server.queue.batcher import Batcher
     from server.queue.ticket import Ticket
 
@@ -97,7 +91,7 @@ class Overload:
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
         # refusals since the last admission: the places that are promised to them already
         self._turn = 0
-        self._stream_kind: Callable[..., Answer] = Answer
+        self.places: Places | None = None  # who listens to its place in the queue
         self._rejections = Counter(
             "kendall_rejections",
             "Rejected requests, by reason",
@@ -120,17 +114,8 @@ class Overload:
             "Prompt tokens of the requests in the queue",
             lambda: gateway.batcher.waiting_tokens,
         )
-        if self.settings.queue_events or self.settings.sse_keep_alive_interval:
-            places = (
-                Places(gateway, self.waits if self.settings.wait_estimates else None)
-                if self.settings.queue_events
-                else None
-            )
-            self._stream_kind = partial(
-                QueueStream,
-                places=places,
-                keep_alive=self.settings.sse_keep_alive_interval or math.inf,
-            )
+        if self.settings.queue_events:
+            self.places = Places(gateway, self.waits if self.settings.wait_estimates else None)
         if self.settings.adaptive_concurrency:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
             gateway.metrics.gauge_of(
@@ -191,39 +176,44 @@ class Overload:
 
     # calls
 
-    def door(self, scope: Scope) -> Refusal | None:
-        """The refusal of a call whose body has not been read; None where it may come in."""
+    def door(self, scope: Scope) -> ApiError | None:
+        """Why a call whose body has not been read is rejected; None where it may come in."""
         gateway = self._gateway
         if not gateway.ready or gateway.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
-        refused = self._refused(1, scope, None, self._objectives if by_place else ())
-        if refused is None:
-            return None
-        now, call_id, own_id = (
-            gateway.now(),
-            gateway.next_call_id("refused"),
-            asked_id(scope["headers"]),
-        )
-        gateway.arrivals.saw(now, gateway.batcher.epoch, retry=is_retry(scope["headers"]))
+        return self._refused(1, scope, None, self._objectives if by_place else ())
+
+    def rejected_at_door(
+        self, error: ApiError, client_request_id: str | None, *, retry: bool
+    ) -> str:
+        """Record a call that `door` rejected; returns its id."""
+        gateway, now = self._gateway, self._gateway.now()
+        call_id = gateway.next_call_id("refused")
+        gateway.arrivals.saw(now, gateway.batcher.epoch, retry=retry)
         self._record(
-            refused,
+            error,
             Record(
-                request_id=call_id, client_request_id=own_id, outcome="rejected", arrived_at=now
+                request_id=call_id,
+                client_request_id=client_request_id,
+                outcome="rejected",
+                arrived_at=now,
             ),
         )
-        return Refusal(refused, own_id or call_id)
+        return call_id
 
-    def demand(self, headers: Sequence[tuple[bytes, bytes]], call: Generation) -> Demand:
+    def demand(
+        self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
+    ) -> Demand:
         """What the call asks of its wait. Raises ApiError 400."""
-        if self.settings.priority_aging is not None and abs(call.priority) > MOST:
+        if self.settings.priority_aging is not None and abs(priority) > MOST:
             raise ApiError(
                 400,
                 "invalid_request",
-                f"got priority {call.priority}; expected -{MOST} to {MOST}",
+                f"got priority {priority}; expected -{MOST} to {MOST}",
                 param="priority",
             )
-        return demand_of(headers, call.patience, self._gateway.patience)
+        return demand_of(headers, patience, self._gateway.patience)
 
     def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
@@ -284,10 +274,6 @@ class Overload:
             "concurrency_limit": limit,
             "wait_source": None if self.waits is None else source,
         }
-
-    def kind_of_answer(self, *, stream: bool) -> Callable[..., Answer]:
-        """One that speaks while it waits, where that was asked for."""
-        return self._stream_kind if stream else Answer
 
     def loss(self, code: str, message: str) -> ApiError:
         """The error of one that had arrived and was lost."""

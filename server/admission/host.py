@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from queueing.control.wait_ahead import BatchService, SlotService
+from server.admission.limits import OverloadSettings
 from server.queue.batcher import Batcher
-from server.settings import Settings
 from server.telemetry.metrics import Metrics
 
 
@@ -29,11 +29,18 @@ class Arrivals(Protocol):
         """A call has arrived."""
 
 
+class Configured(Protocol):
+    """The gateway's settings."""
+
+    @property
+    def overload(self) -> OverloadSettings: ...
+
+
 class Host(Protocol):
     """Read only. `batcher` and `live_model` raise ApiError 503 before the engine is up."""
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> Configured: ...
     @property
     def metrics(self) -> Metrics: ...
     @property

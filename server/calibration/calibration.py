@@ -25,9 +25,9 @@ from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
 from server.calibration.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
 from server.calibration.host import Host
+from server.calibration.request import CalibrationRequest
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
 from server.errors import ApiError
-from server.http.schema import CalibrationRequest
 from server.supervision.progress import StuckWatch
 
 log = logging.getLogger("kendall")

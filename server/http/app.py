@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from policies import SpecError
 from queueing.latency.profile import Profile
 from server.calibration.calibration import CANCELLED, Calibrator, warn_of_fit
+from server.calibration.request import CalibrationRequest
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ChatAnswer, CompletionAnswer
@@ -23,18 +24,14 @@ from server.http.api.failures import add_failures
 from server.http.api.models import add_models
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
-from server.http.api.request_id import stamped
+from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
 from server.http.api.tokenizing import add_tokenizing
-from server.http.call import answer, direct, parse
+from server.http.api.validation import parse
+from server.http.call import answer, direct
 from server.http.presence import watch_client
-from server.http.schema import (
-    AutopilotChange,
-    CalibrationRequest,
-    ChatRequest,
-    CompletionRequest,
-    PolicyChange,
-)
+from server.http.request_id import stamped
 from server.page import Feed, add_page
+from server.queue.change import PolicyChange
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.guard import Guard

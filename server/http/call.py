@@ -5,126 +5,41 @@ the two routes that carry answers.
 from __future__ import annotations
 
 import logging
-import re
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.admission.control import EARLY, caller_of
 from server.admission.limits import check_sequences
-from server.admission.refusal import Refusal
+from server.early_answer import Refusal
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.answer import Answer, AnswerOptions
+from server.http.api.limits import check_form_size
 from server.http.api.models import check_model
-from server.http.api.request_id import asked_id, stamped
-from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
+from server.http.api.schema import FORCED_FIELD, ChatRequest, CompletionRequest
+from server.http.api.validation import check_extra, read_body, validate
 from server.http.api.works import works_of
 from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.presence import while_present
+from server.http.queue_stream import QueueStream
 from server.http.receiving import RECEIVED_AT
-from server.http.schema import FORCED_FIELD, ChatRequest, CompletionRequest
+from server.http.request_id import asked_id, stamped
 from server.live.arrivals_seen import is_retry
-from server.security.limits import check_form_size
-from server.security.settings import MAX_BODY_BYTES
-from server.security.wording import brief, excerpt
-from server.settings import Settings
+from server.runtime.logs import log_prompt
 from server.supervision.deadlines import timeouts_of
-from server.telemetry.logs import log_prompt
 
 log = logging.getLogger("kendall")
 # how the name of every header begins that says how a call is to be served: one look in place of one
 # for each
 READ = b"x-"
-MOST_ERRORS = 1024  # of one body that are looked at: each is an object
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
-    """The whole body. Raises ApiError 413, or ClientDisconnect."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > most:
-            raise ApiError(
-                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
-            )
-        more = message.get("more_body", False)
-    return bytes(body)
-
-
-def validate(body: bytes, model: type[_Model]) -> _Model:
-    """The body as `model`. Raises ApiError 400 (never 422), naming the field."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        if error.error_count() > MOST_ERRORS:
-            raise ApiError(
-                400,
-                "invalid_request",
-                f"got a body with {error.error_count()} wrong values; expected none",
-            ) from None
-        errors = error.errors(include_url=False, include_context=False)
-        first = next(
-            (each for each in errors if each["type"] == "too_long"), errors[0]
-        )  # of a union: not that it is no text
-        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-            raise unknown_field(str(first["loc"][0]), model.model_fields) from None
-        if first["type"] == "value_error" and not first["loc"]:
-            raise _disagreement(first["msg"], model) from None
-        where = (
-            brief(_place(first["loc"], body, missing=first["type"] == "missing"))
-            if first["loc"]
-            else ""
-        )
-        got = (
-            f"; got {excerpt(first['input'])}"
-            if where and first["type"] not in ("missing", "value_error")
-            else ""
-        )
-        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
-        said = first["msg"].removeprefix("Value error, ")
-        raise ApiError(
-            400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None
-        ) from None
-
-
-def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
-    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of
-    unions along the way.
-    """
-    path, value = "", from_json(body)
-    for part in location:
-        if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            path, value = f"{path}[{part}]", value[part]
-        elif isinstance(value, dict) and part in value:
-            path, value = f"{path}.{part}", value[part]
-    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
-
-
-def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
-    """Fields that do not go together: the message names the one to change first."""
-    words = message.removeprefix("Value error, ")
-    field = next((word for word in re.findall(r"\w+", words) if word in model.model_fields), None)
-    return ApiError(400, "invalid_request", words, param=field)
-
-
-async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
-    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
-    return await parsed(await read_body(receive, most), lambda body: validate(body, model))
 
 
 def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: int) -> None:
@@ -147,26 +62,6 @@ def _check(gateway: Gateway, call: CompletionRequest | ChatRequest, body_bytes: 
             "forced lengths need `kendall serve --allow-forced-lengths`",
             param=FORCED_FIELD,
         )
-
-
-def check_extra(
-    settings: Settings,
-    call: BaseModel,
-    harmless: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    why: str = "which neither OpenAI nor vLLM has",
-) -> None:
-    """Check the fields that the call's model does not have. Raises ApiError; unknown names are
-    ignored if the settings say so.
-    """
-    if not call.model_extra:
-        return
-    unknown = check_unserved(call.model_extra, harmless)
-    if not unknown:
-        return
-    if settings.unknown_fields == "refuse":
-        raise unknown_to_all(unknown[0], type(call).model_fields, why)
-    log.debug("ignored unknown fields: %s", ", ".join(brief(name) for name in unknown))
 
 
 def _check_size(gateway: Gateway, call: CompletionRequest | ChatRequest) -> int:
@@ -221,8 +116,8 @@ async def answer(
         batcher = gateway.admit()
         _check(gateway, call, len(body))
         if gateway.settings.logs.prompts:
-            log_prompt(own_id or call_id, call)
-        demand = gateway.overload.demand(headers, call)
+            log_prompt(own_id or call_id, _prompt_of(call))
+        demand = gateway.overload.demand(headers, call.patience, call.priority)
         timeouts = timeouts_of(headers, call, gateway.settings)
         making = works_of(
             gateway,
@@ -267,10 +162,31 @@ async def answer(
     shape = form(
         call_id, created, name, works[0].sampling.logprobs, token_ids=call.return_token_ids
     )
-    kind = gateway.overload.kind_of_answer(stream=call.stream)
-    made = kind(batcher, works, shape, options)
+    made = _answer_of(gateway, batcher, works, shape, options, stream=call.stream)
     made.timing = timing
     return made
+
+
+def _prompt_of(call: CompletionRequest | ChatRequest) -> object:
+    if isinstance(call, ChatRequest):
+        return [message.model_dump(exclude_none=True) for message in call.messages]
+    return call.prompt
+
+
+def _answer_of(gateway: Gateway, *parts: Any, stream: bool) -> Answer:
+    """One that speaks while it waits, where that was asked for."""
+    settings, places = gateway.settings.overload, gateway.overload.places
+    if not stream or (places is None and not settings.sse_keep_alive_interval):
+        return Answer(*parts)
+    keep_alive = settings.sse_keep_alive_interval or math.inf
+    return QueueStream(*parts, places=places, keep_alive=keep_alive)
+
+
+def _rejected_at_door(gateway: Gateway, scope: Scope, error: ApiError) -> Response:
+    headers = scope["headers"]
+    own_id = asked_id(headers)
+    call_id = gateway.overload.rejected_at_door(error, own_id, retry=is_retry(headers))
+    return Refusal(error, own_id or call_id)
 
 
 def direct(
@@ -285,7 +201,9 @@ def direct(
         try:
             refused = overload.door(scope) if overload.guarded else None
             response: Response = (
-                await answer(gateway, scope, receive, model) if refused is None else refused
+                await answer(gateway, scope, receive, model)
+                if refused is None
+                else _rejected_at_door(gateway, scope, refused)
             )
         except ClientDisconnect:
             return  # it never arrived

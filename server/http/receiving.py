@@ -32,7 +32,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.admission.descriptors import Room
+from server.http.descriptors import Room
 from server.http.presence import CONNECTION, Connection, HangUps
 from server.http.writing import JoiningTransport
 

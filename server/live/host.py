@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from server.calibration.in_force import LatencyModelInForce
-from server.http.schema import PolicyChange
 from server.queue.batcher import Batcher
+from server.queue.change import PolicyChange
 from server.settings import Settings
 from server.telemetry.metrics import Metrics
 

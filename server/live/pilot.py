@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from policies import parse_policy
 from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
-from server.http.schema import PolicyChange
 from server.live.host import Host
+from server.queue.change import PolicyChange
 from server.settings import AutopilotMode
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from queueing.measurement.paths import FileToWrite
 from server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of
 from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
+from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 from server.security.settings import MAX_BODY_BYTES, MAX_FORM_BYTES, MAX_FORM_COMPILE_TIME
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
 from server.supervision.settings import SupervisionSettings
-from server.telemetry.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
@@ -746,7 +746,7 @@ def calibrate_command(
     """Measure the latency law of an engine through the gateway's dispatch path and save it as a
     profile.
     """
-    from server.calibration.command import calibrate  # noqa: PLC0415 - heavy
+    from server.operations.calibrate import calibrate  # noqa: PLC0415 - heavy
 
     plan = {
         "speed_only": speed_only,

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies.text import counted
-from server.telemetry.logs import end_logs
+from server.runtime.logs import end_logs
 
 if TYPE_CHECKING:
     import uvicorn

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies.text import counted
 from server.admission.control import RELOADED
-from server.http.schema import PolicyChange
+from server.queue.change import PolicyChange
 from server.runtime.pools import in_a_thread
 from server.security.exposure import no_password, warn_of
 from server.security.guard import Guard

@@ -24,10 +24,11 @@ from queueing.errors import CommandError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law, poor_fit_of
 from queueing.measurement.paths import check_writable
-from server.admission.descriptors import Room, raise_descriptor_limit
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
 from server.http.app import create_app
+from server.http.bounds import LimitedProtocol
+from server.http.descriptors import Room, raise_descriptor_limit
 from server.http.receiving import protocol_with, stamps_arrivals
 from server.live.state_file import before_its_place, check_state_file
 from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
@@ -35,7 +36,6 @@ from server.operations.reloading import Reloader, hangups, ignore_hangups
 from server.runtime.garbage import give_back, settle
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
-from server.security.protocol import LimitedProtocol
 from server.settings import Settings
 from server.supervision.supervisor import EngineLostError
 

@@ -15,7 +15,6 @@ from policies import Policy, Request, Running, Waiting
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
 from server.queue.ending import Ending
-from server.telemetry.cost.stages import Timing
 
 log = logging.getLogger("kendall")
 
@@ -38,6 +37,13 @@ class Consumer(Protocol):
 
     def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
         """No answer will come: failed, rejected or abandoned."""
+
+
+class Timing(Protocol):
+    """Times the stages of one call."""
+
+    def took(self, stage: str, since: float) -> None:
+        """A stage has ended that began at `since`."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from starlette.types import Message, Scope, Send
 
 from server.security.guard import CALLER
 from server.security.refusals import REASONS
-from server.security.wording import brief
+from server.wording import brief
 
 log = logging.getLogger("kendall.audit")
 LINES = 10  # of one reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.admission.refusal import Refusal
+from server.early_answer import Refusal
 from server.errors import ApiError
 
 

@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily
 from queueing.measurement.record import Record
 from server.errors import FAILURES
 from server.queue.ticket import Batch, Ticket
+from server.runtime.log_writer import REASONS
+from server.runtime.logs import log_writer
 from server.telemetry.cost.instruments import Counter
 from server.telemetry.cost.processor import ProcessorTime
 from server.telemetry.cost.stages import OwnTime
-from server.telemetry.log_writer import REASONS
-from server.telemetry.logs import log_writer
 from server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it

@@ -23,8 +23,8 @@ from policies.text import SpecError
 from queueing.commands.remote import Trust
 from queueing.errors import CommandError
 from queueing.measurement.record import read_run
-from server.calibration.command import calibrate
 from server.operations import advising
+from server.operations.calibrate import calibrate
 from tests.loadgen.failing_server import failing_server
 from tests.serving import self_signed
 

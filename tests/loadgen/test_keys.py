@@ -14,8 +14,8 @@ from loadgen.gateway.gateway_process import GatewayClient, GatewayError, Gateway
 from loadgen.sending.client.keys import Keys
 from loadgen.sweep.gateway import GivenGateway
 from policies.text import SpecError
-from server.calibration.command import calibrate
 from server.operations import advising
+from server.operations.calibrate import calibrate
 from tests.serving import started
 
 API, ADMIN = "sk-client-0123456789", "sk-admin-0123456789"

@@ -19,8 +19,8 @@ from server.engines.base import Capabilities, FailureCode, TokenStream, Work
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
+from server.http.bounds import MAX_HEADERS, LimitedProtocol
 from server.security.keys import read_keys
-from server.security.protocol import MAX_HEADERS, LimitedProtocol
 from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings

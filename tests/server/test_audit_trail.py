@@ -11,11 +11,11 @@ import re
 
 import pytest
 
+from server.runtime.logs import JsonFormatter
 from server.security.audit import LINES, MINUTE
 from server.security.keys import read_keys
 from server.security.refusals import REASONS
 from server.security.settings import SecuritySettings
-from server.telemetry.logs import JsonFormatter
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

@@ -15,8 +15,8 @@ import pytest
 from policies import Request, parse_policy
 from queueing.control.autopilot.state import State
 from server.gateway import Gateway
-from server.http.schema import PolicyChange
 from server.live import model, predicting
+from server.queue.change import PolicyChange
 from tests.server.asgi import call, running
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import run_virtual

@@ -20,13 +20,13 @@ from kendall import cli
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
-from server.calibration.command import calibrate
 from server.calibration.designed import Cell, DesignedBatches, design
 from server.calibration.in_force import LatencyModelInForce
+from server.calibration.request import CalibrationRequest
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
-from server.http.schema import CalibrationRequest
+from server.operations.calibrate import calibrate
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.mortal import MortalEngine, faulty

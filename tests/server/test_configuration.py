@@ -22,18 +22,18 @@ from policies.text import one_of
 from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations import cli, serving
 from server.operations.configuration.file import key_of
-from server.security.keys import read_keys
-from server.security.settings import SecuritySettings, TlsSettings
-from server.settings import Settings
-from server.supervision.settings import SupervisionSettings
-from server.telemetry import logs
-from server.telemetry.logs import (
+from server.runtime.logs import (
     JsonFormatter,
     LogFormat,
     LogSettings,
     check_level,
     vllm_configuration,
 )
+from server.security.keys import read_keys
+from server.security.settings import SecuritySettings, TlsSettings
+from server.settings import Settings
+from server.supervision.settings import SupervisionSettings
+from server.telemetry import logs
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from server.admission import descriptors
-from server.admission.descriptors import KEPT, Room
+from server.http import descriptors
+from server.http.bounds import LimitedProtocol
+from server.http.descriptors import KEPT, Room
 from server.http.receiving import protocol_with
-from server.security.protocol import LimitedProtocol
 from tests.eventually import eventually_here
 from tests.serving import on_a_socket
 

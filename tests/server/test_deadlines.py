@@ -15,8 +15,8 @@ from kendall import cli
 from policies import Request
 from server.errors import ApiError
 from server.http.answer import Answer, AnswerOptions
+from server.http.api.schema import CompletionRequest
 from server.http.formats import CompletionFormat
-from server.http.schema import CompletionRequest
 from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueing.measurement.record import read_run
-from server.http.api.request_id import RandomIds
+from server.runtime.ids import RandomIds
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

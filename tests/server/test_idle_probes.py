@@ -28,10 +28,10 @@ from server.calibration.designed import Cell, DesignedBatches, InterruptedCellEr
 from server.calibration.idle_probes import IdleProbes, _niced
 from server.calibration.offer import Comparison, KnownLaw, Offer, _verdict, weigh
 from server.calibration.probe_book import LOOP, Limits, ProbeBook
+from server.calibration.request import CalibrationRequest
 from server.calibration.turnaround import ClosedLoop, slot_time
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
-from server.http.schema import CalibrationRequest
 from server.settings import Settings
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import run_virtual

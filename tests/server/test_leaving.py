@@ -23,7 +23,7 @@ from loadgen.gateway.gateway_process import GatewayProcess
 from queueing.measurement.record import read_run
 from server.engines.vllm.process import descendants
 from server.operations.leaving import drop_new_connections, unaccepted
-from server.telemetry.log_writer import LINES_OF_A_KIND, WINDOW
+from server.runtime.log_writer import LINES_OF_A_KIND, WINDOW
 from tests.eventually import eventually, eventually_here
 from tests.server.processes import SocketCall, command, gateway, gone
 from tests.server.test_gateway_signals import FAST, LONGEST, STEP, body, ended
@@ -406,7 +406,7 @@ async def answer_to(running: GatewayProcess, sent: bytes) -> int:
 HANGS = """
 import threading
 from server.operations.leaving import ExitBound
-from server.telemetry.logs import LogSettings, configure_logs
+from server.runtime.logs import LogSettings, configure_logs
 
 configure_logs(LogSettings())
 ExitBound().start(0.1)

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.telemetry import log_writer, logs
-from server.telemetry.log_writer import (
+from server.runtime.log_writer import (
     LINES_OF_A_KIND,
     PROMPT,
     QUEUE_BYTES,
@@ -25,6 +24,7 @@ from server.telemetry.log_writer import (
     Repeats,
     write_all,
 )
+from server.telemetry import log_writer, logs
 from server.telemetry.metrics import Metrics
 
 LONG = "x" * 10_000
@@ -188,7 +188,7 @@ def test_a_pipe_that_does_not_block_loses_nothing(pipe: Pipe) -> None:
 
 NOBODY_READS = """
 import logging, sys
-from server.telemetry.logs import LogSettings, configure_logs, end_logs
+from server.runtime.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings(format="json"))
 for number in range(2000):
@@ -208,7 +208,7 @@ def test_a_process_whose_log_nobody_reads_ends() -> None:
 
 FORKS = """
 import logging, os
-from server.telemetry.logs import LogSettings, configure_logs, end_logs
+from server.runtime.logs import LogSettings, configure_logs, end_logs
 
 configure_logs(LogSettings())
 logging.warning("the parent")

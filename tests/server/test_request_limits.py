@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from server.http.bounds import MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
 from server.security.exposure import uvicorn_tls
-from server.security.protocol import MAX_HEAD_BYTES, MAX_HEADERS, LimitedProtocol
 from server.security.settings import TlsSettings
 from tests.serving import on_a_socket, self_signed
 

@@ -32,8 +32,8 @@ from server.security.guard import CALLER, Guard
 from server.security.keys import Key, holder, read_keys
 from server.security.routes import DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
-from server.security.wording import public
 from server.telemetry.metrics import MAX_POLICIES
+from server.wording import public
 from tests.server.asgi import Call, call, completion, running
 from tests.serving import self_signed
 from tests.virtual_time import run_virtual
@@ -875,7 +875,7 @@ def test_a_calibration_that_measured_too_little_is_refused_with_what_to_do() -> 
 def test_prompts_are_logged_only_where_it_is_asked_for(
     prompts: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from server.telemetry.logs import LogSettings
+    from server.runtime.logs import LogSettings
 
     async def main() -> None:
         async with running(logs=LogSettings(prompts=prompts)) as (app, gateway):

@@ -17,24 +17,25 @@ from prometheus_client import CollectorRegistry, Counter
 
 from policies import SpecError
 from server.errors import ApiError
-from server.security import audit, protocol
-from server.security.audit import LINES, Audit, _Rate
-from server.security.cors import cors, read_origins
-from server.security.exposure import no_password, uvicorn_tls, warn_of
-from server.security.flags import read_security
-from server.security.guard import Guard
-from server.security.keys import holder, read_keys
-from server.security.limits import check_form_size, check_prompt
-from server.security.protocol import (
+from server.http import bounds as protocol
+from server.http.api.limits import check_form_size, check_prompt
+from server.http.bounds import (
     ANSWERED_BYTES,
     CHUNK_FRAMING,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     LimitedProtocol,
 )
+from server.security import audit
+from server.security.audit import LINES, Audit, _Rate
+from server.security.cors import cors, read_origins
+from server.security.exposure import no_password, uvicorn_tls, warn_of
+from server.security.flags import read_security
+from server.security.guard import Guard
+from server.security.keys import holder, read_keys
 from server.security.refusals import NO_KEY, REASONS
 from server.security.settings import SecuritySettings, TlsSettings
-from server.security.wording import brief, excerpt, public
+from server.wording import brief, excerpt, public
 from tests.virtual_time import run_virtual
 
 KEYS = read_keys("--api-key", ["sk-client-0123456789"], None)

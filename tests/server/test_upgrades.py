@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from server.http.bounds import LimitedProtocol
 from server.http.receiving import protocol_with
-from server.security.protocol import LimitedProtocol
 from tests.serving import on_a_socket
 
 UPGRADE = (

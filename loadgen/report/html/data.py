@@ -9,27 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from loadgen.compare.cells import (
     Asked,
     MissingCell,
     ReportCell,
     RunFile,
-    audit_of,
     cells_of_files,
-    lateness_of,
 )
 from policies.text import POLICIES, SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile, load_profile
 from queueing.measurement.record import Header
-from queueing.model import Model
-
-if TYPE_CHECKING:
-    from loadgen.sweep.results import CellResult, Results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +41,8 @@ class ReportData:
     events: Sequence[str] = ()  # restarts, interruptions, files with records missing
 
 
-def of_folder(folder: Path, results: Results | None = None) -> ReportData:
-    """A sweep's folder (plan.json), or any folder with gateways' run files and perhaps a
-    profile.json. Raises SpecError.
-    """
-    if (folder / "plan.json").is_file():
-        from loadgen.sweep.results import results_of  # noqa: PLC0415 - a sweep writes reports and a report reads sweeps
-
-        return _of_sweep(folder, results or results_of(folder))
+def of_folder(folder: Path) -> ReportData:
+    """A folder with gateways' run files and perhaps a profile.json. Raises SpecError."""
     paths = [
         path for path in sorted(folder.glob("*.jsonl")) if path.name != "gateway.jsonl"
     ]  # the demo's whole log, cut into its cells
@@ -64,7 +50,7 @@ def of_folder(folder: Path, results: Results | None = None) -> ReportData:
         raise SpecError(
             f"got {folder}; expected a sweep's folder (plan.json) or one with run files (*.jsonl)"
         )
-    profile = _profile(folder)
+    profile = profile_of(folder)
     asked = Asked(law=profile.law if profile else None)
     found = of_files([RunFile.read(path) for path in paths], asked, profile)
     return dataclasses.replace(found, cells=in_order(found.cells))
@@ -96,7 +82,7 @@ def of_cells(
         headers=headers,
         law=law,
         profile=profile,
-        configuration=_common([header.configuration for header in headers]),
+        configuration=common([header.configuration for header in headers]),
         date=profile.date if profile else None,
     )
 
@@ -118,69 +104,12 @@ def in_order(cells: Sequence[ReportCell]) -> list[ReportCell]:
     return sorted(cells, key=rank)
 
 
-def _profile(folder: Path) -> Profile | None:
+def profile_of(folder: Path) -> Profile | None:
     file = folder / "profile.json"
     return load_profile(str(file)) if file.is_file() else None
 
 
-def _of_sweep(folder: Path, results: Results) -> ReportData:
-    headers, cells = [], []
-    for result in results.cells:
-        if result.comparison is not None and result.done is not None:
-            sides = {
-                name.rsplit(".", 2)[-2]: RunFile.read(folder / name)
-                for name in result.done["files"]
-            }
-            headers.append(sides["gateway"].header)
-            cells.append(_swept(result, sides, results))
-    plan = msgspec.to_builtins(results.plan)
-    profile = _profile(folder)
-    return dataclasses.replace(
-        of_cells(cells, headers, results.law, profile),
-        missing=[_missing(result) for result in results.cells if result.comparison is None],
-        configuration=_common([header.configuration for header in headers])
-        | {key: plan[key] for key in ("model", "output_tokens", "prompt_tokens")},
-        searches=results.searches,
-        events=[f"gateway started again: {event['reason']}" for event in results.restarts]
-        + [f"interrupted in {event['cell']}: {event['reason']}" for event in results.cuts],
-    )
-
-
-def _swept(result: CellResult, sides: dict[str, RunFile], results: Results) -> ReportCell:
-    assert result.comparison is not None
-    sent = sides["load"].records if "load" in sides else []
-    return ReportCell(
-        name=result.cell.name,
-        comparison=result.comparison,
-        load=result.cell.load,
-        max_output_tokens=result.cell.max_output_tokens,
-        lateness=lateness_of(sent),
-        audit=audit_of(sides["gateway"], result.comparison, sent),
-        notes=("shorter than asked (--cell-limit)",) if result.cell.cut else (),
-        model=_model(result, results),
-    )
-
-
-def _model(result: CellResult, results: Results) -> Model | None:
-    return (
-        None
-        if results.basis is None
-        else results.basis.model(result.cell.policy, result.cell.max_output_tokens)
-    )
-
-
-def _missing(result: CellResult) -> MissingCell:
-    reason = result.reason or ("nothing was dispatched" if result.state == "done" else result.state)
-    return MissingCell(
-        name=result.cell.name,
-        policy=result.cell.policy,
-        load=result.cell.load,
-        state=result.state,
-        reason=reason,
-    )
-
-
-def _common(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def common(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What all agree on."""
     if not configurations:
         return {}

@@ -7,7 +7,7 @@ import dataclasses
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,9 +19,6 @@ from loadgen.report.html.page import page
 from loadgen.report.report import as_object
 from queueing.measurement.paths import writing
 
-if TYPE_CHECKING:
-    from loadgen.sweep.results import Results
-
 NAME = "report.html"
 
 
@@ -29,18 +26,15 @@ def write_report(
     folder: Path | None,
     data: ReportData | None = None,
     output: Path | None = None,
-    *,
-    results: Results | None = None,
 ) -> Path:
-    """The HTML report of a folder, or of data that is at hand; `results` spares reading a sweep's
-    folder twice.
+    """The HTML report of a folder of runs, or of data that is at hand.
 
     Without `output` it is `report.html` in the folder, and its table lies beside it as CSV.
     """
     if data is None:
         if folder is None:
             raise ValueError("got neither a folder nor data; expected one of them")
-        data = of_folder(folder, results)
+        data = of_folder(folder)
     data = dataclasses.replace(data, cells=in_order(data.cells))
     target = output or (folder or Path()) / NAME
     text = page(data)

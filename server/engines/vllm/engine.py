@@ -34,8 +34,8 @@ from server.engines.vllm.reader import Reader, first_line
 from server.engines.vllm.submit import Cancel, Start, Submitter, stop_after
 from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, Patience, Watch
 from server.runtime.garbage import collect_everything
+from server.runtime.logs import route
 from server.runtime.pools import in_a_thread
-from server.telemetry.logs import route
 
 if TYPE_CHECKING:
     from server.engines.vllm.core import Core

@@ -10,9 +10,9 @@ from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ModelEntry, ModelList
 from server.http.api.openapi import answers
-from server.http.schema import FORCED_FIELD
-from server.security.wording import brief
+from server.http.api.schema import FORCED_FIELD
 from server.settings import Settings
+from server.wording import brief
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:

@@ -10,8 +10,14 @@ from typing import Any
 
 from server.engines.base import Capabilities, InvalidPromptError, PromptReader, PromptTooLongError
 from server.errors import ApiError
-from server.http.schema import ChatMessage, ChatRequest, CompletionRequest, Generation, Templated
-from server.security.wording import brief
+from server.http.api.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Templated,
+)
+from server.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
 MOST_PARTS = 8192  # of a conversation

@@ -10,7 +10,7 @@ from server.engines.base import (
     UnsupportedError,
 )
 from server.errors import ApiError
-from server.http.schema import Generation
+from server.http.api.schema import Generation
 
 _SAME_NAME = (
     "temperature",

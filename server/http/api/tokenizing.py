@@ -16,8 +16,8 @@ from server.http.api.answers import Detokenized, Tokenized
 from server.http.api.models import check_model
 from server.http.api.openapi import answers, body
 from server.http.api.prompts import chat_tokens, refused_prompt
-from server.http.call import check_extra, parse
-from server.http.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
+from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
+from server.http.api.validation import check_extra, parse
 
 MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
 

@@ -13,10 +13,10 @@ from policies import Request
 from server.engines.base import Sampling, Work
 from server.errors import ApiError
 from server.gateway import Gateway
+from server.http.api.limits import check_prompt
 from server.http.api.prompts import encode
 from server.http.api.sampling import check_sampling, sampling_of
-from server.http.schema import ChatRequest, CompletionRequest, Generation
-from server.security.limits import check_prompt
+from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 
 
 async def works_of(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from server.admission.events import EVERY, KEEP_ALIVE
 from server.admission.limits import OverloadSettings
+from server.admission.places import EVERY
+from server.http.queue_stream import KEEP_ALIVE
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -147,7 +148,7 @@ def test_a_waiting_stream_whose_client_leaves_is_gone_from_queue_and_listeners()
             waiting.leave()
             await waiting.task
             assert gateway.batcher.queue_length == 0
-            places = gateway.overload._stream_kind.keywords["places"]  # type: ignore[attr-defined]
+            places = gateway.overload.places
             assert not places._listeners
             assert places._timer is None
             await first.task

@@ -22,7 +22,7 @@ from server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, Serv
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
-from server.http.schema import PolicyChange
+from server.queue.change import PolicyChange
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.server.admission.test_admission import counted, full, leave, warm

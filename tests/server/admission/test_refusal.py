@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 
 from queueing.latency.law import parse_law
-from server.admission import refusal
+from server import early_answer as refusal
 from server.admission.limits import OverloadSettings
-from server.admission.refusal import Refusal
+from server.early_answer import Refusal
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
 from server.gateway import Gateway

@@ -18,13 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from policies.text import SpecError, suggest
-from server.telemetry.log_writer import PROMPT, LogWriter, let_go, to_stream
-
-if TYPE_CHECKING:
-    from server.http.schema import ChatRequest, CompletionRequest
+from server.runtime.log_writer import PROMPT, LogWriter, let_go, to_stream
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -144,11 +141,8 @@ def vllm_configuration(level: str) -> dict[str, Any]:
     }
 
 
-def log_prompt(request_id: str, call: CompletionRequest | ChatRequest) -> None:
+def log_prompt(request_id: str, prompt: object) -> None:
     """What a client asked, in full; only under --log-prompts."""
-    prompt = getattr(call, "prompt", None) or [
-        message.model_dump(exclude_none=True) for message in getattr(call, "messages", ())
-    ]
     log.info(PROMPT, request_id, prompt, extra={"request_id": request_id, "prompt": prompt})
 
 

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from server.engines.base import Structured
-from server.http.api.request_id import REQUEST_ID
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
+from server.http.request_id import REQUEST_ID
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (
@@ -318,35 +318,8 @@ class ChatRequest(Templated, Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class PolicyChange(BaseModel):
-    """`PUT /admin/policy`: what is named changes, all of it or nothing; null lifts a limit."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    policy: str | None = None
-    max_output_tokens: Tokens | None = None
-    patience: Annotated[float, Field(gt=0)] | None = None
-
-
 class AutopilotChange(BaseModel):
     """`PUT /admin/autopilot`: what it may do from now on; its bounds stay."""
 
     model_config = ConfigDict(extra="forbid")
     mode: Literal["off", "advise", "act"]
-
-
-class CalibrationRequest(BaseModel):
-    """`POST /admin/calibrate`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    speed_only: bool = False
-    seconds: Annotated[float, Field(gt=0, le=600)] = 5.0  # of a speed_only measurement
-    latency: str | None = (
-        # the law that a speed_only measurement is set against; without it the one measured here
-        None
-    )
-    repeats: Annotated[int, Field(ge=2, le=100)] = 5
-    max_batch_size: Annotated[int, Field(ge=1)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=2)] | None = None
-    prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    seed: int = 0
-    name: str | None = None

@@ -28,9 +28,9 @@ from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
 from server.calibration.calibration import Calibrator
+from server.calibration.request import CalibrationRequest
 from server.engines.hub import check_model
 from server.gateway import Gateway
-from server.http.schema import CalibrationRequest
 from server.operations.serving import serve
 from server.settings import Settings
 

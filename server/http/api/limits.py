@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from server.errors import ApiError
-from server.http.schema import Generation
+from server.http.api.schema import Generation
 
 
 def check_prompt(prompt_tokens: int, most: int | None) -> None:

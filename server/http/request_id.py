@@ -5,7 +5,6 @@ here; `Retry-After` on 429 and 503.
 from __future__ import annotations
 
 import re
-import secrets
 import uuid
 from collections.abc import Sequence
 
@@ -14,23 +13,6 @@ from starlette.types import Message, Scope, Send
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
-_DIGITS, _AT_ONCE = 24, 256  # of an id; ids that are made together
-
-
-class RandomIds:
-    """Hexadecimal digits from the system's random source, which is read for many ids at once:
-    each read takes 3 us.
-    """
-
-    def __init__(self) -> None:
-        self._ids: list[str] = []
-
-    def next(self) -> str:
-        """A new id."""
-        if not self._ids:
-            digits = secrets.token_hex(_DIGITS // 2 * _AT_ONCE)
-            self._ids = [digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
-        return self._ids.pop()
 
 
 def asked_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:

@@ -1,0 +1,123 @@
+"""A body as one of the API's models: errors that name the field, in the client's words."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from server.errors import ApiError
+from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
+from server.http.bodies import parsed
+from server.security.settings import MAX_BODY_BYTES
+from server.settings import Settings
+from server.wording import brief, excerpt
+
+log = logging.getLogger("kendall")
+MOST_ERRORS = 1024  # of one body that are looked at: each is an object
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+async def read_body(receive: Receive, most: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises ApiError 413, or ClientDisconnect."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > most:
+            raise ApiError(
+                413, "body_too_large", f"got a body of more than {most} bytes; expected less"
+            )
+        more = message.get("more_body", False)
+    return bytes(body)
+
+
+def validate(body: bytes, model: type[_Model]) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422), naming the field."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:
+            raise ApiError(
+                400,
+                "invalid_request",
+                f"got a body with {error.error_count()} wrong values; expected none",
+            ) from None
+        errors = error.errors(include_url=False, include_context=False)
+        first = next(
+            (each for each in errors if each["type"] == "too_long"), errors[0]
+        )  # of a union: not that it is no text
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            raise unknown_field(str(first["loc"][0]), model.model_fields) from None
+        if first["type"] == "value_error" and not first["loc"]:
+            raise _disagreement(first["msg"], model) from None
+        where = (
+            brief(_place(first["loc"], body, missing=first["type"] == "missing"))
+            if first["loc"]
+            else ""
+        )
+        got = (
+            f"; got {excerpt(first['input'])}"
+            if where and first["type"] not in ("missing", "value_error")
+            else ""
+        )
+        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_request"
+        said = first["msg"].removeprefix("Value error, ")
+        raise ApiError(
+            400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None
+        ) from None
+
+
+def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
+    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of
+    unions along the way.
+    """
+    path, value = "", from_json(body)
+    for part in location:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            path, value = f"{path}.{part}", value[part]
+    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
+
+
+def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
+    """Fields that do not go together: the message names the one to change first."""
+    words = message.removeprefix("Value error, ")
+    field = next((word for word in re.findall(r"\w+", words) if word in model.model_fields), None)
+    return ApiError(400, "invalid_request", words, param=field)
+
+
+async def parse(receive: Receive, model: type[_Model], most: int = MAX_BODY_BYTES) -> _Model:
+    """The body as `model`. Raises ApiError 400 (never 422) or 413, naming the field."""
+    return await parsed(await read_body(receive, most), lambda body: validate(body, model))
+
+
+def check_extra(
+    settings: Settings,
+    call: BaseModel,
+    harmless: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    why: str = "which neither OpenAI nor vLLM has",
+) -> None:
+    """Check the fields that the call's model does not have. Raises ApiError; unknown names are
+    ignored if the settings say so.
+    """
+    if not call.model_extra:
+        return
+    unknown = check_unserved(call.model_extra, harmless)
+    if not unknown:
+        return
+    if settings.unknown_fields == "refuse":
+        raise unknown_to_all(unknown[0], type(call).model_fields, why)
+    log.debug("ignored unknown fields: %s", ", ".join(brief(name) for name in unknown))
