@@ -22,6 +22,7 @@ from policies.text import one_of
 from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations import cli, serving
 from server.operations.configuration.file import key_of
+from server.runtime import logs
 from server.runtime.logs import (
     JsonFormatter,
     LogFormat,
@@ -33,7 +34,6 @@ from server.security.keys import read_keys
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
-from server.telemetry import logs
 from tests.serving import self_signed
 
 Serve = Callable[..., Settings]

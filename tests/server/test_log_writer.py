@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from server.runtime import log_writer, logs
 from server.runtime.log_writer import (
     LINES_OF_A_KIND,
     PROMPT,
@@ -24,7 +25,6 @@ from server.runtime.log_writer import (
     Repeats,
     write_all,
 )
-from server.telemetry import log_writer, logs
 from server.telemetry.metrics import Metrics
 
 LONG = "x" * 10_000

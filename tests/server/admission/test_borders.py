@@ -215,14 +215,13 @@ def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) 
     of = SimpleNamespace(
         settings=OverloadSettings(priority_aging=1.0), _gateway=SimpleNamespace(patience=None)
     )
-    asked: Any = SimpleNamespace(priority=priority, patience=None)
     if taken:
-        Overload.demand(of, [], asked)  # type: ignore[arg-type]
+        Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
     else:
         with pytest.raises(ApiError, match="expected -100 to 100"):
-            Overload.demand(of, [], asked)  # type: ignore[arg-type]
+            Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
     of.settings = OverloadSettings()
-    Overload.demand(of, [], asked)  # type: ignore[arg-type]
+    Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
 
 
 # the adaptive limit
