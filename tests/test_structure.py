@@ -1,0 +1,106 @@
+"""The house keeps its shape: what is larger than it should be is listed in structure.toml by name,
+and the list only grows shorter. `python -m tests.test_structure` writes it anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIST = Path(__file__).with_name("structure.toml")
+PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen")
+ENTRIES, SHORTEST, METHODS, LINES, PARAMETERS = 15, 50, 20, 40, 6
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def files() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def large_folders() -> Iterator[str]:
+    """With more modules and folders than a reader takes in."""
+    code = [path for path in files() if path.name != "__init__.py"]
+    folders = {path.parent for path in files()} - {ROOT / package for package in PACKAGES}
+    entries = Counter(path.parent for path in code) + Counter(each.parent for each in folders)
+    yield from (name(folder) for folder, number in entries.items() if number > ENTRIES)
+
+
+def short_files() -> Iterator[str]:
+    for path in files():
+        lines = path.read_text(encoding="utf-8").count("\n")
+        if path.name not in ("__init__.py", "__main__.py") and lines < SHORTEST:
+            yield name(path)
+
+
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            yield name(path), node
+
+
+def large_classes() -> Iterator[str]:
+    for file, node in nodes():
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, Function) for each in node.body)
+            if methods > METHODS:
+                yield f"{file}: {node.name}"
+
+
+def long_functions() -> Iterator[str]:
+    for file, node in nodes():
+        if isinstance(node, Function) and (node.end_lineno or 0) - node.lineno >= LINES:
+            yield f"{file}: {node.name}"
+
+
+def functions_of_many_parameters() -> Iterator[str]:
+    """Commands aside: theirs are flags."""
+    for file, node in nodes():
+        if isinstance(node, Function) and not file.endswith("cli.py"):
+            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+            own = [each for each in given if each not in ("self", "cls")]
+            if len(own) + len(node.args.kwonlyargs) > PARAMETERS:
+                yield f"{file}: {node.name}"
+
+
+LOOKS = {
+    look.__name__: look
+    for look in (
+        large_folders,
+        short_files,
+        large_classes,
+        long_functions,
+        functions_of_many_parameters,
+    )
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_nothing_becomes_too_large_and_what_has_shrunk_leaves_the_list(look: str) -> None:
+    listed = set(tomllib.loads(LIST.read_text(encoding="utf-8"))[look])
+    found = set(LOOKS[look]())
+    assert found - listed == set(), "make it smaller"
+    assert listed - found == set(), "python -m tests.test_structure"
+
+
+def main() -> None:
+    """Write the list anew."""
+    parts = ["# Larger (or shorter) than it should be: see test_structure.py.\n"]
+    for look, find in LOOKS.items():
+        parts.append(f"{look} = [")
+        parts += [f'  "{each}",' for each in sorted(set(find()))]
+        parts.append("]\n")
+    LIST.write_text("\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
