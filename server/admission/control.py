@@ -282,7 +282,7 @@ class Overload:
         place = max(
             0, self._gateway.batcher.queue_length - 1
         )  # it is in the queue still, and would come back to one without it
-        wait = None if self.waits is None else self.waits.wait(place)
+        wait = None if self.waits is None else self.waits.wait(place, joining=0)
         return self._error(
             code,
             message,
@@ -456,7 +456,7 @@ class Overload:
             (batcher.waiting_tokens - bound + 1)
             / (batcher.waiting_tokens / max(1, batcher.queue_length))
         )
-        wait = None if self.waits is None else self.waits.wait(max(0, leave - 1))
+        wait = None if self.waits is None else self.waits.wait(max(0, leave - 1), joining=0)
         return None if wait is None else wait.mean
 
     def _count(self, reason: str, sequences: int) -> None:

@@ -41,5 +41,5 @@ class Places:
         for place, waiting in enumerate(self._gateway.batcher.waiting):
             told = self._listeners.get(waiting.request.id)
             if told is not None:
-                wait = None if self._waits is None else self._waits.wait(place)
+                wait = None if self._waits is None else self._waits.wait(place, joining=0)
                 told(place, None if wait is None else wait.mean)

@@ -70,7 +70,7 @@ class Waits:
     def on_arrival(self, ticket: Ticket) -> None:
         """Tell it: it stands in the queue already."""
         place = self._gateway.batcher.place_of(ticket.work.request) - 1
-        found = self.wait(place)
+        found = self.wait(place, joining=0)
         ticket.told = (
             place,
             None if found is None or not math.isfinite(mean := found.mean) else mean,
@@ -114,7 +114,7 @@ class Waits:
             else self._seen.batches(size, servers)
         )
 
-    def wait(self, place: int, *, joining: int = 0) -> Waiting | None:
+    def wait(self, place: int, *, joining: int) -> Waiting | None:
         """Of one with `place` requests before it; `joining`: how many more will stand in the
         queue than do now.
         """

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile
+from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
 from loadgen.compare.comparison import TOO_SHORT
+from loadgen.compare.group import Group
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
 from loadgen.report.html.beside import beside_figure
@@ -31,10 +32,12 @@ from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.words import accuracy, causes, headline
 from loadgen.report.report import notes
+from loadgen.sweep.report_data import _missing
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile
 from queueing.measurement.record import Header, Record, write_run
+from queueing.measurement.recursion import served
 from queueing.model import Model
 from queueing.prediction import predict_model
 from tests.loadgen.driver import LAW, LENGTHS, drive
@@ -607,3 +610,34 @@ def test_panels_side_by_side_have_axes_of_their_own_or_share_one() -> None:
         {"xaxis": "x2", "yaxis": "y2"},
     ]
     assert Panel.at(2, shared_y=True).axes == {"xaxis": "x3", "yaxis": "y"}
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("done", None, "nothing was dispatched"),
+        ("missing", None, "missing"),
+        ("done", "the gateway was killed", "the gateway was killed"),
+    ],
+)
+def test_a_missing_cell_says_why(state: str, reason: str | None, said: str) -> None:
+    cell = SimpleNamespace(name="a", policy="single", load=0.5)
+    result: Any = SimpleNamespace(cell=cell, state=state, reason=reason)
+    assert _missing(result).reason == said
+
+
+def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -> None:
+    records = [
+        Record(request_id=str(index), outcome="completed", arrived_at=float(index), epoch=index % 2)
+        for index in range(200)
+    ]
+    file = RunFile(Path("a.jsonl"), Header(writer="gateway"), records)
+    comparison = dataclasses.replace(data.cells[0].comparison, epoch=1)
+    audit = audit_of(file, comparison)
+    assert audit is not None
+    assert (audit.n, audit.rate) == (100, pytest.approx(0.5))
+
+
+def test_the_policy_of_a_group_is_that_of_its_first_request() -> None:
+    (only, *_) = served(drive(parse_policy("single"), 5.0, n=20))
+    assert Group([only], {}).policy == parse_policy("single")

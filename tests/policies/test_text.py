@@ -20,6 +20,7 @@ from policies import (
     Elastic,
     Fixed,
     Policy,
+    QueueState,
     Single,
     SpecError,
     format_policy,
@@ -281,3 +282,7 @@ def test_a_number_for_people_has_few_digits_and_no_exponent_where_it_is_large(
     value: float, digits: int, text: str
 ) -> None:
     assert short_number(value, digits) == text
+
+
+def test_a_queue_is_open_unless_it_says_otherwise() -> None:
+    assert not QueueState((), ()).closing

@@ -15,6 +15,7 @@ from policies import parse_policy
 from queueing.commands.cli import app
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.model import Model
+from queueing.models.batches import calls
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.calls import Calls, draw_calls
@@ -320,3 +321,15 @@ def test_the_load_counts_sequences():
     )
     assert four.largest_stable_rate == pytest.approx(one.largest_stable_rate / 4)
     assert four.name == "M^X/G^[1,8]/1"
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.5])
+def test_columns_that_are_scaled_down_are_the_same_law(
+    variance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Calls.of(3.0, parse_distribution("uniform:low=1,high=4"))
+    means = np.array([0.5, 30.0, 200.0])
+    plain = calls._Panjer(counted, means, variance).following(600)
+    monkeypatch.setattr(calls, "_LARGE", 10.0)
+    scaled = calls._Panjer(counted, means, variance).following(600)
+    assert scaled == pytest.approx(plain, rel=1e-9, abs=1e-300)

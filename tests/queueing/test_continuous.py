@@ -165,6 +165,7 @@ def test_that_ratio_goes_from_c_over_c_plus_1_in_light_traffic_to_a_half_in_heav
     slots: int,
 ) -> None:
     assert deterministic_ratio(slots, 1e-6) == pytest.approx(slots / (slots + 1), rel=1e-4)
+    assert deterministic_ratio(1, 0.5) == 0.5, "M/D/1"
     assert deterministic_ratio(slots, 1 - 1e-6) == pytest.approx(0.5, rel=1e-4)
     ratios = [deterministic_ratio(slots, load) for load in (0.1, 0.5, 0.9, 0.99)]
     assert ratios == sorted(ratios, reverse=True)

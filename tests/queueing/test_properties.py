@@ -19,7 +19,7 @@ from queueing.model import Model
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.mgb1 import solve_fixed_batches
 from queueing.models.mg1 import solve_mg1
-from queueing.models.printed import psi
+from queueing.models.printed import elastic_line, padded_line, psi
 from queueing.prediction import largest_stable_rate, predict, predict_model
 
 LENGTHS = (
@@ -180,6 +180,12 @@ def test_the_bound_fails_for_random_batches_of_the_same_mean() -> None:
 
 
 @pytest.mark.slow
+def test_the_lines_are_those_of_the_printed_equations() -> None:
+    """alpha = k1 + k3 x, beta = k2 + k4 x: x the longest answer, in Eq. 26 the mean for alpha."""
+    assert padded_line(1.0, 2.0, 3.0, 4.0, 6.0) == (19.0, 26.0)
+    assert elastic_line(1.0, 2.0, 3.0, 4.0, mean=5.0, longest=6.0) == (16.0, 26.0)
+
+
 def test_the_printed_elastic_line_is_no_bound() -> None:
     """Eq. 26 put into Eq. 16 ignores that k3 sum N is random: the exact delay exceeds it at high
     load.

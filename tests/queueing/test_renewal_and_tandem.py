@@ -2,6 +2,7 @@
 special cases, the simulator, the command.
 """
 
+import dataclasses
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ from policies.text import SpecError
 from queueing.commands.cli import app
 from queueing.model import Model
 from queueing.models.gg1 import kingman
+from queueing.models.renewal import RenewalFunction, settled
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run
@@ -303,3 +305,11 @@ def test_the_command_prints_kingmans_bound() -> None:
         in result.stdout
     )
     assert result.stdout.startswith("single  GI/G/1, at most 1 together  (approximation)")
+
+
+def test_a_settled_renewal_function_falls_on_as_it_fell() -> None:
+    """Z decays exponentially: at twice the horizon it is the square."""
+    known = RenewalFunction(np.array([0.0, 2.0, 4.0]), np.array([0.2, 0.8, 1.0]), 0.3, 0.25, 1.5)
+    later = settled(known, 8.0)
+    assert (later.tail, later.instants[-1], later.share[-1]) == (pytest.approx(0.0625), 8.0, 1.0)
+    assert settled(dataclasses.replace(known, tail=None), 8.0).tail == 0.0

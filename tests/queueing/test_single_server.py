@@ -129,6 +129,11 @@ def test_m_g_1_with_gamma_residual_of_cv_1_is_m_m_1(load: float) -> None:
     )
 
 
+def test_every_delay_exceeds_a_negative_one() -> None:
+    assert md1(0.5, 1.0).delay_tail(-1.0) == 1.0
+    assert mm1(0.5, 1.0).delay_tail(-1.0) == 1.0
+
+
 @pytest.mark.parametrize("load", [0.1, 0.5, 0.9, 0.985])
 def test_m_d_1_tail_has_the_mean_of_pollaczek_and_khinchine(load: float) -> None:
     """int P(Wq > x) dx, through the direct series, the positive series and the pole."""

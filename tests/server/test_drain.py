@@ -81,3 +81,16 @@ def test_before_an_engine_serves_there_is_nothing_to_drain() -> None:
         ).drain()
 
     assert run_virtual(main())
+
+
+def test_a_gateway_that_was_abandoned_takes_nothing_again() -> None:
+    async def main() -> None:
+        async with running("single") as (app, gateway):
+            gateway.abandon("the gateway is shutting down")
+            assert (gateway.draining, gateway.ending) == (True, True)
+            assert (await call(app, "POST", PATH, completion())).status == 503
+            undone = await call(app, "DELETE", "/admin/drain")
+            assert (undone.status, undone.json()["error"]["code"]) == (409, "shutting_down")
+            assert gateway.draining
+
+    run_virtual(main())

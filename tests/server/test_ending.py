@@ -37,6 +37,15 @@ def test_min_tokens_holds_off_end_of_sequence_and_stop_strings() -> None:
     assert fed(["x", "x", "x"], min_tokens=2, stop=("x",))[1].output_tokens == 2
 
 
+def test_a_stop_token_ends_from_the_last_of_min_tokens_on() -> None:
+    for made, ends in ((2, False), (3, True)):
+        ending = Ending(Sampling(max_tokens=100, min_tokens=3, stop_token_ids=(7,)), EOS)
+        for _ in range(made):
+            assert ending.finish_reason is None
+            ending.feed(Token(7, "a"))
+        assert (ending.finish_reason == "stop", ending.stop_reason) == (ends, 7 if ends else None)
+
+
 def test_ignore_eos_goes_on() -> None:
     assert fed(["a", "<eos>", "c"], ignore_eos=True, max_tokens=3)[0] == "ac"
 

@@ -5,6 +5,7 @@ prompts, proofs, budgets. Virtual time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 from collections.abc import Callable, Coroutine
@@ -97,7 +98,10 @@ async def takes(seconds: float, *, then: Any = "done", deaf: float = 0.0, late: 
 def test_a_call_has_its_limit_and_then_its_grace(
     call: dict[str, Any], ends_at: float, found: Any
 ) -> None:
+    complaints = list[Any]()
+
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
         if isinstance(found, str):
             assert await within(takes(**call), 5.0, 2.0) == found
         else:
@@ -106,8 +110,10 @@ def test_a_call_has_its_limit_and_then_its_grace(
             assert type(raised.value) is found
         assert now() == pytest.approx(ends_at)
         await asyncio.sleep(10.0)
+        gc.collect()
 
     runs(main)
+    assert complaints == []
 
 
 def test_a_cancelled_wait_cancels_its_call_and_a_call_that_another_cancelled_has_failed() -> None:

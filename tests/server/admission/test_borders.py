@@ -484,8 +484,8 @@ def test_slots_seen_are_those_of_all_servers() -> None:
     service = found.service()
     assert isinstance(service, SlotService)
     assert service.slots == 12
-    assert found.wait(7).mean == 0.0  # type: ignore[union-attr]
-    assert found.wait(8).mean > 0.0  # type: ignore[union-attr]
+    assert found.wait(7, joining=0).mean == 0.0  # type: ignore[union-attr]
+    assert found.wait(8, joining=0).mean > 0.0  # type: ignore[union-attr]
 
 
 # room for connections
@@ -714,7 +714,7 @@ def test_places_are_told_once_a_second_to_those_who_listen() -> None:
         ]
         gateway: Any = SimpleNamespace(batcher=SimpleNamespace(waiting=requests))
         waits_of: Any = SimpleNamespace(
-            wait=lambda place: None if place == 0 else Wait(2.0 * place)
+            wait=lambda place, **_: None if place == 0 else Wait(2.0 * place)
         )
         for known in (waits_of, None):
             places, told, began = (

@@ -99,7 +99,7 @@ def test_slots_wait_by_the_live_model_whatever_was_seen(served: tuple[float, ...
     found, _ = waits(ahead=SLOTS, in_service=4)
     saw(found, *served)
     for place in (0, 1, 5):
-        told = found.wait(place)
+        told = found.wait(place, joining=0)
         assert told == SLOTS.wait(place, 4)
         assert told.mean > 0.05
     assert found.service() is SLOTS
@@ -117,7 +117,9 @@ def test_batches_wait_by_the_live_model_whatever_was_seen() -> None:
     found.on_idle(0, 7.0)  # seven seconds for a batch of two: the live model says 0.5
     found.on_dispatch(batch(policy, 7.0, size=2))
     gateway.at = 7.1
-    assert [found.wait(place).mean for place in (0, 1, 2, 4)] == pytest.approx([0.4, 0.4, 0.9, 1.4])  # type: ignore[union-attr]
+    assert [found.wait(place, joining=0).mean for place in (0, 1, 2, 4)] == pytest.approx(
+        [0.4, 0.4, 0.9, 1.4]
+    )  # type: ignore[union-attr]
     assert found.first_token() == 0.04
     assert found.until_gone(4) == pytest.approx(0.9)
 
@@ -128,21 +130,21 @@ def test_without_a_live_model_waits_come_from_the_services_seen() -> None:
     service = found.service()
     assert isinstance(service, SlotService)
     assert (service.slots, service.throughput) == (4, pytest.approx(2.0))
-    assert found.wait(0) == service.wait(0, 4)
+    assert found.wait(0, joining=0) == service.wait(0, 4)
     assert found.first_token() == pytest.approx(0.01)
     gateway.live = None  # an engine that is still starting
-    assert found.wait(1) == service.wait(1, 4)
+    assert found.wait(1, joining=0) == service.wait(1, 4)
 
 
 def test_before_anything_is_known_nothing_is_told() -> None:
     found, _ = waits()
-    assert found.wait(0) is None, "not even that a slot is free"
+    assert found.wait(0, joining=0) is None, "not even that a slot is free"
     assert found.service() is None
     assert found.until_gone(1) is None
     assert found.first_token() == 0.0
     full, gateway = waits()
     gateway.live = None
-    assert full.wait(0) is None
+    assert full.wait(0, joining=0) is None
 
 
 @pytest.mark.parametrize("known", ["live", "seen"])
@@ -151,7 +153,7 @@ def test_a_request_waits_from_the_place_on_at_which_no_slot_is_free(known: str) 
     found, _ = waits(ahead=SLOTS if known == "live" else None, in_service=2)
     if known == "seen":
         saw(found, 2.0)
-    told = [found.wait(place) for place in range(4)]
+    told = [found.wait(place, joining=0) for place in range(4)]
     assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False, False]
 
 
@@ -162,14 +164,14 @@ def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_anot
     """Its law is of two slots, both taken; the engine has four."""
     found, _ = waits(ahead=SlotService(slots=2, throughput=10.0), in_service=2)
     saw(found, *served)
-    told = [found.wait(place) for place in range(3)]
+    told = [found.wait(place, joining=0) for place in range(3)]
     assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False]
 
 
 def test_batches_are_never_told_of_a_free_slot() -> None:
     found, _ = waits(policy="capped:max_batch_size=2", ahead=BATCHES, in_service=1)
     found.on_dispatch(batch("capped:max_batch_size=2", 0.0, size=1))
-    told = found.wait(0)
+    told = found.wait(0, joining=0)
     assert told is not None
     assert told.mean == pytest.approx(0.3)
 
@@ -192,16 +194,16 @@ def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_
     policy = "capped:max_batch_size=2"
     found, gateway = waits(policy=policy, ahead=BATCHES)
     found.on_dispatch(batch(policy, 0.0, size=2))
-    first = found.wait(0)
+    first = found.wait(0, joining=0)
     gateway.at = 0.0009
-    assert found.wait(0) is first
-    assert found.wait(2) is not first, "another question"
-    first = found.wait(0)
+    assert found.wait(0, joining=0) is first
+    assert found.wait(2, joining=0) is not first, "another question"
+    first = found.wait(0, joining=0)
     gateway.at = 0.0021
-    later = found.wait(0)
+    later = found.wait(0, joining=0)
     assert later is not first
     found.on_idle(0, 0.0021)
-    assert found.wait(0).mean == 0.0  # type: ignore[union-attr]
+    assert found.wait(0, joining=0).mean == 0.0  # type: ignore[union-attr]
 
 
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
