@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from policies.durations import parse_duration
-from policies.text import SpecError, suggest
 from queueing.measurement.record import Record, read_run
+from queueing.measurement.slo import read_slo
 from queueing.measurement.statistics import warm_up
-from queueing.result import LEVELS, Prediction
+from queueing.result import Prediction
 
 SATURATION = "saturation"  # the goal of a search without an SLO
-QUANTITIES = ("queueing_delay", "sojourn_time", "time_to_first_token")
-_TEXT = re.compile(r"(?P<stat>mean|p50|p90|p95|p99)_(?P<quantity>\w+?)\s*(?:=|<=?)\s*(?P<value>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +22,7 @@ class Slo:
 
     text: str
     stat: str
+    level: float | None  # of a quantile; None: the mean
     quantity: str
     bound: float
 
@@ -44,8 +41,8 @@ class Slo:
             return float("inf")
         return (
             float(values.mean())
-            if self.stat == "mean"
-            else float(np.quantile(values, LEVELS[self.stat], method="inverted_cdf"))
+            if self.level is None
+            else float(np.quantile(values, self.level, method="inverted_cdf"))
         )
 
     def predicted(self, prediction: Prediction) -> float | None:
@@ -70,18 +67,5 @@ def slo_of(goal: str) -> Slo | None:
 
 def parse_slo(text: str) -> Slo:
     """`STAT_QUANTITY=DURATION`. Raises SpecError."""
-    match = _TEXT.fullmatch(text.strip())
-    if match is None:
-        raise SpecError(
-            f"got --slo {text!r}; expected STAT_QUANTITY=TIME, for example p99_queueing_delay=2s"
-        )
-    quantity = match["quantity"]
-    if quantity not in QUANTITIES:
-        raise SpecError(
-            f"got --slo {text!r}; expected one of "
-            f"{', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}"
-        )
-    bound = parse_duration(match["value"])
-    if not 0 < bound < float("inf"):
-        raise SpecError(f"got --slo {text!r}; expected a time > 0")
-    return Slo(text, match["stat"], quantity, bound)
+    read = read_slo(text)
+    return Slo(text, read.statistic, read.level, read.quantity, read.seconds)

@@ -18,21 +18,17 @@ E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as pri
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from policies.durations import parse_duration
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.result import Prediction, Quantity
+from queueing.measurement.slo import read_slo
+from queueing.result import LEVELS, Prediction, Quantity
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
-_SLO = re.compile(
-    r"(mean|p50|p90|p95|p99)_(queueing_delay|sojourn_time|time_to_first_token)\s*=\s*(.+)"
-)
 
 
 @dataclass(frozen=True)
@@ -128,22 +124,14 @@ class Objective:
 
 
 def parse_slo(text: str) -> Slo:
-    """`p99_queueing_delay=2s`. Raises SpecError."""
-    match = _SLO.fullmatch(text.strip())
-    if match is None:
-        form = (
-            "{mean, p50, p90, p95, p99}_{queueing_delay, sojourn_time, time_to_first_token}=SECONDS"
-        )
-        raise SpecError(f"got slo={text!r}; expected {form}, for example p99_queueing_delay=2s")
-    try:
-        seconds = parse_duration(match[3])
-    except SpecError:
+    """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
+    read = read_slo(text)
+    if read.level is not None and read.statistic not in LEVELS:
         raise SpecError(
-            f"got slo={text!r}; expected a duration such as 2s or 100ms behind the ="
-        ) from None
-    if not 0 < seconds < math.inf:
-        raise SpecError(f"got slo={text!r}; expected finite seconds > 0")
-    return Slo(match[1], cast(Quantity, match[2]), seconds)
+            f"got --slo {text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
+            f"{read.statistic}"
+        )
+    return Slo(read.statistic, read.quantity, read.seconds)
 
 
 def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -5,11 +5,10 @@ queue, and on the size of one call.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
-from policies.durations import parse_duration
 from policies.text import SpecError
+from queueing.measurement.slo import read_slo
 from server.errors import ApiError
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
@@ -21,7 +20,6 @@ _POSITIVE = (
     *("max_num_queued_reqs", "max_num_queued_tokens", "max_sequences_per_call"),
     *("rate_limit", "rate_limit_tokens", "rate_limit_burst", "priority_aging"),
 )
-_TARGET = re.compile(r"(mean|p\d{1,2}(?:\.\d+)?)_queueing_delay\s*=\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +107,9 @@ def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> N
 
 def delay_target(text: str) -> DelayTarget:
     """`p99_queueing_delay=2s`, or the mean. Raises SpecError."""
-    match = _TARGET.fullmatch(text.strip())
-    form = (
-        "pNN_queueing_delay=DURATION or mean_queueing_delay=DURATION, for example "
-        "p99_queueing_delay=2s"
-    )
-    if match is None:
-        raise SpecError(f"got --slo {text!r}; expected {form}")
-    try:
-        seconds = parse_duration(match[2])
-    except SpecError:
-        raise SpecError(f"got --slo {text!r}; expected {form}") from None
-    level = None if match[1] == "mean" else float(match[1][1:]) / 100
-    if not 0 < seconds < math.inf or level == 0:
-        raise SpecError(f"got --slo {text!r}; expected finite seconds > 0 and a level above p0")
-    return DelayTarget(seconds, level)
+    read = read_slo(text)
+    if read.quantity != "queueing_delay":
+        raise SpecError(
+            f"got --slo {text!r}; expected a queueing_delay: admission predicts no {read.quantity}"
+        )
+    return DelayTarget(read.seconds, read.level)

@@ -154,9 +154,9 @@ def test_a_plan_reads_back_as_it_was_and_differences_are_named(tmp_path: Path) -
         ({"duration": 0.0}, "duration"),
         ({"bracket": -1.0}, "bracket"),
         ({"precision": 0.5}, "too short"),
-        ({"slo": ("p98_queueing_delay=2s",)}, "p99_queueing_delay=2s"),
+        ({"slo": ("q98_queueing_delay=2s",)}, "p99_queueing_delay=2s"),
         ({"slo": ("p99_delay=2s",)}, "queueing_delay"),
-        ({"slo": ("p99_queueing_delay=0s",)}, "time > 0"),
+        ({"slo": ("p99_queueing_delay=0s",)}, "seconds > 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) -> None:
