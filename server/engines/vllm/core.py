@@ -48,7 +48,9 @@ PROMPT_ERRORS: tuple[type[Exception], ...] = (
     AttributeError,
     TemplateError,
 )
-EXIT_CODE = 0.05  # seconds that the event loop waits for it, when an engine has died
+# seconds that the event loop waits for it at most when an engine has died: milliseconds, unless the
+# machine is starved
+EXIT_CODE = 0.5
 StepListener = Callable[[int, int, int], None]  # running, admitted, prompt tokens
 
 
