@@ -186,6 +186,7 @@ def test_the_lines_are_those_of_the_printed_equations() -> None:
     assert elastic_line(1.0, 2.0, 3.0, 4.0, mean=5.0, longest=6.0) == (16.0, 26.0)
 
 
+@pytest.mark.slow
 def test_the_printed_elastic_line_is_no_bound() -> None:
     """Eq. 26 put into Eq. 16 ignores that k3 sum N is random: the exact delay exceeds it at high
     load.
