@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from server.admission.control import EARLY, caller_of
 from server.admission.limits import check_sequences
-from server.early_answer import Refusal
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.answer import Answer, AnswerOptions
@@ -33,6 +32,7 @@ from server.http.receiving import RECEIVED_AT
 from server.http.request_id import asked_id, stamped
 from server.live.arrivals_seen import is_retry
 from server.runtime.logs import log_prompt
+from server.security.early_answer import Refusal
 from server.supervision.deadlines import timeouts_of
 
 log = logging.getLogger("kendall")

@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.text import counted
-from server.early_answer import Refusal
 from server.errors import ApiError
 from server.http.request_id import stamped
+from server.security.early_answer import Refusal
 
 log = logging.getLogger("kendall")
 ENOUGH = 65536  # more is not asked for: some programs walk through every number below their limit

@@ -14,9 +14,9 @@ import math
 from prometheus_client import Counter
 from starlette.types import Message, Scope, Send
 
+from server.runtime.wording import brief
 from server.security.guard import CALLER
 from server.security.refusals import REASONS
-from server.wording import brief
 
 log = logging.getLogger("kendall.audit")
 LINES = 10  # of one reason

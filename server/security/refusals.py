@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.early_answer import Refusal
 from server.errors import ApiError
+from server.security.early_answer import Refusal
 
 
 class Denial(Refusal):

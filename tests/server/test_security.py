@@ -25,6 +25,7 @@ from queueing.optimization.objective import parse_slo
 from server.errors import ApiError
 from server.http.bodies import AT_ONCE
 from server.page.assets import load_assets
+from server.runtime.wording import public
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls, warn_of
 from server.security.flags import read_security
@@ -33,7 +34,6 @@ from server.security.keys import Key, holder, read_keys
 from server.security.routes import DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
 from server.telemetry.metrics import MAX_POLICIES
-from server.wording import public
 from tests.server.asgi import Call, call, completion, running
 from tests.serving import self_signed
 from tests.virtual_time import run_virtual

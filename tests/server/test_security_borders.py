@@ -26,6 +26,7 @@ from server.http.bounds import (
     MAX_HEADERS,
     LimitedProtocol,
 )
+from server.runtime.wording import brief, excerpt, public
 from server.security import audit
 from server.security.audit import LINES, Audit, _Rate
 from server.security.cors import cors, read_origins
@@ -35,7 +36,6 @@ from server.security.guard import Guard
 from server.security.keys import holder, read_keys
 from server.security.refusals import NO_KEY, REASONS
 from server.security.settings import SecuritySettings, TlsSettings
-from server.wording import brief, excerpt, public
 from tests.virtual_time import run_virtual
 
 KEYS = read_keys("--api-key", ["sk-client-0123456789"], None)

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.early_answer import Refusal
 from server.errors import ApiError
-from server.wording import brief
+from server.runtime.wording import brief
+from server.security.early_answer import Refusal
 
 log = logging.getLogger("kendall")
 _CODES = {404: "not_found", 405: "method_not_allowed"}

@@ -11,8 +11,8 @@ from server.gateway import Gateway
 from server.http.api.answers import ModelEntry, ModelList
 from server.http.api.openapi import answers
 from server.http.api.schema import FORCED_FIELD
+from server.runtime.wording import brief
 from server.settings import Settings
-from server.wording import brief
 
 
 def names_of(settings: Settings) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from server.http.api.schema import (
     Generation,
     Templated,
 )
-from server.wording import brief
+from server.runtime.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it
 MOST_PARTS = 8192  # of a conversation

@@ -16,9 +16,9 @@ from starlette.types import Receive
 from server.errors import ApiError
 from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.http.bodies import parsed
+from server.runtime.wording import brief, excerpt
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import Settings
-from server.wording import brief, excerpt
 
 log = logging.getLogger("kendall")
 MOST_ERRORS = 1024  # of one body that are looked at: each is an object

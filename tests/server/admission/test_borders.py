@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 from policies import Request, SpecError, Waiting, parse_policy
 from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, company
 from queueing.measurement.record import Record
-from server import early_answer as refusal
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.control import Overload, _level
 from server.admission.demand import Demand
@@ -25,10 +24,11 @@ from server.admission.limits import DelayTarget, OverloadSettings, check_sequenc
 from server.admission.objectives import Objective
 from server.admission.places import Places
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
-from server.early_answer import Refusal
 from server.errors import ApiError
 from server.http import descriptors
 from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
+from server.security import early_answer as refusal
+from server.security.early_answer import Refusal
 from tests.server.admission.test_parts import FakeBatch
 from tests.server.admission.test_refusal import part, refuse
 from tests.server.admission.test_waits import BATCHES, SLOTS, batch, waits

@@ -13,7 +13,7 @@ from server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.http import call as calls
 from server.http.api import unserved
 from server.queue.batcher import Batcher
-from server.wording import excerpt
+from server.runtime.wording import excerpt
 from tests.server.admission.test_admission import counted, full, leave
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

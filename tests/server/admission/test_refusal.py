@@ -14,14 +14,14 @@ import pytest
 import uvicorn
 
 from queueing.latency.law import parse_law
-from server import early_answer as refusal
 from server.admission.limits import OverloadSettings
-from server.early_answer import Refusal
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.receiving import StampedProtocol
+from server.security import early_answer as refusal
+from server.security.early_answer import Refusal
 from server.settings import Settings
 from tests.eventually import eventually
 from tests.server.asgi import SLOW
