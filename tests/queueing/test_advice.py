@@ -794,7 +794,7 @@ def test_wrong_questions_are_refused() -> None:
         ({"theta": "0.3"}, "theta with the objective delay; expected it with v1 or v2"),
         ({"objective": "v1", "theta": "much"}, "expected a number"),
         ({"objektive": "v1"}, "did you mean 'objective'"),
-        ({"slo": "fast"}, "expected {mean, p50"),
+        ({"slo": "fast"}, "expected mean_QUANTITY=TIME"),
     ):
         with pytest.raises(SpecError, match=message):
             parse_objective(params)

@@ -138,7 +138,7 @@ def test_the_question_is_the_contracts(stub: Stub) -> None:
         (["--objective", "speed"], "expected one of delay"),
         (["--target", "polcy"], "expected one of batch-size"),
         (["--theta", "0.3"], "expected it with v1 or v2"),
-        (["--slo", "soon"], "expected {mean"),
+        (["--slo", "soon"], "expected mean_QUANTITY=TIME"),
     ],
 )
 def test_wrong_arguments_are_exit_2_without_asking(
