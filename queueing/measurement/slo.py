@@ -33,26 +33,26 @@ class SloText:
     seconds: float
 
 
-def read_slo(text: str) -> SloText:
-    """Raises SpecError."""
+def read_slo(text: str, name: str = "--slo ") -> SloText:
+    """`name`: of the option or the argument, as errors say it. Raises SpecError."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
-        raise SpecError(f"got --slo {text!r}; expected {FORM}")
+        raise SpecError(f"got {name}{text!r}; expected {FORM}")
     statistic, quantity = match[1], match[2]
     if quantity not in QUANTITIES:
         raise SpecError(
-            f"got --slo {text!r}; expected one of "
+            f"got {name}{text!r}; expected one of "
             f"{', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}"
         )
     try:
         seconds = parse_duration(match[3])
     except SpecError:
         raise SpecError(
-            f"got --slo {text!r}; expected a duration such as 2s or 100ms behind the sign"
+            f"got {name}{text!r}; expected a duration such as 2s or 100ms behind the sign"
         ) from None
     percent = None if statistic == "mean" else float(statistic[1:])
     if not 0 < seconds < math.inf or percent == 0:
-        raise SpecError(f"got --slo {text!r}; expected finite seconds > 0 and a quantile above p0")
+        raise SpecError(f"got {name}{text!r}; expected finite seconds > 0 and a quantile above p0")
     if percent is None:
         return SloText(statistic, None, cast("Quantity", quantity), seconds)
     level = round(percent / 100, 6)  # 0.999 for p99.9, not 0.9990000000000001

@@ -125,10 +125,10 @@ class Objective:
 
 def parse_slo(text: str) -> Slo:
     """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
-    read = read_slo(text)
+    read = read_slo(text, "slo=")
     if read.level is not None and read.statistic not in LEVELS:
         raise SpecError(
-            f"got --slo {text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
+            f"got slo={text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
             f"{read.statistic}"
         )
     return Slo(read.statistic, read.quantity, read.seconds)

