@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.gateway import edge, engine
 from bench.gateway.judging import Finding, conclusion
 from bench.gateway.page import write
+from bench.gateway.servers import child
 from bench.gateway.wire import WireError
 from loadgen.sending.run import hardware, versions
 
@@ -151,10 +152,9 @@ def arguments() -> argparse.Namespace:
     )
     given = parser.parse_args()
     given.before = given.before and given.before.resolve()
-    if (
-        given.before is not None
-        and not (given.before / "loadgen/gateway/gateway_child.py").is_file()
-    ):
+    try:
+        child(given.before)
+    except LookupError:
         parser.error(f"got --before {given.before}; expected the folder of a checkout of Kendall")
     if given.measured and not given.page:
         parser.error("--from needs --page, the page to write")

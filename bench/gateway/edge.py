@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.gateway.bare import TOKENS
 from bench.gateway.judging import LEAST_BEFORE, Finding, mean_of, ratio_of
-from bench.gateway.servers import Server, serving, used
+from bench.gateway.servers import Server, child, serving, used
 from bench.gateway.wire import Load, Pool, WireError, post
 
 LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
@@ -149,8 +149,7 @@ def measure(
 def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[Server]]:
     """The servers of a round, not yet started."""
     law = ["--engine", "emulated", "--latency", LAW, "--policy", "continuous:max_batch_size=64"]
-    gateway = [
-        "loadgen.gateway.gateway_child",
+    options = [
         str(os.getpid()),
         "serve",
         "tiny",
@@ -162,11 +161,11 @@ def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[S
     ]
     found = [
         serving("bare", ["bench.gateway.bare", "{port}"], folder),
-        serving("gateway", gateway, folder),
+        serving("gateway", [child(), *options], folder),
     ]
-    return (
-        found if before is None else [*found, serving("before", gateway, folder, checkout=before)]
-    )
+    if before is not None:
+        found.append(serving("before", [child(before), *options], folder, checkout=before))
+    return found
 
 
 def findings(runs: list[Run]) -> list[Finding]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.gateway.judging import LEAST_BEFORE, Finding, difference_of, mean_of, ratio_of
-from bench.gateway.servers import Server, serving, used
+from bench.gateway.servers import Server, child, serving, used
 from bench.gateway.wire import Pool, post
 from server.engines.tiny import make_tiny
 from server.engines.vllm.options import engine_arguments, on_cpu
@@ -146,8 +146,7 @@ def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
         "{port}",
     ]
     vllm += ["--disable-uvicorn-access-log", *peer_flags(model)]
-    gateway = [
-        "loadgen.gateway.gateway_child",
+    options = [
         parent,
         "serve",
         "tiny",
@@ -161,9 +160,9 @@ def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
     yield serving("default", vllm, folder, quiet)
     one = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     yield serving("uni", [*vllm, "--distributed-executor-backend", "uni"], folder, quiet | one)
-    yield serving(OURS, gateway, folder, quiet)
+    yield serving(OURS, [child(), *options], folder, quiet)
     if before is not None:
-        yield serving(BEFORE, gateway, folder, quiet, before)
+        yield serving(BEFORE, [child(before), *options], folder, quiet, before)
 
 
 def findings(rounds: list[Round]) -> list[Finding]:

@@ -97,6 +97,17 @@ def serving(
         _stop(process)
 
 
+def child(checkout: Path | None = None) -> str:
+    """The module by which a checkout of any time runs a gateway that ends with its parent. Raises
+    LookupError.
+    """
+    names = ("loadgen.gateway.gateway_child", "loadgen.gateway_child")
+    for name in names if checkout is not None else names[:1]:
+        if checkout is None or (checkout / f"{name.replace('.', '/')}.py").is_file():
+            return name
+    raise LookupError(f"got {checkout}; expected the folder of a checkout of Kendall")
+
+
 def _wait_for(server: Server) -> None:
     deadline = time.perf_counter() + START_LIMIT
     while time.perf_counter() < deadline:
