@@ -35,7 +35,7 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
         *((VARIABLES,) if shared_variables else ()),
         STATUSES,
     ]
-    command.help = _literal(command.help)
+    command.help = _literal(_unwrapped(command.help or ""))
     command.epilog = _literal("\n\n".join(notes))
     command.context_settings = {**command.context_settings, "help_option_names": ["-h", "--help"]}
     command.format_help = partial(_format_help, command.format_help, command)
@@ -50,6 +50,15 @@ def show_as_written(command: Any, shared_variables: bool = True) -> None:
                 if parameter.param_type_name == "option"
                 else parameter.name.upper().removesuffix("S")
             )
+
+
+def _unwrapped(text: str) -> str:
+    """Paragraphs without the line ends of the source: the terminal has its own width."""
+    paragraphs = (paragraph.splitlines() for paragraph in text.split("\n\n"))
+    return "\n\n".join(
+        "\n".join(lines) if any(line[:1].isspace() for line in lines) else " ".join(lines)
+        for lines in paragraphs
+    )
 
 
 def _other_ways(parameter: Any) -> list[str]:

@@ -5,6 +5,7 @@ each.
 from __future__ import annotations
 
 import http.server
+import itertools
 import os
 import re
 import socket
@@ -65,6 +66,18 @@ def test_help_shows_every_text_as_it_is_written_at_80_columns_without_a_terminal
         text = (parameter.help or "").replace("\\[", "[")
         assert words(text).replace(" ", "") in seen, (parameter.name, text)
         assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_description_of_a_command_fills_its_lines(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of the source, which are longer than 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in shown(capsys, name, "--help").partition("╭")[0].splitlines()]
+    for line, following in itertools.pairwise(lines):
+        if line and following and "Usage" not in line:
+            assert len(f"{line} {following.split()[0]}") > 78, line
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
