@@ -46,9 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
     for function in {getattr(item.obj, "__func__", item.obj) for item in properties}:  # type: ignore[attr-defined]
-        asked = (
-            function._hypothesis_internal_use_settings
-        )  # there is no public way to a decorated test's settings
+        # there is no public way to a decorated test's settings
+        asked = function._hypothesis_internal_use_settings
         function._hypothesis_internal_use_settings = settings(
             asked, max_examples=MORE * asked.max_examples
         )

@@ -419,9 +419,8 @@ def _torch_source(installer: Installer, flavour: str) -> list[str]:
 def _install(installer: Installer, part: str, *, copy: bool, dev: bool) -> None:
     if part == "kendall":
         _say("installing kendall")
-        how = (
-            [] if copy else ["--no-build-isolation", "--editable"] if dev else ["--editable"]
-        )  # the build backend is in dev.txt
+        # the build backend is in dev.txt
+        how = [] if copy else ["--no-build-isolation", "--editable"] if dev else ["--editable"]
         if installer.is_uv:
             how = [
                 "--refresh-package",

@@ -98,12 +98,11 @@ def serving(
 
 
 def child(checkout: Path | None = None) -> str:
-    """The module by which a checkout of any time runs a gateway that ends with its parent. Raises
-    LookupError.
+    """The module by which this checkout, or another of any time, runs a gateway that ends with its
+    parent. Raises LookupError.
     """
-    names = ("loadgen.gateway.gateway_child", "loadgen.gateway_child")
-    for name in names if checkout is not None else names[:1]:
-        if checkout is None or (checkout / f"{name.replace('.', '/')}.py").is_file():
+    for name in ("loadgen.gateway.gateway_child", "loadgen.gateway_child"):
+        if ((checkout or ROOT) / f"{name.replace('.', '/')}.py").is_file():
             return name
     raise LookupError(f"got {checkout}; expected the folder of a checkout of Kendall")
 

@@ -202,9 +202,8 @@ def counts(cells: Sequence[Judged]) -> list[Count]:
     cells = [cell for cell in cells if not cell.result.get("longer")]
     low = [cell for cell in cells if cell.low]
     errors = [abs(cell.error) for cell in low if cell.error is not None]
-    share = (
-        len(cells) / CELLS if cells else 0.0
-    )  # of the whole table, where only a part of it was measured
+    # of the whole table, where only a part of it was measured
+    share = len(cells) / CELLS if cells else 0.0
     return [
         Count(
             "gateway within max(2 %, 0.3 ms) of its measured service",

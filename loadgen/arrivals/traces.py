@@ -91,9 +91,8 @@ def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int
 def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
     at, prompts, outputs, predicted = (np.array(column) for column in zip(*rows, strict=True))
     order = np.argsort(at, kind="stable")
-    since = (
-        at - at.min() if form.from_first else at
-    )  # before the division: dates are whole numbers, exact
+    # before the division: dates are whole numbers, exact
+    since = at - at.min() if form.from_first else at
     return Timetable(
         intended_at=(since / form.per_second * time_scale)[order].astype(np.float64),
         prompt_tokens=prompts[order].astype(np.int64),

@@ -292,9 +292,8 @@ class _Demo:
         rate = load * largest_stable_rate(
             policy, self._lengths, law, max_num_seqs=MAX_NUM_SEQS, prompt_tokens=prompts
         )
-        whole = (
-            policy_batch_size(policy) or 1
-        )  # fixed batching would keep the last, partial batch waiting
+        # fixed batching would keep the last, partial batch waiting
+        whole = policy_batch_size(policy) or 1
         count = whole * max(1, round(rate * plan.seconds(policy_text) / whole))
         name = plan.name(load, policy_text)
         cell = SweptCell(

@@ -230,9 +230,8 @@ def _quantity(
     observed = group.observed(name)
     interval = mean_interval(observed, theory=variance)
     replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
-    averaged = (
-        answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running
-    )  # over draws: means only
+    # over draws: means only
+    averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running
     beside = {
         key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
         for key, mean in answers.means(name).items()

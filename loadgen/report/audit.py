@@ -136,9 +136,8 @@ def asked(configuration: Mapping[str, Any]) -> tuple[str, float | None]:
         return "trace" if configuration.get("trace") else "closed loop", None
     if process == "poisson" and configuration.get("burstiness") not in (None, 1, 1.0):
         return "gamma", known
-    at_once = (
-        rate in (math.inf, "inf") or configuration.get("arrivals") == ALL_AT_ONCE_TEXT
-    )  # JSON has no infinity
+    # JSON has no infinity
+    at_once = rate in (math.inf, "inf") or configuration.get("arrivals") == ALL_AT_ONCE_TEXT
     return (ALL_AT_ONCE, None) if at_once else (process, known)
 
 

@@ -35,9 +35,8 @@ def console(stream: TextIO | None = None) -> Console:
     stream = sys.stdout if stream is None else stream
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
-    width = (
-        None if stream.isatty() else _columns() or NO_TERMINAL
-    )  # of a terminal rich knows the width, and follows it
+    # of a terminal rich knows the width, and follows it
+    width = None if stream.isatty() else _columns() or NO_TERMINAL
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 

@@ -33,9 +33,8 @@ from queueing.errors import NotConvergedError
 FAMILIES = ("deterministic", *SEARCHES)
 BOOTSTRAP = 99  # replicates: p-values in steps of 0.01
 FEWEST = 10  # requests that ended by themselves
-FURTHEST_MEAN = (
-    -4.5
-)  # in std: a normal law truncated there is an exponential one, and its likelihood has no maximum
+# in std: a normal law truncated there is an exponential one, and its likelihood has no maximum
+FURTHEST_MEAN = -4.5
 IMPOSSIBLE = 1e300  # minus log likelihood, finite for the simplex's arithmetic
 
 

@@ -104,9 +104,8 @@ class Lengths:
             self.counts, np.where(self.censored, scaled, 0.0), size
         ).astype(np.float64)
         leaving = ended + clipped
-        at_risk = (
-            np.cumsum(leaving[::-1])[::-1] - clipped
-        )  # a lower bound c is at risk below c only
+        # a lower bound c is at risk below c only
+        at_risk = np.cumsum(leaving[::-1])[::-1] - clipped
         return ended, np.where(at_risk > 1e-9, at_risk, 0.0)
 
     def mean(self, limit: int | None = None) -> Estimate:

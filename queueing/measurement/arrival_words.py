@@ -108,9 +108,8 @@ def _of_equal_gaps(
         )
         return
     share, words = _phase(ordered, failed)
-    long = (
-        gaps > 0.1 * gaps.mean()
-    )  # the others are of requests sent at once, as after a stall, and say nothing of a seed
+    # the others are of requests sent at once, as after a stall, and say nothing of a seed
+    long = gaps > 0.1 * gaps.mean()
     repeated = "repeated gaps" in failed and _repeated(gaps[long], step)
     bursts = any(value > 1.5 for name, value in failed.items() if name.startswith("dispersion"))
     if share > (MUCH if repeated or bursts else SOME):

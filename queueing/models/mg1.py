@@ -127,9 +127,8 @@ def _laws(service: ServiceTime, load: float, grid: Grid) -> tuple[Grid, Vector, 
     near = service if service.longest <= end else service.up_to(end)
     excess = np.array(near.excess(np.append(0.0, grid.width * np.arange(_POINTS + 1))))
     excess[0, 0] += grid.width  # left of 0 the excess and its integral go on with P(S > x) = 1
-    excess[1, 0] = (
-        excess[1, 1] + grid.width * near.mean
-    )  # the residual life's tail there is a straight line
+    # the residual life's tail there is a straight line
+    excess[1, 0] = excess[1, 1] + grid.width * near.mean
     life, own = (
         grid.transform(np.diff(excess[1] / service.mean, 2) / grid.width),
         grid.transform(np.diff(excess[0], 2) / grid.width),

@@ -164,9 +164,8 @@ def smallest_residual(service: ServiceTime, servers: int) -> float:
         servers > _MANY and (service.excess(x[:2])[0][1] / service.mean) ** servers < 0.999
     ):  # it falls within E[S] / c
         x = x / 2
-    heights = (
-        np.maximum(service.excess(x)[0] / service.mean, 0.0) ** servers
-    )  # rounding may leave -1e-17 where nothing is left
+    # rounding may leave -1e-17 where nothing is left
+    heights = np.maximum(service.excess(x)[0] / service.mean, 0.0) ** servers
     return float(heights.sum() - (heights[0] + heights[-1]) / 2) * float(x[1])
 
 

@@ -54,9 +54,8 @@ def renewal_function(service: ServiceTime, arrival_rate: float, horizon: float) 
     cannot be fine enough.
     """
     services = horizon / service.mean
-    usual = (
-        _USUAL // (1 + len(service.values) // 8) if service.cv else _USUAL
-    )  # a gamma residual: smooth, but dear at every point
+    # a gamma residual: smooth, but dear at every point
+    usual = _USUAL // (1 + len(service.values) // 8) if service.cv else _USUAL
     wanted = max(_FEWEST, min(_PER_SERVICE * services, usual), _AT_LEAST * services)
     points = 2 ** math.ceil(math.log2(min(wanted, _MOST)))
     fine = _on_lattice(service, arrival_rate, horizon, points)

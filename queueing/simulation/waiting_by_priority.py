@@ -50,7 +50,6 @@ class PriorityQueue(WaitingQueue):
             self.append(waiting)
 
     def _key(self, waiting: Waiting) -> float:
-        request = (
-            waiting.request
-        )  # one that was admitted before priorities aged may have any priority
+        # one that was admitted before priorities aged may have any priority
+        request = waiting.request
         return request.arrived_at + max(-MOST, min(MOST, request.priority)) * self._aging

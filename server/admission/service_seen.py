@@ -215,9 +215,8 @@ class ServiceSeen:
         mean = self._slot.mean
         if not mean > 0:
             return None
-        least = (
-            mean / count
-        )  # full slots do not do more; the gaps of answers that end together are no gaps at all
+        # full slots do not do more; the gaps of answers that end together are no gaps at all
+        least = mean / count
         gap = max(self._gap.mean, least) if self._gap.weight > 1 else least
         return SlotService(
             slots=count,

@@ -12,23 +12,28 @@ from server.settings import Settings
 from server.supervision.supervisor import Supervisor
 
 
-class Host(Protocol):
-    """Read only, but for `begin_epoch`. `batcher` raises ApiError 503 before the engine is up."""
+class Serving(Protocol):
+    """What the live model reads too. `batcher` raises ApiError 503 before the engine is up."""
 
     @property
     def settings(self) -> Settings: ...
     @property
-    def engine(self) -> Engine: ...
-    @property
     def batcher(self) -> Batcher: ...
-    @property
-    def supervisor(self) -> Supervisor: ...
     @property
     def latency(self) -> LatencyModelInForce: ...
     @property
     def now(self) -> Callable[[], float]: ...
     @property
     def max_output_tokens(self) -> int | None: ...
+
+
+class Host(Serving, Protocol):
+    """Read only, but for `begin_epoch`."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def supervisor(self) -> Supervisor: ...
     @property
     def ready(self) -> bool: ...
     @property

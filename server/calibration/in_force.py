@@ -11,7 +11,7 @@ from queueing.latency.profile import Profile
 from server.errors import ApiError
 
 
-class Stoppable(Protocol):
+class RunningCalibration(Protocol):
     """A calibration that runs."""
 
     def stop(self, error: ApiError) -> None:
@@ -26,7 +26,7 @@ class LatencyModelInForce:
     def __init__(self, law: LatencyModel | None = None) -> None:
         self._law = law
         self._profile: Profile | None = None
-        self._calibration: Stoppable | None = None
+        self._calibration: RunningCalibration | None = None
 
     @property
     def law(self) -> LatencyModel | None:
@@ -57,7 +57,7 @@ class LatencyModelInForce:
             self._law = parse_law(law)
 
     @contextmanager
-    def measured_by(self, calibration: Stoppable) -> Iterator[None]:
+    def measured_by(self, calibration: RunningCalibration) -> Iterator[None]:
         """While it runs."""
         self._calibration = calibration
         try:

@@ -187,9 +187,8 @@ def _write_safetensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]
     blobs: list[bytes] = []
     offset = 0
     for name, tensor in tensors.items():
-        blob = (
-            (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
-        )  # bfloat16 is the upper half of a float32
+        # bfloat16 is the upper half of a float32
+        blob = (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
         header[name] = {
             "dtype": "BF16",
             "shape": list(tensor.shape),

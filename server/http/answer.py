@@ -394,9 +394,8 @@ class AnswerOptions:
         self.arrived_at = arrived_at  # before a form was compiled: time limits count from here
         self.stream = stream
         self.include_usage = include_usage
-        self.continuous_usage = (
-            include_usage and continuous_usage
-        )  # vLLM gives it with the other only
+        # vLLM gives it with the other only
+        self.continuous_usage = include_usage and continuous_usage
         self.n = n
         self.client_limit = client_limit
         self.loss = loss  # the error of a sequence that is lost, by its code and message

@@ -19,9 +19,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from server.errors import ApiError
 from server.http.receiving import StampedProtocol
 
-MAX_HEAD_BYTES = (
-    64 << 10
-)  # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
+# beyond the first reading, which the kernel bounds; of a body's framing and trailers too
+MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256  # as vLLM
 # bytes a chunk may be framed by: its size in hexadecimal and two line ends, without an extension
 CHUNK_FRAMING = 16

@@ -82,9 +82,8 @@ class Format(ABC):
     ) -> None:
         self.top_logprobs = top_logprobs
         self.token_ids = token_ids
-        self.every_token = (
-            token_ids or top_logprobs is not None
-        )  # a chunk for a token without text, too
+        # a chunk for a token without text, too
+        self.every_token = token_ids or top_logprobs is not None
         self._identity = {"id": call_id, "created": created, "model": model}
         self._plain: dict[
             int, bytes

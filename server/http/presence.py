@@ -154,9 +154,8 @@ class HangUps:
             found._remove(descriptor)
 
     def _add(self, descriptor: int, watched: _Watched) -> None:
-        events = (
-            0 if watched.half_closed is None else select.EPOLLRDHUP
-        )  # resets are reported in any case
+        # resets are reported in any case
+        events = 0 if watched.half_closed is None else select.EPOLLRDHUP
         if descriptor in self._watched:
             self._epoll.modify(descriptor, events)
         else:

@@ -230,9 +230,8 @@ class WallClock:
     def monotonic(self, wall: int) -> float:
         """The monotonic instant, seconds, of one of the wall clock, nanoseconds."""
         took, offset, now = self._reading()
-        stepped = (
-            abs(offset - self._offset) > took + READING
-        )  # the two clocks differ by steps only: both are slewed alike
+        # the two clocks differ by steps only: both are slewed alike
+        stepped = abs(offset - self._offset) > took + READING
         if took < READING or stepped:
             # else this process stood still between the readings: the last one is better
             self._offset = offset

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class PolicyChange(BaseModel):

@@ -70,9 +70,8 @@ class Trials:
         self._died_at = 0.0
         self.suspect: Ticket | None = None  # on trial
         self.convicted = 0
-        self.explained: set[int] = (
-            set()
-        )  # deaths by a convicted request, not yet given back to the budget
+        # deaths by a convicted request, not yet given back to the budget
+        self.explained: set[int] = set()
         self._given_back: set[int] = set()
         self.on_sound: Callable[[int], None] | None = None  # gives that many deaths back
 

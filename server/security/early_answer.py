@@ -19,9 +19,8 @@ from server.errors import ApiError
 MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
 MOST_SECONDS = 5.0  # that a client may take over them
 LINGER = 1.0  # seconds before a close
-LINGER_BYTES = (
-    16 << 20
-)  # that are read meanwhile: a client that sends more is left to wait for the close
+# that are read meanwhile: a client that sends more is left to wait for the close
+LINGER_BYTES = 16 << 20
 
 
 class Refusal(JSONResponse):
@@ -40,11 +39,8 @@ class Refusal(JSONResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         if length != 0 and not expects:
-            await (
-                _pass(receive, MOST_BYTES, MOST_SECONDS)
-                if keeps
-                else _pass(receive, LINGER_BYTES, LINGER)
-            )
+            bounds = (MOST_BYTES, MOST_SECONDS) if keeps else (LINGER_BYTES, LINGER)
+            await _pass(receive, *bounds)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -31,9 +31,8 @@ MOST_UNWRITTEN = 1000  # records that wait, where they come faster
 QUEUE_BYTES = 4 << 20  # of lines that wait for the disk
 PATIENCE = 0.5  # seconds that `flush` waits for the disk
 LAST_LINES = 2.0  # seconds that the exit waits for the disk
-_MODE = (
-    os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
-)  # the last: a pipe without a reader is an error, no wait
+# the last: a pipe without a reader is an error, no wait
+_MODE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Recorder:

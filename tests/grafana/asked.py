@@ -97,9 +97,8 @@ def filled(expr: str, *, window: str, shown: str) -> str:
 def bounds(asked: Asked, longest: float) -> tuple[float, float]:
     """What a value can be, `longest` being the longest sojourn of the run in seconds."""
     if asked.unit == "s":
-        others = (
-            10.0 if "what_if" in asked.expr else 1.0
-        )  # a policy that is not in force may be much slower
+        # a policy that is not in force may be much slower
+        others = 10.0 if "what_if" in asked.expr else 1.0
         return 0.0, ORDER * others * longest
     if asked.unit == "percentunit" and UNBOUNDED.search(asked.expr):
         return -1.0, 1000.0

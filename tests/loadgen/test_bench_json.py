@@ -84,9 +84,8 @@ def test_without_details_the_keys_are_those_of_vllm_too() -> None:
 
 def test_every_number_is_the_one_that_vllm_computes_from_the_same_requests() -> None:
     ours, theirs = rewritten(), real()
-    span = (
-        ours["duration"] / theirs["duration"]
-    )  # vLLM's clock starts before its first gap and stops after its last answer
+    # vLLM's clock starts before its first gap and stops after its last answer
+    span = ours["duration"] / theirs["duration"]
     assert 0.9 < span < 1
     for key, value in theirs.items():
         if (

@@ -368,9 +368,8 @@ def test_a_label_stands_at_its_own_line_and_at_no_other(
             await page.until(f"{DRAWN} >= {CHARTS} - 1")
             await page.ask(DRAWN_MARKS)
             await page.ask("dispatchEvent(new Event('themechange'))")
-            some = (
-                "&& drawn.labels.length" if width > 1000 else ""
-            )  # a narrow page may have room for none
+            # a narrow page may have room for none
+            some = "&& drawn.labels.length" if width > 1000 else ""
             await page.until(f"window.drawn && drawn.lines.length >= {len(ago)} {some}")
             return dict(await page.ask("drawn"))
 

@@ -94,9 +94,8 @@ def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(
         situation.model(knobs).load(situation.rate),
         situation.predicted(knobs).sojourn_time.mean or 0.0,
     )
-    size = (
-        share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
-    )  # of stalls that hold a thousandth of the time
+    # of stalls that hold a thousandth of the time
+    size = share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
     stalling = replace(calm, stalls=Stalls(1, 0.001, size, None, size))
     assert stall_backlog(stalling.stalls, load) == pytest.approx(share / (1 - share) * sojourn)
     (found,) = what_ifs(

@@ -59,9 +59,8 @@ def test_the_delay_grows_with_the_rate(
     assert low.method == high.method == "exact"
     for name in ("mean", "p50", "p90", "p99"):
         first, second = getattr(low.queueing_delay, name), getattr(high.queueing_delay, name)
-        slack = (
-            1e-9 if name == "mean" else 2e-3 * (high.queueing_delay.p99 or 0.0)
-        )  # the lattice's width
+        # the lattice's width
+        slack = 1e-9 if name == "mean" else 2e-3 * (high.queueing_delay.p99 or 0.0)
         assert first is None or second is None or first <= second * (1 + 1e-9) + slack
     assert low.utilisation is not None
     assert high.utilisation is not None

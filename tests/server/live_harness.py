@@ -247,9 +247,8 @@ async def looked(
     the run is longer.
     """
     gateway, loop, seconds = site.gateway, asyncio.get_running_loop(), seconds or site.seconds
-    other = (
-        "single" if policy.startswith("dynamic") else "dynamic"
-    )  # the policy that is in force already begins no epoch
+    # the policy that is in force already begins no epoch
+    other = "single" if policy.startswith("dynamic") else "dynamic"
     await gateway.ask("PUT", "/admin/policy", {"policy": other, "max_output_tokens": limit})
     epoch = (
         await gateway.ask("PUT", "/admin/policy", {"policy": policy, "max_output_tokens": limit})

@@ -339,9 +339,8 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
     """After a few seconds of load the predicted mean is there beside the observed one, and a
     switch starts afresh.
     """
-    rate, requests = (
-        (40.0, 400) if near is None else (80.0, 1000)
-    )  # a load that a slow machine serves too, or one that makes a delay
+    # a load that a slow machine serves too, or one that makes a delay
+    rate, requests = (40.0, 400) if near is None else (80.0, 1000)
 
     async def main() -> None:
         arguments = [

@@ -42,9 +42,8 @@ log = logging.getLogger("tests.live")
 LONG = parse_distribution("lognormal:mu=2.5,sigma=0.6")  # median 12 tokens, 90th percentile 26
 CLIENTS = 200  # tokens: the clients' own limit
 POLICY, LOAD, SECONDS = "dynamic", 0.5, 100.0
-FULL = (
-    0.9 * MOST
-)  # requests: on a quick machine the window is full before it is so long, and then never is
+# requests: on a quick machine the window is full before it is so long, and then never is
+FULL = 0.9 * MOST
 WITHIN, FAR, TRIES = 0.10, 0.20, 4
 # of the calibration's cells: an error of the law's shape looks like a speed that depends on the
 # limit

@@ -307,9 +307,8 @@ def switch_under_load(served: Served, seconds: float) -> None:
         for policy, timetable in zip(itertools.cycle(POLICIES), sent, strict=False):
             await gateway.ask("PUT", "/admin/policy", {"policy": policy})
             loads.append(asyncio.create_task(run_load(target, timetable, seed=6 + len(loads))))
-            due = (
-                answered + part * len(loads) - part // 2
-            )  # some of those that were sent under this policy; the others go on
+            # some of those that were sent under this policy; the others go on
+            due = answered + part * len(loads) - part // 2
 
             async def so_many(due: int = due) -> bool:
                 await asyncio.sleep(0.05)

@@ -162,9 +162,8 @@ def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
         [[0.0], np.cumsum(np.diff(at) / (law.k3 * np.maximum(number[:-1], 1) + law.k4))]
     )
     stop = np.concatenate([stops, np.zeros(end.size)])[order]
-    stopped = (
-        np.cumsum(stop) - stop
-    )  # by those who entered before: who enters as another leaves does not stop him
+    # by those who entered before: who enters as another leaves does not stop him
+    stopped = np.cumsum(stop) - stop
     begins, ends = np.searchsorted(at, enter, "left"), np.searchsorted(at, end, "left")
     share = (steps[ends] - steps[begins]) / np.maximum(end - enter, 1e-12)  # steps per second
     decoding = tokens / np.where(share > 0, share, np.inf)

@@ -64,9 +64,8 @@ class Snapshot:
     servers: int = 1
     sequences: Vector | None = None  # of each of the arrivals; None: one each
     carried_from: float = -math.inf  # instant from which on lengths may be used
-    shortest_delay: float = (
-        math.inf
-    )  # of all requests since the gateway started, in seconds; infinite before the first
+    # of all requests since the gateway started, in seconds; infinite before the first
+    shortest_delay: float = math.inf
 
     def column(self, name: str) -> Vector:
         """One field of every row."""

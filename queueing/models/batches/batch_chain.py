@@ -201,17 +201,15 @@ def _radius(table: ServiceTable, arrival_rate: float, batch_size: int, count: in
         value = table.log_generating(arrival_rate, np.exp(u), batch_size)
         return value - batch_size * u if value < np.inf else 1e9 * u
 
-    widest = (
-        7.0 / batch_size
-    )  # r^b stays below 1e3: what it costs the falling coefficients in digits
+    # r^b stays below 1e3: what it costs the falling coefficients in digits
+    widest = 7.0 / batch_size
     if table.most_stalls:
         widest = min(
             widest, _LONG_ROW / count
         )  # rows that hold a stall are long: r^j stays a number
     if table.law.cv:
-        inside = (
-            0.5 if table.most_stalls else 0.9
-        )  # of the way to the pole: masses of stalls are not so tiny there
+        # of the way to the pole: masses of stalls are not so tiny there
+        inside = 0.5 if table.most_stalls else 0.9
         widest = min(
             widest, float(np.log1p(inside / (arrival_rate * table.longest * table.law.cv**2)))
         )

@@ -91,9 +91,8 @@ class _Panjer:
             means * variance / (1 + means * variance),
             means * (1 - variance) / (1 + means * variance),
         )
-        self._scale = (
-            -means if variance == 0 else -np.log1p(means * variance) / variance
-        )  # logarithm of P(A = 0 | t)
+        # logarithm of P(A = 0 | t)
+        self._scale = -means if variance == 0 else -np.log1p(means * variance) / variance
         self._sizes, self._weighted = (
             calls.sizes[:0:-1],
             (calls.sizes * np.arange(len(calls.sizes)))[:0:-1],

@@ -22,9 +22,8 @@ ARGUMENT_CLASSES = (
 )  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
 MAX_NUM_SEQS = 64
 MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
-LARGEST_SIZED_KV = (
-    512 << 20
-)  # bytes; up to here every sequence gets its full context, beyond vLLM decides
+# bytes; up to here every sequence gets its full context, beyond vLLM decides
+LARGEST_SIZED_KV = 512 << 20
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",

@@ -71,9 +71,8 @@ class Submitter:
         self._begin = begin
         self._lost = lost
         self._line: asyncio.Queue[Start | Cancel] = asyncio.Queue()
-        self._sent: set[asyncio.Task[None]] = (
-            set()
-        )  # pauses and resumes whose answers are still on the way
+        # pauses and resumes whose answers are still on the way
+        self._sent: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._work_off(), name="vllm-submitter")
         self._task.add_done_callback(self._ended)
 

@@ -21,6 +21,7 @@ from pydantic.json_schema import SkipJsonSchema
 from server.engines.base import Structured
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 from server.http.request_id import REQUEST_ID
+from server.queue.change import Tokens
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (
@@ -58,7 +59,6 @@ def _null_is(default: object, documented: Any) -> BeforeValidator:
 
 Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count: TypeAlias = Annotated[
     int, Field(ge=1, le=128), _null_is(1, Annotated[int | None, Field(ge=1, le=128)])
 ]

@@ -67,9 +67,8 @@ def source_of(ctx: typer.Context, parameter: Any) -> str:
         case "COMMANDLINE" if parameter.param_type_name == "argument":
             return "argument"
         case "COMMANDLINE":
-            said_no = (
-                parameter.secondary_opts and ctx.params[parameter.name] is False
-            )  # --no-wait-estimates
+            # --no-wait-estimates
+            said_no = parameter.secondary_opts and ctx.params[parameter.name] is False
             return str((parameter.secondary_opts if said_no else parameter.opts)[0])
         case "ENVIRONMENT":
             return str(parameter.envvar)
