@@ -1,8 +1,5 @@
 """Every command's tables, as they look at 80 columns, at 100 and without a terminal: nothing is
 cut, every number stands whole.
-
-`WRITE_GOLDEN=1 pytest tests/test_tables.py` writes tests/golden anew; look at the difference before
-it is committed.
 """
 
 from __future__ import annotations
@@ -10,7 +7,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -33,9 +29,9 @@ from queueing.latency.profile import Profile
 from queueing.measurement.record import Header, Record, write_run
 from server.operations.advising import show as show_advice
 from server.operations.calibrate import show as show_law
+from tests.golden_files import is_as_kept
 
 ROOT = Path(__file__).parents[1]
-GOLDEN = ROOT / "tests" / "golden"
 WIDTHS = {"80 columns": 80, "100 columns": 100, "no terminal": None}
 QUEUE = ("--output-tokens", "uniform:low=8,high=24", "--latency", "reference")
 COMMANDS = {
@@ -302,12 +298,7 @@ def test_no_command_is_forgotten() -> None:
 @every_table
 def test_it_looks_as_it_did_when_somebody_looked(name: str, printed: Callable[..., str]) -> None:
     text = "\n".join(f"== {title}\n{printed(name, width)}" for title, width in WIDTHS.items())
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get("WRITE_GOLDEN"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8"), (
-        f"WRITE_GOLDEN=1 pytest {Path(__file__).name} writes it anew"
-    )
+    assert is_as_kept(f"{name}.txt", text)
 
 
 @every_table

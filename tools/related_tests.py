@@ -17,7 +17,7 @@ def dotted(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Modules that a file imports, and the names that it takes from them."""
+    """Modules that a file imports or names in a string, and the names that it takes from them."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
@@ -26,6 +26,8 @@ def imports(path: Path) -> frozenset[str]:
             package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
             base = ".".join((*package, *filter(None, [node.module])))
             found |= {base, *(f"{base}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= set(re.findall(r"^[a-z_]+(?:\.[a-z_]+)+$", node.value))
     return frozenset(found)
 
 
@@ -56,7 +58,7 @@ def users(path: Path, names: tuple[str, ...]) -> frozenset[str]:
 @cache
 def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
     """Test files that import it, or what imports it, in three steps at most; first those of its
-    package that name what is around it.
+    package with its name, then those that name what is around it.
 
     Then those that name what uses that in the same file, the nearest and shortest first.
     """
@@ -83,6 +85,7 @@ def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
         named = len(words(test).intersection(within)), len(words(test) & around)
         return (
             not test.startswith(own),
+            Path(file).stem not in test,
             -named[0],
             -named[1],
             found[test],

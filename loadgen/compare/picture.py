@@ -36,17 +36,22 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
         squeeze=False,
         layout="constrained",
     )
+    all_pale = all(comparison.too_short for comparison in comparisons)
     for axis, (heading, group) in zip(axes[0], panels, strict=True):
-        _panel(axis, group)
+        _panel(axis, group, all_pale=all_pale)
         axis.set_title(heading, fontsize=11)
     axis = axes[0][0]
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("mean queueing delay (ms)")
-    found = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    marks = {
+        label: handle
+        for each in axes[0]
+        for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(
-        found.values(), found.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
+        marks.values(), marks.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
     )
     figure.suptitle(title, fontsize=12)
     with writing(path):
@@ -68,8 +73,7 @@ def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compariso
     ]
 
 
-def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
-    all_pale = all(comparison.too_short for comparison in group)
+def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
     for index, comparison in enumerate(group):
         named = all_pale or not comparison.too_short  # the legend shows full colours
         quantity, alpha = comparison.quantity, FADED if comparison.too_short else 1.0
@@ -114,6 +118,7 @@ def _panel(axis: Axes, group: Sequence[Comparison]) -> None:
         for comparison, star in zip(group, stars, strict=True)
     ]
     axis.set_xticks(range(len(group)), names, fontsize=9)
+    axis.set_xlim(-0.5, len(group) - 0.5)
     axis.set_yscale("log")
     axis.grid(axis="y", which="major", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

@@ -275,7 +275,7 @@ def stop_left_behind(folder: Path) -> bool:
     path.unlink()
     listed = (
         subprocess.run(
-            ["ps", "-o", "args=", "-p", pid], capture_output=True, text=True, check=False
+            ["ps", "-ww", "-o", "args=", "-p", pid], capture_output=True, text=True, check=False
         ).stdout
         if pid.isdigit()
         else ""

@@ -264,3 +264,30 @@ def test_a_bug_in_one_request_ends_the_run_loudly() -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         asyncio.run(main())
+
+
+def test_failures_end_a_run_only_where_so_many_follow_one_another() -> None:
+    """Two, then an answer, then three: the seventh of ten is not sent."""
+    broken = {0, 1, 3, 4, 5, 6}
+
+    async def handler(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(server.bodies) - 1 in broken:
+            return web.json_response({"error": {"message": "broken"}}, status=500)
+        return await answer(request, body)
+
+    server: FakeServer
+
+    async def main() -> LoadResult:
+        nonlocal server
+        async with serving(handler) as server:
+            table = Timetable(np.zeros(10), np.full(10, 3), np.full(10, 2))
+            target = Target(base_url=server.url, model="fake")
+            return await run_load(
+                target, table, seed=1, closed_loop=ClosedLoop(users=1), max_errors=3
+            )
+
+    result = asyncio.run(main())
+    sent = [record for record in result.records if record.sent_at is not None]
+    assert [record.outcome for record in sent] == [
+        *("failed", "failed", "completed", "failed", "failed", "failed")
+    ]

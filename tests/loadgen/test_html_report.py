@@ -15,8 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import loadgen.report.html.page
 from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
 from loadgen.compare.comparison import TOO_SHORT
 from loadgen.compare.group import Group
@@ -28,6 +30,7 @@ from loadgen.report.html.marks import Panel, hover
 from loadgen.report.html.over_load import curve_of, over_load_figure
 from loadgen.report.html.page import ROOT, page
 from loadgen.report.html.parts import PALE, parts_figure
+from loadgen.report.html.style import columns, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.words import accuracy, causes, headline
@@ -36,10 +39,13 @@ from loadgen.sweep.report_data import _missing
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile
+from queueing.measurement.arrival_audit import audit_arrivals
 from queueing.measurement.record import Header, Record, write_run
 from queueing.measurement.recursion import served
+from queueing.measurement.statistics import summarise
 from queueing.model import Model
 from queueing.prediction import predict_model
+from tests.golden_files import is_as_kept
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.page.browser import chromium
 from tests.support import require_program
@@ -641,3 +647,59 @@ def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -
 def test_the_policy_of_a_group_is_that_of_its_first_request() -> None:
     (only, *_) = served(drive(parse_policy("single"), 5.0, n=20))
     assert Group([only], {}).policy == parse_policy("single")
+
+
+def shortened(value: Any) -> Any:
+    """Three digits a number; of a long row of numbers how many, its ends and its mean."""
+    if isinstance(value, float):
+        return float(f"{value:.3g}") if abs(value) > 1e-9 else 0.0
+    if isinstance(value, dict):
+        return {key: shortened(each) for key, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > 12 and all(isinstance(each, int | float) for each in value):
+        mean = sum(value) / len(value)
+        return f"{len(value)} numbers, {value[0]:.3g} to {value[-1]:.3g}, mean {mean:.3g}"
+    return [shortened(each) for each in value]
+
+
+def test_the_page_looks_as_it_did_when_somebody_looked(
+    data: ReportData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every word, number, size and colour of it, without its style sheet and its scripts; with a
+    cell that is too short and one that is invalid.
+    """
+    module = loadgen.report.html.page
+    slow = next(cell for cell in data.cells if cell.verdict.kind == "speed")
+    asked = np.random.default_rng(3).exponential(0.02, 400).cumsum()
+    late = np.linspace(0.0, 0.2, 400)
+    invalid = dataclasses.replace(
+        slow,
+        audit=audit_arrivals(asked + late, asked_rate=50.0, intended=asked),
+        lateness=summarise(late),
+    )
+    assert invalid.invalid
+    monkeypatch.setattr(
+        module, "_asset", lambda name: "@TITLE@@BODY@" if name.endswith("page.html") else ""
+    )
+    monkeypatch.setattr(module, "today", lambda: "TODAY")
+    drawn = dataclasses.replace(
+        data,
+        cells=[slow, data.cells[3], data.cells[4], widened(slow), invalid],
+        events=["the gateway was started again"],
+        date="2026-01-02T03:04:05Z",
+    )
+    figures = [
+        draw(drawn.cells) for draw in (beside_figure, over_load_figure, parts_figure, tails_figure)
+    ]
+    text = page(drawn).replace("><", ">\n<")
+    shown = json.dumps(
+        shortened(json.loads(json.dumps(figures, default=float))), indent=1, ensure_ascii=False
+    )
+    assert is_as_kept("report.html", text)
+    assert is_as_kept("report-figures.json", shown)
+
+
+def test_panels_are_laid_out_from_left_to_right_and_from_top_to_bottom() -> None:
+    assert columns(2, 0.2) == [[0.0, 0.4], [pytest.approx(0.6), pytest.approx(1.0)]]
+    assert rows(2, 0.2) == [[pytest.approx(0.6), 1.0], [pytest.approx(0.0), pytest.approx(0.4)]]

@@ -172,3 +172,39 @@ def test_the_collector_is_put_back_after_a_failure() -> None:
     with pytest.raises(ValueError, match="x"):
         fail()
     assert gc.isenabled()
+
+
+def test_spinning_begins_before_the_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def kept(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    async def main() -> None:
+        monkeypatch.setattr(asyncio, "sleep", kept)
+        await Spin().until(asyncio.get_running_loop().time() + 0.02)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+
+    asyncio.run(main())
+    assert 0 < slept[0] < 0.02
+    assert set(slept[1:]) == {0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+def test_the_kernel_wakes_the_sender_shortly_before_the_instant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> list[float]:
+        with pacing_clock() as clock:
+            assert isinstance(clock, TimerFd)
+            set_to, kernel = list[float](), clock._set
+            monkeypatch.setattr(clock, "_set", lambda at: (set_to.append(at - instant), kernel(at)))
+            instant = asyncio.get_running_loop().time() + 0.01
+            await clock.until(instant)
+            return set_to
+
+    ahead = asyncio.run(main())
+    assert ahead
+    assert all(-0.005 < each < 0 for each in ahead)

@@ -200,3 +200,11 @@ def test_so_many_streams_fit_as_files_are_left(
         match=rf"^got {fit + 1} requests at once; this system gives a process {hard} files",
     ):
         raise_file_limit(fit + 1)
+
+
+def test_the_folders_of_a_run_file_are_made(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunWriter(tmp_path / "new" / "folder" / "run.jsonl", Header(writer="load")) as writer:
+            writer.keep(Record(request_id="a", outcome="completed"))
+        _, (record,) = read_run(tmp_path / "new" / "folder" / "run.jsonl")
+        assert record.request_id == "a"

@@ -25,7 +25,7 @@ from loadgen.measures.metrics import (
     values,
 )
 from loadgen.report.summary import LoadSummary, measure, summarise_load, summarise_records
-from loadgen.report.summary_text import load_lines, load_notes, load_table
+from loadgen.report.summary_text import _number, load_lines, load_notes, load_table
 from loadgen.sending.client.client import CUT_SHORT
 from loadgen.sending.run import LoadResult
 from policies.text import SpecError
@@ -460,3 +460,21 @@ def test_percentiles_and_metrics_are_written_as_for_vllm() -> None:
     for wrong in ("", "ttft,speed"):
         with pytest.raises(SpecError, match="expected some of"):
             parse_metrics(wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.9994, "0.999"),
+        (1.0, "1.00"),
+        (99.994, "99.99"),
+        (100.0, "100.0"),
+        (9999.94, "9999.9"),
+        (10_000.0, "10000"),
+        (-0.5, "-0.500"),
+        (math.nan, "-"),
+        (math.inf, "-"),
+    ],
+)
+def test_milliseconds_have_about_four_digits(value: float, shown: str) -> None:
+    assert _number(value) == shown

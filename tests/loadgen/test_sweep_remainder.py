@@ -120,3 +120,59 @@ def test_a_running_cell_lets_its_remainder_go_within_two_seconds_of_its_last_req
     assert (
         "3 requests waiting for a batch that nothing more fills" in (tmp_path / "said").read_text()
     ) == let_go
+
+
+class Silent(Gateway):
+    """One that answers once, and then no more."""
+
+    def __init__(self) -> None:
+        super().__init__("single", waiting=0)
+        self.asked_at: list[float] = []
+
+    async def ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        if len(self.asked_at) > 1:
+            raise GatewayError("connection refused")
+        return await super().ask(method, path, body)
+
+
+def test_a_gateway_is_asked_once_a_second_and_is_lost_after_two_without_an_answer(
+    tmp_path: Path,
+) -> None:
+    """From before the first request on, of which nothing is known yet."""
+    gateway = Silent()
+
+    async def watched() -> tuple[str, str]:
+        with (tmp_path / "said").open("w") as stream:
+            guard = _Guard(
+                client(gateway), None, Watch(10.0), _Seen(Status(stream)), stop_unstable=True
+            )
+            return await asyncio.wait_for(guard.run(), 10)
+
+    assert run_virtual(watched()) == ("lost", "connection refused")
+    assert gateway.asked_at == pytest.approx([1.0, 2.0, 3.0], abs=0.25)
+
+
+def test_a_cell_whose_queue_only_grows_ends_where_that_is_asked(tmp_path: Path) -> None:
+    async def watched(*, stop: bool) -> tuple[str, str] | None:
+        with (tmp_path / "said").open("w") as stream:
+            seen = _Seen(Status(stream))
+            seen.tally = tally = Tally(asked=10_000)
+            guard = _Guard(client(Gateway("single")), None, Watch(100.0), seen, stop_unstable=stop)
+            watching = asyncio.create_task(guard.run())
+            for _ in range(300):
+                tally.sent += 10
+                tally.completed += 3 + tally.sent % 3
+                await asyncio.sleep(0.1)
+                if watching.done():
+                    return watching.result()
+            watching.cancel()
+            return None
+
+    ended = run_virtual(watched(stop=True))
+    assert ended is not None
+    assert ended[0] == "unstable"
+    assert "unanswered after" in ended[1]
+    assert run_virtual(watched(stop=False)) is None

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 
 from loadgen.gateway.gateway_process import GatewayLostError, GatewayProcess, free_port
 from loadgen.sweep.apparatus import Apparatus
-from loadgen.sweep.gateway import GivenGateway
+from loadgen.sweep.gateway import GivenGateway, stop_left_behind
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report import _drift
@@ -397,3 +398,125 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
             in said
         ) == (r2 < 0.9)
         assert ("warning: " in said) == (r2 < 0.9)
+
+
+class Scripted(Sweep):
+    """Cells that end as the script says; a speed that changed is said of those `noisy`."""
+
+    def follow(self, *script: str, done: bool = False, noisy: tuple[bool, ...] = ()) -> None:
+        self.script, self.done, self.noisy, self.aside = list(script), done, list(noisy), 0
+
+    async def _attempt(self, cell: Any, shown: str) -> Any:
+        assert shown == "cell 1/2, here"
+        attempt = 1 + self.store.progress.of(cell.name).attempts
+        self.store.append("started", cell=cell.name, attempt=attempt)
+        ended = self.script.pop(0)
+        if ended == "no gateway":
+            raise GatewayLostError("it is gone")
+        return SimpleNamespace(ended=ended, why=None if ended == "complete" else "killed")
+
+    def _is_done(self, cell: Any) -> bool:
+        return self.done
+
+    def _was_noisy(self, cell: Any) -> bool:
+        return bool(self.noisy) and self.noisy.pop(0)
+
+    def _set_aside(self, cell: Any, shown: str) -> None:
+        self.aside += 1
+
+
+class Here(SimpleNamespace):
+    """A cell."""
+
+    def __str__(self) -> str:
+        return "here"
+
+
+@pytest.mark.parametrize(
+    ("load", "script", "done", "noisy", "left", "aside", "recovered", "last"),
+    [
+        (0.5, ("complete", "complete"), False, (), 1, 0, [], "started"),
+        (0.5, ("complete",), True, (False,), 1, 0, [], None),
+        (0.5, ("complete", "complete"), True, (True, False), 1, 1, [], "started"),
+        (0.5, ("complete", "complete"), False, (True, False), 0, 1, [], "started"),
+        (0.5, ("lost", "complete"), False, (), 0, 0, ["killed"], "started"),
+        (0.5, ("no gateway", "unstable"), False, (), 0, 0, ["it is gone"], "started"),
+        (
+            0.5,
+            ("lost", "no gateway", "lost", "x"),
+            False,
+            (),
+            1,
+            0,
+            ["killed", "it is gone", "killed"],
+            "failed",
+        ),
+        (1.0, ("complete",), False, (), 1, 0, [], "refused"),
+    ],
+)
+def test_a_cell_is_measured_until_it_is_whole_and_quiet_three_times_at_most(
+    load: float,
+    script: tuple[str, ...],
+    done: bool,
+    noisy: tuple[bool, ...],
+    left: int,
+    aside: int,
+    recovered: list[str],
+    last: str | None,
+    tmp_path: Path,
+) -> None:
+    plan, said = Plan(loads=(0.5,)), list[str]()
+
+    async def recover(why: str) -> None:
+        said.append(why)
+
+    store = Store.open(tmp_path / "sweep", plan)
+    sweep = Scripted(plan, store, Status(io.StringIO()), SimpleNamespace(recover=recover))  # type: ignore[arg-type]
+    sweep.follow(*script, done=done, noisy=noisy)
+
+    async def measure() -> None:
+        await sweep.measure(Here(name="here", load=load, purpose="grid"), "cell 1/2")  # type: ignore[arg-type]
+
+    asyncio.run(measure())
+    events = store.journal.events
+    store.journal.close()
+    assert (len(sweep.script), sweep.aside, said) == (left, aside, recovered)
+    assert (events[-1]["event"] if events else None) == last
+    if last == "failed":
+        assert events[-1]["reason"] == "given up after 3 attempts: no reason known"
+
+
+def test_an_interrupted_cell_ends_the_sweep(tmp_path: Path) -> None:
+    plan = Plan(loads=(0.5,))
+    store = Store.open(tmp_path / "sweep", plan)
+    sweep = Scripted(plan, store, Status(io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
+    sweep.follow("interrupted", "complete")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(sweep.measure(Here(name="here", load=0.5, purpose="grid"), "cell 1/2"))  # type: ignore[arg-type]
+    store.journal.close()
+    assert sweep.script == ["complete"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_gateway_that_a_killed_sweep_left_behind_is_ended_and_no_other_process(
+    own: bool, tmp_path: Path
+) -> None:
+    """A number of a process may belong to another by now: its arguments say whose it is."""
+    name = str(tmp_path / "gateway-1.log") if own else "something else"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", name],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        (tmp_path / "gateway.pid").write_text(f"{process.pid}\n")
+        assert stop_left_behind(tmp_path) == own
+        assert not stop_left_behind(tmp_path), "once is enough"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == (-signal.SIGKILL if own else 0)
+
+
+@pytest.mark.parametrize("text", ["", "no number", "999999999"])
+def test_a_damaged_note_of_a_gateway_ends_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "gateway.pid").write_text(text)
+    assert not stop_left_behind(tmp_path)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from loadgen.measures.backlog import backlog
 from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, growth
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import parse_law
+from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run
 
@@ -147,3 +149,23 @@ def test_growth_has_the_sign_of_the_change_and_its_share_of_the_arrivals() -> No
         assert found.half_width < 0.05
         assert found.unstable == (slope > 0)
         assert (found.seconds, found.arrivals) == (100.0, pytest.approx(800.0))
+
+
+def test_the_first_look_waits_for_enough_arrivals_after_the_warm_up() -> None:
+    """250 arrivals at 10/s, of which the first fifth is left out; then at every 15 % more."""
+    watch = Watch(10.0, least_seconds=0.0)
+    looks = [at for at in range(60) if watch.observe(float(at), at) is not None]
+    assert looks == [25, 29, 34, 40, 46, 53]
+
+
+def test_growth_of_a_run_counts_its_own_rate() -> None:
+    """201 requests, the first long before the others, none of which is ever answered."""
+    begins = [0.0, *(10.0 + index / 20 for index in range(200))]
+    records = [
+        Record(request_id=str(at), outcome="failed", intended_at=at, sent_at=at) for at in begins
+    ]
+    found = backlog(records)
+    assert found is not None
+    assert found.seconds == pytest.approx(19.95)
+    assert found.arrivals == pytest.approx(0.8 * 200)
+    assert found.number == 201

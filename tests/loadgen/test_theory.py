@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.compare.compare import compare
-from loadgen.compare.theory import predict_means, replay_arrivals, theory_of
+from loadgen.compare.theory import REPLICATIONS, predict_means, replay_arrivals, theory_of
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
@@ -80,3 +80,27 @@ def test_pollaczek_khinchine_is_what_single_is_predicted() -> None:
     assert predicted.queueing_delay == pytest.approx(
         0.5 * 0.05 / (2 * 0.5)
     )  # M/D/1: rho S / (2 (1 - rho))
+
+
+@pytest.mark.parametrize(
+    ("policy", "cv", "draws"),
+    [
+        ("capped:max_batch_size=4", 0.0, 1),
+        ("capped:max_batch_size=4", 0.3, REPLICATIONS),
+        ("continuous:max_batch_size=4", 0.3, 1),
+    ],
+)
+def test_what_is_random_is_replayed_more_than_once(
+    policy: str, cv: float, draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = served(drive(parse_policy(policy), 16.0, n=50))
+    spawned: list[int] = []
+
+    class Seeds(np.random.SeedSequence):
+        def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
+            spawned.append(n_children)
+            return super().spawn(n_children)
+
+    monkeypatch.setattr(np.random, "SeedSequence", Seeds)
+    replay_arrivals(parse_policy(policy), group, dataclasses.replace(LAW, cv=cv))
+    assert spawned[0] == draws
