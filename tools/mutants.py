@@ -29,7 +29,7 @@ from related_tests import tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
-LIMIT = 90.0  # seconds of tests a fault, the nearest first
+LIMIT = 90  # seconds of tests a fault, the nearest first; more on a busy machine (--limit)
 TEST_LIMIT = 40  # seconds of one test
 TOGETHER = 6  # files of tests in one process, after the nearest
 PYTEST = (
@@ -120,9 +120,9 @@ def failing(tests: Sequence[str], place: Path, seconds: float) -> str | None:
     )
 
 
-def killer(mutant: Mutant, place: Path) -> str | None:
+def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
     """The first file of tests that fails in a copy of the tree that has the fault."""
-    target, ends_at = place / mutant.file, time.monotonic() + LIMIT
+    target, ends_at = place / mutant.file, time.monotonic() + limit
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
     tests = tests_of(mutant.file, mutant.within)
@@ -150,7 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, value in (("--seed", 1), ("--count", 200), ("--workers", 2)):
+    for name, value in (("--seed", 1), ("--count", 200), ("--workers", 2), ("--limit", LIMIT)):
         parser.add_argument(name, type=int, default=value)
     parser.add_argument("--group", choices=SETTINGS["groups"])
     options = parser.parse_args()
@@ -161,9 +161,9 @@ def main() -> int:
 
     def judge(mutant: Mutant) -> None:
         place = places.get()
-        test = killer(mutant, place)
+        test = killer(mutant, place, options.limit)
         if test is not None and test not in sound:
-            sound[test] = failing([test], place, 10 * LIMIT) is None
+            sound[test] = failing([test], place, 10 * options.limit) is None
         results[mutant.group].append(dead := test is not None and sound[test])
         places.put(place)
         done, fate = sum(map(len, results.values())), "killed" if dead else "SURVIVED"
