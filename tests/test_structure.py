@@ -56,20 +56,25 @@ def large_classes() -> Iterator[str]:
                 yield f"{file}: {node.name}"
 
 
-def long_functions() -> Iterator[str]:
+def functions() -> Iterator[tuple[str, Function]]:
+    """Commands aside: their parameters are flags, a line or more each."""
     for file, node in nodes():
-        if isinstance(node, Function) and (node.end_lineno or 0) - node.lineno >= LINES:
+        if isinstance(node, Function) and not file.endswith("cli.py"):
+            yield file, node
+
+
+def long_functions() -> Iterator[str]:
+    for file, node in functions():
+        if (node.end_lineno or 0) - node.lineno >= LINES:
             yield f"{file}: {node.name}"
 
 
 def functions_of_many_parameters() -> Iterator[str]:
-    """Commands aside: theirs are flags."""
-    for file, node in nodes():
-        if isinstance(node, Function) and not file.endswith("cli.py"):
-            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-            own = [each for each in given if each not in ("self", "cls")]
-            if len(own) + len(node.args.kwonlyargs) > PARAMETERS:
-                yield f"{file}: {node.name}"
+    for file, node in functions():
+        given = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        own = [each for each in given if each not in ("self", "cls")]
+        if len(own) + len(node.args.kwonlyargs) > PARAMETERS:
+            yield f"{file}: {node.name}"
 
 
 LOOKS = {
