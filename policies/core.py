@@ -49,6 +49,7 @@ class Running:
     request: Request
     started_at: float
     output_tokens_so_far: int = 0
+    preemptible: bool = True  # its answer can be continued exactly behind what was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Dispatch:
 @dataclass(frozen=True, slots=True)
 class Preempt:
     """Take these requests out of service and put them back into the queue with what they have so
-    far.
+    far. They must be in service and `preemptible`.
     """
 
     request_ids: tuple[str, ...]

@@ -113,7 +113,7 @@ class Gateway:
             self.overload.queue(),
             suspect_after=suspect_after,
         )
-        self._batcher.trials.on_sound = self.supervisor.forgive
+        self._batcher.recovery.trials.on_sound = self.supervisor.forgive
         self.metrics.failures_of(self._batcher.failures)
         self.metrics.gauge_of(
             "queue_length", "Sequences waiting in the queue", lambda: self.batcher.queue_length
@@ -247,7 +247,9 @@ class Gateway:
             ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
         )
         if self._batcher is not None:
-            guilty = self._batcher.interrupt(message, self.settings.supervision.max_interruptions)
+            guilty = self._batcher.recovery.interrupt(
+                message, self.settings.supervision.max_interruptions
+            )
             if guilty is not None:
                 self._refuse(guilty.work, self._batcher)
 
@@ -275,7 +277,7 @@ class Gateway:
             # what waited meanwhile waited for the restart, what was in service was served by two
             # engines
             self.begin_epoch()
-            self._batcher.resume(capabilities)
+            self._batcher.recovery.resume(capabilities)
         if self.on_restarted is not None:
             self.on_restarted()
 
@@ -306,7 +308,7 @@ class Gateway:
         requests that may kill engines, a proof.
         """
         return self.latency.calibrating or (
-            self._batcher is not None and self._batcher.trials.holding
+            self._batcher is not None and self._batcher.recovery.trials.holding
         )
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had no preemptions; its files are read as well
 RUN_FILE = "a run file, as `kendall load` and `kendall serve --record-file` write it"
 Outcome = Literal["completed", "failed", "rejected", "abandoned", "cancelled"]
 
@@ -39,15 +39,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     # at the gateway: the kernel had its last byte, however busy the gateway was
     received_at: float | None = None
     arrived_at: float | None = None  # at the gateway: body read and validated
-    dispatched_at: float | None = None
+    first_dispatched_at: float | None = None
+    dispatched_at: float | None = None  # the last time, of a preempted request
     first_token_at: float | None = None
     last_token_at: float | None = None
     token_at: list[float] | None = None  # every token's instant, where it was asked for
     released_at: float | None = None  # last byte handed to the transport
     server_free_at: float | None = None  # when this request's server could be dispatched to again
-    queueing_delay: float | None = None
+    queueing_delay: float | None = None  # the sum of all waits, of a preempted request
     batch_forming_delay: float | None = None
-    service_time: float | None = None
+    service_time: float | None = None  # the sum of all stints in service
     sojourn_time: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -56,6 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     sender_id: int | None = None  # the load generator's process
     finish_reason: str | None = None
     clipped: bool | None = None
+    preemptions: int | None = None  # times it was put back into the queue
     interruptions: int | None = (
         # engines that were lost while it was in service; its service time includes the restarts
         None

@@ -64,6 +64,7 @@ def ended(
         batch_id=batch.id,
         batch_size=batch.size,
         arrived_at=request.arrived_at,
+        first_dispatched_at=batch.at,
         dispatched_at=batch.at,
         first_token_at=member.first_token_at,
         last_token_at=member.last_token_at,

@@ -70,13 +70,13 @@ class Calibrator:
                 "calibration: the engine is not serving; try again later",
                 retry_after=5,
             )
-        gateway.batcher.hold(True)
+        gateway.batcher.pause_dispatch(True)
         try:
             with gateway.latency.measured_by(self):
                 profile = await self._watched(self._measure(plan, known))
                 gateway.latency.adopt(profile)
         finally:
-            gateway.batcher.hold(False)
+            gateway.batcher.pause_dispatch(False)
             gateway.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
 
@@ -119,7 +119,7 @@ class Calibrator:
     async def _served(self) -> None:
         """The queue is held; return once what is in service has ended. Raises ApiError."""
         batcher = self._gateway.batcher
-        if not (batcher.in_service or batcher.trials.holding):
+        if not (batcher.in_service or batcher.recovery.trials.holding):
             return
         log.info(
             "calibration: %d in service finish first, %d wait",

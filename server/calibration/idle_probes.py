@@ -148,7 +148,7 @@ class IdleProbes:
 
     async def _probe(self, index: int) -> None:
         gateway = self._gateway
-        self._batcher.lend(self._batches.interrupt)
+        self._batcher.lease.acquire(self._batches.interrupt)
         try:
             found = await self._measure(index)
         except InterruptedCellError:
@@ -161,7 +161,7 @@ class IdleProbes:
             self.book.add(index, found)
             self.measured += 1
         finally:
-            self._batcher.take_back()
+            self._batcher.lease.revoke()
 
     async def _measure(self, index: int) -> Any:
         """The engine warmed by a short batch of the same size, then the cell."""

@@ -257,7 +257,7 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _poison(gateway: Gateway) -> dict[str, Any]:
-    trials = gateway.batcher.trials
+    trials = gateway.batcher.recovery.trials
     return {
         "on_trial": trials.suspect is not None,
         "proving": trials.proving,

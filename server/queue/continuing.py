@@ -21,7 +21,9 @@ Stop strings, limits and half characters are the gateway's own affair and are ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -71,10 +73,31 @@ DIFFERS = "the answer was interrupted, and the engine did not reproduce it; send
 
 def way_to_continue(sampling: Sampling, made: int) -> Way:
     """Which of the ways above, after `made` tokens."""
-    greedy = sampling.temperature == 0
-    if made == 0 or (not stateful(sampling) and (greedy or sampling.seed is None)):
+    if made == 0 or resumable(sampling):
         return "behind"
-    return "again" if greedy or sampling.seed is not None else "none"
+    return "again" if sampling.temperature == 0 or sampling.seed is not None else "none"
+
+
+def resumable(sampling: Sampling) -> bool:
+    """Whether the answer can be continued exactly behind what was made: it may be preempted."""
+    if sampling.seed is not None and sampling.temperature != 0:
+        return False
+    states_of, plain = _states(type(sampling))
+    return bool(states_of(sampling) == plain)
+
+
+@cache
+def _with_state(kind: type[Sampling]) -> tuple[str, ...]:
+    return tuple(
+        name for name in kind.__struct_fields__ if name not in FREE_OF_STATE and name != OWN_RULE
+    )
+
+
+@cache
+def _states(kind: type[Sampling]) -> tuple[Callable[[Sampling], object], object]:
+    """What reads these parameters, and what it reads where none is set. Once a dispatch."""
+    states_of = attrgetter(*_with_state(kind))
+    return states_of, states_of(kind(max_tokens=1))
 
 
 def stateful(sampling: Sampling) -> list[str]:
@@ -82,10 +105,8 @@ def stateful(sampling: Sampling) -> list[str]:
     plain = type(sampling)(max_tokens=sampling.max_tokens)
     return [
         name
-        for name in sampling.__struct_fields__
-        if name not in FREE_OF_STATE
-        and name != OWN_RULE
-        and getattr(sampling, name) != getattr(plain, name)
+        for name in _with_state(type(sampling))
+        if getattr(sampling, name) != getattr(plain, name)
     ]
 
 

@@ -43,6 +43,11 @@ class Observers:
         self._logged: set[tuple[str, str]] = set()
         self.faults = 0
 
+    def add(self, observer: Observer, *, first: bool = False) -> None:
+        """One more, which sees every event after the others, or before them."""
+        own = self._observers
+        self._observers = (observer, *own) if first else (*own, observer)
+
     def on_arrival(self, ticket: Ticket) -> None:
         """See `Observer`."""
         for observer in self._observers:

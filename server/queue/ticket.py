@@ -5,15 +5,17 @@ a batch: what one dispatch started.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from policies import Policy, Request, Running, Waiting
+from policies import Fixed, Policy, Request, Running, Waiting
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
+from server.queue.decision_loop import DecisionLoop
 from server.queue.ending import Ending
 
 log = logging.getLogger("kendall")
@@ -50,7 +52,8 @@ class Timing(Protocol):
 class Instants:
     """When things happened to a ticket, on the event loop's clock."""
 
-    dispatched: float | None = None
+    first_dispatched: float | None = None
+    dispatched: float | None = None  # the last time, of a preempted one
     first_token: float | None = None
     last_token: float | None = None
     released: float | None = None
@@ -63,6 +66,8 @@ class Owner(Protocol):
     now: Callable[[], float]
     policy_text: str
     epoch: int
+    wants_steps: bool  # the policy in force is asked after every engine step
+    decisions: DecisionLoop
 
     def member_ended(self, ticket: Ticket) -> None:
         """It met its own end."""
@@ -98,7 +103,9 @@ class Ticket:
         "interruptions",
         "outcome",
         "output_token_ids",
+        "preemptions",
         "running",
+        "served",
         "stream",
         "timing",
         "told",
@@ -128,6 +135,8 @@ class Ticket:
         self.timing: Timing | None = None  # of the few calls that are measured
         self.output_token_ids: list[int] = []
         self.outcome: Outcome | None = None
+        self.preemptions = 0
+        self.served = 0.0  # seconds in service before its last preemption
         self.interruptions = 0  # engines that were lost while it was in service
         self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
         self.continued = False  # the engine made no token for it once, and got it again
@@ -178,6 +187,8 @@ class Ticket:
         if ending.finish_reason is not None:
             self.at.last_token = now
             self._owner.member_ended(self)
+        if self._owner.wants_steps:
+            self._owner.decisions.ask_soon()
 
     def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
         """Those up to the own end, and the text they add."""
@@ -222,7 +233,6 @@ class Ticket:
     def record(self) -> Record:
         """What happened, as the run file has it."""
         request, at, batch = self.work.request, self.at, self.batch
-        end = at.released if at.released is not None else self._owner.now()
         return Record(
             request_id=request.id,
             client_request_id=self.work.client_request_id,
@@ -234,16 +244,15 @@ class Ticket:
             batch_size=self.batch_size,
             received_at=self.work.received_at,
             arrived_at=request.arrived_at,
+            first_dispatched_at=at.first_dispatched,
             dispatched_at=at.dispatched,
             first_token_at=at.first_token,
             last_token_at=at.last_token,
             released_at=at.released,
             server_free_at=at.server_free,
-            queueing_delay=(end if at.dispatched is None else at.dispatched) - request.arrived_at,
+            queueing_delay=self._queueing_delay(),
             batch_forming_delay=batch.forming_delay(request) if batch else None,
-            service_time=None
-            if at.dispatched is None or at.server_free is None
-            else at.server_free - at.dispatched,
+            service_time=self._service_time(),
             sojourn_time=None if at.released is None else at.released - request.arrived_at,
             prompt_tokens=request.prompt_tokens,
             output_tokens=self.ending.output_tokens,
@@ -251,15 +260,45 @@ class Ticket:
             predicted_output_tokens=request.predicted_output_tokens,
             finish_reason=self.ending.finish_reason,
             clipped=self.clipped,
+            preemptions=self.preemptions,
             interruptions=self.interruptions,
             error=self._lost,
         )
 
-    def resume_later(self) -> None:
+    def _queueing_delay(self) -> float:
+        """Of all its waits; of the last one until now, where it ended while it waited."""
+        at = self.at
+        if self.batch is not None and at.dispatched is not None:
+            until = at.dispatched
+        else:
+            until = self._owner.now() if at.released is None else at.released
+        return until - self.work.request.arrived_at - self.served
+
+    def _service_time(self) -> float | None:
+        """Of all its stints; None where the last one has not ended."""
+        at = self.at
+        if self.batch is None:
+            return self.served if self.preemptions else None
+        if at.dispatched is None or at.server_free is None:
+            return None
+        return self.served + (at.server_free - at.dispatched)
+
+    def begin_service(self, batch: Batch, epoch: int) -> None:
+        """It was dispatched."""
+        self.batch, self.epoch, self.at.dispatched = batch, epoch, batch.dispatched_at
+        if self.at.first_dispatched is None:
+            self.at.first_dispatched = batch.dispatched_at
+
+    def end_stint(self, at: float) -> None:
         """It was preempted: what it has so far stays, and its next service continues behind
         that.
         """
+        assert self.at.dispatched is not None
+        if self.stream is not None:
+            self.stream.listener, self.stream = None, None
         self.batch = self.running = None
+        self.preemptions += 1
+        self.served += at - self.at.dispatched
         self.work = msgspec.structs.replace(
             self.work, output_token_ids=tuple(self.output_token_ids)
         )
@@ -283,5 +322,19 @@ class Batch:
     open: set[str]  # ids whose own end has not come
 
     def forming_delay(self, request: Request) -> float:
-        """Seconds this request waited for company."""
+        """Seconds this request waited for others to fill its batch."""
         return max(0.0, self.forming_until - request.arrived_at)
+
+
+def forming_until(
+    policy: Policy, tickets: Sequence[Ticket], max_num_seqs: int, now: float
+) -> float:
+    """The instant until which a batch was being formed: when its last member arrived, or
+    `max_wait` ran out. Only fixed batching makes requests wait for others.
+    """
+    if not isinstance(policy, Fixed):
+        return -math.inf
+    arrivals = [ticket.work.request.arrived_at for ticket in tickets]
+    if len(tickets) >= min(policy.batch_size, max_num_seqs):
+        return max(arrivals)
+    return min(now, min(arrivals) + policy.max_wait)

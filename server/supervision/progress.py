@@ -87,16 +87,18 @@ class StuckWatch:
     def look(self, now: float) -> None:
         """One look."""
         batcher = self._batcher
-        if batcher.failing is not None:
-            batcher.poke()
-        busy = not (batcher.down or batcher.trials.proving) and (
-            batcher.in_service > 0 or batcher.failing is not None
+        if batcher.decisions.failing is not None:
+            batcher.ask()
+        busy = not (batcher.recovery.down or batcher.recovery.trials.proving) and (
+            batcher.in_service > 0 or batcher.decisions.failing is not None
         )
         still = self._stillness.look(now, self._progress(), busy=busy)
         limit = self.limit() + (FORM_TIMES * self._form_time if self._waits_for_a_form() else 0.0)
         if still > limit:
             self._stillness = Stillness()
-            why = batcher.failing or f"{counted(batcher.in_service, 'sequence')} in service"
+            why = (
+                batcher.decisions.failing or f"{counted(batcher.in_service, 'sequence')} in service"
+            )
             self._on_stuck(
                 f"nothing moved for {still:.0f} s ({why}, {batcher.queue_length} waiting)"
             )

@@ -34,4 +34,4 @@ def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
         seconds,
     )
     ticket.continued = True
-    batcher.hand_over_again(ticket)
+    batcher.recovery.renew(ticket)

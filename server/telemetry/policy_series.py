@@ -137,6 +137,8 @@ class PolicySeries:
     def dispatched(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""
         for ticket in batch.tickets:
+            if ticket.preemptions:  # its delays were counted when it was dispatched first
+                continue
             request = ticket.work.request
             self._queueing_delay(batch.dispatched_at - request.arrived_at)
             self._batch_forming_delay(batch.forming_delay(request))

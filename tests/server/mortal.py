@@ -18,7 +18,6 @@ from server.engines.base import Capabilities, EngineStartError, Token, TokenStre
 from server.engines.emulated import VOCABULARY, EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
-from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import FOR_THE_RUN, LAW
@@ -139,7 +138,7 @@ async def faulty(
     collector = Collector()
     async with app.router.lifespan_context(app):
         await ready.wait()
-        gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
+        gateway.batcher.observers.add(collector)
         yield app, gateway, engine, collector.records
 
 

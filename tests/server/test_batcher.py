@@ -103,6 +103,104 @@ def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
         assert (young.tokens, old.tokens) == (10, 50)
         assert old.text == alone.text
         assert batcher.in_service == batcher.queue_length == batcher.unrecorded == 0
+        first, second = collector.records
+        assert (first.preemptions, second.preemptions) == (0, 1)
+        assert first.first_dispatched_at == first.dispatched_at
+        for record in collector.records:
+            waited, served = record.queueing_delay, record.service_time
+            assert waited is not None
+            assert served is not None
+            assert record.server_free_at is not None
+            assert record.arrived_at is not None
+            assert waited + served == pytest.approx(record.server_free_at - record.arrived_at)
+            assert record.first_token_at is not None
+            assert record.first_dispatched_at is not None
+            assert record.first_token_at > record.first_dispatched_at
+        assert second.first_dispatched_at == second.arrived_at
+        assert second.dispatched_at == first.server_free_at
+        assert second.first_token_at is not None
+        assert second.first_token_at < first.dispatched_at < second.dispatched_at  # type: ignore[operator]
+        assert second.queueing_delay == pytest.approx(first.service_time)
+
+    run_virtual(main())
+
+
+def test_a_preempted_request_that_leaves_while_it_waits_has_its_stints_and_its_waits() -> None:
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), YoungestFirst(), [collector])
+        (old,) = submitted(batcher, [work_of(request("old", 0.0), 50)])
+        await asyncio.sleep(0.02)
+        submitted(batcher, [work_of(request("young", 0.02), 50)])
+        await asyncio.sleep(0.01)
+        assert old.ticket is not None
+        old.ticket.cancel()
+        (record,) = collector.records
+        assert (record.outcome, record.preemptions, record.batch_id) == ("cancelled", 1, None)
+        assert record.service_time == pytest.approx(0.02)
+        assert record.queueing_delay == pytest.approx(0.01)
+        await batcher.answered()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("sampling", [{"seed": 3}, {"presence_penalty": 0.5}])
+def test_what_cannot_go_on_exactly_is_not_preempted(sampling: dict[str, object]) -> None:
+    """A policy that wants it all the same is wrong, which is said; nothing is lost."""
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), YoungestFirst(), [collector])
+        submitted(batcher, [work_of(request("old", 0.0), 30, **sampling)])
+        await asyncio.sleep(0.02)
+        assert [each.preemptible for each in batcher.running()[0]] == [False]
+        submitted(batcher, [work_of(request("young", 0.02), 10)])
+        assert batcher.decisions.failing is not None
+        assert "got a decision to preempt old" in batcher.decisions.failing
+        await batcher.answered()
+        assert [(record.request_id, record.outcome) for record in collector.records] == [
+            ("old", "completed"),
+            ("young", "completed"),
+        ]
+        assert batcher.decisions.failing is None
+
+    run_virtual(main())
+
+
+class Quantum(Unpadded):
+    """Whoever is five tokens ahead of one that waits makes room for it."""
+
+    name: ClassVar[str] = "quantum"
+    wants_steps: ClassVar[bool] = True
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        (server,) = state.servers
+        if state.waiting and not server.in_service:
+            last = min(state.waiting, key=lambda each: (each.output_tokens_so_far, each.request.id))
+            return Dispatch((last.request.id,), 0)
+        (own,) = server.in_service
+        least = min((each.output_tokens_so_far for each in state.waiting), default=10**9)
+        ahead = own.output_tokens_so_far >= least + 5
+        return Preempt((own.request.id,)) if ahead else WaitUntil(float("inf"))
+
+
+def test_a_policy_that_wants_steps_is_asked_after_every_step_of_the_engine() -> None:
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Quantum(), [collector])
+        asked = submitted(batcher, [work_of(request(name, 0.0), 12) for name in "ab"])
+        await batcher.answered()
+        assert [consumer.tokens for consumer in asked] == [12, 12]
+        assert [(each.request_id, each.preemptions) for each in collector.records] == [
+            ("a", 1),
+            ("b", 1),
+        ]
+        first, second = collector.records
+        at = [first.first_dispatched_at, second.first_dispatched_at, first.dispatched_at]
+        assert at == sorted(at)  # type: ignore[type-var]
+        assert len(set(at)) == 3
+        batcher.switch(Single())
+        assert not batcher.wants_steps
 
     run_virtual(main())
 
@@ -111,7 +209,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
     async def main() -> None:
         engine = EmulatedEngine(LAW)
         batcher = Batcher(engine, await engine.start(), Single())
-        batcher.hold(True)
+        batcher.pause_dispatch(True)
         assert batcher.unrecorded == batcher.unanswered == 0
         for index in range(5):
             batcher.submit([work_of(request(str(index), 0.0), 3)], [Immediate()])
@@ -137,19 +235,19 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
         engine = EmulatedEngine(LAW)
         batcher = Batcher(engine, await engine.start(), Single())
         told: list[bool] = []
-        batcher.lend(lambda: told.append(batcher.held))
-        assert (batcher.held, told) == (True, [])
+        batcher.lease.acquire(lambda: told.append(batcher.lease.blocks))
+        assert (batcher.lease.blocks, told) == (True, [])
         act = {
             "submit": lambda: submitted(batcher, [work_of(request(f"{len(told)}", 0.0), 3)]),
-            "hold": lambda: batcher.hold(False),
+            "hold": lambda: batcher.pause_dispatch(False),
             "close": batcher.close,
             "lose_all": lambda: batcher.lose_all("engine_unavailable", "gone"),
-            "interrupt": lambda: batcher.interrupt("gone", 3),
-            "take_back": batcher.take_back,
+            "interrupt": lambda: batcher.recovery.interrupt("gone", 3),
+            "take_back": batcher.lease.revoke,
         }[event]
         act()
         assert told == [False]
-        assert batcher.held is (event == "lose_all")
+        assert batcher.lease.blocks is (event == "lose_all")
         act()
         assert told == [False]
 
@@ -299,7 +397,7 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
         for suspects in (tickets, tickets[:1]):
             engine.cancel([ticket.id for ticket in suspects])
             assert [detach(ticket) for ticket in suspects] == [None] * len(suspects)
-            batcher._restart(suspects)
+            batcher.recovery.restart(suspects)
         await batcher.answered()
         await asyncio.sleep(0)
         assert [record.outcome for record in collector.records] == ["completed", "completed"]

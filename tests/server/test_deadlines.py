@@ -17,7 +17,6 @@ from server.errors import ApiError
 from server.http.answer import Answer, AnswerOptions
 from server.http.api.schema import CompletionRequest
 from server.http.formats import CompletionFormat
-from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running
@@ -41,7 +40,7 @@ def ask(app: Any, **fields: Any) -> Call:
 
 def observed(gateway: Any) -> list[Any]:
     collector = Collector()
-    gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
+    gateway.batcher.observers.add(collector)
     return collector.records
 
 

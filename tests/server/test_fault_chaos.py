@@ -171,7 +171,7 @@ async def play(
         "broken": broken,
         "restarts": gateway.supervisor.restarts - restarts_before,
         "in_emulation": sum(len(server._answers) for server in engine._servers),
-        "faults": batcher._observers.faults,
+        "faults": batcher.observers.faults,
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from queueing.latency.law import parse_law
-from server.queue.observers import Observers
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words
@@ -71,7 +70,7 @@ def test_a_killed_engine_costs_time_and_nothing_else(policy: str) -> None:
             waiting = gateway.batcher.queue_length
             assert before
             engine.kill()
-            assert (gateway.batcher.queue_length, gateway.batcher.down) == (waiting, True)
+            assert (gateway.batcher.queue_length, gateway.batcher.recovery.down) == (waiting, True)
             assert {
                 request.request.id for server in gateway.batcher.running() for request in server
             } == before
@@ -419,12 +418,12 @@ def test_a_policy_that_raises_leaves_the_queue_as_it_is_and_is_asked_again() -> 
             calls = [ask(app, 5) for _ in range(3)]
             await asyncio.sleep(0.01)
             assert gateway.batcher.queue_length == 3
-            assert gateway.batcher.failing
+            assert gateway.batcher.decisions.failing
             gateway.batcher.policy = sound
-            gateway.batcher.poke()
+            gateway.batcher.ask()
             await asyncio.gather(*(made.task for made in calls))
             assert [text_of(made) for made in calls] == [words(5)] * 3
-            assert gateway.batcher.failing is None
+            assert gateway.batcher.decisions.failing is None
 
     run_virtual(main())
 
@@ -439,14 +438,13 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
                 def __getattr__(self, name: str) -> Any:
                     raise OSError(28, "No space left on device")
 
-            sound = gateway.batcher._observers
-            full = gateway.batcher._observers = Observers([FullDisk(), sound])
+            observers = gateway.batcher.observers
+            observers.add(FullDisk(), first=True)
             calls = [ask(app, 5) for _ in range(4)]
             await asyncio.gather(*(made.task for made in calls))
             assert [text_of(made) for made in calls] == [words(5)] * 4
             assert Counter(record.outcome for record in records) == {"completed": 4}
-            assert full.faults > 4
-            assert sound.faults == 0
+            assert observers.faults > 4
 
     run_virtual(main())
     assert sum("it stays active" in message for message in caplog.messages) == 1

@@ -168,11 +168,11 @@ def test_a_request_that_arrives_during_a_probe_is_served_at_once_and_as_fast_as_
         async with probing(LAW, limits=dataclasses.replace(QUICK, quiet=0.1)) as (gateway, probes):
             asked, met = [], 0
             for step in range(60):
-                await until(lambda: gateway.batcher.lent)
+                await until(lambda: gateway.batcher.lease.active)
                 await asyncio.sleep(
                     0.0003 + 0.0007 * step
                 )  # other moments of other cells, none at the start of a step
-                met += gateway.batcher.lent
+                met += gateway.batcher.lease.active
                 asked += submit(gateway)
                 await gateway.batcher.answered()
             return asked, met, probes.interrupted
@@ -190,7 +190,7 @@ def test_a_request_that_arrives_during_a_probe_is_served_at_once_and_as_fast_as_
 def test_a_call_of_four_that_ends_a_probe_is_one_batch() -> None:
     async def main() -> list[Immediate]:
         async with probing(LAW) as (gateway, _):
-            await until(lambda: gateway.batcher.lent)
+            await until(lambda: gateway.batcher.lease.active)
             asked = submit(gateway, count=4)
             await gateway.batcher.answered()
             return asked
@@ -203,7 +203,7 @@ def test_a_probe_interrupted_between_its_two_batches_does_not_serve_the_second()
 
     async def main() -> tuple[int, float | None]:
         async with probing(LAW) as (gateway, probes):
-            await until(lambda: gateway.batcher.lent)
+            await until(lambda: gateway.batcher.lease.active)
             warm = LAW.padded(1, 1, 32)  # the smallest cell comes first
             asyncio.get_running_loop().call_at(2.0 + warm, submit, gateway)
             await asyncio.sleep(0.5)
@@ -227,7 +227,7 @@ def test_nothing_of_the_probes_is_visible(tmp_path: Path) -> None:
         async with probing(NOISY, LAW, record_file=tmp_path / "run.jsonl") as (gateway, probes):
             before = counted(gateway.metrics.exposition())
             await asyncio.sleep(60.0)
-            await until(lambda: not gateway.batcher.lent)
+            await until(lambda: not gateway.batcher.lease.active)
             after = counted(gateway.metrics.exposition())
             assert (
                 gateway.batcher.queue_length,
@@ -263,7 +263,7 @@ def test_there_are_no_probes_under_traffic_or_while_draining() -> None:
 def test_a_calibration_interrupts_a_probe_and_has_the_engine_to_itself() -> None:
     async def main() -> tuple[Profile, IdleProbes, int]:
         async with probing(LAW) as (gateway, probes):
-            await until(lambda: gateway.batcher.lent)
+            await until(lambda: gateway.batcher.lease.active)
             profile = await Calibrator(gateway).run(
                 CalibrationRequest(repeats=2, max_output_tokens=16)
             )
@@ -281,9 +281,9 @@ def test_a_calibration_interrupts_a_probe_and_has_the_engine_to_itself() -> None
 def test_a_gateway_that_stops_in_the_middle_of_a_probe_leaves_the_engine_free() -> None:
     async def main() -> bool:
         async with probing(LAW) as (gateway, _):
-            await until(lambda: gateway.batcher.lent)
+            await until(lambda: gateway.batcher.lease.active)
             batcher = gateway.batcher
-        return batcher.lent
+        return batcher.lease.active
 
     assert run(main()) is False
 

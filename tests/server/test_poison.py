@@ -145,7 +145,7 @@ def test_poison_that_kills_in_the_middle_of_its_answer_is_found_too() -> None:
             await asyncio.gather(guilty.task, *(made.task for made in innocents))
             assert [made.status for made in innocents] == [200] * 3
             assert {text_of(made) for made in innocents} == {words(100)}
-            assert (guilty.status, gateway.batcher.trials.convicted) == (500, 1)
+            assert (guilty.status, gateway.batcher.recovery.trials.convicted) == (500, 1)
 
     run_virtual(main())
 
@@ -172,7 +172,7 @@ def test_innocents_that_saw_two_engines_die_are_tried_one_at_a_time_and_complete
             while engine.life != 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.001)
-            assert gateway.batcher.trials.suspect is not None
+            assert gateway.batcher.recovery.trials.suspect is not None
             assert [len(given.works) for given in engine.given if given.life == 3] == [1]
             assert (await call(app, "GET", "/ready")).status == 503
             assert gateway.batcher.queue_length == 1
@@ -182,7 +182,7 @@ def test_innocents_that_saw_two_engines_die_are_tried_one_at_a_time_and_complete
             assert [len(given.works) for given in engine.given if given.life == 3][:4] == [1] * 4
             assert (await call(app, "GET", "/ready")).status == 200
             assert Counter(record.outcome for record in records) == {"completed": 6}
-            assert gateway.batcher.trials.convicted == 0
+            assert gateway.batcher.recovery.trials.convicted == 0
 
     run_virtual(main())
 
@@ -199,9 +199,9 @@ def test_a_suspect_is_cleared_by_a_few_tokens_and_keeps_running() -> None:
                     await asyncio.sleep(0.001)
                 await asyncio.sleep(0.002)
                 engine.kill()
-            while gateway.batcher.trials.suspect is None:  # noqa: ASYNC110
+            while gateway.batcher.recovery.trials.suspect is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            while gateway.batcher.trials.suspect is not None:  # noqa: ASYNC110
+            while gateway.batcher.recovery.trials.suspect is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             assert not any(made.task.done() for made in calls)
             assert all(
@@ -279,7 +279,11 @@ def test_the_same_prompt_in_the_queue_fails_with_the_one_that_was_convicted() ->
             sound = ask(app, [1, 2], 5)
             await asyncio.gather(*(made.task for made in (*calls, sound)))
             assert [made.status for made in calls] == [500] * 20
-            assert (sound.status, engine.life, gateway.batcher.trials.convicted) == (200, 3, 1)
+            assert (sound.status, engine.life, gateway.batcher.recovery.trials.convicted) == (
+                200,
+                3,
+                1,
+            )
 
     run_virtual(main())
 
@@ -300,9 +304,9 @@ def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
             ends: list[str] = []
             gateway.on_given_up = ends.append
             given_back: list[int] = []
-            forgive = gateway.batcher.trials.on_sound
+            forgive = gateway.batcher.recovery.trials.on_sound
             assert forgive is not None
-            gateway.batcher.trials.on_sound = lambda deaths: (
+            gateway.batcher.recovery.trials.on_sound = lambda deaths: (
                 given_back.append(deaths),
                 forgive(deaths),
             )[1]
@@ -315,7 +319,7 @@ def test_poison_alone_does_not_end_the_gateway(together: int) -> None:
             assert Counter(made.status for made in calls) == {500: 20}
             assert {made.json()["error"]["code"] for made in calls} == {"engine_killed"}
             await asyncio.sleep(5.0)
-            assert (ends, gateway.supervisor.state, gateway.batcher.trials.convicted) == (
+            assert (ends, gateway.supervisor.state, gateway.batcher.recovery.trials.convicted) == (
                 [],
                 "serving",
                 20,
@@ -354,21 +358,21 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
                 await asyncio.sleep(0.01)
             began = gateway.now()
             await asyncio.sleep(1.0)
-            assert gateway.batcher.trials.holding
+            assert gateway.batcher.recovery.trials.holding
             assert (await call(app, "GET", "/ready")).status == 503
             assert (await call(app, "GET", "/admin/state")).json()["supervision"]["proving"]
             served = asyncio.ensure_future(gateway.batcher.served())
             assert not gateway.batcher.idle
             assert not later.task.done()
-            while gateway.batcher.trials.holding:  # noqa: ASYNC110
+            while gateway.batcher.recovery.trials.holding:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert gateway.now() - began == pytest.approx(LIMIT, abs=0.05)
             assert not served.done(), "a calibration waits for it"
-            assert len(gateway.batcher.trials.explained) == 2
+            assert len(gateway.batcher.recovery.trials.explained) == 2
             await later.task
             await served
             assert later.status == 200
-            assert not gateway.batcher.trials.explained, "an answer to a client is as good"
+            assert not gateway.batcher.recovery.trials.explained, "an answer to a client is as good"
 
     run_virtual(main())
 
@@ -400,7 +404,7 @@ def test_a_request_whose_first_engine_was_killed_from_outside_is_no_suspect() ->
             await asyncio.sleep(0.02)
             engine.kill()
             await made.task
-            assert (made.status, gateway.batcher.trials.convicted) == (200, 0)
+            assert (made.status, gateway.batcher.recovery.trials.convicted) == (200, 0)
 
     run_virtual(main())
 
@@ -416,11 +420,11 @@ def test_a_suspect_whose_client_leaves_ends_its_trial() -> None:
                 engine.kill()
             calls[0].leave()
             await asyncio.sleep(0.1)
-            while gateway.batcher.trials.suspect is None:  # noqa: ASYNC110
+            while gateway.batcher.recovery.trials.suspect is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             calls[1].leave()
             await asyncio.sleep(0.2)
-            assert gateway.batcher.trials.suspect is None
+            assert gateway.batcher.recovery.trials.suspect is None
             assert (await call(app, "POST", "/v1/completions", completion())).status == 200
             await asyncio.gather(*(made.task for made in calls))
             assert Counter(record.outcome for record in records) == {"cancelled": 2, "completed": 1}

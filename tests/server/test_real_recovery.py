@@ -22,7 +22,6 @@ from server.engines.tiny import make_tiny
 from server.engines.vllm.engine import VllmEngine, prepare
 from server.gateway import Gateway
 from server.http.app import create_app
-from server.queue.observers import Observers
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.eventually import eventually
@@ -80,7 +79,7 @@ async def real(**settings: Any) -> AsyncIterator[tuple[FastAPI, Gateway, Poisone
     collector = Collector()
     async with asyncio.timeout(LIMIT), app.router.lifespan_context(app):
         await ready.wait()
-        gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
+        gateway.batcher.observers.add(collector)
         yield app, gateway, engine, collector.records
 
 

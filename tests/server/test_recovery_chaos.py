@@ -101,7 +101,7 @@ def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.Mon
             await asyncio.sleep(10.0)
             whole = [(status_of(made), poison) for made, _, poison in chaos.calls if made.whole]
             outcomes = Counter(record.outcome for record in records)
-            convicted = gateway.batcher.trials.convicted
+            convicted = gateway.batcher.recovery.trials.convicted
             statuses = Counter(status for status, _ in whole)
             tell(
                 "recovery",
@@ -131,7 +131,7 @@ def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.Mon
                 batcher.queue_length,
                 len(batcher._expiries),
             ) == (0, 0, 0, 0)
-            assert (batcher.trials.suspect, len(asyncio.all_tasks()) - before) == (None, 0)
+            assert (batcher.recovery.trials.suspect, len(asyncio.all_tasks()) - before) == (None, 0)
             assert sum(len(server._answers) for server in engine._servers) == 0
             assert outcomes["failed"] == sum(batcher.failures.values())
             assert (await call(app, "GET", "/ready")).status == 200

@@ -79,14 +79,14 @@ def test_bounds_and_rates_are_in_force_from_the_next_call() -> None:
             )
             overload = OverloadSettings(max_num_queued_reqs=1, overload_status=503)
             await reloader.reload()
-            gateway.batcher.hold(True)
+            gateway.batcher.pause_dispatch(True)
             first = Call(app, "POST", "/v1/completions", completion())
             while not gateway.batcher.unanswered:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             assert (
                 await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)
             ).status == 503
-            gateway.batcher.hold(False)
+            gateway.batcher.pause_dispatch(False)
             overload = OverloadSettings(rate_limit=0.001, rate_limit_burst=1000.0)
             await reloader.reload()
             statuses = [
@@ -125,7 +125,7 @@ def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
         async with running("single") as (app, gateway):
             after = dataclasses.replace(gateway.settings, patience=0.02)
             reloader = Reloader(gateway, app, lambda: after, lambda: None)
-            gateway.batcher.hold(True)
+            gateway.batcher.pause_dispatch(True)
             calls = [Call(app, "POST", "/v1/completions", completion()) for _ in range(2)]
             while gateway.batcher.unanswered < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -134,7 +134,7 @@ def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
             assert (gateway.patience, gateway.batcher.epoch) == (0.02, epoch + 1)
             late = await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)
             assert (late.status, late.json()["error"]["code"]) == (429, "queue_timeout")
-            gateway.batcher.hold(False)
+            gateway.batcher.pause_dispatch(False)
             await asyncio.gather(*(made.task for made in calls))
             assert [made.status for made in calls] == [200, 200]
             await call(app, "PUT", "/admin/policy", {"patience": 5.0})
@@ -161,7 +161,7 @@ def test_what_waits_goes_on_in_the_order_of_another_aging() -> None:
 
     async def main() -> None:
         async with running("single") as (app, gateway):
-            gateway.batcher.hold(True)
+            gateway.batcher.pause_dispatch(True)
 
             async def reload(aging: float | None) -> None:
                 after = dataclasses.replace(
@@ -190,7 +190,7 @@ def test_what_waits_goes_on_in_the_order_of_another_aging() -> None:
             assert (order(), gateway.batcher.waiting_tokens) == ([1, 2, 3], 6)
             await reload(None)
             assert (order(), gateway.batcher.waiting_tokens) == ([3, 2, 1], 6)
-            gateway.batcher.hold(False)
+            gateway.batcher.pause_dispatch(False)
             await asyncio.gather(*(made.task for made in calls))
             assert {made.status for made in calls} == {200}
 

@@ -25,9 +25,17 @@ class FakeBatcher:
     servers: list[list[Running]] = field(default_factory=list)
     failing: str | None = None
     down: bool = False
-    trials: Any = field(default_factory=lambda: SimpleNamespace(proving=False))
+    proving: bool = False
     queue_length: int = 3
-    pokes: int = 0
+    asked: int = 0
+
+    @property
+    def decisions(self) -> Any:
+        return SimpleNamespace(failing=self.failing)
+
+    @property
+    def recovery(self) -> Any:
+        return SimpleNamespace(down=self.down, trials=SimpleNamespace(proving=self.proving))
 
     @property
     def in_service(self) -> int:
@@ -39,8 +47,8 @@ class FakeBatcher:
     def in_service_tickets(self) -> list[list[Ticket]]:
         return []  # none waits for a form
 
-    def poke(self) -> None:
-        self.pokes += 1
+    def ask(self) -> None:
+        self.asked += 1
 
 
 def running(*tokens: int) -> list[Running]:
@@ -140,12 +148,12 @@ def test_a_policy_that_fails_is_asked_again_at_every_look_and_named_at_last() ->
     batcher = FakeBatcher([[]], failing="ValueError: no batch size")
     found, said = watch(batcher, 5.0)
     looks(found, 7)
-    assert batcher.pokes == 7
+    assert batcher.asked == 7
     assert len(said) == 1
     assert "ValueError: no batch size" in said[0]
     well, _ = watch(sound := FakeBatcher([running(1)]), 5.0)
     looks(well, 3)
-    assert sound.pokes == 0
+    assert sound.asked == 0
 
 
 def test_a_pause_of_the_event_loop_counts_as_one_look() -> None:
@@ -220,6 +228,6 @@ def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(
 
 
 def test_the_gateways_own_request_is_no_reason_to_replace_an_engine() -> None:
-    found, said = watch(FakeBatcher([running(3)], trials=SimpleNamespace(proving=True)), 5.0)
+    found, said = watch(FakeBatcher([running(3)], proving=True), 5.0)
     looks(found, 30)
     assert said == []

@@ -260,8 +260,9 @@ def test_a_connection_that_refuses_at_once_is_lost_no_faster_and_does_not_spin()
 class _Serving:
     """A batcher with one sequence in service that makes no token."""
 
-    failing, down, in_service, queue_length = None, False, 1, 0
-    trials = SimpleNamespace(proving=False)
+    in_service, queue_length = 1, 0
+    decisions = SimpleNamespace(failing=None)
+    recovery = SimpleNamespace(down=False, trials=SimpleNamespace(proving=False))
 
     def __init__(self, structured: Structured | None) -> None:
         request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)

@@ -27,7 +27,6 @@ from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.bounds import LimitedProtocol
 from server.http.receiving import protocol_with
-from server.queue.observers import Observers
 from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
@@ -88,7 +87,7 @@ async def site(policy: str, law: LatencyModel = LAW) -> AsyncIterator[Site]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         await ready.wait()
-        gateway.batcher._observers = Observers([gateway.batcher._observers, collector])
+        gateway.batcher.observers.add(collector)
         try:
             yield Site(sock.getsockname()[1], gateway, collector.records, server)
         finally:

@@ -1,0 +1,233 @@
+"""Batches in service: started on the engine, followed to the end of every member, their servers
+freed. And the engine's lease: who may use it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from policies import Policy, Running
+from queueing.measurement.record import Outcome
+from server.engines.base import Capabilities, Engine
+from server.queue.continuing import listen, resumable
+from server.queue.ledger import Ledger
+from server.queue.ticket import Batch, Ticket
+
+log = logging.getLogger("kendall.batcher")
+Fail = Callable[[Ticket, Outcome, str, str], None]
+
+
+@dataclass(slots=True)
+class Slot:
+    """One server: what runs there, and the policy that dispatched it."""
+
+    id: int
+    running: dict[str, Running] = field(default_factory=dict)
+    policy: Policy | None = None
+
+
+class Lease:
+    """A pause keeps the engine from the batcher until it ends; a loan ends with the first
+    arrival, a pause or a drain.
+    """
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._on_revoke: Callable[[], None] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the engine is lent."""
+        return self._on_revoke is not None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the batcher must not dispatch."""
+        return self.paused or self._on_revoke is not None
+
+    def acquire(self, on_revoke: Callable[[], None]) -> None:
+        """Lend the idle engine. `on_revoke` is called once, when the loan ends early, and frees
+        the engine before it returns.
+        """
+        self._on_revoke = on_revoke
+
+    def revoke(self) -> None:
+        """End the loan, if there is one."""
+        if self._on_revoke is not None:
+            on_revoke, self._on_revoke = self._on_revoke, None
+            on_revoke()
+
+    def pause(self, paused: bool) -> None:
+        """Begin or end a pause; a loan ends with either."""
+        self.revoke()
+        self.paused = paused
+
+
+class Service:
+    """`ask` is called when a server can be dispatched to again, `fail` for a sequence that cannot
+    be answered.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        capabilities: Capabilities,
+        ledger: Ledger,
+        ask: Callable[[], None],
+        fail: Fail,
+    ) -> None:
+        self.engine = engine
+        self.capabilities = capabilities
+        self.slots = [Slot(index) for index in range(capabilities.servers)]
+        self.ledger, self._ask, self._fail = ledger, ask, fail
+
+    @property
+    def size(self) -> int:
+        """Sequences dispatched whose own end has not come (or whose padded batch runs on)."""
+        return sum([len(slot.running) for slot in self.slots])
+
+    def tickets(self) -> list[Ticket]:
+        """Those in service, server by server."""
+        unsettled = self.ledger.unsettled
+        return [unsettled[request_id] for slot in self.slots for request_id in slot.running]
+
+    def batches(self) -> list[Batch]:
+        """Those with members whose own end has not come, in the order of their dispatch."""
+        unsettled = self.ledger.unsettled
+        found = {
+            ticket.batch
+            for slot in self.slots
+            for request_id in slot.running
+            if (ticket := unsettled.get(request_id)) is not None
+        }
+        return sorted(
+            (batch for batch in found if batch is not None and batch.open),
+            key=lambda batch: batch.id,
+        )
+
+    def begin(self, batch: Batch, epoch: int) -> None:
+        """Its members take their places on the server."""
+        slot = self.slots[batch.server_id]
+        slot.policy = batch.policy
+        for ticket in batch.tickets:
+            ticket.begin_service(batch, epoch)
+            ticket.running = slot.running[ticket.id] = Running(
+                ticket.work.request,
+                batch.dispatched_at,
+                len(ticket.work.output_token_ids),
+                resumable(ticket.work.sampling),
+            )
+        for ticket in batch.tickets:
+            ticket.batch_size = len(slot.running)
+
+    def start(
+        self, batch: Batch, tickets: Sequence[Ticket], *, joining: bool = False
+    ) -> Sequence[Ticket]:
+        """Hand a batch, or what is left of it, to the engine; returns those that it took. If the
+        engine refuses, these sequences fail, not the loop.
+        """
+        policy = batch.policy
+        try:
+            streams = self.engine.dispatch(
+                batch.server_id,
+                [ticket.work for ticket in tickets],
+                padded=policy.padded,
+                joining=joining or policy.joins_running,
+            )
+        except Exception as error:
+            log.exception("the engine rejected a batch")
+            for ticket in tickets:
+                message = f"the engine rejected the request: {error}"
+                self._fail(ticket, "failed", "engine_error", message)
+            return ()
+        for ticket, stream in zip(tickets, streams, strict=True):
+            listen(ticket, stream)
+        return tickets
+
+    def call(self, ticket: Ticket, notify: Callable[[], None]) -> None:
+        """Call a consumer; a fault in one answer ends that answer, and nothing else."""
+        try:
+            notify()
+        except Exception:
+            log.exception("internal error while handling an answer")
+            message = "internal error of the gateway; its log has the details"
+            self._fail(ticket, "failed", "internal_error", message)
+
+    def preempt(self, ticket: Ticket, now: float) -> None:
+        """Out of the engine and of its batch, with the tokens made so far."""
+        batch = ticket.batch
+        assert batch is not None
+        self.engine.cancel([ticket.id])
+        del self.slots[batch.server_id].running[ticket.id]
+        batch.open.discard(ticket.id)
+        ticket.end_stint(now)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Its answer is not wanted any more."""
+        batch = ticket.batch
+        assert batch is not None
+        batch.open.discard(ticket.id)
+        if ticket.id in self.slots[batch.server_id].running:
+            self.engine.cancel([ticket.id])
+            self._leave(ticket, batch)
+            self._after_departure(batch)
+
+    def member_ended(self, ticket: Ticket) -> None:
+        """A sequence met its own end: it leaves now, or with its batch."""
+        batch = ticket.batch
+        assert batch is not None
+        batch.open.discard(ticket.id)
+        if not batch.policy.padded:
+            if ticket.ending.stop_reason is not None:
+                # the engine knows no stop strings, nor always the stop tokens
+                self.engine.cancel([ticket.id])
+            self._leave(ticket, batch)
+        self._after_departure(batch, leaving=ticket if batch.policy.release == "request" else None)
+
+    def _leave(self, ticket: Ticket, batch: Batch) -> None:
+        slot = self.slots[batch.server_id]
+        slot.running.pop(ticket.id, None)
+        if batch.policy.joins_running:
+            now = self.ledger.now()
+            self.ledger.freed(ticket, now)
+            self._report_idle(slot, now)
+
+    def _after_departure(self, batch: Batch, leaving: Ticket | None = None) -> None:
+        """The next dispatch comes first, then the answers that may leave: writing them takes
+        time.
+        """
+        over = not batch.open and bool(batch.tickets)
+        held = self._end(batch) if over else []
+        if over or batch.policy.joins_running:
+            self._ask()
+        for ticket in [leaving] if leaving is not None else held:
+            if ticket.outcome is None:
+                self.call(ticket, ticket.consumer.on_release)
+
+    def _end(self, batch: Batch) -> list[Ticket]:
+        """Every member has met its own end: padding stops, the server is free; returns the
+        answers held back.
+        """
+        tickets = [
+            ticket for ticket in batch.tickets if ticket.batch is batch
+        ]  # a preempted one has moved on
+        batch.tickets = []
+        slot = self.slots[batch.server_id]
+        padding = [ticket.id for ticket in tickets if ticket.id in slot.running]
+        if padding:
+            self.engine.cancel(padding)
+            for request_id in padding:
+                del slot.running[request_id]
+        if not batch.policy.joins_running:
+            now = self.ledger.now()
+            for ticket in tickets:
+                self.ledger.freed(ticket, now)
+            self._report_idle(slot, now)
+        return tickets if batch.policy.release == "batch" else []
+
+    def _report_idle(self, slot: Slot, at: float) -> None:
+        if not slot.running:
+            self.ledger.notify()
+            self.ledger.observers.on_idle(slot.id, at)
