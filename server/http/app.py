@@ -37,7 +37,7 @@ from server.security.cors import cors
 from server.security.guard import Guard
 from server.security.refusals import Denial
 from server.security.routes import ADMIN
-from server.telemetry.exposition import exposition
+from server.telemetry.metrics import exposition
 
 
 class _App(FastAPI):

@@ -87,8 +87,8 @@ class LiveModel:
         self.what_if_in_force: dict[str, Any] | None = None  # the same of the setting in force
         self.what_if_at: float | None = None
         self.checks: list[dict[str, Any]] = []
-        gateway.metrics.arrival_rate.set_function(self.arrival_rate)
-        gateway.metrics.utilisation.set_function(self.utilisation)
+        gateway.metrics.load.arrival_rate.set_function(self.arrival_rate)
+        gateway.metrics.load.utilisation.set_function(self.utilisation)
 
     # what happens
 

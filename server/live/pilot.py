@@ -82,7 +82,7 @@ class Pilot:
         """Log it, keep it, and turn the knob if it says so."""
         log.info("%s", decision["says"])
         self._decisions.append(decision)
-        self._gateway.metrics.decisions.labels(decision["kind"]).inc()
+        self._gateway.metrics.verdicts.decisions.labels(decision["kind"]).inc()
         if decision["acts"] and self._mode == "act":
             self._turn(Knobs(**decision["after"]))
 
