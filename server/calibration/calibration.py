@@ -77,7 +77,7 @@ class Calibrator:
                 gateway.latency.adopt(profile)
         finally:
             gateway.batcher.hold(False)
-            gateway.begin_epoch()  # what waited meanwhile waited for the calibration
+            gateway.limits.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
 
     def stop(self, error: ApiError) -> None:
@@ -229,7 +229,7 @@ class Calibrator:
             )
 
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
-        longest = plan.max_output_tokens or self._gateway.max_output_tokens or 64
+        longest = plan.max_output_tokens or self._gateway.limits.max_output_tokens or 64
         return design(
             self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest
         )
@@ -247,7 +247,7 @@ async def calibrate_at_start(gateway: Host) -> None:
             if error.status < 500 and error.code not in (CANCELLED, BUSY):
                 raise
             log.error("the calibration at the start failed: %s", error.message)  # noqa: TRY400 - one line
-            if last or gateway.draining or error.code in (CANCELLED, BUSY):
+            if last or gateway.lifecycle.draining or error.code in (CANCELLED, BUSY):
                 break
             await gateway.supervisor.steadily(_at_once)
         else:

@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from server.admission.control import EARLY, caller_of
+from server.admission.control import caller_of
 from server.admission.limits import check_sequences
+from server.admission.rejections import EARLY
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.answer import Answer, AnswerOptions
@@ -84,7 +85,7 @@ def _most_values(gateway: Gateway) -> int:
     """Of a body: at least two contexts full of token ids."""
     return (
         max(MOST_VALUES, 2 * gateway.batcher.capabilities.max_model_len)
-        if gateway.started
+        if gateway.lifecycle.started
         else MOST_VALUES
     )
 
@@ -97,7 +98,7 @@ async def answer(
 ) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
-    timing = gateway.begin_timing()
+    timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
     if len(body) <= AT_ONCE:
         call = validate(body, model)
     else:
@@ -107,7 +108,7 @@ async def answer(
         timing.end("parse")
     arrived_at = gateway.now()
     chat = isinstance(call, ChatRequest)
-    call_id = gateway.next_call_id("chatcmpl" if chat else "cmpl")
+    call_id = gateway.call_ids.next("chatcmpl" if chat else "cmpl")
     headers = [header for header in scope["headers"] if header[0].startswith(READ)]
     own_id = asked_id(headers) or call.request_id
     received_at = scope.get(RECEIVED_AT, arrived_at)
@@ -136,7 +137,7 @@ async def answer(
     except ApiError as error:
         if error.code in EARLY:
             ids = [f"{call_id}-{place}" for place in range(sequences)]
-            gateway.overload.unserved(
+            gateway.overload.rejections.record_unserved(
                 error, ids, own_id, arrived_at=arrived_at, received_at=received_at, retry=retry
             )
         raise
@@ -153,7 +154,7 @@ async def answer(
         and call.stream_options.continuous_usage_stats,
         n=call.n,
         client_limit=call.client_limit(),
-        loss=gateway.overload.loss,
+        loss=gateway.overload.rejections.loss,
         timeouts=timeouts,
     )
     form = ChatFormat if chat else CompletionFormat
@@ -185,7 +186,7 @@ def _answer_of(gateway: Gateway, *parts: Any, stream: bool) -> Answer:
 def _rejected_at_door(gateway: Gateway, scope: Scope, error: ApiError) -> Response:
     headers = scope["headers"]
     own_id = asked_id(headers)
-    call_id = gateway.overload.rejected_at_door(error, own_id, retry=is_retry(headers))
+    call_id = gateway.overload.rejections.record_at_door(error, own_id, retry=is_retry(headers))
     return Refusal(error, own_id or call_id)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.admission.places import Places
+from server.admission.waits import Places
 from server.http.answer import STREAM_HEADERS, Answer
 from server.http.formats import encode
 

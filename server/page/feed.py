@@ -93,7 +93,9 @@ class Feed:
         viewers.
         """
         gateway = self._gateway
-        return gateway.draining and not (gateway.started and gateway.batcher.unanswered)
+        return gateway.lifecycle.draining and not (
+            gateway.lifecycle.started and gateway.batcher.unanswered
+        )
 
     async def run(self) -> None:
         """A tick every second, on absolute instants."""
@@ -111,9 +113,11 @@ class Feed:
     def tick(self) -> None:
         """Put the state together, keep it, and wake who follows."""
         at = datetime.now(UTC).timestamp()
-        found = topics(self._gateway, at, self._minute.read() if self._gateway.started else NOTHING)
+        found = topics(
+            self._gateway, at, self._minute.read() if self._gateway.lifecycle.started else NOTHING
+        )
         self._note_switch(found["gateway"].get("in_force"), at)
-        if self._gateway.started:
+        if self._gateway.lifecycle.started:
             self._history.add(found["now"]["row"])
             self._draw(found["look"]["prediction"])
         found |= {

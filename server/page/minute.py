@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from server.admission.control import REASONS
+from server.admission.rejections import REASONS
 from server.errors import FAILURES
 
 if TYPE_CHECKING:
@@ -70,7 +70,10 @@ class LastMinute:
     def _reading(self) -> _Reading:
         gateway = self._gateway
         metrics = gateway.metrics
-        outcomes, refused = totals(metrics.requests, "outcome"), gateway.overload.rejections()
+        outcomes, refused = (
+            totals(metrics.requests, "outcome"),
+            gateway.overload.rejections.by_reason(),
+        )
         failed: Mapping[str, float] = gateway.batcher.failures
         counts = (
             *(outcomes.get("completed", 0.0), sum(totals(metrics.tokens, "policy").values())),

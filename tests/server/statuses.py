@@ -185,7 +185,7 @@ def _engine_fails(message: str, code: FailureCode) -> Ask:
 
 
 async def _bug(app: FastAPI, gateway: Gateway) -> Call:
-    gateway.next_call_id = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    gateway.call_ids.next = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     return await call(app, "POST", "/v1/completions", completion())
 
 

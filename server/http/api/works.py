@@ -114,4 +114,6 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             f"expected at most {room}, the model's context is {bounds.max_model_len}",
             param="max_tokens",
         )
-    return min(limit for limit in (own, gateway.max_output_tokens, room) if limit is not None)
+    return min(
+        limit for limit in (own, gateway.limits.max_output_tokens, room) if limit is not None
+    )
