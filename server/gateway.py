@@ -28,9 +28,8 @@ from server.queue.observers import Observer
 from server.runtime.clock import clock_of
 from server.runtime.ids import CallIds
 from server.settings import Settings
-from server.supervision import stalls
 from server.supervision.lifecycle import Lifecycle
-from server.supervision.progress import StuckWatch
+from server.supervision.progress import StuckWatch, on_still
 from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor
 from server.telemetry.metrics import Metrics
@@ -146,7 +145,7 @@ class Gateway:
                 timeout,
                 lambda: self.latency.law,
                 self.lifecycle.replace_stuck_engine,
-                partial(stalls.on_still, self.batcher),
+                partial(on_still, self.batcher),
                 form_time=self.settings.security.max_form_compile_time,
             )
             self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))

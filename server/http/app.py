@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.latency.profile import Profile
-from server.calibration.calibration import CANCELLED, Calibrator, warn_of_fit
-from server.calibration.request import CalibrationRequest
+from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
 from server.errors import ApiError
 from server.gateway import Gateway
@@ -29,8 +28,8 @@ from server.http.api.schema import AutopilotChange, ChatRequest, CompletionReque
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
+from server.http.headers import stamped
 from server.http.presence import watch_client
-from server.http.request_id import stamped
 from server.page import Feed, add_page
 from server.queue.change import PolicyChange
 from server.security.audit import Audit
@@ -82,25 +81,12 @@ def create_app(
     on_ready: Callable[[Gateway], Any] | None = None,
 ) -> FastAPI:
     """The ASGI application; HTTP answers at once, the engine comes up behind it."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        starting = asyncio.create_task(gateway.start())
-        starting.add_done_callback(lambda task: _report(task, gateway, on_start_failure, on_ready))
-        showing = asyncio.create_task(feed.run())
-        try:
-            yield
-        finally:
-            starting.cancel()
-            showing.cancel()
-            await asyncio.gather(starting, showing, return_exceptions=True)
-            await gateway.stop()
-
     feed = Feed(gateway)
+    ended = partial(_report, gateway=gateway, on_failure=on_start_failure, on_ready=on_ready)
     app = _App(
         title="Kendall",
         version=metadata.version("kendall"),
-        lifespan=lifespan,
+        lifespan=lambda _: _lifespan(gateway, feed, ended),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host
@@ -117,10 +103,27 @@ def create_app(
     _add_policy(app, gateway)
     _add_admin(app, gateway)
     _add_live(app, gateway)
+    _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
     document(app)
     add_page(app, feed)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(
+    gateway: Gateway, feed: Feed, on_start_end: Callable[[asyncio.Task[None]], None]
+) -> AsyncIterator[None]:
+    starting = asyncio.create_task(gateway.start())
+    starting.add_done_callback(on_start_end)
+    showing = asyncio.create_task(feed.run())
+    try:
+        yield
+    finally:
+        starting.cancel()
+        showing.cancel()
+        await asyncio.gather(starting, showing, return_exceptions=True)
+        await gateway.stop()
 
 
 def _report(
@@ -299,6 +302,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}
 
+
+def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:
     @app.put(
         "/admin/autopilot",
         responses=errors(400, 401, 403, 409, 413, 500, 503),

@@ -30,8 +30,7 @@ from queueing.commands.remote import (
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
-from server.calibration.calibration import Calibrator
-from server.calibration.request import CalibrationRequest
+from server.calibration.calibration import CalibrationRequest, Calibrator
 from server.engines.hub import check_model
 from server.gateway import Gateway
 from server.operations.serving import serve

@@ -29,6 +29,8 @@ from server.telemetry.live_series import DelayGauges, EnergyGauges, LoadGauges, 
 from server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
+ENGINE_LABELS = ("engine", "model", "version")
+POLICY_LABELS = ("policy", "max_output_tokens", "epoch")
 # of the default registry; whatever else a library registers there stays there
 NEIGHBOURS = ("vllm:", "process_")
 MAX_POLICIES = 32  # distinct label values of policies that were in force in a process, then "other"
@@ -83,14 +85,10 @@ class Metrics(PolicyMetrics):
         self.switches = counter("kendall_policy_switches", "Policy switches since the start")
         gauge_of = partial(gauge, self.registry)
         self.engine_info = gauge_of(
-            "engine_info",
-            "Engine, model and Kendall version; always 1",
-            ["engine", "model", "version"],
+            "engine_info", "Engine, model and Kendall version; always 1", ENGINE_LABELS
         )
         self.policy_info = gauge_of(
-            "policy_info",
-            "Policy, token limit and epoch in force; always 1",
-            ["policy", "max_output_tokens", "epoch"],
+            "policy_info", "Policy, token limit and epoch in force; always 1", POLICY_LABELS
         )
         self.delays = DelayGauges(self.registry)
         self.verdicts = VerdictSeries(self.registry)

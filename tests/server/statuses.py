@@ -23,8 +23,8 @@ from server.http.bounds import MAX_HEADERS, LimitedProtocol
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
 from server.settings import Settings
+from server.supervision.progress import on_still
 from server.supervision.settings import SupervisionSettings
-from server.supervision.stalls import on_still
 from tests.server.asgi import LAW, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]

@@ -20,9 +20,9 @@ from kendall import cli
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
+from server.calibration.calibration import CalibrationRequest
 from server.calibration.designed import Cell, DesignedBatches, design
 from server.calibration.in_force import LatencyModelInForce
-from server.calibration.request import CalibrationRequest
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError

@@ -26,6 +26,7 @@ from server.http.bounds import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     LimitedProtocol,
+    fault_of_head,
 )
 from server.runtime.wording import brief, excerpt, public
 from server.security import audit
@@ -430,7 +431,7 @@ def cycle(*, over: bool = False, begun: bool = False, body: bytes = b"") -> Any:
 def test_a_head_has_so_many_headers(count: int, fault: int | None) -> None:
     of = Bare()
     of.headers = [(b"host", b"x")] + [(b"h", b"x")] * (count - 1)
-    found = of._fault_of_head()
+    found = fault_of_head(of.headers, of.parser)
     assert (None if found is None else found[0]) == fault
 
 
@@ -449,7 +450,7 @@ def test_a_head_names_one_host(hosts: int, version: str, fault: int | None) -> N
     of = Bare()
     of.headers = [(b"host", b"x")] * hosts
     of.parser = SimpleNamespace(get_http_version=lambda: version)
-    found = of._fault_of_head()
+    found = fault_of_head(of.headers, of.parser)
     assert (None if found is None else found[0]) == fault
 
 

@@ -21,12 +21,12 @@ from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
 from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
 from server.queue.proof import Proof
-from server.supervision import progress, restarts, stalls, supervisor
+from server.supervision import progress, restarts, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
+from server.supervision.progress import on_still
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
-from server.supervision.stalls import on_still
 from server.supervision.steady import MOST_AT_ONCE, Steady
 from tests.virtual_time import run_virtual
 
@@ -572,7 +572,7 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
         hand_over_again=again.append, lose=lambda *about: lost.append(about)
     )
     ticket: Any = SimpleNamespace(id="a", continued=continued)
-    monkeypatch.setattr(stalls, "detach", lambda one: detached.append(one.id) or reason)
+    monkeypatch.setattr(progress, "detach", lambda one: detached.append(one.id) or reason)
     on_still(batcher, ticket, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:
