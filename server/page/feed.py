@@ -22,13 +22,13 @@ import msgspec
 
 from server.page.assets import load_assets
 from server.page.history import History
+from server.page.host import Host
 from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
 from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
     from queueing.latency.law import LatencyModel
-    from server.gateway import Gateway
 
 log = logging.getLogger("kendall.page")
 PERIOD = 1.0  # seconds
@@ -43,7 +43,7 @@ _encode = msgspec.json.encode
 class Feed:
     """The state by the second, its history, and who follows it."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
         self._history = History(COLUMNS)
         self._switches: deque[dict[str, Any]] = deque(maxlen=SWITCHES)

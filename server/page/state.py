@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from server.engines.base import describe_engine
 from server.page.history import short
+from server.page.host import Host
 from server.page.minute import MINUTE_COLUMNS, NOTHING
 from server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
     from server.queue.ticket import Ticket
 
 MEMBERS = 48  # of a server's batch that are drawn
@@ -72,7 +72,7 @@ _LOOK = (
 Topics = dict[str, Any]
 
 
-def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
+def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
     """Everything, at this instant of Unix time; little of it before the engine serves."""
     if not gateway.lifecycle.started:
         return {
@@ -95,7 +95,7 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
     }
 
 
-def _life(gateway: Gateway) -> Topics:
+def _life(gateway: Host) -> Topics:
     """What the gateway is doing, and why where that needs words."""
     life, settings = gateway.lifecycle, gateway.settings
     calibrating = life.state is EngineState.SERVING and gateway.latency.calibrating
@@ -107,7 +107,7 @@ def _life(gateway: Gateway) -> Topics:
     }
 
 
-def _about(gateway: Gateway) -> Topics:
+def _about(gateway: Host) -> Topics:
     """What serves, and what is in force."""
     settings, capabilities = gateway.settings, gateway.batcher.capabilities
     return describe_engine(capabilities, settings.served_model_name) | {
@@ -121,9 +121,7 @@ def _about(gateway: Gateway) -> Topics:
     }
 
 
-def row(
-    gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
-) -> list[float | None]:
+def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
     """The numbers of this instant, in the order of COLUMNS; `minute` are those of
     MINUTE_COLUMNS.
     """
@@ -176,7 +174,7 @@ def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
     return mean, look["interval"]["low"], look["interval"]["high"], *high_quantiles
 
 
-def servers(gateway: Gateway) -> list[dict[str, Any]]:
+def servers(gateway: Host) -> list[dict[str, Any]]:
     """What each server has in service: tokens so far, the limit, and whether the own end has
     come (a padded batch goes on).
     """
