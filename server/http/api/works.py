@@ -7,8 +7,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from policies import Request
@@ -21,8 +21,7 @@ from server.http.api.sampling import check_sampling, sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 
 
-@dataclass(slots=True, eq=False)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """One call as it came in, before anything is made of it."""
 
     call_id: str
