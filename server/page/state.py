@@ -101,7 +101,7 @@ def _life(gateway: Host) -> Topics:
     calibrating = life.state is EngineState.SERVING and gateway.latency.calibrating
     return {
         "state": "calibrating" if calibrating else life.state.value,
-        "reason": life.lost or life.stuck,
+        "reason": life.reason,
         "model": settings.served_model_name,
         "looks": settings.prediction_interval > 0,
     }

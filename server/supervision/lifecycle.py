@@ -9,7 +9,7 @@ from server.supervision.supervisor import Supervisor
 
 
 class EngineState(Enum):
-    """The first that holds, from the end of this list."""
+    """Of several that hold, the last one in this list is shown."""
 
     SERVING = "serving"
     DRAINING = "draining"  # it serves what has arrived, and nothing new is taken
@@ -42,6 +42,11 @@ class Lifecycle:
         if not self._supervisor.serving:
             return EngineState.RESTARTING
         return EngineState.DRAINING if self.draining else EngineState.SERVING
+
+    @property
+    def reason(self) -> str | None:
+        """Of a state that needs words: why the engine is stuck or lost."""
+        return self.stuck if self.lost is None else self.lost
 
     @property
     def ready(self) -> bool:
