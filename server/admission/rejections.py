@@ -1,4 +1,4 @@
-"""What is refused: counted, recorded (`rejected`), and told how long the backlog needs."""
+"""Calls that are refused: counted, recorded (`rejected`), and answered with when to come back."""
 
 from __future__ import annotations
 
