@@ -109,3 +109,13 @@ FAILURES = (  # codes of requests that failed
 def loss_error(code: str, message: str) -> ApiError:
     """The error of a request that was lost after it had arrived."""
     return ApiError(STATUS_OF_LOSS.get(code, 500), code, message)
+
+
+def not_started() -> ApiError:
+    """For what needs an engine, while the first one comes up."""
+    return ApiError(
+        503,
+        "engine_unavailable",
+        "the engine is starting; wait until /ready answers 200",
+        retry_after=5,
+    )

@@ -1,9 +1,8 @@
-"""Who may join the queue: every bound in one place, asked before a body is read and again when the
-call is known.
+"""Which calls may join the queue: every bound in one place, asked before a body is read and again
+when the call is known.
 
-What arrived and is refused is recorded (`rejected`), counted, and told how long the backlog needs.
-It is part of the offered arrivals (`/admin/state`, which audits the clients), not of the live
-model's: the queue that is predicted is the one of the admitted.
+A call that is refused is part of the offered arrivals (`/admin/state`, which audits the clients),
+not of the live model's: the queue that is predicted is the one of the admitted.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import msgspec
-from prometheus_client import Counter
 
 from policies import Request
 from policies.text import counted
@@ -27,15 +23,13 @@ from server.admission.demand import NOTHING, Demand, demand_of
 from server.admission.host import Host
 from server.admission.limits import OverloadSettings, delay_target
 from server.admission.objectives import Objective
-from server.admission.places import Places
-from server.admission.waits import Waits
+from server.admission.rejections import Rejections
+from server.admission.waits import Places, Waits
 from server.engines.base import Work
-from server.errors import ApiError, loss_error
-from server.queue import poison
+from server.errors import ApiError
 from server.queue.observers import Observer
 from server.queue.ticket import Batch
 from server.security.guard import CALLER
-from server.supervision import deadlines
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -43,24 +37,6 @@ if TYPE_CHECKING:
     from server.queue.batcher import Batcher
     from server.queue.ticket import Ticket
 
-UNSERVED = (
-    "shutting_down",
-    "engine_unavailable",
-)  # codes of the refusals of a gateway that serves nobody now; also their reasons
-EARLY = (
-    *UNSERVED,
-    poison.CODE,
-    deadlines.WHOLE,
-    deadlines.FIRST_TOKEN,
-)  # codes of refusals that are recorded before there are sequences
-REASONS = (
-    "rate_limit",
-    "adaptive_concurrency",
-    "max_num_queued_reqs",
-    "max_num_queued_tokens",
-    "slo",
-    *UNSERVED,
-)  # of a refusal
 RELOADED = (  # settings that can change while the gateway serves
     *(
         "max_num_queued_reqs",
@@ -89,15 +65,8 @@ class Overload:
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
         self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
-        # refusals since the last admission: the places that are promised to them already
-        self._turn = 0
         self.places: Places | None = None  # who listens to its place in the queue
-        self._rejections = Counter(
-            "kendall_rejections",
-            "Rejected requests, by reason",
-            ["reason"],
-            registry=gateway.metrics.registry,
-        )
+        self.rejections = Rejections(gateway, settings, self.waits)
 
     # its place in the gateway
 
@@ -117,11 +86,11 @@ class Overload:
         if self.settings.queue_events:
             self.places = Places(gateway, self.waits if self.settings.wait_estimates else None)
         if self.settings.adaptive_concurrency:
-            self._adaptive = AdaptiveLimit(self._floor, gateway.now())
+            adaptive = self._adaptive = AdaptiveLimit(lambda: _floor(gateway), gateway.now())
             gateway.metrics.gauge_of(
                 "concurrency_limit",
                 "Most sequences that --adaptive-concurrency admits, waiting and in service",
-                self._concurrency,
+                lambda: adaptive.bound,
             )
         return [self]  # a rate may be limited later
 
@@ -156,8 +125,9 @@ class Overload:
         if self._adaptive is not None:
             self._adaptive.on_record(record)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Another policy, limit, law or engine."""
+        del epoch
         if self.waits is not None:
             self.waits.begin_epoch()
 
@@ -166,12 +136,13 @@ class Overload:
         burst.
         """
         before, self.settings = self.settings, settings
+        self.rejections.change(settings)
         self.guarded = settings.bounded
         self._objectives = _objectives(settings)
         self._level = _level(self._objectives)
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
             self._rates = _rate_limits(settings)
-        if before.priority_aging != settings.priority_aging and self._gateway.started:
+        if before.priority_aging != settings.priority_aging and self._gateway.lifecycle.started:
             self._gateway.batcher.requeue(self.queue())
 
     # calls
@@ -179,28 +150,11 @@ class Overload:
     def door(self, scope: Scope) -> ApiError | None:
         """Why a call whose body has not been read is rejected; None where it may come in."""
         gateway = self._gateway
-        if not gateway.ready or gateway.draining:
+        lifecycle = gateway.lifecycle
+        if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
         return self._refused(1, scope, None, self._objectives if by_place else ())
-
-    def rejected_at_door(
-        self, error: ApiError, client_request_id: str | None, *, retry: bool
-    ) -> str:
-        """Record a call that `door` rejected; returns its id."""
-        gateway, now = self._gateway, self._gateway.now()
-        call_id = gateway.next_call_id("refused")
-        gateway.arrivals.saw(now, gateway.batcher.epoch, retry=retry)
-        self._record(
-            error,
-            Record(
-                request_id=call_id,
-                client_request_id=client_request_id,
-                outcome="rejected",
-                arrived_at=now,
-            ),
-        )
-        return call_id
 
     def demand(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
@@ -213,7 +167,7 @@ class Overload:
                 f"got priority {priority}; expected -{MOST} to {MOST}",
                 param="priority",
             )
-        return demand_of(headers, patience, self._gateway.patience)
+        return demand_of(headers, patience, self._gateway.limits.patience)
 
     def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
@@ -223,46 +177,14 @@ class Overload:
             return
         refused = self._refused(len(works), scope, works[0].request, self._objectives_of(demand))
         if refused is not None:
-            for work in works:
-                self._record(refused, _record_of(work))
+            self.rejections.record(refused, works)
             raise refused
-        self._turn = 0
+        if self.rejections.promised_places:
+            self.rejections.admitted()
         if self._rates is not None:
             now, key = self._gateway.now(), caller_of(scope)
             for work in works:
                 self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
-
-    def unserved(
-        self,
-        error: ApiError,
-        ids: Sequence[str],
-        client_request_id: str | None,
-        *,
-        arrived_at: float,
-        received_at: float,
-        retry: bool,
-    ) -> None:
-        """Count and record the sequences of a call that came while the gateway drains, or without
-        an engine; before the first one serves there is no run file, and they are only counted.
-        """
-        gateway = self._gateway
-        self._count(error.code, len(ids))
-        if gateway.started:
-            gateway.arrivals.saw(received_at, gateway.batcher.epoch, retry=retry)
-        for request_id in ids:
-            record = Record(
-                request_id=request_id,
-                client_request_id=client_request_id,
-                outcome="rejected",
-                received_at=received_at,
-                arrived_at=arrived_at,
-            )
-            if gateway.started:
-                self._record(error, record)
-            else:
-                gateway.metrics.on_record(
-                    msgspec.structs.replace(record, policy=gateway.policy_text)
-                )
 
     def state(self) -> dict[str, Any]:
         """For `/admin/state`: what is asked for, what holds now, where waits come from."""
@@ -274,26 +196,6 @@ class Overload:
             "concurrency_limit": limit,
             "wait_source": None if self.waits is None else source,
         }
-
-    def loss(self, code: str, message: str) -> ApiError:
-        """The error of one that had arrived and was lost."""
-        if code != "queue_timeout":
-            return loss_error(code, message)
-        place = max(
-            0, self._gateway.batcher.queue_length - 1
-        )  # it is in the queue still, and would come back to one without it
-        wait = None if self.waits is None else self.waits.wait(place, joining=0)
-        return self._error(
-            code,
-            message,
-            None if wait is None else wait.mean,
-            wait=None if wait is None else wait.mean,
-        )
-
-    def rejections(self) -> dict[str, float]:
-        """Requests refused since the start, by reason."""
-        samples = (sample for metric in self._rejections.collect() for sample in metric.samples)
-        return {sample.labels["reason"]: sample.value for sample in samples}
 
     # the bounds
 
@@ -326,7 +228,7 @@ class Overload:
         seconds = rates.seconds_until(key, self._gateway.now(), sequences)
         if seconds <= 0:
             return None
-        self._count("rate_limit", sequences)
+        self.rejections.count("rate_limit", sequences)
         return ApiError(
             429,
             "rate_limit_exceeded",
@@ -340,27 +242,27 @@ class Overload:
             over = batcher.unanswered + sequences - self._adaptive.bound
             if over > 0 and batcher.unanswered:  # an idle gateway admits a call of any size
                 self._adaptive.refused()
-                return self._queue_full(
+                return self.rejections.queue_full(
                     "adaptive_concurrency",
                     sequences,
                     f"{counted(batcher.unanswered, 'request')} in the system",
-                    self._gone(over),
+                    self.rejections.until_gone(over),
                 )
         if settings.max_num_queued_reqs is not None:
             over = batcher.unanswered + sequences - settings.max_num_queued_reqs
             if over > 0:
-                return self._queue_full(
+                return self.rejections.queue_full(
                     "max_num_queued_reqs",
                     sequences,
                     f"{counted(batcher.unanswered, 'request')} in the system",
-                    self._gone(over),
+                    self.rejections.until_gone(over),
                 )
         if (
             settings.max_num_queued_tokens is not None
             and batcher.waiting_tokens >= settings.max_num_queued_tokens
         ):
-            after = self._until_fewer_tokens(settings.max_num_queued_tokens)
-            return self._queue_full(
+            after = self.rejections.until_fewer_tokens(settings.max_num_queued_tokens)
+            return self.rejections.queue_full(
                 "max_num_queued_tokens",
                 sequences,
                 f"{counted(batcher.waiting_tokens, 'prompt token')} waiting",
@@ -379,10 +281,10 @@ class Overload:
         missed = next((objective for objective in objectives if not objective.kept(wait)), None)
         if missed is None:
             return None
-        self._count("slo", sequences)
+        self.rejections.count("slo", sequences)
         idle = waits.until_idle()
         after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
-        return self._error(
+        return self.rejections.error(
             "slo_unattainable",
             missed.refusal(wait),
             after,
@@ -391,85 +293,11 @@ class Overload:
             param=missed.param,
         )
 
-    def _concurrency(self) -> float:
-        return math.inf if self._adaptive is None else self._adaptive.bound
 
-    def _floor(self) -> int:
-        return (
-            2
-            * self._gateway.batcher.effective_max_batch_size
-            * self._gateway.batcher.capabilities.servers
-        )
-
-    # what a refusal says
-
-    def _queue_full(self, reason: str, sequences: int, why: str, after: float | None) -> ApiError:
-        self._count(reason, sequences)
-        batcher = self._gateway.batcher
-        wait = None if self.waits is None else self.waits.wait(batcher.queue_length, joining=1)
-        return self._error(
-            "queue_full",
-            f"{why}; the gateway accepts no more now",
-            after,
-            place=batcher.queue_length,
-            wait=wait.mean if wait else None,
-        )
-
-    def _error(
-        self,
-        code: str,
-        message: str,
-        after: float | None,
-        *,
-        place: int | None = None,
-        wait: float | None = None,
-        param: str | None = None,
-    ) -> ApiError:
-        details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}
-        if place is not None:
-            details["queue_position"] = place
-        if wait is not None and math.isfinite(wait) and self.settings.wait_estimates:
-            details["predicted_wait_ms"] = round(wait * 1e3, 3)
-        known = after if after is not None and math.isfinite(after) else None
-        return ApiError(
-            self.settings.overload_status,
-            code,
-            message,
-            param=param,
-            retry_after=known,
-            details=details,
-        )
-
-    def _gone(self, count: float) -> float | None:
-        """Until there is a place for this one beside those refused before it, or they would all
-        come back at the same instant.
-
-        The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
-        """
-        turn, self._turn = self._turn, (self._turn + 1) % max(1, self._gateway.batcher.unanswered)
-        return None if self.waits is None else self.waits.until_gone(math.ceil(count) + turn)
-
-    def _until_fewer_tokens(self, bound: int) -> float | None:
-        """Until the queue's prompts are below the bound, were they all of its mean length."""
-        batcher = self._gateway.batcher
-        leave = math.ceil(
-            (batcher.waiting_tokens - bound + 1)
-            / (batcher.waiting_tokens / max(1, batcher.queue_length))
-        )
-        wait = None if self.waits is None else self.waits.wait(max(0, leave - 1), joining=0)
-        return None if wait is None else wait.mean
-
-    def _count(self, reason: str, sequences: int) -> None:
-        self._rejections.labels(reason).inc(sequences)
-        self._gateway.metrics.received.count(sequences)
-
-    def _record(self, error: ApiError, record: Record) -> None:
-        batcher = self._gateway.batcher
-        batcher.turn_away(
-            msgspec.structs.replace(
-                record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code
-            )
-        )
+def _floor(gateway: Host) -> int:
+    """Sequences that the adaptive limit never goes below: two for each place in the engine."""
+    batcher = gateway.batcher
+    return 2 * batcher.effective_max_batch_size * batcher.capabilities.servers
 
 
 def _rate_limits(settings: OverloadSettings) -> RateLimits | None:
@@ -490,17 +318,3 @@ def caller_of(scope: Scope) -> str:
     """Of whoever calls; without keys all are one client."""
     name: str = scope.get(CALLER, "")
     return name
-
-
-def _record_of(work: Work) -> Record:
-    request = work.request
-    return Record(
-        request_id=request.id,
-        client_request_id=work.client_request_id,
-        outcome="rejected",
-        received_at=work.received_at,
-        arrived_at=request.arrived_at,
-        prompt_tokens=request.prompt_tokens,
-        max_output_tokens=request.max_output_tokens,
-        predicted_output_tokens=request.predicted_output_tokens,
-    )

@@ -7,8 +7,18 @@ from typing import Protocol
 
 from queueing.control.wait_ahead import BatchService, SlotService
 from server.admission.limits import OverloadSettings
+from server.admission.limits_in_force import LimitsInForce
 from server.queue.batcher import Batcher
+from server.runtime.ids import CallIds
+from server.supervision.lifecycle import Lifecycle
 from server.telemetry.metrics import Metrics
+
+
+class RecentActivity(Protocol):
+    """Rates over the last minute."""
+
+    def sequence_rate(self) -> float:
+        """Sequences that arrive per second."""
 
 
 class ServiceModel(Protocol):
@@ -18,8 +28,8 @@ class ServiceModel(Protocol):
     def ahead(self) -> BatchService | SlotService | None:
         """Service under the policy in force; None before anything is known."""
 
-    def sequence_rate(self) -> float:
-        """Sequences that arrive per second."""
+    @property
+    def activity(self) -> RecentActivity: ...
 
 
 class Arrivals(Protocol):
@@ -52,14 +62,9 @@ class Host(Protocol):
     @property
     def now(self) -> Callable[[], float]: ...
     @property
-    def patience(self) -> float | None: ...
+    def lifecycle(self) -> Lifecycle: ...
     @property
-    def policy_text(self) -> str: ...
+    def limits(self) -> LimitsInForce: ...
     @property
-    def ready(self) -> bool: ...
-    @property
-    def started(self) -> bool: ...
-    @property
-    def draining(self) -> bool: ...
+    def call_ids(self) -> CallIds: ...
     def live_model(self) -> ServiceModel: ...
-    def next_call_id(self, prefix: str) -> str: ...

@@ -7,7 +7,9 @@ ticket at its arrival and compared with the delay at its dispatch.
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
@@ -29,6 +31,8 @@ AT_ONCE = Wait(0.0)
 # seconds for which an answer is given again: under overload the same question comes thousands of
 # times a second
 FRESH = 0.001
+EVERY = 1.0  # seconds between two looks at the queue, for those who listen to their place in it
+Listener = Callable[[int, float | None], None]  # its place, and the mean wait in seconds
 
 
 class Waits:
@@ -154,7 +158,7 @@ class Waits:
                 batcher.waiting[first].request.arrived_at if first < batcher.queue_length else now
             )
             left = oldest + batcher.policy.max_wait - now
-        rate = self._gateway.live_model().sequence_rate()
+        rate = self._gateway.live_model().activity.sequence_rate()
         with_whom = company(place, batcher.queue_length + joining, service.largest, rate, left)
         return found if with_whom is None else Together(found, with_whom)
 
@@ -185,3 +189,36 @@ class Waits:
             return seen
         service = self.service()
         return 0.0 if service is None else service.first_token
+
+
+class Places:
+    """Tells those who listen where they stand: one walk through the queue a second, however many
+    listen.
+    """
+
+    def __init__(self, gateway: Host, waits: Waits | None) -> None:
+        self._gateway = gateway
+        self._waits = waits
+        self._listeners: dict[str, Listener] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def listen(self, request_id: str, told: Listener) -> None:
+        """From the next walk on."""
+        self._listeners[request_id] = told
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY, self._walk)
+
+    def forget(self, request_id: str) -> None:
+        """It does not wait any more."""
+        self._listeners.pop(request_id, None)
+        if not self._listeners and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _walk(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(EVERY, self._walk)
+        for place, waiting in enumerate(self._gateway.batcher.waiting):
+            told = self._listeners.get(waiting.request.id)
+            if told is not None:
+                wait = None if self._waits is None else self._waits.wait(place, joining=0)
+                told(place, None if wait is None else wait.mean)

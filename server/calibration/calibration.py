@@ -14,10 +14,11 @@ import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from policies import SpecError
 from queueing.latency.fit import Fit, Measured, fit_law
@@ -25,7 +26,6 @@ from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
 from server.calibration.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
 from server.calibration.host import Host
-from server.calibration.request import CalibrationRequest
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
 from server.errors import ApiError
 from server.supervision.progress import StuckWatch
@@ -35,6 +35,22 @@ LOOP_REQUESTS = 40  # of one closed loop
 CANCELLED, BUSY = "calibration_cancelled", "busy"  # codes of errors
 LONGEST_SERVICE = 30.0  # seconds that a calibration waits for the requests in service
 Progress = Callable[[int, int], None]
+
+
+class CalibrationRequest(BaseModel):
+    """`POST /admin/calibrate`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    speed_only: bool = False
+    seconds: Annotated[float, Field(gt=0, le=600)] = 5.0  # of a speed_only measurement
+    # the law that a speed_only measurement is set against; without it the one measured here
+    latency: str | None = None
+    repeats: Annotated[int, Field(ge=2, le=100)] = 5
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=2)] | None = None
+    prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: int = 0
+    name: str | None = None
 
 
 class Calibrator:
@@ -77,7 +93,7 @@ class Calibrator:
                 gateway.latency.adopt(profile)
         finally:
             gateway.batcher.pause_dispatch(False)
-            gateway.begin_epoch()  # what waited meanwhile waited for the calibration
+            gateway.limits.begin_epoch()  # what waited meanwhile waited for the calibration
         return profile
 
     def stop(self, error: ApiError) -> None:
@@ -229,7 +245,7 @@ class Calibrator:
             )
 
     def _grid(self, plan: CalibrationRequest) -> list[Cell]:
-        longest = plan.max_output_tokens or self._gateway.max_output_tokens or 64
+        longest = plan.max_output_tokens or self._gateway.limits.max_output_tokens or 64
         return design(
             self._capabilities, plan.prompt_tokens or PROMPT_TOKENS, plan.max_batch_size, longest
         )
@@ -247,7 +263,7 @@ async def calibrate_at_start(gateway: Host) -> None:
             if error.status < 500 and error.code not in (CANCELLED, BUSY):
                 raise
             log.error("the calibration at the start failed: %s", error.message)  # noqa: TRY400 - one line
-            if last or gateway.draining or error.code in (CANCELLED, BUSY):
+            if last or gateway.lifecycle.draining or error.code in (CANCELLED, BUSY):
                 break
             await gateway.supervisor.steadily(_at_once)
         else:

@@ -1,19 +1,22 @@
-"""What a calibration reads of the gateway around it, and what it asks of it."""
+"""What calibration and the live model read of the gateway around them, and what they ask of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Engine
 from server.queue.batcher import Batcher
 from server.settings import Settings
+from server.supervision.lifecycle import Lifecycle
 from server.supervision.supervisor import Supervisor
+from server.telemetry.metrics import Metrics
 
 
 class Serving(Protocol):
-    """What the live model reads too. `batcher` raises ApiError 503 before the engine is up."""
+    """What both read. `batcher` raises ApiError 503 before the engine is up."""
 
     @property
     def settings(self) -> Settings: ...
@@ -24,18 +27,22 @@ class Serving(Protocol):
     @property
     def now(self) -> Callable[[], float]: ...
     @property
-    def max_output_tokens(self) -> int | None: ...
+    def limits(self) -> LimitsInForce: ...
+
+
+class LiveHost(Serving, Protocol):
+    """What the live model and the autopilot read. Read only, but for `limits.change`."""
+
+    @property
+    def metrics(self) -> Metrics: ...
 
 
 class Host(Serving, Protocol):
-    """Read only, but for `begin_epoch`."""
+    """What a calibration reads. Read only, but for `limits.begin_epoch`."""
 
     @property
     def engine(self) -> Engine: ...
     @property
     def supervisor(self) -> Supervisor: ...
     @property
-    def ready(self) -> bool: ...
-    @property
-    def draining(self) -> bool: ...
-    def begin_epoch(self) -> int: ...
+    def lifecycle(self) -> Lifecycle: ...

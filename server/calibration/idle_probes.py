@@ -49,7 +49,7 @@ NOTE = "measured in idle moments"
 
 class IdleProbes:
     """One loop. `on_offer` is told of every refit and whether it was taken; a law that was is in
-    force by then.
+    force by then, and an epoch under it has begun.
     """
 
     def __init__(
@@ -74,7 +74,9 @@ class IdleProbes:
         lengths = tuple(int(length) for length in self._rng.integers(*LOOP_LENGTHS, LOOP_REQUESTS))
         loop = ClosedLoop(min(4, bounds.max_num_seqs), lengths, PROMPT_TOKENS)
         self.book = ProbeBook(
-            design(bounds, max_output_tokens=gateway.max_output_tokens or 64), loop, self._limits
+            design(bounds, max_output_tokens=gateway.limits.max_output_tokens or 64),
+            loop,
+            self._limits,
         )
         self._rested_at = gateway.now()
         self.offer: Offer | None = None  # the last
@@ -120,8 +122,8 @@ class IdleProbes:
     def _allowed(self) -> bool:
         gateway = self._gateway
         return (
-            gateway.ready
-            and not gateway.draining
+            gateway.lifecycle.ready
+            and not gateway.lifecycle.draining
             and not gateway.latency.calibrating
             and self._batcher.idle
         )
@@ -224,6 +226,7 @@ class IdleProbes:
         if taken:
             for doubt in offer.doubts:
                 log.info("  doubt: %s", doubt)
+            self._gateway.limits.begin_epoch()  # under another law
         if self._on_offer is not None:
             self._on_offer(offer, taken)
 

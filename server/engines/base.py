@@ -223,6 +223,20 @@ class Capabilities:
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
 
+def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[str, Any]:
+    """What serves, for `/v1/models`, the run file and the state file: what a law is good for."""
+    return {
+        "engine": capabilities.engine,
+        "emulated": capabilities.engine == "emulated",
+        "model": served_model_name,
+        "max_model_len": capabilities.max_model_len,
+        "max_num_seqs": capabilities.max_num_seqs,
+        "max_num_batched_tokens": capabilities.max_num_batched_tokens,
+        "kv_cache_tokens": capabilities.kv_cache_tokens,
+        "servers": capabilities.servers,
+    }
+
+
 class PromptReader(Protocol):
     """What is asked before a request queues."""
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from queueing.measurement.record import Outcome
 from server.engines.base import Token, Work
 from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
-from server.http.formats import DONE, Format, with_usage
+from server.http.formats import DONE, Format, usage_of, with_usage
+from server.http.headers import delay_headers, early_headers
 from server.http.presence import watch_client
 from server.queue.batcher import Batcher
 from server.queue.ticket import Ticket
@@ -28,6 +29,22 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
 )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AnswerOptions:
+    """What the writer needs to know of the call."""
+
+    request_id: str
+    arrived_at: float  # before a form was compiled: time limits count from here
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool  # vLLM gives it with `include_usage` only
+    n: int
+    client_limit: int | None
+    # the error of a sequence that is lost, by its code and message
+    loss: Callable[[str, str], ApiError] = loss_error
+    timeouts: Timeouts | None = None  # of the call
 
 
 class Choice:
@@ -217,9 +234,10 @@ class Answer(Response):
         await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 
     async def _write_whole(self, send: Send) -> None:
-        choices = []
+        choices, tickets = [], []
         for choice in self._choices:
             assert choice.ticket is not None
+            tickets.append(choice.ticket)
             ending = choice.ticket.ending
             assert ending.finish_reason is not None
             whole = self.format.choice(
@@ -231,9 +249,10 @@ class Answer(Response):
             )
             choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         delays = self._delays()
-        body = self.format.whole(choices, self._usage(delays))
+        body = self.format.whole(choices, usage_of(tickets, self._options.n, delays))
         headers = [
-            *self._start_headers(*delays),
+            *delay_headers(*delays),
+            *early_headers(self._options.request_id, self._choices[-1].ticket),
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
         ]
@@ -247,7 +266,11 @@ class Answer(Response):
             {
                 "type": "http.response.start",
                 "status": 200,
-                "headers": [*self._start_headers(self._delays()[0]), *STREAM_HEADERS],
+                "headers": [
+                    *delay_headers(self._delays()[0]),
+                    *early_headers(self._options.request_id, self._choices[-1].ticket),
+                    *STREAM_HEADERS,
+                ],
             }
         )
         await self._write_events(send)
@@ -295,30 +318,15 @@ class Answer(Response):
 
     def _tail(self) -> bytes:
         if self._options.include_usage and not self.error:
-            return self.format.usage(self._usage(self._delays())) + DONE
+            tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
+            usage = usage_of(tickets, self._options.n, self._delays())
+            return self.format.usage(usage) + DONE
         return DONE
 
     def _release(self, choices: Sequence[Choice] | None = None) -> None:
         for choice in self._choices if choices is None else choices:
             if choice.ticket is not None:
                 choice.ticket.released()
-
-    def _usage(self, delays: tuple[float, float]) -> dict[str, Any]:
-        tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
-        prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[:: self._options.n]])
-        output = sum([ticket.ending.output_tokens for ticket in tickets])
-        queue, service = delays
-        timing = {
-            "queueing_delay_ms": queue,
-            "service_ms": service,
-            "batch_size": tickets[0].batch_size,
-        }
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": output,
-            "total_tokens": prompt + output,
-            "kendall": timing,
-        }
 
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
@@ -330,73 +338,7 @@ class Answer(Response):
                 last = max(last, now if begun is None else begun)
         return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
 
-    def _start_headers(
-        self, queue: float, service: float | None = None
-    ) -> list[tuple[bytes, bytes]]:
-        delay = str(queue).encode()
-        timing = b"queue;dur=" + delay
-        return [
-            (b"x-kendall-queueing-delay-ms", delay),
-            (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
-            (
-                b"server-timing",
-                timing if service is None else timing + f", service;dur={service}".encode(),
-            ),
-            *self._early_headers(),
-        ]
-
-    def _early_headers(self) -> list[tuple[bytes, bytes]]:
-        """What is known when the call joins the queue: of the sequence that stands last."""
-        headers = [(b"x-request-id", self._options.request_id.encode())]
-        ticket = self._choices[-1].ticket
-        if ticket is not None and ticket.told is not None:
-            place, wait = ticket.told
-            headers.append((b"x-kendall-queue-position", b"%d" % place))
-            if wait is not None:
-                headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
-        return headers
-
 
 def _milliseconds(seconds: float) -> float:
     """To three digits, as `round` has it but for ties, in a fifth of its time."""
     return math.floor(seconds * 1e6 + 0.5) / 1e3
-
-
-class AnswerOptions:
-    """What the writer needs to know of the call."""
-
-    __slots__ = (
-        "arrived_at",
-        "client_limit",
-        "continuous_usage",
-        "include_usage",
-        "loss",
-        "n",
-        "request_id",
-        "stream",
-        "timeouts",
-    )
-
-    def __init__(
-        self,
-        *,
-        request_id: str,
-        arrived_at: float,
-        stream: bool,
-        include_usage: bool,
-        continuous_usage: bool,
-        n: int,
-        client_limit: int | None,
-        loss: Callable[[str, str], ApiError] = loss_error,
-        timeouts: Timeouts | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.arrived_at = arrived_at  # before a form was compiled: time limits count from here
-        self.stream = stream
-        self.include_usage = include_usage
-        # vLLM gives it with the other only
-        self.continuous_usage = include_usage and continuous_usage
-        self.n = n
-        self.client_limit = client_limit
-        self.loss = loss  # the error of a sequence that is lost, by its code and message
-        self.timeouts = timeouts  # of the call

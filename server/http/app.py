@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.latency.profile import Profile
-from server.calibration.calibration import CANCELLED, Calibrator, warn_of_fit
-from server.calibration.request import CalibrationRequest
+from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
+from server.engines.base import describe_engine
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ChatAnswer, CompletionAnswer
@@ -28,8 +28,8 @@ from server.http.api.schema import AutopilotChange, ChatRequest, CompletionReque
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
+from server.http.headers import stamped
 from server.http.presence import watch_client
-from server.http.request_id import stamped
 from server.page import Feed, add_page
 from server.queue.change import PolicyChange
 from server.security.audit import Audit
@@ -37,7 +37,7 @@ from server.security.cors import cors
 from server.security.guard import Guard
 from server.security.refusals import Denial
 from server.security.routes import ADMIN
-from server.telemetry.exposition import exposition
+from server.telemetry.metrics import exposition
 
 
 class _App(FastAPI):
@@ -81,25 +81,12 @@ def create_app(
     on_ready: Callable[[Gateway], Any] | None = None,
 ) -> FastAPI:
     """The ASGI application; HTTP answers at once, the engine comes up behind it."""
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        starting = asyncio.create_task(gateway.start())
-        starting.add_done_callback(lambda task: _report(task, gateway, on_start_failure, on_ready))
-        showing = asyncio.create_task(feed.run())
-        try:
-            yield
-        finally:
-            starting.cancel()
-            showing.cancel()
-            await asyncio.gather(starting, showing, return_exceptions=True)
-            await gateway.stop()
-
     feed = Feed(gateway)
+    ended = partial(_report, gateway=gateway, on_failure=on_start_failure, on_ready=on_ready)
     app = _App(
         title="Kendall",
         version=metadata.version("kendall"),
-        lifespan=lifespan,
+        lifespan=lambda _: _lifespan(gateway, feed, ended),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would repeat the client's Host
@@ -116,10 +103,27 @@ def create_app(
     _add_policy(app, gateway)
     _add_admin(app, gateway)
     _add_live(app, gateway)
+    _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
     document(app)
     add_page(app, feed)
     return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(
+    gateway: Gateway, feed: Feed, on_start_end: Callable[[asyncio.Task[None]], None]
+) -> AsyncIterator[None]:
+    starting = asyncio.create_task(gateway.start())
+    starting.add_done_callback(on_start_end)
+    showing = asyncio.create_task(feed.run())
+    try:
+        yield
+    finally:
+        starting.cancel()
+        showing.cancel()
+        await asyncio.gather(starting, showing, return_exceptions=True)
+        await gateway.stop()
 
 
 def _report(
@@ -131,7 +135,7 @@ def _report(
     if task.cancelled():
         return
     if (error := task.exception()) is not None:
-        gateway.dead = str(error)
+        gateway.lifecycle.fail(str(error))
         if on_failure is not None:
             on_failure(error)
     elif on_ready is not None:
@@ -174,7 +178,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         responses={503: {"description": "The engine has failed for good."}},
     )
     async def health() -> Response:
-        return Response(status_code=200 if gateway.healthy else 503)
+        return Response(status_code=200 if gateway.lifecycle.healthy else 503)
 
     @app.get(
         "/ready",
@@ -182,11 +186,9 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         responses={503: {"description": "Starting, calibrating, lost, or shutting down."}},
     )
     async def ready() -> Response:
-        return Response(
-            status_code=200
-            if gateway.ready and not (gateway.draining or gateway.leaving or gateway.holding)
-            else 503
-        )
+        life = gateway.lifecycle
+        serves = life.ready and not (life.draining or life.leaving or gateway.holding)
+        return Response(status_code=200 if serves else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -200,13 +202,13 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/load", responses=errors(401))
     async def load() -> dict[str, int]:
-        return {"server_load": gateway.batcher.unanswered if gateway.started else 0}
+        return {"server_load": gateway.batcher.unanswered if gateway.lifecycle.started else 0}
 
 
 def _add_policy(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/policy", responses=errors(401, 403, 500, 503))
     async def policy() -> dict[str, Any]:
-        return gateway.policy_in_force()
+        return gateway.limits.state()
 
     @app.put(
         "/admin/policy",
@@ -214,7 +216,7 @@ def _add_policy(app: FastAPI, gateway: Gateway) -> None:
         openapi_extra=body(PolicyChange),
     )
     async def change_policy(request: Request) -> dict[str, Any]:
-        return gateway.change(
+        return gateway.limits.change(
             await parse(request.receive, PolicyChange, gateway.settings.security.max_body_bytes)
         )
 
@@ -228,8 +230,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             [{"request_id": r.request.id, "output_tokens": r.output_tokens_so_far} for r in server]
             for server in batcher.running()
         ]
-        return gateway.policy_in_force() | {
-            "engine": gateway.describe_engine(batcher.capabilities),
+        return gateway.limits.state() | {
+            "engine": describe_engine(batcher.capabilities, gateway.settings.served_model_name),
             "law": None if gateway.latency.law is None else str(gateway.latency.law),
             "record_file": None
             if gateway.settings.record_file is None
@@ -238,16 +240,16 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "in_service": batcher.in_service,
             "unanswered": batcher.unanswered,
             "running": running,
-            "draining": gateway.draining,
+            "draining": gateway.lifecycle.draining,
             "supervision": gateway.supervisor.statistics()
-            | {"stuck": gateway.stuck}
+            | {"stuck": gateway.lifecycle.stuck}
             | _poison(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
-            "energy": gateway.live_model().energy(),
+            "energy": gateway.live_model().meter.described(),
             "idle_probes": None if gateway.probes is None else gateway.probes.state(),
-            "autopilot": gateway.live_model().autopilot,
+            "autopilot": gateway.live_model().pilot.shown(),
             "self_checks": gateway.live_model().checks,
             "failures": {
                 "prediction": gateway.live_model().failures.state(),
@@ -300,6 +302,8 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
             raise ApiError(400, "invalid_objective", str(error)) from None
         return {"advice": found, "reason": None if found else live.why_nothing()}
 
+
+def _add_autopilot(app: FastAPI, gateway: Gateway) -> None:
     @app.put(
         "/admin/autopilot",
         responses=errors(400, 401, 403, 409, 413, 500, 503),
@@ -309,7 +313,7 @@ def _add_live(app: FastAPI, gateway: Gateway) -> None:
         change = await parse(
             request.receive, AutopilotChange, gateway.settings.security.max_body_bytes
         )
-        return await gateway.live_model().steer(change.mode)
+        return await gateway.live_model().pilot.steer(change.mode)
 
 
 def _add_calibration(app: FastAPI, gateway: Gateway) -> None:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import ApiError
@@ -38,6 +40,19 @@ class _Discarded(list[tuple[bytes, bytes]]):
 
 
 _TRAILERS = _Discarded()
+
+
+def fault_of_head(
+    headers: Sequence[tuple[bytes, bytes]], parser: httptools.HttpRequestParser
+) -> tuple[int, str, str] | None:
+    """Status, code and message, of a head that is valid HTTP otherwise."""
+    if len(headers) > MAX_HEADERS:
+        return 431, "head_too_large", f"got more than {MAX_HEADERS} headers; expected less"
+    hosts = [name for name, _ in headers].count(b"host")
+    if hosts == 1 or (hosts == 0 and parser.get_http_version() == "1.0"):
+        return None
+    message = f"got {hosts} Host headers; expected exactly one (RFC 9112, 3.2)"
+    return 400, "invalid_http", message
 
 
 class LimitedProtocol(StampedProtocol):
@@ -93,7 +108,7 @@ class LimitedProtocol(StampedProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole. Raises ValueError, which uvicorn takes for a broken request."""
-        self._fault = self._fault_of_head()
+        self._fault = fault_of_head(self.headers, self.parser)
         if self._fault is not None:
             raise ValueError(self._fault[2])
         super().on_headers_complete()  # raises, too: a URL that is none
@@ -135,18 +150,6 @@ class LimitedProtocol(StampedProtocol):
     def send_400_response(self, msg: str) -> None:
         """For what is no HTTP, and for a head that is refused."""
         self._refuse(*(self._fault or (400, "invalid_http", msg)))
-
-    def _fault_of_head(self) -> tuple[int, str, str] | None:
-        if len(self.headers) > MAX_HEADERS:
-            return 431, "head_too_large", f"got more than {MAX_HEADERS} headers; expected less"
-        hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts == 1 or (hosts == 0 and self.parser.get_http_version() == "1.0"):
-            return None
-        return (
-            400,
-            "invalid_http",
-            f"got {hosts} Host headers; expected exactly one (RFC 9112, 3.2)",
-        )
 
     def _weigh(self, received: int, body: int) -> None:
         """A reading wholly between the head and the end of a request: what is neither body nor

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.text import counted
 from server.errors import ApiError
-from server.http.request_id import stamped
+from server.http.headers import stamped
 from server.security.early_answer import Refusal
 
 log = logging.getLogger("kendall")

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from server.engines.base import Token, TokenLogprob
+from server.queue.ticket import Ticket
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
@@ -63,6 +64,25 @@ def _ranked(token: Token) -> list[TokenLogprob]:
 def with_usage(chunk: bytes, usage: Mapping[str, Any]) -> bytes:
     """A chunk with usage at its end."""
     return chunk.removesuffix(b"}\n\n") + b',"usage":' + encode(usage) + b"}\n\n"
+
+
+def usage_of(tickets: Sequence[Ticket], n: int, delays: tuple[float, float]) -> dict[str, Any]:
+    """Tokens and milliseconds of a call, whose prompts have `n` tickets each; `delays`: queueing
+    delay and service.
+    """
+    prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[::n]])
+    output = sum([ticket.ending.output_tokens for ticket in tickets])
+    queue, service = delays
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "kendall": {
+            "queueing_delay_ms": queue,
+            "service_ms": service,
+            "batch_size": tickets[0].batch_size,
+        },
+    }
 
 
 class Format(ABC):

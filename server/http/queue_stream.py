@@ -21,9 +21,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from server.admission.places import Places
+from server.admission.waits import Places
 from server.http.answer import STREAM_HEADERS, Answer
 from server.http.formats import encode
+from server.http.headers import early_headers
 
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -95,7 +96,10 @@ class QueueStream(Answer):
         """The headers, without what is not known yet."""
         if not self._begun:
             self._begun = True
-            headers = [*self._early_headers(), *STREAM_HEADERS]
+            headers = [
+                *early_headers(self._options.request_id, self._choices[-1].ticket),
+                *STREAM_HEADERS,
+            ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _say_news(self) -> None:

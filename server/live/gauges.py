@@ -30,26 +30,30 @@ class LiveGauges:
         self._clear()
         metrics = self._metrics
         for gauge in (
-            metrics.verdict,
-            metrics.what_if,
-            metrics.what_if_sojourn,
-            metrics.what_if_first_token,
+            metrics.verdicts.verdict,
+            metrics.delays.what_if,
+            metrics.delays.what_if_sojourn,
+            metrics.delays.what_if_first_token,
         ):
             gauge.clear()
-        metrics.speed.set(math.nan)
+        metrics.load.speed.set(math.nan)
 
     def _clear(self) -> None:
         metrics = self._metrics
         for gauge in (
-            metrics.predicted,
-            metrics.observed,
-            metrics.predicted_sojourn,
-            metrics.observed_sojourn,
-            metrics.error,
+            metrics.delays.predicted,
+            metrics.delays.observed,
+            metrics.delays.predicted_sojourn,
+            metrics.delays.observed_sojourn,
+            metrics.load.error,
         ):
             gauge.clear()
-        metrics.assumption_holds.clear()
-        for gauge in (metrics.load, metrics.predicted_utilisation, metrics.predicted_batch_size):
+        metrics.verdicts.assumption_holds.clear()
+        for gauge in (
+            metrics.load.load,
+            metrics.load.predicted_utilisation,
+            metrics.load.predicted_batch_size,
+        ):
             gauge.set(math.nan)
 
     def show(self, found: Mapping[str, Any]) -> None:
@@ -59,25 +63,25 @@ class LiveGauges:
         policy = metrics.label(found["policy"])
         self._predicted(found, policy)
         if found["observed_queueing_delay"] is not None:
-            self._observe(metrics.observed, policy, found["observed_queueing_delay"])
+            self._observe(metrics.delays.observed, policy, found["observed_queueing_delay"])
         if found["compared"] == "sojourn_time":
-            self._observe(metrics.observed_sojourn, policy, comparison["observed"])
+            self._observe(metrics.delays.observed_sojourn, policy, comparison["observed"])
         if comparison["error"] is not None:
-            metrics.error.labels(policy).set(comparison["error"])
-        metrics.load.set(_number(found["load"]))
-        metrics.predicted_utilisation.set(_number(found.get("utilisation")))
-        metrics.predicted_batch_size.set(_number((found.get("batch_size") or {}).get("mean")))
-        metrics.speed.set(_number(found["speed"]))
+            metrics.load.error.labels(policy).set(comparison["error"])
+        metrics.load.load.set(_number(found["load"]))
+        metrics.load.predicted_utilisation.set(_number(found.get("utilisation")))
+        metrics.load.predicted_batch_size.set(_number((found.get("batch_size") or {}).get("mean")))
+        metrics.load.speed.set(_number(found["speed"]))
         for name, assumption in comparison["assumptions"].items():
-            metrics.assumption_holds.labels(name).set(_number(assumption["holds"]))
+            metrics.verdicts.assumption_holds.labels(name).set(_number(assumption["holds"]))
         for verdict in VERDICTS:
-            metrics.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
+            metrics.verdicts.verdict.labels(verdict).set(float(comparison["verdict"] == verdict))
 
     def _predicted(self, found: Mapping[str, Any], policy: str) -> None:
         """The interval is that of the quantity that is compared."""
         gauges = {
-            "queueing_delay": self._metrics.predicted,
-            "sojourn_time": self._metrics.predicted_sojourn,
+            "queueing_delay": self._metrics.delays.predicted,
+            "sojourn_time": self._metrics.delays.predicted_sojourn,
         }
         for field, gauge in gauges.items() if found["method"] is not None else ():
             ends = _ends(found["interval"]) if field == found["compared"] else {}
@@ -97,9 +101,9 @@ class LiveGauges:
             if each["max_output_tokens"] == limit and each["queueing_delay"] is not None
         ]
         gauges = {
-            "queueing_delay": metrics.what_if,
-            "sojourn_time": metrics.what_if_sojourn,
-            "time_to_first_token": metrics.what_if_first_token,
+            "queueing_delay": metrics.delays.what_if,
+            "sojourn_time": metrics.delays.what_if_sojourn,
+            "time_to_first_token": metrics.delays.what_if_first_token,
         }
         for quantity, gauge in gauges.items():
             gauge.clear()
@@ -110,20 +114,20 @@ class LiveGauges:
     def checks(self, found: Sequence[Check]) -> None:
         """1 where the law holds."""
         for check in found:
-            self._metrics.check_holds.labels(check.name).set(float(check.holds))
+            self._metrics.verdicts.check_holds.labels(check.name).set(float(check.holds))
 
     def energy(self, meter: EnergyMeter) -> None:
         """Joules so far, and the terms of c[b] = beta b + c0 where the device tells."""
         joules, found = meter.joules(), meter.estimate()
         if joules is not None:
-            self._metrics.joules.set(joules)
+            self._metrics.energy.joules.set(joules)
         if found is not None:
             for name, term in (
                 ("beta", found.beta),
                 ("c0", found.c0),
                 ("per_token", found.per_token),
             ):
-                self._metrics.energy.labels(name).set(term.value)
+                self._metrics.energy.terms.labels(name).set(term.value)
 
     def _observe(self, gauge: Any, policy: str, observed: Mapping[str, Any]) -> None:
         gauge.labels(policy, "mean").set(_number(observed["value"]))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from policies import parse_policy
 from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
-from server.live.host import Host
+from server.calibration.host import LiveHost
+from server.errors import ApiError
 from server.queue.change import PolicyChange
 from server.settings import AutopilotMode
 
@@ -37,9 +38,10 @@ def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: 
 class Pilot:
     """The gateway's side of the autopilot."""
 
-    def __init__(self, gateway: Host) -> None:
+    def __init__(self, gateway: LiveHost, predictor: Predictor) -> None:
         settings = gateway.settings
         self._gateway = gateway
+        self._predictor = predictor
         self._mode: AutopilotMode = settings.autopilot
         self.follow(settings.policy)
         self._shift = 0.0
@@ -70,19 +72,28 @@ class Pilot:
         """What it would be saved as, on the clock of this life."""
         self.state, self._shift = state, 0.0
 
-    async def steer(self, predictor: Predictor, mode: AutopilotMode) -> None:
+    async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
         """Another mode, at once where it is to do less; what it remembers stays. A decision
-        under way is not carried out.
+        under way is not carried out. Raises ApiError where there are no looks that it could decide
+        by.
         """
+        if self._gateway.settings.prediction_interval <= 0:
+            raise ApiError(
+                409,
+                "no_prediction",
+                "got --prediction-interval 0; expected an interval > 0, because the autopilot "
+                "needs the live prediction",
+            )
         log.info("autopilot: %s, was %s", mode, self._mode)
         self._mode = mode
-        await predictor.ask("steer_pilot", mode)
+        await self._predictor.ask("steer_pilot", mode)
+        return self.shown()
 
     def carry_out(self, decision: dict[str, Any]) -> None:
         """Log it, keep it, and turn the knob if it says so."""
         log.info("%s", decision["says"])
         self._decisions.append(decision)
-        self._gateway.metrics.decisions.labels(decision["kind"]).inc()
+        self._gateway.metrics.verdicts.decisions.labels(decision["kind"]).inc()
         if decision["acts"] and self._mode == "act":
             self._turn(Knobs(**decision["after"]))
 
@@ -101,7 +112,7 @@ class Pilot:
         batcher = self._gateway.batcher
         knobs = {
             "policy": batcher.policy_text,
-            "max_output_tokens": self._gateway.max_output_tokens,
+            "max_output_tokens": self._gateway.limits.max_output_tokens,
             "servers": batcher.capabilities.servers,
         }
         return {
@@ -121,7 +132,7 @@ class Pilot:
         return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
 
     def _turn(self, knobs: Knobs) -> None:
-        self._gateway.change(
+        self._gateway.limits.change(
             PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens),
             by_autopilot=True,
         )

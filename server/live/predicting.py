@@ -180,33 +180,12 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
     """As `/admin/prediction` shows it. An unstable queue has null delays."""
     law = found.estimates.law(question.shape)
     joins = parse_policy(seen.policy).joins_running
-    delays = judged(seen)
-    observed = observed_mean(seen) if delays.size else None
-    plain = (
-        {}
-        if found.prediction is None
-        else found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
-    )
-    unknown: Answer = {
-        "policy": seen.policy,
-        "method": None,
-        "stable": None,
-        "load": found.load.value,
-        "queueing_delay": {},
-        "sojourn_time": {},
-    }
-    if not plain and found.load.value >= 1:
-        unknown["stable"] = False
     return {
-        **(plain or unknown),
+        **_predicted(seen, found),
         "epoch": seen.epoch,
         "at": seen.now,
         "window": {"start": seen.start, "end": seen.now, "seconds": seen.now - seen.start},
-        "n": int(delays.size),
-        "observed_mean": None if observed is None else observed.value,
-        "observed_queueing_delay": None
-        if observed is None
-        else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
+        **_observed(seen, found, joins=joins),
         "arrival_rate": found.estimates.arrival_rate.value,
         "speed": law.speed,
         "cv": law.cv,
@@ -219,6 +198,32 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "doubts": list(_doubts(question, seen)),
         "estimates": found.estimates.summary(),
         "comparison": found.compared.to_dict(),
+    }
+
+
+def _predicted(seen: Snapshot, found: Assessment) -> Answer:
+    """The prediction, or what is known of it where the queue has none."""
+    if found.prediction is not None:
+        return found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
+    return {
+        "policy": seen.policy,
+        "method": None,
+        "stable": False if found.load.value >= 1 else None,
+        "load": found.load.value,
+        "queueing_delay": {},
+        "sojourn_time": {},
+    }
+
+
+def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
+    delays = judged(seen)
+    observed = observed_mean(seen) if delays.size else None
+    return {
+        "n": int(delays.size),
+        "observed_mean": None if observed is None else observed.value,
+        "observed_queueing_delay": None
+        if observed is None
+        else observed.of_duration().to_dict() | _quantiles(found, delays, joins=joins),
     }
 
 

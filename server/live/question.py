@@ -1,5 +1,5 @@
-"""What the predicting process is asked: light to import, so that the gateway itself loads no
-numerics it does not use.
+"""What the predicting process is asked, and the window that it is asked about: light to import, so
+that the gateway itself loads no numerics it does not use.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
-from queueing.estimation.window.feed import News
+from queueing.estimation.window.feed import Feed, News
 from queueing.latency.law import LatencyModel
+from server.calibration.host import LiveHost
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
 
@@ -38,3 +39,69 @@ class Question:
     ] = ()  # the same of those whose own end has come, in padded batches that go on
     # the autopilot decides with this look; who only asks for advice changes nothing
     decides: bool = True
+
+
+class Window:
+    """What has happened in this epoch since the last look. The process keeps the rest."""
+
+    def __init__(self, gateway: LiveHost) -> None:
+        self._gateway = gateway
+        self.feed = Feed()
+        self.feed.begin_epoch(0, gateway.now())
+        self._waiting_before = 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Nothing is averaged across epochs."""
+        self.feed.begin_epoch(epoch, self._gateway.now())
+        self._waiting_before = self._gateway.batcher.queue_length
+
+    def begin_anew(self) -> None:
+        """The process that had the window is gone, and the lengths with it."""
+        epoch, now = self._gateway.batcher.epoch, self._gateway.now()
+        self.feed.begin_epoch(epoch, now, carry_lengths=False)
+
+    def question(self, bounds: Bounds, *, saving: bool) -> Question | None:
+        """With what is new, which is in no later question; None without a latency law."""
+        gateway = self._gateway
+        if gateway.latency.law is None:
+            return None
+        batcher = gateway.batcher
+        capabilities = batcher.capabilities
+        return Question(
+            news=self.feed.take(),
+            at=gateway.now(),
+            window=gateway.settings.prediction_window,
+            shape=gateway.latency.law,
+            knobs=Knobs(
+                policy=batcher.policy_text,
+                max_output_tokens=gateway.limits.max_output_tokens,
+                servers=capabilities.servers,
+            ),
+            max_num_seqs=capabilities.max_num_seqs,
+            longest=capabilities.max_model_len,
+            patience=gateway.limits.patience,
+            bounds=bounds,
+            reach=_reach(gateway),
+            waiting=batcher.queue_length,
+            saving=saving,
+            waiting_before=self._waiting_before,
+            in_service=self._in_service(ended=False),
+            ended=self._in_service(ended=True),
+        )
+
+    def _in_service(self, *, ended: bool) -> tuple[tuple[float, int], ...]:
+        """Dispatch and tokens so far of those whose own end has come, or has not."""
+        return tuple(
+            (ticket.at.dispatched, ticket.ending.output_tokens)
+            for ticket in self._gateway.batcher.unanswered_tickets()
+            if ticket.batch is not None
+            and ticket.at.dispatched is not None
+            and (ticket.ending.finish_reason is not None) == ended
+        )
+
+
+def _reach(gateway: LiveHost) -> tuple[int, int] | None:
+    """Of the calibration in force, where it is one."""
+    profile = gateway.latency.profile
+    cells = [] if profile is None else [cell["lengths"] for cell in profile.cells]
+    return (max(map(len, cells)), max(map(max, cells))) if cells else None

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from queueing.measurement.record import Record
-from server.live.busy import BusyTime
+from server.live.activity import BusyTime
 
 if TYPE_CHECKING:
     from queueing.estimation.assumptions.checks import Check

@@ -7,7 +7,9 @@ another one's is renamed before a new one takes its place, and the log says so.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +19,16 @@ import msgspec
 
 from policies import SpecError
 from queueing.measurement.paths import put_aside
+from server.calibration.host import LiveHost
+from server.engines.base import describe_engine
+from server.live.pilot import Pilot
+from server.runtime.pools import in_a_thread
 
 log = logging.getLogger("kendall.live")
 SCHEMA_VERSION = 1
+SAVED = 60.0  # seconds between two states on disk
+LONGEST_SAVE = 10.0  # seconds that one may take
+LAST_SAVE = 2.0  # seconds that a shutdown waits for it
 SAME = ("engine", "model", "max_num_seqs", "servers")  # of the engine's description
 
 
@@ -96,3 +105,76 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new.write_bytes(msgspec.json.encode(stamped))
     os.replace(new, path)
+
+
+class StateKeeper:
+    """The state file of one gateway (`--state-file`)."""
+
+    def __init__(self, gateway: LiveHost, pilot: Pilot) -> None:
+        self._gateway, self._pilot = gateway, pilot
+        self._due = gateway.now()
+        self.estimates: dict[str, Any] | None = None  # as they would be saved
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a file."""
+        return self._gateway.settings.state_file is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether the next look is to be saved."""
+        return self.wanted and self._gateway.now() >= self._due
+
+    def make_due(self) -> None:
+        """The next look is the last one."""
+        self._due = -math.inf
+
+    def restore(self) -> None:
+        """Take up law and estimates of an earlier life, if they are of this engine."""
+        path = self._gateway.settings.state_file
+        state = None if path is None else load_state(path, self._engine())
+        if state is None:
+            return
+        self._gateway.latency.restore(state.get("profile"), state.get("law"))
+        self.estimates = state.get("estimates")
+        self._pilot.restore(state)
+        log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
+
+    async def keep(self, estimates: dict[str, Any], at: float) -> None:
+        """Save these, in a thread."""
+        self.estimates, self._due = estimates, at + SAVED
+        try:
+            await in_a_thread(self.save, LONGEST_SAVE)
+        except TimeoutError:
+            log.warning(
+                "cannot write the state file %s: it took longer than %g s",
+                self._gateway.settings.state_file,
+                LONGEST_SAVE,
+            )
+
+    def save(self) -> None:
+        """Law and estimates into the file. May run beside the event loop."""
+        path, latency = self._gateway.settings.state_file, self._gateway.latency
+        if path is None or latency.law is None:
+            return
+        try:
+            state = {
+                "engine": self._engine(),
+                "law": str(latency.law),
+                "profile": None if latency.profile is None else latency.profile.to_dict(),
+                "estimates": self.estimates,
+            }
+            save_state(path, state | self._pilot.saved())
+        except OSError as error:
+            log.warning("cannot write the state file %s: %s", path, error)
+
+    def save_last(self) -> None:
+        """At the end, when the event loop may wait for it."""
+        saving = threading.Thread(target=self.save, daemon=True)
+        saving.start()
+        saving.join(LAST_SAVE)
+
+    def _engine(self) -> dict[str, Any]:
+        """What the state is good for."""
+        gateway = self._gateway
+        return describe_engine(gateway.batcher.capabilities, gateway.settings.served_model_name)

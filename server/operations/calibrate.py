@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,7 @@ from queueing.commands.remote import (
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
-from server.calibration.calibration import Calibrator
-from server.calibration.request import CalibrationRequest
+from server.calibration.calibration import CalibrationRequest, Calibrator
 from server.engines.hub import check_model
 from server.gateway import Gateway
 from server.operations.serving import serve
@@ -188,57 +190,61 @@ def _refusal(url: str, status: int, answer: Any) -> str:
     return f"{url} answered {status}: {error['message']}"
 
 
+class _Measurement:
+    """One calibration of an engine that is started for it: what it found, or why it did not."""
+
+    def __init__(self, request: CalibrationRequest, progress: Progress) -> None:
+        self._request, self._progress = request, progress
+        self._task: asyncio.Task[None] | None = None
+        self.profile: Profile | None = None
+        self.failure: BaseException | None = None
+
+    def begin(self, gateway: Gateway) -> None:
+        """The engine serves; the gateway is stopped when the measurement has ended."""
+        self._task = asyncio.ensure_future(self._run(gateway))
+
+    async def _run(self, gateway: Gateway) -> None:
+        try:
+            bar = self._progress.add_task("measuring", total=None)
+            calibrator = Calibrator(
+                gateway,
+                lambda done, total: self._progress.update(bar, completed=done, total=total),
+            )
+            self.profile = await calibrator.run(self._request)
+        except Exception as error:  # noqa: BLE001 - handed to the caller of `_local`
+            self.failure = error
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 def _local(model: str, request: CalibrationRequest) -> Profile:
     """An engine of its own on a free port, stopped afterwards. Raises Exit where a signal ends
     it before the law is known.
     """
-    import asyncio  # noqa: PLC0415
-    import os  # noqa: PLC0415
-    import signal  # noqa: PLC0415
-
-    found: list[Profile] = []
-    failures: list[BaseException] = []
     signals: list[int] = []
-    tasks: list[asyncio.Task[None]] = []
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-
-    async def measure(gateway: Gateway) -> None:
-        try:
-            bar = progress.add_task("measuring", total=None)
-            calibrator = Calibrator(
-                gateway, lambda done, total: progress.update(bar, completed=done, total=total)
-            )
-            found.append(await calibrator.run(request))
-        except Exception as error:  # noqa: BLE001 - handed to the caller below
-            failures.append(error)
-        os.kill(os.getpid(), signal.SIGINT)
-
+    settings = Settings(
+        model=model,
+        served_model_name=model.rstrip("/").rsplit("/", 1)[-1],
+        port=0,
+        prediction_interval=0,
+    )
     if importlib.util.find_spec("vllm") is not None or not model.strip():
         check_model(model, {})  # before the bar is drawn
     with Progress(*columns, console=console(sys.stderr)) as progress:
         progress.add_task("engine starts", total=None)
-        settings = Settings(
-            model=model,
-            served_model_name=model.rstrip("/").rsplit("/", 1)[-1],
-            port=0,
-            prediction_interval=0,
-        )
+        measurement = _Measurement(request, progress)
         try:
-            serve(
-                settings,
-                on_ready=lambda gateway: tasks.append(asyncio.ensure_future(measure(gateway))),
-                on_signal=signals.append,
-            )
+            serve(settings, on_ready=measurement.begin, on_signal=signals.append)
         except KeyboardInterrupt:  # before the server took the signals
             signals.append(signal.SIGINT)
-    if failures:
-        raise failures[0]
-    if not found:
+    if measurement.failure is not None:
+        raise measurement.failure
+    if measurement.profile is None:
         sys.stderr.write("kendall: interrupted before the law was known; nothing was saved\n")
         raise typer.Exit(128 + signals[0])
-    return found[0]
+    return measurement.profile

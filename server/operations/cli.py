@@ -19,7 +19,13 @@ from server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of
 from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
-from server.security.settings import MAX_BODY_BYTES, MAX_FORM_BYTES, MAX_FORM_COMPILE_TIME
+from server.security.settings import (
+    MAX_BODY_BYTES,
+    MAX_FORM_BYTES,
+    MAX_FORM_COMPILE_TIME,
+    SecuritySettings,
+    TlsSettings,
+)
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
 from server.supervision.settings import SupervisionSettings
 
@@ -577,7 +583,7 @@ def serve_command(
         from server.live.pilot import autopilot_bounds  # noqa: PLC0415 - heavy
 
         autopilot_bounds(policy, autopilot_policies or (), max_clipped_fraction)
-    from server.security.flags import read_security  # noqa: PLC0415 - heavy
+    from server.security.flags import KeyFlags, read_security  # noqa: PLC0415 - heavy
 
     overload = OverloadSettings(
         max_num_queued_reqs=max_num_queued_reqs or None,
@@ -635,21 +641,23 @@ def serve_command(
         ),
         security=read_security(
             host,
-            api_key=api_key or (),
-            api_key_file=api_key_file,
-            admin_key=admin_key or (),
-            admin_key_file=admin_key_file,
-            allow_unauthenticated=allow_unauthenticated,
-            metrics_need_key=metrics_need_key,
-            max_body_bytes=max_body_bytes,
-            max_prompt_tokens=max_prompt_tokens,
-            max_form_bytes=max_form_bytes,
-            max_form_compile_time=max_form_compile_time,
-            max_connections_per_address=max_connections_per_address,
-            allowed_origins=allowed_origins,
-            ssl_keyfile=ssl_keyfile,
-            ssl_certfile=ssl_certfile,
-            ssl_ca_certs=ssl_ca_certs,
+            SecuritySettings(
+                allow_unauthenticated=allow_unauthenticated,
+                metrics_need_key=metrics_need_key,
+                max_body_bytes=max_body_bytes,
+                max_prompt_tokens=max_prompt_tokens,
+                max_form_bytes=max_form_bytes,
+                max_form_compile_time=max_form_compile_time,
+                max_connections_per_address=max_connections_per_address,
+                tls=TlsSettings(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs),
+            ),
+            KeyFlags(
+                api_key=api_key or (),
+                api_key_file=api_key_file,
+                admin_key=admin_key or (),
+                admin_key_file=admin_key_file,
+            ),
+            allowed_origins,
         ),
         logs=LogSettings(
             level=check_level(log_level),

@@ -149,7 +149,7 @@ class DrainLog:
 
     def begin(self, gateway: Gateway) -> None:
         """Only the first call counts, and only where there is a queue."""
-        if self._began_at is not None or not gateway.started:
+        if self._began_at is not None or not gateway.lifecycle.started:
             return
         self._began_at, batcher = gateway.now(), gateway.batcher
         self._all = batcher.unanswered
@@ -163,7 +163,7 @@ class DrainLog:
 
     def cut(self, gateway: Gateway) -> None:
         """Count the sequences that have no outcome yet: the gateway is about to fail them."""
-        if gateway.started:
+        if gateway.lifecycle.started:
             self._cut += gateway.batcher.unanswered
 
     def end(self, gateway: Gateway) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import signal
 import ssl
 import threading
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies.text import counted
 from server.admission.control import RELOADED
-from server.queue.change import PolicyChange
 from server.runtime.pools import in_a_thread
 from server.security.exposure import no_password, warn_of
 from server.security.guard import Guard
@@ -86,11 +84,8 @@ class Reloader:
     def _take(self, after: Settings) -> None:
         gateway, before = self._gateway, self._gateway.settings
         now = in_force(before, after)
-        if now.patience != before.patience:  # first: it is the one that can be refused
-            _change_patience(gateway, now.patience)
-        gateway.settings = now
+        gateway.reload(now)
         self._app.guard = Guard(now.security)
-        gateway.overload.change(now.overload)
         security = now.security
         certificate = "" if self._tls() is None else ", the certificate"
         log.warning(
@@ -124,14 +119,6 @@ def in_force(before: Settings, after: Settings) -> Settings:
         overload=_with(before.overload, after.overload, RELOADED),
         logs=_with(before.logs, after.logs, ("level",)),
     )
-
-
-def _change_patience(gateway: Gateway, seconds: float | None) -> None:
-    seconds = None if seconds == math.inf else seconds
-    if gateway.started:
-        gateway.change(PolicyChange(patience=seconds))
-    else:
-        gateway.patience = seconds
 
 
 def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:

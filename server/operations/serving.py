@@ -193,7 +193,7 @@ class _Server(uvicorn.Server):
         """Balancers are told first: until they have heard, requests come and are served."""
         settings = self._gateway.settings
         delay = settings.shutdown_delay if sig == signal.SIGTERM else 0.0
-        self._gateway.leaving = True
+        self._gateway.lifecycle.leave()
         self._exit_bound.start(delay + settings.shutdown_timeout + 2 * LAST_WORDS + ENGINE_STOP)
         say_close(self)
         if delay > 0:
@@ -311,7 +311,7 @@ async def _serve(
     config = _configuration(app, gateway.settings, room)
     server = _Server(config, gateway, hooks.exit_bound, hooks.on_signal)
     giving_back = asyncio.create_task(
-        give_back(lambda: not (gateway.started and gateway.batcher.unanswered))
+        give_back(lambda: not (gateway.lifecycle.started and gateway.batcher.unanswered))
     )
     try:
         with _reloading(gateway, app, config, hooks.read_again):

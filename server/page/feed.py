@@ -22,13 +22,13 @@ import msgspec
 
 from server.page.assets import load_assets
 from server.page.history import History
+from server.page.host import Host
 from server.page.minute import NOTHING, LastMinute
 from server.page.state import COLUMNS, topics
 from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
     from queueing.latency.law import LatencyModel
-    from server.gateway import Gateway
 
 log = logging.getLogger("kendall.page")
 PERIOD = 1.0  # seconds
@@ -43,7 +43,7 @@ _encode = msgspec.json.encode
 class Feed:
     """The state by the second, its history, and who follows it."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
         self._history = History(COLUMNS)
         self._switches: deque[dict[str, Any]] = deque(maxlen=SWITCHES)
@@ -93,7 +93,9 @@ class Feed:
         viewers.
         """
         gateway = self._gateway
-        return gateway.draining and not (gateway.started and gateway.batcher.unanswered)
+        return gateway.lifecycle.draining and not (
+            gateway.lifecycle.started and gateway.batcher.unanswered
+        )
 
     async def run(self) -> None:
         """A tick every second, on absolute instants."""
@@ -111,9 +113,11 @@ class Feed:
     def tick(self) -> None:
         """Put the state together, keep it, and wake who follows."""
         at = datetime.now(UTC).timestamp()
-        found = topics(self._gateway, at, self._minute.read() if self._gateway.started else NOTHING)
+        found = topics(
+            self._gateway, at, self._minute.read() if self._gateway.lifecycle.started else NOTHING
+        )
         self._note_switch(found["gateway"].get("in_force"), at)
-        if self._gateway.started:
+        if self._gateway.lifecycle.started:
             self._history.add(found["now"]["row"])
             self._draw(found["look"]["prediction"])
         found |= {

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from server.admission.control import REASONS
+from server.admission.rejections import REASONS
 from server.errors import FAILURES
+from server.page.host import Host
 
 if TYPE_CHECKING:
     from prometheus_client import Counter
-
-    from server.gateway import Gateway
 
 MINUTE = 60.0  # seconds
 SHORTEST = 5.0  # seconds after the start from which on a rate is shown
@@ -48,7 +47,7 @@ class _Reading(NamedTuple):
 class LastMinute:
     """Readings of the last minute, and what lies between the first and the last of them."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
         self._readings: deque[_Reading] = deque()
 
@@ -70,7 +69,10 @@ class LastMinute:
     def _reading(self) -> _Reading:
         gateway = self._gateway
         metrics = gateway.metrics
-        outcomes, refused = totals(metrics.requests, "outcome"), gateway.overload.rejections()
+        outcomes, refused = (
+            totals(metrics.requests, "outcome"),
+            gateway.overload.rejections.by_reason(),
+        )
         failed: Mapping[str, float] = gateway.batcher.failures
         counts = (
             *(outcomes.get("completed", 0.0), sum(totals(metrics.tokens, "policy").values())),

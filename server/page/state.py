@@ -12,11 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from server.engines.base import describe_engine
 from server.page.history import short
+from server.page.host import Host
 from server.page.minute import MINUTE_COLUMNS, NOTHING
+from server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
     from server.queue.ticket import Ticket
 
 MEMBERS = 48  # of a server's batch that are drawn
@@ -70,52 +72,17 @@ _LOOK = (
 Topics = dict[str, Any]
 
 
-def life(gateway: Gateway) -> tuple[str, str | None]:
-    """What the gateway is doing, and why where that needs words."""
-    if gateway.dead is not None:
-        return "lost", gateway.dead
-    if gateway.stuck is not None:
-        return "stuck", gateway.stuck
-    if not gateway.started:
-        return "starting", None
-    if not gateway.supervisor.serving:
-        return "restarting", None
-    if gateway.draining:
-        return "draining", None
-    return ("calibrating" if gateway.latency.calibrating else "serving"), None
-
-
-def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
+def topics(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> Topics:
     """Everything, at this instant of Unix time; little of it before the engine serves."""
-    state, reason = life(gateway)
-    settings = gateway.settings
-    about: Topics = {
-        "state": state,
-        "reason": reason,
-        "model": settings.served_model_name,
-        "looks": settings.prediction_interval > 0,
-    }
-    if not gateway.started:
+    if not gateway.lifecycle.started:
         return {
-            "gateway": about,
+            "gateway": _life(gateway),
             "now": {"row": [short(at), *[None] * (len(COLUMNS) - 1)], "servers": []},
         }
     live = gateway.live_model()
-    about |= gateway.describe_engine(gateway.batcher.capabilities) | {
-        "in_force": gateway.policy_in_force()
-    }
-    about |= {
-        "law": gateway.latency.law is not None,
-        "prediction_window": settings.prediction_window,
-        "keyed": bool(settings.security.api_keys),
-    }
-    about |= {"what_if_interval": settings.what_if_interval}
-    about |= {
-        "restarts": gateway.supervisor.restarts,
-        "versions": dict(gateway.batcher.capabilities.versions),
-    }
+    autopilot = live.pilot.shown()
     return {
-        "gateway": about,
+        "gateway": _life(gateway) | _about(gateway),
         "now": {"row": row(gateway, at, minute), "servers": servers(gateway)},
         "look": {
             "prediction": _look(live.prediction),
@@ -124,13 +91,37 @@ def topics(gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
         "what_if": live.what_if or [],
         "what_if_in_force": live.what_if_in_force,
         "checks": live.checks,
-        "autopilot": live.autopilot | {"decisions": live.autopilot["decisions"][-DECISIONS:]},
+        "autopilot": autopilot | {"decisions": autopilot["decisions"][-DECISIONS:]},
     }
 
 
-def row(
-    gateway: Gateway, at: float, minute: Sequence[float | None] = NOTHING
-) -> list[float | None]:
+def _life(gateway: Host) -> Topics:
+    """What the gateway is doing, and why where that needs words."""
+    life, settings = gateway.lifecycle, gateway.settings
+    calibrating = life.state is EngineState.SERVING and gateway.latency.calibrating
+    return {
+        "state": "calibrating" if calibrating else life.state.value,
+        "reason": life.reason,
+        "model": settings.served_model_name,
+        "looks": settings.prediction_interval > 0,
+    }
+
+
+def _about(gateway: Host) -> Topics:
+    """What serves, and what is in force."""
+    settings, capabilities = gateway.settings, gateway.batcher.capabilities
+    return describe_engine(capabilities, settings.served_model_name) | {
+        "in_force": gateway.limits.state(),
+        "law": gateway.latency.law is not None,
+        "prediction_window": settings.prediction_window,
+        "keyed": bool(settings.security.api_keys),
+        "what_if_interval": settings.what_if_interval,
+        "restarts": gateway.supervisor.restarts,
+        "versions": dict(capabilities.versions),
+    }
+
+
+def row(gateway: Host, at: float, minute: Sequence[float | None] = NOTHING) -> list[float | None]:
     """The numbers of this instant, in the order of COLUMNS; `minute` are those of
     MINUTE_COLUMNS.
     """
@@ -144,9 +135,9 @@ def row(
             at,
             batcher.queue_length,
             batcher.in_service,
-            live.arrival_rate(),
-            live.sequence_rate(),
-            live.utilisation(),
+            live.activity.arrival_rate(),
+            live.activity.sequence_rate(),
+            live.activity.utilisation(),
         ),
         *(
             look.get("utilisation"),
@@ -183,7 +174,7 @@ def _predicted(look: Mapping[str, Any], what: str) -> tuple[float | None, ...]:
     return mean, look["interval"]["low"], look["interval"]["high"], *high_quantiles
 
 
-def servers(gateway: Gateway) -> list[dict[str, Any]]:
+def servers(gateway: Host) -> list[dict[str, Any]]:
     """What each server has in service: tokens so far, the limit, and whether the own end has
     come (a padded batch goes on).
     """

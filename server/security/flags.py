@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from policies.text import SpecError
@@ -10,49 +12,37 @@ from queueing.commands.remote import is_loopback
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls
 from server.security.keys import read_keys
-from server.security.settings import SecuritySettings, TlsSettings
+from server.security.settings import SecuritySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFlags:
+    """Keys, and files with keys, of clients and of operators."""
+
+    api_key: Sequence[str] = ()
+    api_key_file: Path | None = None
+    admin_key: Sequence[str] = ()
+    admin_key_file: Path | None = None
 
 
 def read_security(
-    host: str,
-    *,
-    api_key: Sequence[str],
-    api_key_file: Path | None,
-    admin_key: Sequence[str],
-    admin_key_file: Path | None,
-    allow_unauthenticated: bool,
-    metrics_need_key: bool,
-    max_body_bytes: int,
-    max_prompt_tokens: int | None,
-    max_form_bytes: int,
-    max_form_compile_time: float,
-    max_connections_per_address: int | None,
-    allowed_origins: str | None,
-    ssl_keyfile: Path | None,
-    ssl_certfile: Path | None,
-    ssl_ca_certs: Path | None,
+    host: str, settings: SecuritySettings, keys: KeyFlags, allowed_origins: str | None = None
 ) -> SecuritySettings:
-    """Raises SpecError: a key, a file or a list that cannot be used; a door left open that
-    nobody asked for.
+    """`settings` with what the flags say of keys and origins.
+
+    Raises SpecError: a key, a file or a list that cannot be used; an address that other machines
+    reach without a key, unless `allow_unauthenticated` is set.
     """
-    found = SecuritySettings(
-        api_keys=read_keys("--api-key", api_key, api_key_file),
-        admin_keys=read_keys("--admin-key", admin_key, admin_key_file),
+    files = (keys.api_key_file, keys.admin_key_file, settings.tls.keyfile)
+    found = dataclasses.replace(
+        settings,
+        api_keys=read_keys("--api-key", keys.api_key, keys.api_key_file),
+        admin_keys=read_keys("--admin-key", keys.admin_key, keys.admin_key_file),
         keyless_admin=is_loopback(host),
-        key_files=tuple(
-            file for file in (api_key_file, admin_key_file, ssl_keyfile) if file is not None
-        ),
-        allow_unauthenticated=allow_unauthenticated,
-        metrics_need_key=metrics_need_key,
-        max_body_bytes=max_body_bytes,
-        max_prompt_tokens=max_prompt_tokens,
-        max_form_bytes=max_form_bytes,
-        max_form_compile_time=max_form_compile_time,
-        max_connections_per_address=max_connections_per_address,
+        key_files=tuple(file for file in files if file is not None),
         allowed_origins=read_origins(allowed_origins),
-        tls=TlsSettings(keyfile=ssl_keyfile, certfile=ssl_certfile, ca_certs=ssl_ca_certs),
     )
-    if metrics_need_key and not (found.api_keys or found.admin_keys):
+    if found.metrics_need_key and not (found.api_keys or found.admin_keys):
         raise SpecError(
             "got --metrics-need-key without a key; expected --api-key or --admin-key too"
         )

@@ -2,11 +2,11 @@
 them or of one.
 
 None: the engine is replaced. That more requests arrive is no progress. One while others move: the
-engine has forgotten it (`server.supervision.stalls`). Looked at once a second from outside, so that
-the hot path pays nothing for it. A stillness in which the event loop itself stood still does not
-count: each look adds what a timely look would have seen, at most. An engine process that is gone or
-silent is noticed by its own watch, sooner; this one finds what answers pings and makes no tokens,
-and a policy or a driver that no longer decides.
+engine has forgotten it, and it is continued once where that is exact, else it fails with 504.
+Looked at once a second from outside, so that the hot path pays nothing for it. A stillness in which
+the event loop itself stood still does not count: each look adds what a timely look would have seen,
+at most. An engine process that is gone or silent is noticed by its own watch, sooner; this one
+finds what answers pings and makes no tokens, and a policy or a driver that no longer decides.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from policies.text import counted
+from server.queue.batcher import Batcher
+from server.queue.continuing import detach
+from server.queue.ticket import Ticket
 from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
     from queueing.latency.law import LatencyModel
-    from server.queue.batcher import Batcher
-    from server.queue.ticket import Ticket
 
 log = logging.getLogger("kendall.supervision")
 EVERY = 1.0  # seconds between looks
+STALLED = "sequence_stalled"  # code of an error
 FORM_TIMES = 4  # compile times that a form may take in the engine, which computes meanwhile
 # lawful times to the next token, prompts included, that may pass if that is longer than the limit
 TOKENS = 20
@@ -155,3 +157,26 @@ class StuckWatch:
         self._each = watched
         for ticket, seconds in overdue:
             on_still(ticket, seconds)
+
+
+def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
+    """Take it out of the engine, and hand it over again behind the tokens it has; a second time,
+    or where that is not exact, it fails.
+    """
+    reason = "also after it was handed over again" if ticket.continued else detach(ticket)
+    if reason is not None:
+        log.error("request %s made no token for %.0f s and fails: %s", ticket.id, seconds, reason)
+        batcher.lose(
+            ticket,
+            "failed",
+            STALLED,
+            f"the engine made no token of this answer for {seconds:.0f} s: {reason}",
+        )
+        return
+    log.warning(
+        "request %s made no token for %.0f s; it is submitted to the engine again",
+        ticket.id,
+        seconds,
+    )
+    ticket.continued = True
+    batcher.recovery.renew(ticket)

@@ -1,18 +1,22 @@
 """Prometheus metrics: what the gateway observes, in DESIGN's names, with buckets fine enough to see
 a queue.
 
-Histograms hold what happened; gauges are read when scraped. One registry per gateway, so that
-vLLM's own collectors cannot clash with ours.
+Histograms hold what happened; gauges are read when scraped. `/metrics` shows the gateway's own
+metrics, then those of its process and of vLLM. vLLM registers its collectors, all named `vllm:...`,
+in prometheus_client's default registry and takes the old ones out when an engine is started again;
+the gateway's, all named `kendall_...`, are in one registry per gateway. The two are read one after
+the other: no name can be in both, and neither can take the other's away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import metadata
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from queueing.measurement.record import Record
 from server.errors import FAILURES
@@ -20,11 +24,15 @@ from server.queue.ticket import Batch, Ticket
 from server.runtime.log_writer import REASONS
 from server.runtime.logs import log_writer
 from server.telemetry.cost.instruments import Counter
-from server.telemetry.cost.processor import ProcessorTime
-from server.telemetry.cost.stages import OwnTime
+from server.telemetry.cost.stages import OwnTime, ProcessorTime
+from server.telemetry.live_series import DelayGauges, EnergyGauges, LoadGauges, VerdictSeries, gauge
 from server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
+ENGINE_LABELS = ("engine", "model", "version")
+POLICY_LABELS = ("policy", "max_output_tokens", "epoch")
+# of the default registry; whatever else a library registers there stays there
+NEIGHBOURS = ("vllm:", "process_")
 MAX_POLICIES = 32  # distinct label values of policies that were in force in a process, then "other"
 
 
@@ -54,152 +62,42 @@ class Metrics(PolicyMetrics):
         self.own_time = OwnTime(self.registry)
         self._policies: set[str] = set()
         self._series: dict[str, PolicySeries] = {}
-        self.received = Counter(
+        counter = partial(Counter, registry=self.registry)
+        self.received = counter(
             "kendall_requests_received",
             "Requests that have arrived, rejected ones included; one per prompt and choice",
-            registry=self.registry,
         )
-        self.refused = Counter(
+        self.refused = counter(
             "kendall_refused_calls",
-            (
-                "Calls refused before they became requests, because they are invalid or not "
-                "supported, by error code"
-            ),
+            "Calls refused before they became requests, because they are invalid or not "
+            "supported, by error code",
             ["code"],
-            registry=self.registry,
         )
-        self.denied = Counter(
+        self.denied = counter(
             "kendall_denied_calls",
             "Calls refused by authentication or authorization, by reason",
             ["reason"],
-            registry=self.registry,
         )
-        self.dropped_records = Counter(
+        self.dropped_records = counter(
             "kendall_dropped_records",
             "Records that the run file (--record-file) could not take, since the start",
-            registry=self.registry,
         )
-        self.switches = Counter(
-            "kendall_policy_switches", "Policy switches since the start", registry=self.registry
+        self.switches = counter("kendall_policy_switches", "Policy switches since the start")
+        gauge_of = partial(gauge, self.registry)
+        self.engine_info = gauge_of(
+            "engine_info", "Engine, model and Kendall version; always 1", ENGINE_LABELS
         )
-        self.engine_info = self._gauge(
-            "engine_info",
-            "Engine, model and Kendall version; always 1",
-            ["engine", "model", "version"],
+        self.policy_info = gauge_of(
+            "policy_info", "Policy, token limit and epoch in force; always 1", POLICY_LABELS
         )
-        self.policy_info = self._gauge(
-            "policy_info",
-            "Policy, token limit and epoch in force; always 1",
-            ["policy", "max_output_tokens", "epoch"],
-        )
-        self.predicted = self._gauge(
-            "predicted_queueing_delay_seconds",
-            "Predicted queueing delay, by method and statistic",
-            ["policy", "method", "stat"],
-        )
-        self.observed = self._gauge(
-            "observed_queueing_delay_seconds",
-            "Observed queueing delay over the prediction window, by statistic",
-            ["policy", "stat"],
-        )
-        self.predicted_sojourn = self._gauge(
-            "predicted_sojourn_time_seconds",
-            "Predicted sojourn time, by method and statistic",
-            ["policy", "method", "stat"],
-        )
-        self.observed_sojourn = self._gauge(
-            "observed_sojourn_time_seconds",
-            "Observed sojourn time over the prediction window (policy continuous)",
-            ["policy", "stat"],
-        )
-        self.what_if = self._gauge(
-            "what_if_queueing_delay_seconds",
-            "Predicted queueing delay under another policy, all other settings unchanged",
-            ["policy", "stat"],
-        )
-        self.what_if_sojourn = self._gauge(
-            "what_if_sojourn_time_seconds",
-            (
-                "Predicted sojourn time under another policy, all other settings unchanged; "
-                "compare policies by this"
-            ),
-            ["policy", "stat"],
-        )
-        self.what_if_first_token = self._gauge(
-            "what_if_time_to_first_token_seconds",
-            "Predicted mean time to first token under another policy, all other settings unchanged",
-            ["policy", "stat"],
-        )
-        self.assumption_holds = self._gauge(
-            "assumption_holds",
-            "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown",
-            ["assumption"],
-        )
-        self.verdict = self._gauge(
-            "prediction_verdict",
-            "1 for the current verdict on the prediction, 0 for the others",
-            ["verdict"],
-        )
-        self.check_holds = self._gauge(
-            "self_check_holds",
-            (
-                "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust "
-                "the measured delays)"
-            ),
-            ["check"],
-        )
-        self.decisions = Counter(
-            "kendall_autopilot_decisions",
-            "Decisions of the autopilot, by kind",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.joules = self._gauge(
-            "energy_joules", "Energy that the engine's devices report since the start"
-        )
-        self.energy = self._gauge(
-            "energy_estimate_joules",
-            (
-                "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per "
-                "output token"
-            ),
-            ["term"],
-        )
-        self.speed = self._gauge(
-            "engine_speed_ratio",
-            (
-                "Measured service time divided by the service time of the calibrated latency law; "
-                "above 1 is slower"
-            ),
-        )
-        self.predicted_utilisation = self._gauge(
-            "predicted_utilisation", "Predicted fraction of time in which a server is busy"
-        )
-        self.predicted_batch_size = self._gauge(
-            "predicted_batch_size", "Predicted mean number of sequences per dispatch"
-        )
-        self.error = self._gauge(
-            "prediction_error_ratio",
-            "Relative error of the predicted mean queueing delay: observed / predicted - 1",
-            ["policy"],
-        )
-        self.load = self._gauge(
-            "load", "Arrival rate divided by the largest stable arrival rate of the policy in force"
-        )
-        self.utilisation = self._gauge(
-            "utilisation", "Fraction of the last minute in which a server was busy"
-        )
-        self.arrival_rate = self._gauge(
-            "arrival_rate",
-            (
-                "Calls that arrive per second, over the last minute; a call with n or several "
-                "prompts is one arrival"
-            ),
-        )
+        self.delays = DelayGauges(self.registry)
+        self.verdicts = VerdictSeries(self.registry)
+        self.energy = EnergyGauges(self.registry)
+        self.load = LoadGauges(self.registry)
 
     def gauge_of(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A gauge that is read when scraped."""
-        self._gauge(name, help_text).set_function(read)
+        gauge(self.registry, name, help_text).set_function(read)
 
     def failures_of(self, counts: Mapping[str, int]) -> None:
         """Requests that failed, by the code of the error, read when scraped."""
@@ -262,9 +160,6 @@ class Metrics(PolicyMetrics):
         """The text that Prometheus scrapes."""
         return bytes(generate_latest(self.registry))
 
-    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] | list[str] = ()) -> Gauge:
-        return Gauge(f"kendall_{name}", help_text, labels, registry=self.registry)
-
 
 class _DroppedLines:
     """A collector of one counter: what the log writer of this process dropped."""
@@ -283,3 +178,16 @@ class _DroppedLines:
         for reason in REASONS:
             family.add_metric([reason], 0 if writer is None else writer.dropped[reason])
         yield family
+
+
+class _Neighbours:
+    """The part of the default registry that is shown."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Families as they stand now."""
+        return (family for family in REGISTRY.collect() if family.name.startswith(NEIGHBOURS))
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """The text that Prometheus scrapes: every family once."""
+    return metrics.exposition() + bytes(generate_latest(_Neighbours()))

@@ -49,33 +49,24 @@ class PolicyMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.queueing_delay = self._histogram(
-            "queueing_delay_seconds",
-            "Time from arrival to dispatch, of dispatched requests",
-            SECONDS,
+            "queueing_delay_seconds", "Time from arrival to dispatch, of dispatched requests"
         )
         self.batch_forming_delay = self._histogram(
             "batch_forming_delay_seconds",
-            (
-                "Time from arrival until the batch was complete or max_wait passed (policy fixed; "
-                "else 0)"
-            ),
-            SECONDS,
+            "Time from arrival until the batch was complete or max_wait passed "
+            "(policy fixed; else 0)",
         )
         self.service_time = self._histogram(
-            "service_time_seconds",
-            "Time from a dispatch until the server could take the next one",
-            SECONDS,
+            "service_time_seconds", "Time from a dispatch until the server could take the next one"
         )
         self.sojourn_time = self._histogram(
-            "sojourn_time_seconds",
-            "Time from arrival until the last byte of the answer was sent",
-            SECONDS,
+            "sojourn_time_seconds", "Time from arrival until the last byte of the answer was sent"
         )
         self.first_token = self._histogram(
-            "time_to_first_token_seconds", "Time from arrival to the first token", SECONDS
+            "time_to_first_token_seconds", "Time from arrival to the first token"
         )
         self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS
+            "inter_token_latency_seconds", "Mean time between two tokens of an answer"
         )
         self.batch_size = self._histogram(
             "batch_size",
@@ -85,26 +76,17 @@ class PolicyMetrics:
         self.output_tokens = self._histogram(
             "output_tokens", "Output tokens per completed request", TOKENS
         )
-        self.requests = Counter(
-            "kendall_requests",
-            "Requests that have ended, by outcome",
-            ["policy", "outcome"],
-            registry=self.registry,
+        self.requests = self._counter("requests", "Requests that have ended, by outcome", "outcome")
+        self.clipped = self._counter(
+            "clipped_requests", "Answers that the gateway's token limit ended"
         )
-        self.clipped = Counter(
-            "kendall_clipped_requests",
-            "Answers that the gateway's token limit ended",
-            ["policy"],
-            registry=self.registry,
-        )
-        self.tokens = Counter(
-            "kendall_generated_tokens",
-            "Output tokens generated, of failed and cancelled requests too",
-            ["policy"],
-            registry=self.registry,
+        self.tokens = self._counter(
+            "generated_tokens", "Output tokens generated, of failed and cancelled requests too"
         )
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(
+        self, name: str, help_text: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Histogram:
         return Histogram(
             f"kendall_{name}",
             help_text,
@@ -112,6 +94,9 @@ class PolicyMetrics:
             registry=self.registry,
             buckets=(*buckets, math.inf),
         )
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"kendall_{name}", help_text, ["policy", *labels], registry=self.registry)
 
 
 class PolicySeries:

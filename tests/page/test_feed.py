@@ -95,7 +95,7 @@ def test_a_viewer_gets_everything_first_and_then_what_changed() -> None:
             names = [name for name, _ in found]
             assert names.count("now") == 4
             assert names.count("gateway") == 1, "it did not change"
-            gateway.begin_epoch()
+            gateway.limits.begin_epoch()
             await asyncio.sleep(1.0)
             later = events(viewer.body)[len(found) :]
             assert {name for name, _ in later} >= {"now", "gateway", "switches"}
@@ -116,15 +116,15 @@ def test_a_switch_says_whether_the_law_is_another_one() -> None:
         async with running() as (_, gateway):
             feed = Feed(gateway)
             feed.tick()
-            gateway.change(PolicyChange(max_output_tokens=32))
-            gateway.change(PolicyChange(max_output_tokens=None))
+            gateway.limits.change(PolicyChange(max_output_tokens=32))
+            gateway.limits.change(PolicyChange(max_output_tokens=None))
             feed.tick()
             assert gateway.latency.law is not None
             measured = dataclasses.replace(gateway.latency.law)
             gateway.latency.adopt(Profile(name="tiny", law=measured))
-            gateway.begin_epoch()
+            gateway.limits.begin_epoch()
             feed.tick()
-            gateway.begin_epoch()
+            gateway.limits.begin_epoch()
             feed.tick()
             (switches,) = (data for name, data in events(feed.everything()) if name == "switches")
             assert [each["calibrated"] for each in switches] == [False, False, True, False]
@@ -203,7 +203,7 @@ def test_who_was_too_slow_gets_everything_again() -> None:
             feed.tick()
             stream = feed.follow()
             await anext(stream)
-            gateway.begin_epoch()
+            gateway.limits.begin_epoch()
             feed.tick()  # the news of this second pass the viewer by
             feed.tick()
             assert {"hello", "gateway", "switches"} <= {
@@ -224,7 +224,7 @@ def test_the_stream_ends_once_the_gateway_leaves_and_not_while_it_answers() -> N
             ]
             await asyncio.sleep(1.5)
             assert gateway.batcher.unanswered > 0
-            gateway.draining = True
+            gateway.lifecycle.drain()
             await asyncio.sleep(1.2)
             assert not viewer.task.done()
             assert [data["state"] for name, data in events(viewer.body) if name == "gateway"] == [
@@ -241,7 +241,7 @@ def test_the_stream_ends_once_the_gateway_leaves_and_not_while_it_answers() -> N
 def test_a_gateway_that_is_not_ready_is_shown_too() -> None:
     async def main() -> None:
         async with running() as (_, gateway):
-            gateway.dead = "it fell over"
+            gateway.lifecycle.fail("it fell over")
             found = topics(gateway, 5.0)
             assert found["gateway"]["state"] == "lost"
             assert found["gateway"]["reason"] == "it fell over"
@@ -281,7 +281,7 @@ def test_a_switch_of_the_policy_leaves_no_mark_on_the_arrival_rate_and_the_utili
         async with running("continuous:max_batch_size=4") as (app, gateway):
             for second in range(100):
                 if second == 80:
-                    gateway.begin_epoch()
+                    gateway.limits.begin_epoch()
                 answer = asyncio.create_task(
                     call(app, "POST", "/v1/completions", completion(max_tokens=500))
                 )

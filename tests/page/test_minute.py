@@ -96,7 +96,7 @@ def test_a_change_of_the_policy_leaves_the_minute_alone() -> None:
             for second in range(30):
                 await call(app, "POST", "/v1/completions", completion(max_tokens=5))
                 if second == 25:
-                    gateway.begin_epoch()
+                    gateway.limits.begin_epoch()
                 await asyncio.sleep(1.0 - gateway.now() % 1.0)
                 found = minute.read()
                 if found is not NOTHING:

@@ -23,8 +23,8 @@ from server.http.bounds import MAX_HEADERS, LimitedProtocol
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
 from server.settings import Settings
+from server.supervision.progress import on_still
 from server.supervision.settings import SupervisionSettings
-from server.supervision.stalls import on_still
 from tests.server.asgi import LAW, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]
@@ -185,7 +185,7 @@ def _engine_fails(message: str, code: FailureCode) -> Ask:
 
 
 async def _bug(app: FastAPI, gateway: Gateway) -> Call:
-    gateway.next_call_id = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    gateway.call_ids.next = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     return await call(app, "POST", "/v1/completions", completion())
 
 

@@ -802,7 +802,7 @@ def test_a_bad_query_is_a_400_and_a_bug_in_an_admin_route_is_ours(
         made = Call(app, "GET", "/admin/prediction", query=b"what_if=perhaps")
         await made.task
         assert (made.status, made.json()["error"]["param"]) == (400, "what_if")
-        monkeypatch.setattr(gateway, "policy_in_force", lambda: 1 / 0)
+        monkeypatch.setattr(gateway.limits, "state", lambda: 1 / 0)
         broken = Call(app, "GET", "/admin/policy")
         with pytest.raises(
             ZeroDivisionError

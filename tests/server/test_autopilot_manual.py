@@ -91,9 +91,9 @@ def test_it_keeps_the_kind_of_policy_that_an_operator_switched_to(
                 answer = await call(app, "PUT", "/admin/policy", {"policy": SLOW})
                 assert answer.status == 200, answer.body
             else:
-                gateway.begin_epoch(parse_policy(SLOW))
+                gateway.limits.begin_epoch(parse_policy(SLOW))
             await loaded(gateway, 45.0, 10.0)
-            pilot = gateway.live.autopilot
+            pilot = gateway.live.pilot.shown()
             turned = [each for each in pilot["decisions"] if each["kind"] == "change"]
             assert turned
             assert {parse_policy(each["after"]["policy"]).name for each in turned} == {kind}
@@ -112,14 +112,14 @@ def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
         async with running("single", autopilot="act", state_file=file) as (app, gateway):
             assert gateway.live is not None
             await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
-            gateway.change(PolicyChange(policy="capped:max_batch_size=8"), by_autopilot=True)
-            assert gateway.live.autopilot["bounds"]["policies"] == ["dynamic", "capped"]
-            gateway.live._pilot.state = State().to_dict()
-            gateway.live.save()
+            gateway.limits.change(PolicyChange(policy="capped:max_batch_size=8"), by_autopilot=True)
+            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["dynamic", "capped"]
+            gateway.live.pilot.state = State().to_dict()
+            gateway.live.saved.save()
         async with running("single", autopilot="act", state_file=file) as (_, gateway):
             assert gateway.live is not None
             assert gateway.batcher.policy_text == "capped:max_batch_size=8"
-            assert gateway.live.autopilot["bounds"]["policies"] == ["dynamic", "capped"]
+            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["dynamic", "capped"]
 
     run_virtual(main())
 
@@ -129,6 +129,6 @@ def test_a_list_of_policies_outlasts_a_manual_switch() -> None:
         async with running("single", autopilot_policies=("single", "elastic")) as (app, gateway):
             assert gateway.live is not None
             await call(app, "PUT", "/admin/policy", {"policy": "dynamic"})
-            assert gateway.live.autopilot["bounds"]["policies"] == ["single", "elastic"]
+            assert gateway.live.pilot.shown()["bounds"]["policies"] == ["single", "elastic"]
 
     run_virtual(main())

@@ -20,9 +20,9 @@ from kendall import cli
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
+from server.calibration.calibration import CalibrationRequest
 from server.calibration.designed import Cell, DesignedBatches, design
 from server.calibration.in_force import LatencyModelInForce
-from server.calibration.request import CalibrationRequest
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
@@ -365,7 +365,7 @@ def test_a_gateway_that_is_too_busy_for_the_second_calibration_at_the_start_serv
             patch.setattr(calibration.Calibrator, "run", busy)
             async with faulty("single", engine, **AT_START) as (app, gateway, _, _):
                 assert attempts == [1, 2]
-                assert (gateway.latency.profile, gateway.dead) == (None, None)
+                assert (gateway.latency.profile, gateway.lifecycle.lost) == (None, None)
                 assert (await call(app, "POST", "/v1/completions", completion())).status == 200
 
     run_virtual(main())

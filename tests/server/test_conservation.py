@@ -129,7 +129,7 @@ def test_a_request_refused_before_the_queue_is_received_and_rejected_with_its_re
             await found.ask(app, gateway)
             received, outcomes, inside = await scraped(app)
             assert (received, outcomes["rejected"], outcomes.total(), inside) == (1, 1, 1, 0)
-            assert gateway.overload.rejections() == {reason: 1}
+            assert gateway.overload.rejections.by_reason() == {reason: 1}
 
     run_virtual(main())
 

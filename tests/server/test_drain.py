@@ -87,10 +87,10 @@ def test_a_gateway_that_was_abandoned_takes_nothing_again() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):
             gateway.abandon("the gateway is shutting down")
-            assert (gateway.draining, gateway.ending) == (True, True)
+            assert (gateway.lifecycle.draining, gateway.lifecycle.leaving) == (True, True)
             assert (await call(app, "POST", PATH, completion())).status == 503
             undone = await call(app, "DELETE", "/admin/drain")
             assert (undone.status, undone.json()["error"]["code"]) == (409, "shutting_down")
-            assert gateway.draining
+            assert gateway.lifecycle.draining
 
     run_virtual(main())

@@ -10,8 +10,7 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.live.gauges import STATS, LiveGauges
-from server.telemetry.exposition import exposition
-from server.telemetry.metrics import MAX_POLICIES, Metrics
+from server.telemetry.metrics import MAX_POLICIES, Metrics, exposition
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 
@@ -69,8 +68,8 @@ def test_the_gauges_of_the_queue_are_the_batchers() -> None:
 
 def test_a_second_gateway_in_the_process_is_no_clash() -> None:
     first, second = Metrics(), Metrics()
-    first.arrival_rate.set(1)
-    second.arrival_rate.set(2)
+    first.load.arrival_rate.set(1)
+    second.load.arrival_rate.set(2)
     assert b"kendall_arrival_rate 1.0" in exposition(first)
     assert b"kendall_arrival_rate 2.0" in exposition(second)
 

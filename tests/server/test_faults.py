@@ -333,7 +333,7 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
             await asyncio.sleep(0.01)
             engine.hang()
             at = gateway.now()
-            while not gateway.stuck:  # noqa: ASYNC110
+            while not gateway.lifecycle.stuck:  # noqa: ASYNC110
                 await asyncio.sleep(0.25)
             assert 5.0 < gateway.now() - at < 8.0
             assert (await status(app, "/health"), await status(app, "/ready")) == (200, 503)
@@ -354,7 +354,7 @@ def test_waiting_on_purpose_is_not_standing_still() -> None:
         ) as (app, gateway, engine, _):
             first = ask(app, 5)
             await asyncio.sleep(50.0)
-            assert (gateway.stuck, engine.life) == (None, 1)
+            assert (gateway.lifecycle.stuck, engine.life) == (None, 1)
             await asyncio.gather(first.task, ask(app, 5).task)
 
     run_virtual(main())

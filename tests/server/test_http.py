@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from queueing.measurement.record import read_run
-from server.runtime.ids import RandomIds
+from server.runtime.ids import CallIds
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -228,7 +228,7 @@ def test_a_bug_in_one_call_is_a_500_and_the_next_call_is_served(
                 else {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
             )
             with monkeypatch.context() as patch:
-                patch.setattr(type(gateway), "next_call_id", lambda *_: 1 / 0)
+                patch.setattr(gateway.call_ids, "next", lambda *_: 1 / 0)
                 broken = await call(app, "POST", path, body)
             assert (broken.status, broken.json()["error"]["code"]) == (500, "internal_error")
             assert (await call(app, "POST", path, body)).status == 200
@@ -614,8 +614,8 @@ def test_conservation_and_littles_law_under_a_random_load() -> None:
 
 
 def test_ids_of_calls_are_24_random_digits_and_none_comes_twice() -> None:
-    ids = RandomIds()
-    made = [ids.next() for _ in range(1000)]
+    ids = CallIds()
+    made = [ids.next("cmpl") for _ in range(1000)]
     assert len(set(made)) == 1000
-    assert all(re.fullmatch("[0-9a-f]{24}", each) for each in made)
-    assert not set(made) & {RandomIds().next() for _ in range(10)}
+    assert all(re.fullmatch("cmpl-[0-9a-f]{24}", each) for each in made)
+    assert not set(made) & {CallIds().next("cmpl") for _ in range(10)}

@@ -23,12 +23,11 @@ from queueing.latency.fit import COEFFICIENTS, Fit, Measured
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile
 from queueing.measurement.record import read_run
-from server.calibration.calibration import Calibrator
+from server.calibration.calibration import CalibrationRequest, Calibrator
 from server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
 from server.calibration.idle_probes import IdleProbes, _niced
 from server.calibration.offer import Comparison, KnownLaw, Offer, _verdict, weigh
 from server.calibration.probe_book import LOOP, Limits, ProbeBook
-from server.calibration.request import CalibrationRequest
 from server.calibration.turnaround import ClosedLoop, slot_time
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway

@@ -232,7 +232,7 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
     async def main() -> None:
         async with running(autopilot="act") as (_, gateway):
             live, asked = gateway.live_model(), Asked()
-            live._pilot.remember({"remembered": True})
+            live.pilot.remember({"remembered": True})
             await asyncio.sleep(3.0)
             live._feed.take()
             await live._begin_life(asked.ask, life)
@@ -245,7 +245,7 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
                 began,
             )
             assert news.epoch == gateway.batcher.epoch
-            live._state = {"no": "estimates"}
+            live.saved.estimates = {"no": "estimates"}
 
             async def broken(*question: Any) -> Any:
                 asked.questions.append(question)
@@ -266,7 +266,7 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
     async def main() -> None:
         async with running() as (_, gateway):
             for epoch in (1, 2):
-                assert gateway.begin_epoch() == epoch
+                assert gateway.limits.begin_epoch() == epoch
                 shown = gateway.metrics.exposition().decode()
                 assert [
                     line for line in shown.splitlines() if line.startswith("kendall_policy_info{")

@@ -125,9 +125,9 @@ def test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine() 
             assert outcomes["completed"] >= 95
             assert sum(outcomes.values()) == 110
             while not gateway.supervisor.serving:  # after the last conviction
-                assert gateway.dead is None
+                assert gateway.lifecycle.lost is None
                 await asyncio.sleep(0.1)
-            assert (await ask(app, [301]).task, gateway.dead) == (None, None)
+            assert (await ask(app, [301]).task, gateway.lifecycle.lost) == (None, None)
 
     run(main())
 

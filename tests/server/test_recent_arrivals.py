@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from queueing.estimation.window.feed import CallGroups
-from server.live.recent_arrivals import RecentArrivals
+from server.live.activity import RecentArrivals
 from server.page.state import COLUMNS, row
 from tests.server.asgi import call, completion, running
 from tests.virtual_time import run_virtual

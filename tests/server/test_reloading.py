@@ -131,7 +131,7 @@ def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
                 await asyncio.sleep(0)
             epoch = gateway.batcher.epoch
             await reloader.reload()
-            assert (gateway.patience, gateway.batcher.epoch) == (0.02, epoch + 1)
+            assert (gateway.limits.patience, gateway.batcher.epoch) == (0.02, epoch + 1)
             late = await asyncio.wait_for(call(app, "POST", "/v1/completions", completion()), LIMIT)
             assert (late.status, late.json()["error"]["code"]) == (429, "queue_timeout")
             gateway.batcher.pause_dispatch(False)
@@ -139,7 +139,7 @@ def test_another_patience_holds_for_calls_that_come_afterwards() -> None:
             assert [made.status for made in calls] == [200, 200]
             await call(app, "PUT", "/admin/policy", {"patience": 5.0})
             await reloader.reload()
-            assert gateway.patience == 5.0
+            assert gateway.limits.patience == 5.0
 
     asyncio.run(main())
 
@@ -151,7 +151,7 @@ def test_an_endless_patience_is_none() -> None:
                 after = dataclasses.replace(gateway.settings, patience=patience)
                 await Reloader(gateway, app, lambda after=after: after, lambda: None).reload()
                 assert gateway.settings.patience == patience
-            assert gateway.patience is None
+            assert gateway.limits.patience is None
 
     asyncio.run(main())
 

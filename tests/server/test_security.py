@@ -28,7 +28,7 @@ from server.page.assets import load_assets
 from server.runtime.wording import public
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls, warn_of
-from server.security.flags import read_security
+from server.security.flags import KeyFlags, read_security
 from server.security.guard import CALLER, Guard
 from server.security.keys import Key, holder, read_keys
 from server.security.routes import DECISIONS
@@ -424,23 +424,15 @@ def test_trap_draining_and_calibrating_need_the_admin_key_always(
 def test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_none_was_given(
     host: str, given: dict[str, Any], keyless: bool
 ) -> None:
-    names = (
-        "api_key_file",
-        "admin_key_file",
-        "max_prompt_tokens",
-        "max_connections_per_address",
-        "allowed_origins",
+    allowed = bool(given.get("allow_unauthenticated"))
+    keys = {name: value for name, value in given.items() if name in ("api_key", "admin_key")}
+    plain = SecuritySettings(
+        allow_unauthenticated=allowed,
+        max_body_bytes=2048,
+        max_form_bytes=2048,
+        max_form_compile_time=5.0,
     )
-    nothing: dict[str, Any] = dict.fromkeys([*names, "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"])
-    rest = {
-        "api_key": (),
-        "admin_key": (),
-        "allow_unauthenticated": False,
-        "metrics_need_key": False,
-        "max_body_bytes": 2048,
-    }
-    rest |= {"max_form_bytes": 2048, "max_form_compile_time": 5.0}
-    found = read_security(host, **(nothing | rest | given))
+    found = read_security(host, plain, KeyFlags(**keys))
     assert (Guard(found).refusal(admin_scope()) is None) == keyless
 
 

@@ -4,6 +4,7 @@ connection that is no socket.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -25,13 +26,14 @@ from server.http.bounds import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     LimitedProtocol,
+    fault_of_head,
 )
 from server.runtime.wording import brief, excerpt, public
 from server.security import audit
 from server.security.audit import LINES, Audit, _Rate
 from server.security.cors import cors, read_origins
 from server.security.exposure import no_password, uvicorn_tls, warn_of
-from server.security.flags import read_security
+from server.security.flags import KeyFlags, read_security
 from server.security.guard import Guard
 from server.security.keys import holder, read_keys
 from server.security.refusals import NO_KEY, REASONS
@@ -130,27 +132,22 @@ def test_what_is_weak_is_said(
     )
 
 
-def flags(host: str = "127.0.0.1", **about: Any) -> SecuritySettings:
-    given: dict[str, Any] = dict.fromkeys(
-        (
-            "api_key_file",
-            "admin_key_file",
-            "max_prompt_tokens",
-            "allowed_origins",
-            "ssl_keyfile",
-            "ssl_certfile",
-            "ssl_ca_certs",
-        )
-    )
-    given |= {
-        "api_key": (),
-        "admin_key": (),
-        "allow_unauthenticated": False,
-        "metrics_need_key": False,
+def flags(
+    host: str = "127.0.0.1", *, allowed_origins: str | None = None, **about: Any
+) -> SecuritySettings:
+    keys = {field.name for field in dataclasses.fields(KeyFlags)}
+    plain: dict[str, Any] = {
         "max_body_bytes": 9,
+        "max_form_bytes": 8,
+        "max_form_compile_time": 7.0,
+        "max_connections_per_address": 6,
     }
-    given |= {"max_form_bytes": 8, "max_form_compile_time": 7.0, "max_connections_per_address": 6}
-    return read_security(host, **(given | about))
+    return read_security(
+        host,
+        SecuritySettings(**plain | {name: about[name] for name in about.keys() - keys}),
+        KeyFlags(**{name: about[name] for name in about.keys() & keys}),
+        allowed_origins,
+    )
 
 
 def test_flags_become_settings(tmp_path: Path) -> None:
@@ -434,7 +431,7 @@ def cycle(*, over: bool = False, begun: bool = False, body: bytes = b"") -> Any:
 def test_a_head_has_so_many_headers(count: int, fault: int | None) -> None:
     of = Bare()
     of.headers = [(b"host", b"x")] + [(b"h", b"x")] * (count - 1)
-    found = of._fault_of_head()
+    found = fault_of_head(of.headers, of.parser)
     assert (None if found is None else found[0]) == fault
 
 
@@ -453,7 +450,7 @@ def test_a_head_names_one_host(hosts: int, version: str, fault: int | None) -> N
     of = Bare()
     of.headers = [(b"host", b"x")] * hosts
     of.parser = SimpleNamespace(get_http_version=lambda: version)
-    found = of._fault_of_head()
+    found = fault_of_head(of.headers, of.parser)
     assert (None if found is None else found[0]) == fault
 
 

@@ -17,7 +17,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.live import self_checks
-from server.live.busy import BusyTime
+from server.live.activity import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
 from server.queue.batcher import Batcher
 from server.queue.ticket import Batch, Ticket

@@ -72,7 +72,11 @@ def test_one_lost_sequence_of_four_goes_on_where_it_was(
                 else text_of(lost)
             )
             assert text == words(200)
-            assert (engine.life, gateway.supervisor.restarts, gateway.stuck) == (1, 0, None)
+            assert (engine.life, gateway.supervisor.restarts, gateway.lifecycle.stuck) == (
+                1,
+                0,
+                None,
+            )
             for task in busy:
                 task.cancel()
             await asyncio.gather(*busy, return_exceptions=True)

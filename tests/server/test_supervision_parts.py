@@ -21,12 +21,13 @@ from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
 from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
 from server.queue.proof import Proof
-from server.supervision import progress, restarts, stalls, supervisor
+from server.supervision import progress, restarts, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts
+from server.supervision.lifecycle import EngineState, Lifecycle
+from server.supervision.progress import on_still
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
-from server.supervision.stalls import on_still
 from server.supervision.steady import MOST_AT_ONCE, Steady
 from tests.virtual_time import run_virtual
 
@@ -572,7 +573,7 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
         hand_over_again=again.append, lose=lambda *about: lost.append(about)
     )
     ticket: Any = SimpleNamespace(id="a", continued=continued)
-    monkeypatch.setattr(stalls, "detach", lambda one: detached.append(one.id) or reason)
+    monkeypatch.setattr(progress, "detach", lambda one: detached.append(one.id) or reason)
     on_still(batcher, ticket, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:
@@ -581,6 +582,51 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
         ((who, outcome, code, words),) = lost
         assert (again, who, outcome, code) == ([], ticket, "failed", "sequence_stalled")
         assert words.endswith(f"for 60 s: {said}")
+
+
+# the state of the gateway
+
+
+STEPS: list[tuple[str, EngineState, str | None, bool]] = [  # step, state, reason, ready after it
+    ("", EngineState.STARTING, None, False),
+    ("came_up", EngineState.SERVING, None, True),
+    ("drain", EngineState.DRAINING, None, True),
+    ("down", EngineState.RESTARTING, None, False),  # the drain goes on
+    ("up", EngineState.DRAINING, None, True),
+    ("reopen", EngineState.SERVING, None, True),
+    ("replace_stuck_engine", EngineState.STUCK, "still", False),
+    ("up", EngineState.STUCK, "still", True),  # the gateway does not know yet
+    ("came_up", EngineState.SERVING, None, True),
+    ("leave", EngineState.SERVING, None, True),
+    ("end", EngineState.DRAINING, None, True),
+    ("fail", EngineState.LOST, "gone", False),
+]
+
+
+def test_the_state_that_is_shown_and_its_reason() -> None:
+    engine: Any = SimpleNamespace(serving=True, lost=lambda _: vars(engine).update(serving=False))
+    life = Lifecycle(engine)
+    words = {"replace_stuck_engine": ["still"], "fail": ["gone"]}
+    for step, state, reason, ready in STEPS:
+        if step in ("up", "down"):
+            engine.serving = step == "up"
+        elif step:
+            getattr(life, step)(*words.get(step, ()))
+        assert (life.state, life.reason, life.ready) == (state, reason, ready), step
+        assert life.healthy == (state is not EngineState.LOST)
+
+
+@pytest.mark.parametrize("step", ["leave", "end"])
+def test_a_drain_is_not_undone_once_the_process_is_about_to_end(step: str) -> None:
+    life = Lifecycle(SimpleNamespace(serving=True))  # type: ignore[arg-type]
+    life.drain()
+    life.reopen()
+    assert not life.draining
+    life.drain()
+    getattr(life, step)()
+    with pytest.raises(ApiError, match="cannot be undone"):
+        life.reopen()
+    assert life.draining
 
 
 # what is asked of an engine before anything queues

@@ -29,7 +29,7 @@ from server.engines.base import (
 from server.engines.vllm.boot import STOPS, Boot, Forks
 from server.engines.vllm.forms import FormCompiler
 from server.engines.vllm.options import check_model, engine_arguments, on_cpu
-from server.engines.vllm.process import engine_error, parse_cpus, pin, prepare
+from server.engines.vllm.process import CpuSplit, engine_error, parse_cpus, prepare
 from server.engines.vllm.reader import Reader, first_line
 from server.engines.vllm.submit import Cancel, Start, Submitter, stop_after
 from server.engines.vllm.watch import IDLE_PING_EVERY, PING_EVERY, Patience, Watch
@@ -89,7 +89,7 @@ class VllmEngine:
         self._booting: Boot[Core] | None = None
         self._submitter: Submitter | None = None
         self._watch: Watch | None = None
-        self._gateway_cpus: frozenset[int] | None = None  # to give back when the engine stops
+        self._cpu_split = CpuSplit()
 
     # ---- life ----
 
@@ -116,7 +116,7 @@ class VllmEngine:
             core.pid, core.ping, self._patience, self._lost, exit_code=core.exit_code
         )
         if cpus:
-            self._pin(core.pid, cpus)
+            self._cpu_split.make(core.pid, cpus)
         return self._capabilities
 
     async def _come_up(self) -> Core:
@@ -156,9 +156,7 @@ class VllmEngine:
             # AsyncLLM stands in reference cycles, and its __del__ fails in an interpreter that is
             # shutting down
             await _in_time(collect_everything, "the memory of the last engine was not collected")
-        if self._gateway_cpus is not None:
-            pin(os.getpid(), self._gateway_cpus)
-            self._gateway_cpus = None
+        self._cpu_split.undo()
 
     async def _let_go(self) -> Core | None:
         core, self._core = self._core, None
@@ -211,21 +209,15 @@ class VllmEngine:
         for reader in readers.values():
             reader.fail(reason)
 
-    def _pin(self, engine_pid: int, cpus: frozenset[int]) -> None:
-        """The engine onto its CPUs, the gateway onto the others; undone by `stop`."""
-        here = frozenset(os.sched_getaffinity(0))
-        pin(engine_pid, cpus)
-        if here - cpus:
-            self._gateway_cpus = here
-            pin(os.getpid(), here - cpus)
-
     # ---- prompts ----
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
         core = self._running_core()
-        return await self._refusing(
-            core.tokens_of_text(text, special_tokens=special_tokens), "the text cannot be tokenized"
+        return await _tokens(
+            core.tokens_of_text(text, special_tokens=special_tokens),
+            "the text cannot be tokenized",
+            self._capabilities,
         )
 
     async def encode_chat(
@@ -237,25 +229,9 @@ class VllmEngine:
             "the model's chat template cannot render these messages with these "
             "chat_template_kwargs: check their fields"
         )
-        return await self._refusing(core.tokens_of_chat(messages, template_arguments), fault)
-
-    async def _refusing(self, call: Awaitable[list[int]], fault: str) -> list[int]:
-        """Await vLLM's renderer; what it says against a prompt is for the client, unless it
-        fails for a reason of its own: then `fault`.
-        """
-        from server.engines.vllm.core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
-
-        try:
-            return await call
-        except PROMPT_ERRORS as error:
-            if getattr(error, "parameter", None) in TOO_LONG and self._capabilities is not None:
-                most = self._capabilities.max_model_len - 1
-                raise PromptTooLongError(
-                    f"got a prompt beyond the model's context; expected at most {most} tokens: "
-                    "shorten it"
-                ) from error
-            said_by = speaker(error)
-            raise InvalidPromptError(fault if said_by is None else first_line(said_by)) from error
+        return await _tokens(
+            core.tokens_of_chat(messages, template_arguments), fault, self._capabilities
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`. Special tokens are left out."""
@@ -361,6 +337,27 @@ class VllmEngine:
             )
         if reader.closed and self._readers.get(reader.work.request.id) is reader:
             del self._readers[reader.work.request.id]
+
+
+async def _tokens(
+    call: Awaitable[list[int]], fault: str, capabilities: Capabilities | None
+) -> list[int]:
+    """Await vLLM's renderer; what it says against a prompt is for the client, unless it
+    fails for a reason of its own: then `fault`.
+    """
+    from server.engines.vllm.core import PROMPT_ERRORS, speaker  # noqa: PLC0415  # imported long ago by `_boot`
+
+    try:
+        return await call
+    except PROMPT_ERRORS as error:
+        if getattr(error, "parameter", None) in TOO_LONG and capabilities is not None:
+            most = capabilities.max_model_len - 1
+            raise PromptTooLongError(
+                f"got a prompt beyond the model's context; expected at most {most} tokens: "
+                "shorten it"
+            ) from error
+        said_by = speaker(error)
+        raise InvalidPromptError(fault if said_by is None else first_line(said_by)) from error
 
 
 async def _shut_down(core: Core) -> None:

@@ -15,9 +15,11 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from server.engines.vllm.executor_names import ERROR_FILE, GATEWAY_PID
 from server.engines.vllm.options import on_cpu
 
+# environment variables by which the gateway speaks to the EngineCore process that it starts
+GATEWAY_PID = "KENDALL_GATEWAY_PID"
+ERROR_FILE = "KENDALL_ENGINE_ERROR_FILE"
 _PRELOAD = [
     "vllm.engine.arg_utils",
     "vllm.v1.engine.async_llm",
@@ -155,3 +157,24 @@ def pin(pid: int, cpus: Iterable[int]) -> None:
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), set(cpus))
+
+
+class CpuSplit:
+    """The engine on CPUs of its own, the gateway on the others, until `undo`."""
+
+    def __init__(self) -> None:
+        self._before: frozenset[int] | None = None
+
+    def make(self, engine_pid: int, cpus: frozenset[int]) -> None:
+        """The engine onto `cpus`."""
+        here = frozenset(os.sched_getaffinity(0))
+        pin(engine_pid, cpus)
+        if here - cpus:
+            self._before = here
+            pin(os.getpid(), here - cpus)
+
+    def undo(self) -> None:
+        """The gateway back onto all of its own."""
+        if self._before is not None:
+            pin(os.getpid(), self._before)
+            self._before = None

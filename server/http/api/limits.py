@@ -1,11 +1,19 @@
-"""Limits on one request that need more than its head."""
+"""Limits on one call that need more than its head: what this gateway does not serve, or not at
+once.
+"""
 
 from __future__ import annotations
 
 import json
 
+from server.admission.limits import OverloadSettings, check_sequences
 from server.errors import ApiError
-from server.http.api.schema import Generation
+from server.http.api.models import check_model
+from server.http.api.schema import FORCED_FIELD, ChatRequest, CompletionRequest, Generation
+from server.http.api.validation import check_extra
+from server.settings import Settings
+
+MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
 
 
 def check_prompt(prompt_tokens: int, most: int | None) -> None:
@@ -34,3 +42,44 @@ def check_form_size(call: Generation, most: int) -> None:
             "simplify it"
         )
         raise ApiError(400, "form_too_large", message, param=call.form_field())
+
+
+def check_fields(
+    settings: Settings, call: CompletionRequest | ChatRequest, body_bytes: int
+) -> None:
+    """Raises ApiError for a field that this gateway does not serve."""
+    check_model(settings, call.model)
+    if body_bytes > settings.security.max_form_bytes and not call.formless:
+        check_form_size(call, settings.security.max_form_bytes)
+    check_extra(settings, call, {"best_of": call.n, **call.harmless})
+    if call.stream_options is not None and call.stream_options.include_obfuscation:
+        field = "stream_options.include_obfuscation"
+        raise ApiError(
+            501,
+            "unsupported",
+            f"got {field}, which this gateway does not support; leave it out",
+            param=field,
+        )
+    if call.kendall_forced_output_tokens is not None and not settings.allow_forced_lengths:
+        raise ApiError(
+            400,
+            "forced_lengths_not_allowed",
+            "forced lengths need `kendall serve --allow-forced-lengths`",
+            param=FORCED_FIELD,
+        )
+
+
+def check_size(settings: OverloadSettings, call: CompletionRequest | ChatRequest) -> int:
+    """The number of sequences. Raises ApiError 400 before anything is built of them: more than
+    are ever admitted.
+    """
+    prompts = 1 if isinstance(call, ChatRequest) else max(1, len(call.prompts()))
+    sequences = prompts * call.n
+    check_sequences(settings, sequences, "prompt" if prompts > call.n else "n")
+    if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:
+        message = (
+            f"got bad_words for {sequences} sequences; expected at most "
+            f"{MOST_BAD_WORD_CHARACTERS} characters over all of them"
+        )
+        raise ApiError(400, "invalid_request", message, param="bad_words")
+    return sequences

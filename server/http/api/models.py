@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
+from server.engines.base import describe_engine
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ModelEntry, ModelList
@@ -45,8 +46,8 @@ def _entry(gateway: Gateway, name: str) -> dict[str, Any]:
         *((FORCED_FIELD,) if gateway.settings.allow_forced_lengths else ()),
         "ignore_eos",
     ]
-    if gateway.started:
-        entry |= gateway.describe_engine(gateway.batcher.capabilities)
+    if gateway.lifecycle.started:
+        entry |= describe_engine(gateway.batcher.capabilities, gateway.settings.served_model_name)
     return entry
 
 

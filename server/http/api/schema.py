@@ -20,7 +20,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from server.engines.base import Structured
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
-from server.http.request_id import REQUEST_ID
+from server.http.headers import REQUEST_ID
 from server.queue.change import Tokens
 
 FORCED_FIELD = "kendall_forced_output_tokens"

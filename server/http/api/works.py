@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from policies import Request
@@ -19,22 +21,29 @@ from server.http.api.sampling import check_sampling, sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 
 
+class Arrival(Struct, frozen=True):
+    """One call as it came in, before anything is made of it."""
+
+    call_id: str
+    own_id: str | None  # the caller's name for it
+    at: float  # validated: time limits and delays count from here
+    received_at: float  # its last byte
+    retry: bool
+    caller: str
+    headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
+
+
 async def works_of(
     gateway: Gateway,
     call: CompletionRequest | ChatRequest,
-    call_id: str,
-    arrived_at: float,
-    *,
-    client_request_id: str | None = None,
-    received_at: float | None = None,
-    retry: bool = False,
-    patience: float | None = None,
-    caller: str = "",
+    arrival: Arrival,
+    patience: float | None,
 ) -> list[Work]:
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine
     refuses.
     """
     prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
+    deadline = math.inf if patience is None else arrival.at + patience
     works: list[Work] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
@@ -43,42 +52,53 @@ async def works_of(
             shared = sampling_of(call, limit, call.seed)
         elif limit != shared.max_tokens:
             shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
-        for choice in range(call.n):
-            request = Request(
-                id=f"{call_id}-{len(works)}",
-                arrived_at=arrived_at,
-                prompt_tokens=len(prompt),
-                max_output_tokens=limit,
-                predicted_output_tokens=call.predicted_output_tokens,
-                priority=call.priority,
-                deadline=math.inf if patience is None else arrived_at + patience,
-            )
-            sampling = (
-                shared
-                if call.seed is None or not choice
-                else replace(shared, seed=call.seed + choice)
-            )
-            forced = call.kendall_forced_output_tokens
-            works.append(
-                Work(
-                    request,
-                    prompt,
-                    sampling,
-                    forced,
-                    (),
-                    client_request_id,
-                    received_at,
-                    retry,
-                    call.cache_salt,
-                    caller,
-                )
-            )
+        works += _choices(call, arrival, prompt, shared, deadline, first=len(works))
     checked = await check_sampling(
         gateway.steady, works[0].sampling, call
     )  # the others differ in limit and seed only
     if checked is works[0].sampling:
         return works
     return [_with_form(work, checked, gateway.now(), patience) for work in works]
+
+
+def _choices(
+    call: CompletionRequest | ChatRequest,
+    arrival: Arrival,
+    prompt: Sequence[int],
+    shared: Sampling,
+    deadline: float,
+    *,
+    first: int,
+) -> list[Work]:
+    """The sequences of one prompt; `first`: how many the call has before them."""
+    works = []
+    for choice in range(call.n):
+        request = Request(
+            id=f"{arrival.call_id}-{first + choice}",
+            arrived_at=arrival.at,
+            prompt_tokens=len(prompt),
+            max_output_tokens=shared.max_tokens,
+            predicted_output_tokens=call.predicted_output_tokens,
+            priority=call.priority,
+            deadline=deadline,
+        )
+        sampling = shared
+        if call.seed is not None and choice:
+            sampling = replace(shared, seed=call.seed + choice)
+        work = Work(
+            request,
+            prompt,
+            sampling,
+            call.kendall_forced_output_tokens,
+            (),
+            arrival.own_id,
+            arrival.received_at,
+            arrival.retry,
+            call.cache_salt,
+            arrival.caller,
+        )
+        works.append(work)
+    return works
 
 
 def _with_form(work: Work, checked: Sampling, now: float, patience: float | None) -> Work:
@@ -114,4 +134,6 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             f"expected at most {room}, the model's context is {bounds.max_model_len}",
             param="max_tokens",
         )
-    return min(limit for limit in (own, gateway.max_output_tokens, room) if limit is not None)
+    return min(
+        limit for limit in (own, gateway.limits.max_output_tokens, room) if limit is not None
+    )

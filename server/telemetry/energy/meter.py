@@ -132,6 +132,14 @@ class EnergyMeter:
             "overlapping": self.overlapping,
         }
 
+    def described(self) -> dict[str, Any]:
+        """The same, and what a batch, a request of it and a token cost."""
+        found = self.estimate()
+        if found is None:
+            return self.state() | {"estimate": None}
+        terms = {"beta": found.beta, "c0": found.c0, "per_token": found.per_token}
+        return self.state() | {"estimate": {name: term.to_dict() for name, term in terms.items()}}
+
     def close(self) -> None:
         """Stop reading; what was read stays."""
         self._stop.set()

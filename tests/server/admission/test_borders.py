@@ -18,12 +18,13 @@ from policies import Request, SpecError, Waiting, parse_policy
 from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, company
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
-from server.admission.control import Overload, _level
+from server.admission.control import Overload, _floor, _level
 from server.admission.demand import Demand
 from server.admission.limits import DelayTarget, OverloadSettings, check_sequences
 from server.admission.objectives import Objective
-from server.admission.places import Places
+from server.admission.rejections import Rejections
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
+from server.admission.waits import Places
 from server.errors import ApiError
 from server.http import descriptors
 from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
@@ -158,7 +159,14 @@ def overload(**batcher: Any) -> Any:
         wait=lambda place, **_: Wait(float(place)), first_token=lambda: 0.25, until_gone=float
     )
     gateway = SimpleNamespace(batcher=SimpleNamespace(**batcher, effective_max_batch_size=8))
-    return SimpleNamespace(_gateway=gateway, waits=asked, _objectives=(), _level=0.9, _turn=0)
+    return SimpleNamespace(
+        _gateway=gateway,
+        waits=asked,
+        _waits=asked,
+        _objectives=(),
+        _level=0.9,
+        promised_places=0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,25 +185,25 @@ def test_a_client_comes_back_when_so_many_prompts_have_left_that_the_rest_is_bel
     tokens: int, queue: int, bound: int, place: int
 ) -> None:
     assert (
-        Overload._until_fewer_tokens(overload(waiting_tokens=tokens, queue_length=queue), bound)
+        Rejections.until_fewer_tokens(overload(waiting_tokens=tokens, queue_length=queue), bound)
         == place
     )
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_the_adaptive_floor_is_twice_what_all_servers_take(servers: int) -> None:
-    found = Overload._floor(overload(capabilities=SimpleNamespace(servers=servers)))
+    found = _floor(overload(capabilities=SimpleNamespace(servers=servers))._gateway)
     assert (found, type(found)) == (16 * servers, int)
 
 
 def test_the_turn_goes_round_the_backlog() -> None:
     of = overload(unanswered=3)
-    assert [Overload._gone(of, 1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 1.0, 2.0]
-    assert [Overload._gone(of, 1.5) for _ in range(2)] == [4.0, 2.0]
+    assert [Rejections.until_gone(of, 1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 1.0, 2.0]
+    assert [Rejections.until_gone(of, 1.5) for _ in range(2)] == [4.0, 2.0]
     idle = overload(unanswered=0)
-    assert [Overload._gone(idle, 2.0) for _ in range(3)] == [2.0, 2.0, 2.0]
-    idle.waits = None
-    assert Overload._gone(idle, 2.0) is None
+    assert [Rejections.until_gone(idle, 2.0) for _ in range(3)] == [2.0, 2.0, 2.0]
+    idle._waits = None
+    assert Rejections.until_gone(idle, 2.0) is None
 
 
 def test_a_calls_own_limit_stands_beside_the_operators() -> None:
@@ -213,7 +221,8 @@ def test_a_calls_own_limit_stands_beside_the_operators() -> None:
 )
 def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) -> None:
     of = SimpleNamespace(
-        settings=OverloadSettings(priority_aging=1.0), _gateway=SimpleNamespace(patience=None)
+        settings=OverloadSettings(priority_aging=1.0),
+        _gateway=SimpleNamespace(limits=SimpleNamespace(patience=None)),
     )
     if taken:
         Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
@@ -450,7 +459,9 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
     found, gateway = waits(policy="capped:max_batch_size=2", ahead=fixed, at=10.0, queue_length=3)
     gateway.batcher.policy = parse_policy("fixed:batch_size=2,max_wait=6")
     gateway.batcher.waiting = queue
-    gateway.live_model = lambda: SimpleNamespace(sequence_rate=lambda: 0.5)  # type: ignore[attr-defined]
+    gateway.live_model = lambda: SimpleNamespace(
+        activity=SimpleNamespace(sequence_rate=lambda: 0.5)
+    )  # type: ignore[attr-defined]
     told = found._batch_wait(fixed, place, joining, 10.0)
     alone = fixed.wait(place, [])
     with_whom = company(place, 3 + joining, 2, 0.5, left)

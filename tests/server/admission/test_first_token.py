@@ -106,7 +106,7 @@ def test_after_a_change_of_the_token_limit_an_idle_gateway_takes_every_call() ->
     async def main() -> None:
         async with pausing() as (app, gateway, engine):
             await paused_calls(app, engine, 4)
-            gateway.change(PolicyChange(max_output_tokens=50))
+            gateway.limits.change(PolicyChange(max_output_tokens=50))
             assert await statuses(app, 40) == {200}
 
     run_virtual(main())

@@ -159,7 +159,7 @@ def test_calls_before_the_engine_serves_are_counted() -> None:
                     gateway,
                     "kendall_requests_total",
                     outcome="rejected",
-                    policy=gateway.policy_text,
+                    policy=gateway.limits.policy_text,
                 )
                 == 1
             )

@@ -1,5 +1,5 @@
-"""What every answer carries: `x-request-id`, the caller's own name for its call or one made
-here; `Retry-After` on 429 and 503.
+"""The headers of answers: `x-request-id`, the caller's own name for its call or one made here;
+`Retry-After` on 429 and 503; how long the call waited, and how long it is predicted to wait.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence
 
 from starlette.types import Message, Scope, Send
+
+from server.queue.ticket import Ticket
 
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
@@ -39,3 +41,28 @@ def stamped(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return stamping
+
+
+def early_headers(request_id: str, last: Ticket | None) -> list[tuple[bytes, bytes]]:
+    """What is known when the call joins the queue; `last`: its sequence that is served last."""
+    headers = [(b"x-request-id", request_id.encode())]
+    if last is not None and last.told is not None:
+        place, wait = last.told
+        headers.append((b"x-kendall-queue-position", b"%d" % place))
+        if wait is not None:
+            headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))
+    return headers
+
+
+def delay_headers(queue: float, service: float | None = None) -> list[tuple[bytes, bytes]]:
+    """Queueing delay, and service where it has ended; milliseconds."""
+    delay = str(queue).encode()
+    timing = b"queue;dur=" + delay
+    return [
+        (b"x-kendall-queueing-delay-ms", delay),
+        (b"x-llm-d-flow-queue-duration-ms", b"%d" % round(queue)),
+        (
+            b"server-timing",
+            timing if service is None else timing + f", service;dur={service}".encode(),
+        ),
+    ]

@@ -1,0 +1,110 @@
+"""What an operator or the autopilot can change while the gateway serves: the policy, the token
+limit, the patience. They change together, and each change begins an epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from policies import Policy, SpecError, format_policy, parse_policy
+from server.errors import ApiError, not_started
+from server.queue.batcher import Batcher
+from server.queue.change import PolicyChange
+from server.telemetry.metrics import Metrics
+
+log = logging.getLogger("kendall")
+
+
+class LimitsInForce:
+    """Only its methods change any of them. `on_epoch` is called with the number of each epoch that
+    begins, `on_manual_switch` with a policy that someone else than the autopilot put in force.
+    """
+
+    def __init__(
+        self, policy: str, max_output_tokens: int | None, patience: float | None, metrics: Metrics
+    ) -> None:
+        self.policy = parse_policy(policy)  # at the start; the queue has the one in force
+        self.max_output_tokens = max_output_tokens
+        self.patience = patience
+        self._metrics = metrics
+        self._batcher: Batcher | None = None
+        self.on_epoch: list[Callable[[int], None]] = []
+        self.on_manual_switch: Callable[[str], None] | None = None
+
+    def govern(self, batcher: Batcher) -> None:
+        """The engine is up, and this is its queue."""
+        self._batcher = batcher
+        self._metrics.switched(
+            batcher.policy_text, self.max_output_tokens, batcher.epoch, changed_policy=False
+        )
+
+    @property
+    def policy_text(self) -> str:
+        """The policy in force, or the one that will be once the engine serves."""
+        return format_policy(self.policy) if self._batcher is None else self._batcher.policy_text
+
+    def state(self) -> dict[str, Any]:
+        """What `GET /admin/policy` answers. Raises ApiError before the engine is up."""
+        batcher = self._queue()
+        return {
+            "policy": batcher.policy_text,
+            "effective_max_batch_size": batcher.effective_max_batch_size,
+            "padded": batcher.policy.padded and batcher.capabilities.pads,
+            "max_output_tokens": self.max_output_tokens,
+            "patience": self.patience,
+            "epoch": batcher.epoch,
+        }
+
+    def begin_epoch(self, policy: Policy | None = None) -> int:
+        """Another policy, or only another limit, law or engine: statistics begin anew. Returns the
+        epoch's number.
+        """
+        batcher = self._queue()
+        epoch = batcher.switch(policy)
+        self._metrics.switched(
+            batcher.policy_text, self.max_output_tokens, epoch, changed_policy=policy is not None
+        )
+        for begin in self.on_epoch:
+            begin(epoch)
+        return epoch
+
+    def change(self, change: PolicyChange, *, by_autopilot: bool = False) -> dict[str, Any]:
+        """Put policy and limits in force together, or raise and change nothing."""
+        batcher = self._queue()
+        try:
+            policy = None if change.policy is None else parse_policy(change.policy)
+        except SpecError as error:
+            raise ApiError(400, "invalid_policy", str(error), param="policy") from None
+        if policy is not None and format_policy(policy) == batcher.policy_text:
+            policy = None
+        named = change.model_fields_set
+        limit = change.max_output_tokens if "max_output_tokens" in named else self.max_output_tokens
+        patience = change.patience if "patience" in named else self.patience
+        if policy is None and (limit, patience) == (self.max_output_tokens, self.patience):
+            return self.state()  # nothing changes: the evidence of the epoch is kept
+        self.max_output_tokens, self.patience = limit, patience
+        epoch = self.begin_epoch(policy)
+        if policy is not None and self.on_manual_switch is not None and not by_autopilot:
+            self.on_manual_switch(batcher.policy_text)
+        log.info(
+            "epoch %d: policy %s, max_output_tokens %s, patience %s",
+            epoch,
+            batcher.policy_text,
+            "none" if limit is None else limit,
+            "none" if patience is None else f"{patience:g} s",
+        )
+        return self.state()
+
+    def change_patience(self, seconds: float | None) -> None:
+        """Also before the engine is up."""
+        if self._batcher is None:
+            self.patience = seconds
+        else:
+            self.change(PolicyChange(patience=seconds))
+
+    def _queue(self) -> Batcher:
+        if self._batcher is None:
+            raise not_started()
+        return self._batcher

@@ -1,0 +1,216 @@
+"""Calls that are refused: counted, recorded (`rejected`), and answered with when to come back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from prometheus_client import Counter
+
+from queueing.measurement.record import Record
+from server.admission.host import Host
+from server.admission.limits import OverloadSettings
+from server.admission.waits import Waits
+from server.engines.base import Work
+from server.errors import ApiError, loss_error
+from server.queue import poison
+from server.supervision import deadlines
+
+# codes of the refusals of a gateway that serves nobody now; also their reasons
+UNSERVED = ("shutting_down", "engine_unavailable")
+# codes of refusals that are recorded before there are sequences
+EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)
+REASONS = (
+    *("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo"),
+    *UNSERVED,
+)
+
+
+class Rejections:
+    """Those of one gateway."""
+
+    def __init__(self, gateway: Host, settings: OverloadSettings, waits: Waits | None) -> None:
+        self._gateway = gateway
+        self._settings = settings
+        self._waits = waits
+        # to calls that were refused since the last admission: they will come back for them
+        self.promised_places = 0
+        self._counter = Counter(
+            "kendall_rejections",
+            "Rejected requests, by reason",
+            ["reason"],
+            registry=gateway.metrics.registry,
+        )
+
+    def change(self, settings: OverloadSettings) -> None:
+        """Other values of what can change while the gateway serves."""
+        self._settings = settings
+
+    def admitted(self) -> None:
+        """A call was: no place is promised any more."""
+        self.promised_places = 0
+
+    # the account
+
+    def by_reason(self) -> dict[str, float]:
+        """Requests refused since the start, by reason."""
+        samples = (sample for metric in self._counter.collect() for sample in metric.samples)
+        return {sample.labels["reason"]: sample.value for sample in samples}
+
+    def count(self, reason: str, sequences: int) -> None:
+        """So many sequences are refused."""
+        self._counter.labels(reason).inc(sequences)
+        self._gateway.metrics.received.count(sequences)
+
+    def record(self, error: ApiError, works: Sequence[Work]) -> None:
+        """The sequences of a call that is refused."""
+        for work in works:
+            self._record(error, _record_of(work))
+
+    def _record(self, error: ApiError, record: Record) -> None:
+        batcher = self._gateway.batcher
+        batcher.turn_away(
+            msgspec.structs.replace(
+                record, policy=batcher.policy_text, epoch=batcher.epoch, error=error.code
+            )
+        )
+
+    def record_at_door(self, error: ApiError, client_request_id: str | None, *, retry: bool) -> str:
+        """Record a call that is refused before its body is read; returns its id."""
+        gateway, now = self._gateway, self._gateway.now()
+        call_id = gateway.call_ids.next("refused")
+        gateway.arrivals.saw(now, gateway.batcher.epoch, retry=retry)
+        self._record(
+            error,
+            Record(
+                request_id=call_id,
+                client_request_id=client_request_id,
+                outcome="rejected",
+                arrived_at=now,
+            ),
+        )
+        return call_id
+
+    def record_unserved(
+        self,
+        error: ApiError,
+        ids: Sequence[str],
+        client_request_id: str | None,
+        *,
+        arrived_at: float,
+        received_at: float,
+        retry: bool,
+    ) -> None:
+        """Count and record the sequences of a call that came while the gateway drains, or without
+        an engine; before the first one serves there is no run file, and they are only counted.
+        """
+        gateway = self._gateway
+        self.count(error.code, len(ids))
+        if gateway.lifecycle.started:
+            gateway.arrivals.saw(received_at, gateway.batcher.epoch, retry=retry)
+        for request_id in ids:
+            record = Record(
+                request_id=request_id,
+                client_request_id=client_request_id,
+                outcome="rejected",
+                received_at=received_at,
+                arrived_at=arrived_at,
+            )
+            if gateway.lifecycle.started:
+                self._record(error, record)
+            else:
+                gateway.metrics.on_record(
+                    msgspec.structs.replace(record, policy=gateway.limits.policy_text)
+                )
+
+    # what a refusal says
+
+    def loss(self, code: str, message: str) -> ApiError:
+        """The error of one that had arrived and was lost."""
+        if code != "queue_timeout":
+            return loss_error(code, message)
+        place = max(
+            0, self._gateway.batcher.queue_length - 1
+        )  # it is in the queue still, and would come back to one without it
+        wait = None if self._waits is None else self._waits.wait(place, joining=0)
+        return self.error(
+            code,
+            message,
+            None if wait is None else wait.mean,
+            wait=None if wait is None else wait.mean,
+        )
+
+    def queue_full(self, reason: str, sequences: int, why: str, after: float | None) -> ApiError:
+        """`why` the queue takes no more; `after` so many seconds it may."""
+        self.count(reason, sequences)
+        batcher = self._gateway.batcher
+        wait = None if self._waits is None else self._waits.wait(batcher.queue_length, joining=1)
+        return self.error(
+            "queue_full",
+            f"{why}; the gateway accepts no more now",
+            after,
+            place=batcher.queue_length,
+            wait=wait.mean if wait else None,
+        )
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        after: float | None,
+        *,
+        place: int | None = None,
+        wait: float | None = None,
+        param: str | None = None,
+    ) -> ApiError:
+        """With place and wait, where they are known; `after`: seconds to the next attempt."""
+        details: dict[str, Any] = {"queue_length": self._gateway.batcher.queue_length}
+        if place is not None:
+            details["queue_position"] = place
+        if wait is not None and math.isfinite(wait) and self._settings.wait_estimates:
+            details["predicted_wait_ms"] = round(wait * 1e3, 3)
+        known = after if after is not None and math.isfinite(after) else None
+        return ApiError(
+            self._settings.overload_status,
+            code,
+            message,
+            param=param,
+            retry_after=known,
+            details=details,
+        )
+
+    def until_gone(self, count: float) -> float | None:
+        """Until there is a place for this one beside those refused before it, or they would all
+        come back at the same instant.
+
+        The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
+        """
+        turn = self.promised_places
+        self.promised_places = (turn + 1) % max(1, self._gateway.batcher.unanswered)
+        return None if self._waits is None else self._waits.until_gone(math.ceil(count) + turn)
+
+    def until_fewer_tokens(self, bound: int) -> float | None:
+        """Until the queue's prompts are below the bound, were they all of its mean length."""
+        batcher = self._gateway.batcher
+        leave = math.ceil(
+            (batcher.waiting_tokens - bound + 1)
+            / (batcher.waiting_tokens / max(1, batcher.queue_length))
+        )
+        wait = None if self._waits is None else self._waits.wait(max(0, leave - 1), joining=0)
+        return None if wait is None else wait.mean
+
+
+def _record_of(work: Work) -> Record:
+    request = work.request
+    return Record(
+        request_id=request.id,
+        client_request_id=work.client_request_id,
+        outcome="rejected",
+        received_at=work.received_at,
+        arrived_at=request.arrived_at,
+        prompt_tokens=request.prompt_tokens,
+        max_output_tokens=request.max_output_tokens,
+        predicted_output_tokens=request.predicted_output_tokens,
+    )

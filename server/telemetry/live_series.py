@@ -1,0 +1,149 @@
+"""The Prometheus series of the live model; a gauge without a value is not there, or NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from server.telemetry.cost.instruments import Counter
+
+
+def gauge(
+    registry: CollectorRegistry, name: str, help_text: str, labels: Sequence[str] = ()
+) -> Gauge:
+    """`kendall_NAME` in this registry."""
+    return Gauge(f"kendall_{name}", help_text, labels, registry=registry)
+
+
+class DelayGauges:
+    """Predicted and observed delays, and those under other policies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge_of = partial(gauge, registry)
+        self.predicted = gauge_of(
+            "predicted_queueing_delay_seconds",
+            "Predicted queueing delay, by method and statistic",
+            ["policy", "method", "stat"],
+        )
+        self.observed = gauge_of(
+            "observed_queueing_delay_seconds",
+            "Observed queueing delay over the prediction window, by statistic",
+            ["policy", "stat"],
+        )
+        self.predicted_sojourn = gauge_of(
+            "predicted_sojourn_time_seconds",
+            "Predicted sojourn time, by method and statistic",
+            ["policy", "method", "stat"],
+        )
+        self.observed_sojourn = gauge_of(
+            "observed_sojourn_time_seconds",
+            "Observed sojourn time over the prediction window (policy continuous)",
+            ["policy", "stat"],
+        )
+        self.what_if = gauge_of(
+            "what_if_queueing_delay_seconds",
+            "Predicted queueing delay under another policy, all other settings unchanged",
+            ["policy", "stat"],
+        )
+        self.what_if_sojourn = gauge_of(
+            "what_if_sojourn_time_seconds",
+            (
+                "Predicted sojourn time under another policy, all other settings unchanged; "
+                "compare policies by this"
+            ),
+            ["policy", "stat"],
+        )
+        self.what_if_first_token = gauge_of(
+            "what_if_time_to_first_token_seconds",
+            "Predicted mean time to first token under another policy, all other settings unchanged",
+            ["policy", "stat"],
+        )
+
+
+class VerdictSeries:
+    """What is held of the prediction and of the counters, and what the autopilot decided."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge_of = partial(gauge, registry)
+        self.assumption_holds = gauge_of(
+            "assumption_holds",
+            "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown",
+            ["assumption"],
+        )
+        self.verdict = gauge_of(
+            "prediction_verdict",
+            "1 for the current verdict on the prediction, 0 for the others",
+            ["verdict"],
+        )
+        self.check_holds = gauge_of(
+            "self_check_holds",
+            (
+                "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust "
+                "the measured delays)"
+            ),
+            ["check"],
+        )
+        self.decisions = Counter(
+            "kendall_autopilot_decisions",
+            "Decisions of the autopilot, by kind",
+            ["kind"],
+            registry=registry,
+        )
+
+
+class EnergyGauges:
+    """Joules of the devices, and the terms of the energy of a batch."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge_of = partial(gauge, registry)
+        self.joules = gauge_of(
+            "energy_joules", "Energy that the engine's devices report since the start"
+        )
+        self.terms = gauge_of(
+            "energy_estimate_joules",
+            (
+                "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per "
+                "output token"
+            ),
+            ["term"],
+        )
+
+
+class LoadGauges:
+    """How much arrives, how fast the engine is, how busy it is and is predicted to be."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge_of = partial(gauge, registry)
+        self.speed = gauge_of(
+            "engine_speed_ratio",
+            (
+                "Measured service time divided by the service time of the calibrated latency law; "
+                "above 1 is slower"
+            ),
+        )
+        self.predicted_utilisation = gauge_of(
+            "predicted_utilisation", "Predicted fraction of time in which a server is busy"
+        )
+        self.predicted_batch_size = gauge_of(
+            "predicted_batch_size", "Predicted mean number of sequences per dispatch"
+        )
+        self.error = gauge_of(
+            "prediction_error_ratio",
+            "Relative error of the predicted mean queueing delay: observed / predicted - 1",
+            ["policy"],
+        )
+        self.load = gauge_of(
+            "load", "Arrival rate divided by the largest stable arrival rate of the policy in force"
+        )
+        self.utilisation = gauge_of(
+            "utilisation", "Fraction of the last minute in which a server was busy"
+        )
+        self.arrival_rate = gauge_of(
+            "arrival_rate",
+            (
+                "Calls that arrive per second, over the last minute; a call with n or several "
+                "prompts is one arrival"
+            ),
+        )
