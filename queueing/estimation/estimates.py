@@ -4,8 +4,9 @@ restart.
 Where the arrival rate or the speed changed within the window, each is estimated from after its own
 last change; a rate that changes more than `FEW_CHANGES` times does not change, it bursts. Lengths
 are taken from all requests that were dispatched in the window, those of earlier epochs included as
-long as they are of one law with this epoch's (queueing.estimation.same_lengths, said in `notes`):
-how long answers are does not depend on the policy, and what an earlier limit cut is censored there.
+long as they are of one law with this epoch's (queueing.estimation.lengths.same_lengths, said in
+`notes`): how long answers are does not depend on the policy, and what an earlier limit cut is
+censored there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.change import FEW_CHANGES, Change, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
-from queueing.estimation.lengths import Lengths, lengths, weigh
-from queueing.estimation.same_lengths import lengths_from, outputs, prompts
+from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
 from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.speed.speed_process import Stalls, residual_cv, speed
 from queueing.estimation.speed.speeds import Speeds

@@ -1,7 +1,7 @@
 """Yang et al., batches: Fig. 3 (E[L], H[b] and mu[b] against b) and Fig. 5 (dynamic and elastic,
 uniform lengths).
 
-k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang_fixed). The
+k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang.fixed). The
 sets used here, seconds:
 
     A   k1 .008, k2 .03,  k3 .0004,   k4 .0225    a plausible engine, one stream as in Table I

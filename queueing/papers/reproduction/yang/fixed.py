@@ -17,7 +17,7 @@ from queueing.models.printed import fixed_batch_delay, psi
 from queueing.papers.reproduction.artefact import Panel, Say, Statement, curve
 from queueing.papers.reproduction.heavy_tails import HeavyTailedTime, fixed_batches
 from queueing.papers.reproduction.simulate import BatchRun, Constants, points, simulate_batches
-from queueing.papers.reproduction.yang_batches import HEAVY, SETS, batch_time
+from queueing.papers.reproduction.yang.batches import HEAVY, SETS, batch_time
 
 RATE, BEST = 0.43, 8
 LINE = range(1, 33)

@@ -16,8 +16,8 @@ from queueing.papers.reproduction.heavy_tails import (
 )
 from queueing.papers.reproduction.lengths import Vector
 from queueing.papers.reproduction.simulate import SEED, BatchRun, points, simulate_batches
-from queueing.papers.reproduction.yang_batches import HEAVY, SETS, batch_time
-from queueing.papers.reproduction.yang_fixed import (
+from queueing.papers.reproduction.yang.batches import HEAVY, SETS, batch_time
+from queueing.papers.reproduction.yang.fixed import (
     BEST,
     CONSTANTS,
     PADDED,

@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from queueing.papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 from queueing.papers.reproduction.lengths import Vector
 from queueing.papers.reproduction.simulate import Simulated, points, simulate_single
-from queueing.papers.reproduction.yang_single import (
+from queueing.papers.reproduction.yang.single import (
     LIMITS,
     MU,
     PATIENCE,
