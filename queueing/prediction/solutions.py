@@ -50,7 +50,7 @@ from queueing.prediction.bounds import (
     two_moments,
 )
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
-from queueing.simulation.settling import no_second_moment
+from queueing.simulation.simulated_means import no_second_moment
 
 
 def best_method(model: Model) -> str:

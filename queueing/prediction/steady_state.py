@@ -18,7 +18,7 @@ from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.solutions import answer, best_method, methods
 from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model
-from queueing.simulation.settling import tail_notes
+from queueing.simulation.simulated_means import tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -35,12 +35,12 @@ def predict(
     method: str = "auto",
     **limits: Any,
 ) -> Prediction:
-    """The steady state; `limits` are those of `Model.clipped`.
+    """The steady state; `limits` are those of `Model.read`.
 
     Raises SpecError where `method` has no answer for this queue, UnstableQueueError,
     NotConvergedError.
     """
-    return predict_model(Model.clipped(policy, output_tokens, law, **limits), arrival_rate, method)
+    return predict_model(Model.read(policy, output_tokens, law, **limits), arrival_rate, method)
 
 
 def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
@@ -200,8 +200,8 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
 def largest_stable_rate(
     policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any
 ) -> float:
-    """Requests/s at which `load` is 1; `limits` are those of `Model.clipped`."""
-    return Model.clipped(policy, output_tokens, law, **limits).largest_stable_rate
+    """Requests/s at which `load` is 1; `limits` are those of `Model.read`."""
+    return Model.read(policy, output_tokens, law, **limits).largest_stable_rate
 
 
 def _described(model: Model) -> str:
