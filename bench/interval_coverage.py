@@ -39,10 +39,10 @@ LENGTHS = parse_distribution("uniform:low=1,high=60")
 BATCHES = LatencyModel(k1=0.002, k2=0.01, k3=0.0002, k4=0.002)
 SINGLE = parse_policy("single")
 QUEUES = {
-    "M/M/1": Model.clipped(SINGLE, ONE, LatencyModel(k4=1.0, cv=1.0)),
-    "M/D/1": Model.clipped(SINGLE, ONE, LatencyModel(k4=1.0)),
-    "M/G/1, SCV 4": Model.clipped(SINGLE, ONE, LatencyModel(k4=1.0, cv=2.0)),
-    "capped:max_batch_size=8": Model.clipped(
+    "M/M/1": Model.read(SINGLE, ONE, LatencyModel(k4=1.0, cv=1.0)),
+    "M/D/1": Model.read(SINGLE, ONE, LatencyModel(k4=1.0)),
+    "M/G/1, SCV 4": Model.read(SINGLE, ONE, LatencyModel(k4=1.0, cv=2.0)),
+    "capped:max_batch_size=8": Model.read(
         parse_policy("capped:max_batch_size=8"), LENGTHS, BATCHES
     ),
 }

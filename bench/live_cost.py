@@ -216,7 +216,8 @@ class Predicting:
         seen = self.mirror.snapshot(self.policy, now)
         costs.reading.append(time.process_time() - began)
         began = time.process_time()
-        self.last = assess(seen, self.shape, LIMITS, last=self.last)
+        known = None if self.last is None else self.last.known
+        self.last = assess(seen, self.shape, LIMITS, known=known)
         self.last.estimates.summary(), self.last.compared.to_dict()
         costs.assessing.append(time.process_time() - began)
         return self.last

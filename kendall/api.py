@@ -21,16 +21,16 @@ PredictionError             the arguments are right, but there is no answer
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from policies.core import Policy
-from policies.text import SpecError, parse_policy, suggest
+from policies.text import SpecError, parse_policy
 from queueing.arguments import positive
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
-from queueing.model import Model
+from queueing.model import Limits, Model
 from queueing.prediction import predict_model
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
@@ -54,36 +54,6 @@ __all__ = [
     "predict",
     "simulate",
 ]
-
-
-class Limits(TypedDict, total=False):
-    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
-    leaving one out means.
-
-    max_output_tokens   token limit: a longer output is cut there (no limit)
-    patience            seconds that a request waits before it leaves unserved (it waits for ever)
-    servers             engines that serve one queue (1)
-    max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
-    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
-                        kp (no prompts)
-    sequences           distribution of the sequences in a call, which arrive together; the arrival
-                        rate counts calls (1)
-    pad_prompts         the prompts of a batch are padded to its longest one (False)
-    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
-                        regular ones (1, Poisson)
-    disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
-                        (False)
-    """
-
-    max_output_tokens: int | None
-    patience: float | None
-    servers: int
-    max_num_seqs: int | None
-    prompt_tokens: TokenDistribution | str | None
-    sequences: TokenDistribution | str | None
-    pad_prompts: bool
-    arrival_scv: float
-    disaggregated: bool
 
 
 def predict(
@@ -114,7 +84,7 @@ def predict(
     'load 0.186: mean 0.0139 s, p99 0.0516 s'
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
-    return predict_model(_model(policy, output_tokens, latency, limits), rate, method)
+    return predict_model(Model.read(policy, output_tokens, latency, **limits), rate, method)
 
 
 def simulate(
@@ -143,7 +113,7 @@ def simulate(
     True
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
-    model = _model(policy, output_tokens, latency, limits)
+    model = Model.read(policy, output_tokens, latency, **limits)
     model.stable_load(rate)
     return simulate_model(
         model, rate, num_requests=num_requests, seed=seed, replications=replications
@@ -164,7 +134,7 @@ def largest_stable_rate(
     >>> largest_stable_rate("single", "deterministic:value=100", "a=0.01,c=0")
     1.0
     """
-    return _model(policy, output_tokens, latency, limits).largest_stable_rate
+    return Model.read(policy, output_tokens, latency, **limits).largest_stable_rate
 
 
 def parse_latency(text: str) -> LatencyModel:
@@ -175,18 +145,3 @@ def parse_latency(text: str) -> LatencyModel:
     '0.032'
     """
     return load_law(text)
-
-
-def _model(
-    policy: Policy | str,
-    output_tokens: TokenDistribution | str,
-    latency: LatencyModel | str,
-    limits: Limits,
-) -> Model:
-    for name in limits:
-        if name not in Limits.__annotations__:
-            raise TypeError(
-                f"got the argument {name!r}; expected "
-                f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
-            )
-    return Model.read(policy, output_tokens, latency, **limits)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict, Unpack
 
 from policies.core import Policy
 from policies.fixed import Fixed
@@ -18,6 +19,7 @@ from policies.text import (
     format_policy,
     parse_policy,
     policy_batch_size,
+    suggest,
 )
 from queueing.arguments import positive, real_number, short_repr, whole_number
 from queueing.distributions.token_distribution import (
@@ -38,6 +40,36 @@ from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
+
+
+class Limits(TypedDict, total=False):
+    """Keyword arguments of `predict`, `simulate` and `largest_stable_rate`; in brackets, what
+    leaving one out means.
+
+    max_output_tokens   token limit: a longer output is cut there (no limit)
+    patience            seconds that a request waits before it leaves unserved (it waits for ever)
+    servers             engines that serve one queue (1)
+    max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
+    prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
+                        kp (no prompts)
+    sequences           distribution of the sequences in a call, which arrive together; the arrival
+                        rate counts calls (1)
+    pad_prompts         the prompts of a batch are padded to its longest one (False)
+    arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
+                        regular ones (1, Poisson)
+    disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
+                        (False)
+    """
+
+    max_output_tokens: int | None
+    patience: float | None
+    servers: int
+    max_num_seqs: int | None
+    prompt_tokens: TokenDistribution | str | None
+    sequences: TokenDistribution | str | None
+    pad_prompts: bool
+    arrival_scv: float
+    disaggregated: bool
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,82 +178,38 @@ class Model:
         return min(bounds) if bounds else None
 
     @classmethod
-    def clipped(
-        cls,
-        policy: Policy,
-        output_tokens: TokenDistribution,
-        law: LatencyModel,
-        *,
-        max_output_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        prompt_tokens: TokenDistribution | None = None,
-        servers: int = 1,
-        patience: float | None = None,
-        sequences: TokenDistribution | None = None,
-        pad_prompts: bool = False,
-        arrival_scv: float = 1.0,
-        disaggregated: bool = False,
-    ) -> Model:
-        """The model with the token limit applied. Raises SpecError."""
-        return cls(
-            policy=policy,
-            output_tokens=output_tokens
-            if max_output_tokens is None
-            else output_tokens.clip(max_output_tokens),
-            law=law,
-            prompt_tokens=prompt_tokens,
-            max_num_seqs=max_num_seqs,
-            servers=servers,
-            patience=patience,
-            sequences=sequences,
-            pad_prompts=pad_prompts,
-            arrival_scv=arrival_scv,
-            disaggregated=disaggregated,
-        )
-
-    @classmethod
     def read(
         cls,
         policy: Policy | str,
         output_tokens: TokenDistribution | str,
         latency: LatencyModel | str,
-        *,
-        max_output_tokens: int | None = None,
-        max_num_seqs: int | None = None,
-        prompt_tokens: TokenDistribution | str | None = None,
-        servers: int = 1,
-        patience: float | None = None,
-        sequences: TokenDistribution | str | None = None,
-        pad_prompts: bool = False,
-        arrival_scv: float = 1.0,
-        disaggregated: bool = False,
+        **limits: Unpack[Limits],
     ) -> Model:
-        """`clipped`, from texts or from what they parse to. A text is clipped while it is read: a
-        heavy tail needs no table then.
+        """From texts or from what they parse to, the token limit applied. A text is clipped while
+        it is read: a heavy tail needs no table then.
 
         Raises SpecError.
         """
-        limit = (
-            None
-            if max_output_tokens is None
-            else whole_number("max_output_tokens", max_output_tokens)
-        )
+        for name in limits:
+            if name not in Limits.__annotations__:
+                raise TypeError(
+                    f"got the argument {name!r}; expected "
+                    f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
+                )
+        tokens = _optional_whole("max_output_tokens", limits.get("max_output_tokens"))
+        patience = limits.get("patience")
         return cls(
             policy=_policy(policy),
-            output_tokens=_lengths("output_tokens", output_tokens, limit, tail=True),
+            output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
             law=_law(latency),
-            prompt_tokens=None
-            if prompt_tokens is None
-            else _lengths("prompt_tokens", prompt_tokens, None),
-            max_num_seqs=None
-            if max_num_seqs is None
-            else whole_number("max_num_seqs", max_num_seqs),
-            servers=whole_number("servers", servers),
+            prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
+            max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
+            servers=whole_number("servers", limits.get("servers", 1)),
             patience=None if patience is None else positive("patience", patience, "seconds"),
-            sequences=None if sequences is None else _lengths("sequences", sequences, None),
-            pad_prompts=pad_prompts,
-            arrival_scv=real_number("arrival_scv", arrival_scv),
-            disaggregated=disaggregated,
+            sequences=_optional_lengths("sequences", limits.get("sequences")),
+            pad_prompts=limits.get("pad_prompts", False),
+            arrival_scv=real_number("arrival_scv", limits.get("arrival_scv", 1.0)),
+            disaggregated=limits.get("disaggregated", False),
         )
 
     @cached_property
@@ -375,8 +363,16 @@ class Model:
         )
 
 
+def _optional_whole(name: str, given: int | None) -> int | None:
+    return None if given is None else whole_number(name, given)
+
+
+def _optional_lengths(name: str, given: TokenDistribution | str | None) -> TokenDistribution | None:
+    return None if given is None else _lengths(name, given)
+
+
 def _lengths(
-    name: str, given: TokenDistribution | str, limit: int | None, *, tail: bool = False
+    name: str, given: TokenDistribution | str, limit: int | None = None, *, tail: bool = False
 ) -> TokenDistribution:
     if isinstance(given, str):
         return parse_distribution(

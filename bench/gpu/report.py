@@ -14,7 +14,7 @@ from queueing.latency.fit import COEFFICIENTS, Fit
 from queueing.latency.regression import fit_line
 from queueing.papers.measured_laws import YANG, yang_times
 from queueing.papers.measurements import load_measurement
-from queueing.papers.reproduction.yang_batches import SETS
+from queueing.papers.reproduction.yang.batches import SETS
 
 from .design import Cell, Shape
 from .fit import (

@@ -23,7 +23,7 @@ from queueing.model import Model
 from queueing.prediction import predict
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
-from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 REPLICATIONS = 20  # draws of the residuals; without a residual one is enough
 UNBOUNDED = 2**31
@@ -67,7 +67,7 @@ def theory_of(
         )
 
     def model(policy: Policy, group: Sequence[Served]) -> Model:
-        return Model.clipped(policy, output_tokens or lengths_of(group), law, **limits(group, law))
+        return Model.read(policy, output_tokens or lengths_of(group), law, **limits(group, law))
 
     def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
         prompts = (
@@ -152,9 +152,8 @@ def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random
 def _replay_generic(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
     found = np.empty((len(group), 2))
     bound = model.max_num_seqs or UNBOUNDED
-    for record in simulate_trace(
-        model.policy, jobs_of(group), model.law, rngs, servers=model.servers, max_batch_size=bound
-    ):
+    engine = SimulatedEngine(model.law, max_batch_size=bound)
+    for record in simulate_trace(model.policy, jobs_of(group), engine, rngs):
         found[int(record.request_id)] = _instants(record)
     return found
 

@@ -18,9 +18,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from queueing.bounds import delay_bound, has_bound
 from queueing.estimation.band import KEPT, Sensitivity
 from queueing.model import Model
+from queueing.prediction.bounds import delay_bound, has_bound
 from queueing.result import Prediction, Quantiles
 
 STEP = 0.03

@@ -64,6 +64,16 @@ class Limits:
     servers: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is taken over from an earlier assessment while it stands: the sensitivity, 16
+    simulations (`Sensitivity.fresh`), and the exact prediction (`Anchor.moved`).
+    """
+
+    sensitivity: Sensitivity | None = None
+    anchor: Anchor | None = None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Assessment:
     """`prediction` is None where there is no steady state or no answer; `compared.predicted` is
@@ -79,25 +89,41 @@ class Assessment:
     anchor: Anchor | None = None  # the exact prediction that `prediction` is, or was moved from
     model: Model | None = None  # at these estimates; without one nothing has been served
 
+    @property
+    def known(self) -> Known:
+        """For the next assessment."""
+        return Known(self.sensitivity, self.anchor)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Forecast:
+    """What theory says at the window's estimates; seconds."""
+
+    prediction: Prediction | None
+    anchor: Anchor | None
+    sensitivity: Sensitivity | None
+    mean: float | None  # of the quantity that is compared
+    interval: Estimate  # of that mean
+    relaxation: float
+    free_rate: float  # requests/s that the engine could serve beyond those that arrive
+    wander: WanderBand | None
+    stalled: StalledDelay | None
+
 
 def assess(
     seen: Snapshot,
     shape: LatencyModel,
     limits: Limits,
     *,
-    last: Assessment | None = None,
-    known: Sensitivity | None = None,
+    known: Known | None = None,
     waiting_before: int = 0,
     history: SpeedHistory | None = None,
 ) -> Assessment:
     """`shape` is the calibrated law; `waiting_before` waited when the epoch began.
 
-    `last`, the assessment of the look before, of any epoch, saves most of the work: its sensitivity
-    (16 simulations) and its exact prediction are taken over while they stand (`Sensitivity.fresh`,
-    `Anchor.moved`). `known`: a sensitivity alone; without both every prediction is exact. `history`
-    takes in the batches, and gives the wander of the last hour in place of the window's. Limits and
-    shape are those of the epoch. Raises SpecError where a limit lies beyond what the lengths are
-    known for.
+    `known`, of the assessment before, of any epoch, saves most of the work. `history` takes in the
+    batches, and gives the wander of the last hour in place of the window's. Limits and shape are
+    those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
     policy, seen = parse_policy(seen.policy), while_requests_came(seen)
     speeds = Speeds.of(policy, seen, shape)
@@ -105,58 +131,76 @@ def assess(
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
-    model = _model(
-        policy,
-        estimates.output_tokens.law(limits.max_output_tokens),
-        estimates.law(shape),
-        limits,
-        estimates,
-    )
+    lengths = estimates.output_tokens.law(limits.max_output_tokens)
+    model = _model(policy, lengths, estimates.law(shape), limits, estimates)
     load = _load(model, estimates)
-    known = last.sensitivity if last is not None and known is None else known
-    prediction, anchor = _predicted(model, estimates, known, last)
-    slope = None if prediction is None else _renewed(known, model, load.value, estimates, limits)
-    backlog = (
-        stall_backlog(estimates.stalls, load.value, model.patience) if policy.joins_running else 0.0
-    )
-    prediction = None if prediction is None else behind_stalls(prediction, backlog)
-    compared_mean = _mean(
-        None if prediction is None else prediction.with_turnaround(estimates.gateway_turnaround),
-        policy,
-    )
-    relaxation = _relaxation(model, load.value, prediction)
-    band = None
-    if slope is not None and compared_mean and estimates.wander.significant:
-        band = _band(slope.curve, model, estimates, relaxation, compared_mean)
-    stalled = _stalled(anchor, compared_mean, policy, backlog)
-    effect = 0.0 if stalled is None else stalled.effect
-    predicted = (
-        UNKNOWN
-        if slope is None or compared_mean is None
-        else slope.interval(compared_mean, estimates, effect).at_least(estimates.gateway_turnaround)
-    )
-    free = (model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size
-    clients = client_assumptions(seen)
-    assumptions = (
-        *clients,
-        *engine_assumptions(
-            speeds,
-            continuous=policy.joins_running,
-            wander_effect=_effect(band, compared_mean),
-            stalled=stalled,
-        ),
-        stable_queue(load, judged(seen), patience=limits.patience is not None),
-        _settled(seen, clients, relaxation, waiting_before, free),
-    )
+    forecast = _forecast(model, load.value, estimates, limits, known or Known())
+    assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
     return Assessment(
         estimates=estimates,
         load=load,
-        prediction=prediction,
-        sensitivity=slope,
-        wander=band,
-        compared=compare(seen, predicted, assumptions, sojourn=policy.joins_running),
-        anchor=anchor,
+        prediction=forecast.prediction,
+        sensitivity=forecast.sensitivity,
+        wander=forecast.wander,
+        compared=compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running),
+        anchor=forecast.anchor,
         model=model,
+    )
+
+
+def _forecast(
+    model: Model, load: float, estimates: Estimates, limits: Limits, known: Known
+) -> _Forecast:
+    policy = model.policy
+    prediction, anchor = _predicted(model, estimates, known)
+    backlog = stall_backlog(estimates.stalls, load, model.patience) if policy.joins_running else 0.0
+    slope, compared = None, None
+    if prediction is not None:
+        slope = _renewed(known.sensitivity, model, load, estimates, limits)
+        prediction = behind_stalls(prediction, backlog)
+        compared = prediction.with_turnaround(estimates.gateway_turnaround)
+    mean = _mean(compared, policy)
+    relaxation = _relaxation(model, load, prediction)
+    band, interval = None, UNKNOWN
+    stalled = _stalled(anchor, mean, policy, backlog)
+    if slope is not None and mean and estimates.wander.significant:
+        band = _band(slope.curve, model, estimates, relaxation, mean)
+    if slope is not None and mean is not None:
+        effect = 0.0 if stalled is None else stalled.effect
+        interval = slope.interval(mean, estimates, effect).at_least(estimates.gateway_turnaround)
+    return _Forecast(
+        prediction=prediction,
+        anchor=anchor,
+        sensitivity=slope,
+        mean=mean,
+        interval=interval,
+        relaxation=relaxation,
+        free_rate=(model.largest_stable_rate - estimates.arrival_rate.value) * model.call_size,
+        wander=band,
+        stalled=stalled,
+    )
+
+
+def _assumptions(
+    seen: Snapshot,
+    speeds: Speeds,
+    forecast: _Forecast,
+    load: Estimate,
+    limits: Limits,
+    *,
+    waiting_before: int,
+) -> tuple[Assumption, ...]:
+    clients = client_assumptions(seen)
+    return (
+        *clients,
+        *engine_assumptions(
+            speeds,
+            continuous=parse_policy(seen.policy).joins_running,
+            wander_effect=_effect(forecast.wander, forecast.mean),
+            stalled=forecast.stalled,
+        ),
+        stable_queue(load, judged(seen), patience=limits.patience is not None),
+        _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),
     )
 
 
@@ -175,18 +219,18 @@ def while_requests_came(seen: Snapshot) -> Snapshot:
 
 
 def _predicted(
-    model: Model, estimates: Estimates, known: Sensitivity | None, last: Assessment | None
+    model: Model, estimates: Estimates, known: Known
 ) -> tuple[Prediction | None, Anchor | None]:
     """The last exact one moved, where that will do; else solved."""
     rate = estimates.arrival_rate.value
-    anchor = None if last is None else last.anchor
+    anchor, slope = known.anchor, known.sensitivity
     if (
         anchor is not None
-        and known is not None
-        and known.fresh(estimates.epoch, estimates.now, model.load(rate))
+        and slope is not None
+        and slope.fresh(estimates.epoch, estimates.now, model.load(rate))
     ):
         moved = (
-            anchor.moved(model, rate, known, estimates.now)
+            anchor.moved(model, rate, slope, estimates.now)
             if anchor.epoch == estimates.epoch
             else None
         )

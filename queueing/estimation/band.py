@@ -121,27 +121,15 @@ def sensitivity(
     law = dataclasses.replace(law, stall_share=0.0, stall=0.0)
     step = min(STEP, FREE * (1 - load)) if pole else STEP
     lengths, rate = estimates.output_tokens.law(limit), estimates.arrival_rate.value
-    ends = [
-        dataclasses.replace(law, cv=value)
-        for value in (estimates.cv.low, estimates.cv.high)
-        if estimates.cv.known
-    ]
 
     def at_speed(factor: float) -> float:
         return ask(rate, lengths, law.at_speed(law.speed * factor))
 
-    at_ends = [ask(rate, lengths, end) for end in ends]
-    parts = [
-        ask(
-            rate, estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g)), law
-        )
-        for g in range(GROUPS)
-    ]
     return Sensitivity(
         rate=_elasticity(lambda factor: ask(rate * factor, lengths, law), step),
         speed=_elasticity(at_speed, step),
-        lengths_error=_jackknife(np.array(parts)),
-        cv_error=abs(_log_ratio(at_ends[1], at_ends[0])) / (2 * NORMAL) if at_ends else 0.0,
+        lengths_error=_jackknife(np.array(_without_lengths(ask, estimates, law, limit))),
+        cv_error=_cv_error(ask, estimates, law, lengths),
         curve=speed_curve(at_speed, load if pole else 0.0),
         epoch=estimates.epoch,
         at=estimates.now,
@@ -150,6 +138,30 @@ def sensitivity(
         if estimates.call_sizes is not None
         else 0.0,
     )
+
+
+def _cv_error(
+    ask: Ask, estimates: Estimates, law: LatencyModel, lengths: TokenDistribution
+) -> float:
+    """Relative standard error, from the means at both ends of the interval of cv."""
+    if not estimates.cv.known:
+        return 0.0
+    low, high = (
+        ask(estimates.arrival_rate.value, lengths, dataclasses.replace(law, cv=value))
+        for value in (estimates.cv.low, estimates.cv.high)
+    )
+    return abs(_log_ratio(high, low)) / (2 * NORMAL)
+
+
+def _without_lengths(
+    ask: Ask, estimates: Estimates, law: LatencyModel, limit: int | None
+) -> list[float]:
+    """The means without each group of output lengths."""
+    means = []
+    for g in range(GROUPS):
+        rest = estimates.output_tokens.without(g, GROUPS).law(_shorter(limit, estimates, g))
+        means.append(ask(estimates.arrival_rate.value, rest, law))
+    return means
 
 
 def _without_calls(

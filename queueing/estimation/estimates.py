@@ -4,15 +4,16 @@ restart.
 Where the arrival rate or the speed changed within the window, each is estimated from after its own
 last change; a rate that changes more than `FEW_CHANGES` times does not change, it bursts. Lengths
 are taken from all requests that were dispatched in the window, those of earlier epochs included as
-long as they are of one law with this epoch's (queueing.estimation.same_lengths, said in `notes`):
-how long answers are does not depend on the policy, and what an earlier limit cut is censored there.
+long as they are of one law with this epoch's (queueing.estimation.lengths.same_lengths, said in
+`notes`): how long answers are does not depend on the policy, and what an earlier limit cut is
+censored there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,10 +24,10 @@ from policies import Policy, parse_policy
 from policies.text import counted
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.arrivals import arrival_rate, dispersion
-from queueing.estimation.change import FEW_CHANGES, Change, changes
+from queueing.estimation.change import FEW_CHANGES, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
-from queueing.estimation.lengths import Lengths, lengths, weigh
-from queueing.estimation.same_lengths import lengths_from, outputs, prompts
+from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
 from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.speed.speed_process import Stalls, residual_cv, speed
 from queueing.estimation.speed.speeds import Speeds
@@ -36,6 +37,9 @@ from queueing.latency.law import LatencyModel
 
 SCHEMA_VERSION = 2
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_PLAIN = ("policy", "epoch", "start", "now", "count", "rate_changed_at", "speed_changed_at")
+_NUMBERS = ("arrival_rate", "dispersion", "speed", "cv")
+_SAMPLES = ("output_tokens", "prompt_tokens", "sequences")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -83,32 +87,14 @@ class Estimates:
         """For `/admin/state`: every estimate with its interval and effective sample size,
         without the samples.
         """
-        plain = {
-            name: getattr(self, name)
-            for name in (
-                "policy",
-                "epoch",
-                "start",
-                "now",
-                "count",
-                "rate_changed_at",
-                "speed_changed_at",
-            )
-        }
-        plain["gateway_turnaround"] = self.gateway_turnaround
-        numbers = {
-            name: getattr(self, name).to_dict()
-            for name in ("arrival_rate", "dispersion", "speed", "cv")
-        }
+        plain = {name: getattr(self, name) for name in (*_PLAIN, "gateway_turnaround")}
+        numbers = {name: getattr(self, name).to_dict() for name in _NUMBERS}
         slow = {
             "sigma": self.wander.sigma.to_dict(),
             "tau": _number(self.wander.tau),
             "significant": self.wander.significant,
         }
-        counts = {
-            name: _lengths(getattr(self, name))
-            for name in ("output_tokens", "prompt_tokens", "sequences")
-        }
+        counts = {name: _lengths(getattr(self, name)) for name in _SAMPLES}
         return (
             plain
             | numbers
@@ -118,10 +104,7 @@ class Estimates:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON, for the state file."""
-        samples = {
-            name: getattr(self, name).to_dict()
-            for name in ("output_tokens", "prompt_tokens", "sequences")
-        }
+        samples = {name: getattr(self, name).to_dict() for name in _SAMPLES}
         wander = {"fast_cv": _number(self.wander.fast_cv)} | self.summary()["wander"]
         return {"schema_version": SCHEMA_VERSION} | self.summary() | samples | {"wander": wander}
 
@@ -134,27 +117,9 @@ class Estimates:
                 f"{SCHEMA_VERSION}"
             )
         slow = plain["wander"]
-        fields: dict[str, Any] = {
-            name: plain[name]
-            for name in (
-                "policy",
-                "epoch",
-                "start",
-                "now",
-                "count",
-                "rate_changed_at",
-                "speed_changed_at",
-            )
-        }
-        fields |= {
-            name: Estimate.from_dict(plain[name])
-            for name in ("arrival_rate", "dispersion", "speed", "cv")
-        }
-        fields |= {
-            name: Lengths.from_dict(plain[name])
-            for name in ("output_tokens", "prompt_tokens", "sequences")
-            if name in plain
-        }
+        fields: dict[str, Any] = {name: plain[name] for name in _PLAIN}
+        fields |= {name: Estimate.from_dict(plain[name]) for name in _NUMBERS}
+        fields |= {name: Lengths.from_dict(plain[name]) for name in _SAMPLES if name in plain}
         tau, fast = (
             math.nan if slow[name] is None else float(slow[name]) for name in ("tau", "fast_cv")
         )
@@ -185,11 +150,7 @@ def estimate(
     `speeds`: those of the snapshot's batch times, where the caller has use for them too; `slow`:
     the wander where more is known of it than the snapshot says.
     """
-    changed: Sequence[Change] = changes(seen.arrivals)
-    if len(changed) > FEW_CHANGES:
-        # bursts, not changes: their rate is that of the whole window, their interval wide
-        changed = []
-    rate_from = changed[-1].at if changed else seen.start
+    changed = _rate_changed_at(seen)
     found = Speeds.of(policy, seen, shape) if speeds is None else speeds
     told = seen.telling(lengths_from(seen))
     recent, slow = found.recent, found.slow if slow is None else slow
@@ -199,24 +160,44 @@ def estimate(
         start=seen.start,
         now=seen.now,
         count=len(seen.mine.rows),
-        arrival_rate=arrival_rate(seen.arrivals, rate_from, seen.now, half_life=half_life),
+        arrival_rate=_arrival_rate(seen, changed, half_life),
         dispersion=dispersion(seen.arrivals, seen.start, seen.now),
-        rate_changed_at=changed[-1].at if changed else None,
+        rate_changed_at=changed,
         output_tokens=output_lengths(told, half_life),
         prompt_tokens=prompt_lengths(told, half_life),
         sequences=lengths(seen.call_sizes, ages=seen.now - seen.arrivals, half_life=half_life),
         speed=_speed(recent, slow, continuous=policy.joins_running),
-        cv=Estimate(0.0, 0.0, 0.0, recent.count)
-        if policy.joins_running
-        else residual_cv(found.without_stalls),
+        cv=_cv(found, continuous=policy.joins_running),
         wander=slow,
         speed_changed_at=None if found.step is None else found.step.at,
         stalls=found.stalls,
         notes=_notes(seen, told.carried_from),
-        gateway_turnaround=max(0.0, seen.shortest_delay)
-        if math.isfinite(seen.shortest_delay)
-        else 0.0,
+        gateway_turnaround=_turnaround(seen),
     )
+
+
+def _arrival_rate(seen: Snapshot, changed: float | None, half_life: float) -> Estimate:
+    since = seen.start if changed is None else changed
+    return arrival_rate(seen.arrivals, since, seen.now, half_life=half_life)
+
+
+def _cv(speeds: Speeds, *, continuous: bool) -> Estimate:
+    """Slots have no residual."""
+    if continuous:
+        return Estimate(0.0, 0.0, 0.0, speeds.recent.count)
+    return residual_cv(speeds.without_stalls)
+
+
+def _turnaround(seen: Snapshot) -> float:
+    return max(0.0, seen.shortest_delay) if math.isfinite(seen.shortest_delay) else 0.0
+
+
+def _rate_changed_at(seen: Snapshot) -> float | None:
+    """The last change; none in bursts: their rate is that of the whole window, their interval
+    wide.
+    """
+    changed = changes(seen.arrivals)
+    return changed[-1].at if 0 < len(changed) <= FEW_CHANGES else None
 
 
 def output_lengths(seen: Snapshot, half_life: float = math.inf) -> Lengths:

@@ -23,7 +23,7 @@ from queueing.errors import SMALLER, OutOfReachError
 from queueing.latency.law import LatencyModel
 from queueing.latency.prefill import prompt_total
 from queueing.latency.service_laws import thinned
-from queueing.latency.service_table import ServiceTable
+from queueing.latency.service_table import Service, ServiceTable
 
 _MOST_NUMBERS = 17_000_000  # of the laws of the longest output, some seconds
 
@@ -42,15 +42,14 @@ class BatchTime:
         """The laws for b = 1 .. `largest`, kept: they do not depend on the arrival rate."""
         if largest not in self._tables:
             self._check_reach(largest)
-            self._tables[largest] = ServiceTable(
-                self.law,
-                self.lengths,
-                self.prompt_tokens,
+            service = Service(
+                law=self.law,
+                output_tokens=self.lengths,
+                prompt_tokens=self.prompt_tokens,
                 padded=self.padded,
                 pad_prompts=self.pad_prompts,
-                largest=largest,
-                mean=self.mean(largest),
             )
+            self._tables[largest] = ServiceTable(service, largest=largest, mean=self.mean(largest))
         return self._tables[largest]
 
     @cached_property

@@ -59,32 +59,14 @@ def fit_law(
     """The law that fits these batches. Raises ValueError where they cannot tell the coefficients
     apart.
     """
-    design, times = (
-        _design(batches, padded=padded),
-        np.array([batch.service_time for batch in batches]),
-    )
-    prompts = design[:, 2] / design[:, 0]
-    varied = np.array(
-        [True, True, prompts.std() > 0, True, True]
-    )  # one prompt length: its cost is part of k1
-    if np.linalg.matrix_rank(design[:, varied]) < np.count_nonzero(varied):
-        raise ValueError(
-            "got batches whose sizes and lengths vary together; expected a grid of sizes and "
-            "lengths"
-        )
-    cells = _cells(batches)
+    design = _design(batches, padded=padded)
+    times = np.array([batch.service_time for batch in batches])
+    varied, cells = _varied(design), _cells(batches)
     coefficients = _solve(design, times, varied)
     fitted = design @ coefficients
-    draws = np.array(
-        [
-            coefficients,
-            *(
-                _solve(design[index], times[index], varied)
-                for index in (_resample(cells, rng) for _ in range(bootstrap))
-            ),
-        ]
-    )
-    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+    indices = (_resample(cells, rng) for _ in range(bootstrap))
+    draws = [_solve(design[index], times[index], varied) for index in indices]
+    low, high = np.percentile(np.array([coefficients, *draws]), [2.5, 97.5], axis=0)
     law = LatencyModel(
         **dict(zip(COEFFICIENTS, map(float, coefficients), strict=True)),
         cv=residual_cv(times, fitted),
@@ -106,6 +88,18 @@ def _design(batches: Sequence[Measured], *, padded: bool) -> FloatArray:
         size, longest, total = len(batch.lengths), max(batch.lengths), sum(batch.lengths)
         rows.append([size, 1, batch.prompt_tokens, size * longest if padded else total, longest])
     return np.array(rows, dtype=float)
+
+
+def _varied(design: FloatArray) -> NDArray[np.bool_]:
+    """Which coefficients the batches tell: with one prompt length its cost is part of k1."""
+    prompts = design[:, 2] / design[:, 0]
+    varied = np.array([True, True, prompts.std() > 0, True, True])
+    if np.linalg.matrix_rank(design[:, varied]) < np.count_nonzero(varied):
+        raise ValueError(
+            "got batches whose sizes and lengths vary together; expected a grid of sizes and "
+            "lengths"
+        )
+    return varied
 
 
 def _solve(design: FloatArray, times: FloatArray, varied: NDArray[np.bool_]) -> FloatArray:

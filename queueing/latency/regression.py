@@ -71,6 +71,31 @@ def least_squares(columns: dict[str, Vector], response: Sequence[float]) -> Leas
     determine it.
     """
     design, measured = np.column_stack(list(columns.values())), np.asarray(response, dtype=float)
+    _check(design, measured)
+    lengths = np.linalg.norm(design, axis=0)
+    if np.any(lengths == 0) or np.linalg.matrix_rank(design / lengths) < len(columns):
+        raise SpecError(
+            f"got measurements that cannot tell {', '.join(columns)} apart; expected more "
+            "distinct points"
+        )
+    orthogonal, triangle = np.linalg.qr(design / lengths)
+    scaled = np.linalg.solve(triangle, orthogonal.T @ measured)
+    residuals = measured - design / lengths @ scaled
+    squares, degrees = float(residuals @ residuals), len(measured) - len(columns)
+    errors = np.sqrt(squares / degrees) * np.linalg.norm(np.linalg.inv(triangle), axis=1) / lengths
+    half = float(stdtrit(degrees, 0.975)) * errors
+    values = scaled / lengths
+    intervals = zip((values - half).tolist(), (values + half).tolist(), strict=True)
+    total = float(np.sum((measured - measured.mean()) ** 2))
+    return LeastSquares(
+        coefficients=dict(zip(columns, values.tolist(), strict=True)),
+        intervals=dict(zip(columns, intervals, strict=True)),
+        r2=1 - squares / total if total > 0 else float("nan"),
+        residuals=residuals,
+    )
+
+
+def _check(design: Vector, measured: Vector) -> None:
     points, unknowns = design.shape
     if (
         len(measured) != points
@@ -81,29 +106,3 @@ def least_squares(columns: dict[str, Vector], response: Sequence[float]) -> Leas
             f"got {points} points and {len(measured)} responses; expected as many of both, "
             f"finite, and more than {unknowns}"
         )
-    lengths = np.linalg.norm(design, axis=0)
-    if np.any(lengths == 0) or np.linalg.matrix_rank(design / lengths) < unknowns:
-        raise SpecError(
-            f"got measurements that cannot tell {', '.join(columns)} apart; expected more "
-            "distinct points"
-        )
-    orthogonal, triangle = np.linalg.qr(design / lengths)
-    scaled = np.linalg.solve(triangle, orthogonal.T @ measured)
-    residuals = measured - design / lengths @ scaled
-    squares, degrees = float(residuals @ residuals), points - unknowns
-    errors = np.sqrt(squares / degrees) * np.linalg.norm(np.linalg.inv(triangle), axis=1) / lengths
-    half = float(stdtrit(degrees, 0.975)) * errors
-    values = scaled / lengths
-    total = float(np.sum((measured - measured.mean()) ** 2))
-    return LeastSquares(
-        coefficients=dict(zip(columns, values.tolist(), strict=True)),
-        intervals=dict(
-            zip(
-                columns,
-                zip((values - half).tolist(), (values + half).tolist(), strict=True),
-                strict=True,
-            )
-        ),
-        r2=1 - squares / total if total > 0 else float("nan"),
-        residuals=residuals,
-    )

@@ -39,6 +39,85 @@ class Member:
         return self.produced >= self.output_tokens
 
 
+class _Stretch:
+    """Equal steps from the end of a first one on, and the stalls in them."""
+
+    def __init__(self, law: LatencyModel, rng: np.random.Generator) -> None:
+        self.law = law
+        self._clock = StallClock(law, rng)
+        self._stalls = False
+        self._residual = self._pace = 1.0  # factor on a stall, on a step
+        # lawful seconds of the first step, of each that follows; 0 without stalls
+        self._until_first = self._each = 0.0
+        self.never()
+
+    def never(self) -> None:
+        """No step ends."""
+        self.first_end = self.rest = math.inf
+
+    def draw(self, residual: float) -> None:
+        """The residual of a batch, whose steps may stall."""
+        self._residual, self._pace = residual, residual * (1 - self.law.stall_share)
+        self._stalls = self._clock.rate > 0
+
+    def even(self) -> None:
+        """Steps without residual and stalls: a continuous engine's."""
+        self._residual = self._pace = 1.0
+        self._stalls = False
+
+    def begin(self, at: float, seconds: float, size: int) -> None:
+        """Begin at `at`, with a first step that takes `seconds` longer than one of `size`
+        members.
+        """
+        self._set_steps(size)
+        self.first_end = at + (self._pace * seconds + self.rest)
+        if self._stalls:
+            self._until_first = seconds + self._each
+            self.first_end += self._stalled(self._until_first)
+
+    def shrink(self, done: int, size: int) -> None:
+        """To `size` members from the end of the step in flight on, which is the first now."""
+        self.first_end = self.instant(done + 1)
+        self.serve(done + 1)
+        self._set_steps(size)
+
+    def instant(self, step: int) -> float:
+        """End of a step, counted from 1."""
+        if step == 1:
+            return self.first_end
+        end = self.first_end + (step - 1) * self.rest
+        if not self._each or end == math.inf:
+            return end
+        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first)
+
+    def first_step_at_or_after(self, at: float) -> int:
+        """The first step that does not end before `at`."""
+        step = max(1, math.ceil((at - self.first_end) / self.rest) + 1)
+        while step > 1 and self.instant(step - 1) >= at:
+            step -= 1
+        while self.instant(step) < at:
+            step += 1
+        return step
+
+    def serve(self, steps: int) -> None:
+        """So much of it is over."""
+        self._clock.pass_by(self._seconds(steps))
+        self._until_first = self._each = 0.0
+
+    def _set_steps(self, size: int) -> None:
+        step = self.law.step(size)
+        self.rest = self._pace * step
+        self._each = step if self._stalls else 0.0
+
+    def _seconds(self, steps: int) -> float:
+        """Lawful seconds of the first steps."""
+        return self._until_first + (steps - 1) * self._each if steps else 0.0
+
+    def _stalled(self, seconds: float) -> float:
+        """What the stalls of the next lawful seconds take."""
+        return self._residual * self.law.stall * self._clock.within(seconds)
+
+
 class ServiceProcess:
     """An engine under the law. Idle at first; `admit`, `remove` and `advance` are its only
     changes.
@@ -54,15 +133,8 @@ class ServiceProcess:
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
         self._entry_at = math.inf  # the earliest instant at which one of them may enter
         self._padded = False
-        self._residual = self._pace = 1.0  # factor on a stall, on a step
-        self._stalls = StallClock(law, rng)
-        self._until_first = self._each = (
-            # lawful seconds of this stretch's first step, of each that follows; 0 without stalls
-            0.0
-        )
-        self._joined = False  # a continuous engine's: without residual and stalls
+        self._stretch = _Stretch(law, rng)
         self._opens_batch = False  # the next stretch pays k2
-        self._first_end = self._rest = math.inf
         self._steps = 0  # completed in this stretch
         self._changed = True  # composition changed at `_now`: the next step opens a new stretch
         self._began_at = -math.inf  # start of this stretch
@@ -84,15 +156,11 @@ class ServiceProcess:
         if not joining:
             if not self.idle:
                 raise ValueError("a batch was dispatched to an engine that is not empty")
-            self._residual, self._opens_batch, self._padded = (
-                self.law.residual(self._rng),
-                True,
-                padded,
-            )
-            self._pace, self._joined = self._residual * (1 - self.law.stall_share), False
+            self._stretch.draw(self.law.residual(self._rng))
+            self._opens_batch, self._padded = True, padded
         elif not self._active:
-            self._residual, self._opens_batch, self._padded = 1.0, False, False
-            self._pace, self._joined = 1.0, True
+            self._stretch.even()
+            self._opens_batch, self._padded = False, False
         delay = self.law.turnaround * self.law.speed if joining else 0.0
         for member in members:
             member.enters_at = now + delay
@@ -108,7 +176,7 @@ class ServiceProcess:
             self._target = None
             return
         self._open()
-        while self._instant(self._steps + 1) <= now:
+        while self._stretch.instant(self._steps + 1) <= now:
             self._complete(1)
         self._target = None
         del self._active[member_id]
@@ -116,22 +184,20 @@ class ServiceProcess:
             self._active.clear()  # nobody is left who needs another token
             self._changed = True
         else:
-            self._first_end = self._instant(self._steps + 1)
-            self._serve(self._steps + 1)
-            self._steps, self._until_first = 0, 0.0
-            self._step_of(len(self._active))
+            self._stretch.shrink(self._steps, len(self._active))
+            self._steps = 0
 
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""
         self._open()
-        return self._instant(self._steps + 1)
+        return self._stretch.instant(self._steps + 1)
 
     def next_change_at(self) -> float:
         """Instant of the next end of a member or, before it, of the next entry; infinity when
         idle.
         """
         self._open()
-        return self._instant(self._steps_to_change())
+        return self._stretch.instant(self._steps_to_change())
 
     def advance(self, *, to_change: bool) -> list[Member]:
         """Complete one step, or all up to the next change; returns the members whose own end
@@ -165,13 +231,13 @@ class ServiceProcess:
         done, ended = self._steps, []
         self._steps += steps
         self._target = None
-        self._now = self._instant(self._steps)
+        self._now = self._stretch.instant(self._steps)
         for member in self._active.values():
             if not member.produced:
-                member.first_token_at = self._instant(done + 1)
+                member.first_token_at = self._stretch.instant(done + 1)
             left = member.output_tokens - member.produced
             if 0 < left <= steps:
-                member.last_token_at = self._instant(done + left)
+                member.last_token_at = self._stretch.instant(done + left)
                 ended.append(member)
             member.produced += steps
         return ended
@@ -179,7 +245,7 @@ class ServiceProcess:
     def _open(self) -> None:
         """Begin a new stretch where the composition changed or someone may enter now."""
         if not self._active:
-            self._first_end = self._rest = math.inf
+            self._stretch.never()
             if self._pending:
                 self._begin(max(self._now, self._entry_at))
         elif self._changed or self._entry_at <= self._now:
@@ -195,15 +261,11 @@ class ServiceProcess:
         # a stretch reopened at its own start keeps what those before have to pay
         self._entered += entering
         prompts = self._prompt_tokens()
-        self._serve(self._steps)
-        self._step_of(len(self._active))
+        self._stretch.serve(self._steps)
         seconds = (self.law.setup if self._opens_batch else self.law.admission)(
             len(self._entered), prompts
         )
-        self._first_end = at + (self._pace * seconds + self._rest)
-        if self._stalls.rate and not self._joined:
-            self._until_first = seconds + self._each
-            self._first_end += self._stalled(self._until_first)
+        self._stretch.begin(at, seconds, len(self._active))
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
 
     def _prompt_tokens(self) -> int:
@@ -215,33 +277,6 @@ class ServiceProcess:
         self._entry_at = min(
             [member.enters_at for member in self._pending.values()], default=math.inf
         )
-
-    def _instant(self, step: int) -> float:
-        if step == 1:
-            return self._first_end
-        end = self._first_end + (step - 1) * self._rest
-        if not self._each or end == math.inf:
-            return end
-        return end + self._stalled(self._seconds(step)) - self._stalled(self._until_first)
-
-    def _step_of(self, size: int) -> None:
-        """Steps of this stretch have `size` members."""
-        step = self.law.step(size)
-        self._rest = self._pace * step
-        self._each = step if self._stalls.rate and not self._joined else 0.0
-
-    def _seconds(self, steps: int) -> float:
-        """Lawful seconds of the stretch's first steps."""
-        return self._until_first + (steps - 1) * self._each if steps else 0.0
-
-    def _serve(self, steps: int) -> None:
-        """So much of the stretch is over."""
-        self._stalls.pass_by(self._seconds(steps))
-        self._until_first = self._each = 0.0
-
-    def _stalled(self, seconds: float) -> float:
-        """What the stalls of the next lawful seconds take."""
-        return self._residual * self.law.stall * self._stalls.within(seconds)
 
     def _steps_to_change(self) -> int:
         if self._target is None:
@@ -258,13 +293,5 @@ class ServiceProcess:
             return self._steps + 1
         steps = self._steps + (max(left) if self._padded else min(left))
         if self._pending:
-            steps = min(steps, self._first_step_at_or_after(self._entry_at))
+            steps = min(steps, self._stretch.first_step_at_or_after(self._entry_at))
         return max(steps, self._steps + 1)
-
-    def _first_step_at_or_after(self, at: float) -> int:
-        step = max(1, math.ceil((at - self._first_end) / self._rest) + 1)
-        while step > 1 and self._instant(step - 1) >= at:
-            step -= 1
-        while self._instant(step) < at:
-            step += 1
-        return step

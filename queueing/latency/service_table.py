@@ -58,53 +58,45 @@ _MOST_ARRIVALS = 1_000_000_000  # their probabilities at all instants: some seco
 _CACHED = 16_000  # numbers that stay in a core's cache
 
 
-class ServiceTable:
-    """Rate-independent: built once for a law, its lengths and a largest batch."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the service time of a batch depends on besides its size."""
 
-    def __init__(
-        self,
-        law: LatencyModel,
-        output: TokenDistribution,
-        prompts: TokenDistribution | None,
-        *,
-        padded: bool,
-        pad_prompts: bool = False,
-        largest: int,
-        mean: float,
-    ) -> None:
-        self.law, self.largest, self._padded = law, largest, padded
-        prompts = None if law.kp == 0 else prompts
-        pace = law.without_stalls()
-        horizon, shortest = _range(
-            pace, output, prompts, padded=padded, pad_prompts=pad_prompts, largest=largest
-        )
+    law: LatencyModel
+    output_tokens: TokenDistribution
+    prompt_tokens: TokenDistribution | None
+    padded: bool
+    pad_prompts: bool = False
+
+
+class ServiceTable:
+    """Rate-independent: built once for a service and a largest batch, whose mean service time is
+    `mean` seconds.
+    """
+
+    def __init__(self, service: Service, *, largest: int, mean: float) -> None:
+        law = service.law
+        self.law, self.largest, self._padded = law, largest, service.padded
+        prompts = None if law.kp == 0 else service.prompt_tokens
+        steady = dataclasses.replace(service, law=law.without_stalls(), prompt_tokens=prompts)
+        horizon, shortest = _range(steady, largest)
         arrivals = largest * horizon / mean  # at the largest stable rate
-        self.origin, points = (
-            0,
-            max(_POINTS if padded else _UNPADDED_POINTS, _power_of_two(arrivals / _FINENESS)),
-        )
-        if not (padded and prompts is None) and shortest < _REACH * horizon / (points - _MARGIN):
-            finer = max(points, _power_of_two(arrivals * _REACH * law.cv**2 / _NEAREST))
-            if (
-                finer == points or finer * largest <= _MOST_NUMBERS
-            ):  # else the few small batches' stencils wrap round
-                self.origin, points = _REACH, finer
+        self.origin, points = _lattice(steady, largest, arrivals, horizon, shortest)
         self.width = horizon / (points - _MARGIN - self.origin)
         self.most_stalls = most_stalls(law.stall_rate / (1 - law.stall_share) * horizon)
-        self._check_size(points, 0 if padded else output.longest)
+        self._check_size(points, 0 if service.padded else service.output_tokens.longest)
         self._builder = ServiceLaws(
-            law=pace,
-            output_tokens=output,
-            prompt_tokens=prompts,
-            pad_prompts=pad_prompts,
+            law=steady.law,
+            output_tokens=steady.output_tokens,
+            prompt_tokens=steady.prompt_tokens,
+            pad_prompts=steady.pad_prompts,
             largest=largest,
             width=self.width,
             points=points,
             origin=self.origin,
         )
-        self.laws = self._stalled(
-            self._builder.padded() if padded else self._builder.unpadded(), self.width
-        )  # (B, points): X = 1
+        laws = self._builder.padded() if service.padded else self._builder.unpadded()
+        self.laws = self._stalled(laws, self.width)  # (B, points): X = 1
         self.instants = self.width * (np.arange(self.laws.shape[1]) - self.origin)
         self._own_laws: tuple[ServiceLaws, Vector] = self._builder, np.empty((0, 0))
         self._transforms: dict[tuple[float, bool, int], Complex] = {}
@@ -306,16 +298,9 @@ def _gamma_transform(instants: Vector, s: Complex, variance: float) -> tuple[Vec
     return real, imaginary
 
 
-def _range(
-    law: LatencyModel,
-    output: TokenDistribution,
-    prompts: TokenDistribution | None,
-    *,
-    padded: bool,
-    pad_prompts: bool,
-    largest: int,
-) -> tuple[float, float]:
+def _range(service: Service, largest: int) -> tuple[float, float]:
     """The longest service time that is likely, and the shortest that is possible, seconds."""
+    law, output, prompts = service.law, service.output_tokens, service.prompt_tokens
     least, fewest = (
         float(np.flatnonzero(output.pmf)[0]),
         0.0 if prompts is None else float(np.flatnonzero(prompts.pmf)[0]),
@@ -324,14 +309,32 @@ def _range(
         0.0
         if prompts is None
         else float(largest * prompts.longest)
-        if pad_prompts
+        if service.pad_prompts
         else likely_sum(prompts, largest)
     )
-    if padded:
+    if service.padded:
         shortest = min(law.padded(b, least, b * fewest) for b in (1, largest))
         return law.padded(largest, output.longest, tokens), shortest
     shortest = min(law.unpadded(b, b * least, least, b * fewest) for b in (1, largest))
     return law.unpadded(largest, likely_sum(output, largest), output.longest, tokens), shortest
+
+
+def _lattice(
+    service: Service, largest: int, arrivals: float, horizon: float, shortest: float
+) -> tuple[int, int]:
+    """How many points of the lattice lie below 0, none but where stencils may reach there, and
+    how many there are.
+    """
+    least = _POINTS if service.padded else _UNPADDED_POINTS
+    points = max(least, _power_of_two(arrivals / _FINENESS))
+    if (service.padded and service.prompt_tokens is None) or (
+        shortest >= _REACH * horizon / (points - _MARGIN)
+    ):
+        return 0, points
+    finer = max(points, _power_of_two(arrivals * _REACH * service.law.cv**2 / _NEAREST))
+    if finer == points or finer * largest <= _MOST_NUMBERS:
+        return _REACH, finer
+    return 0, points  # the few small batches' stencils wrap round
 
 
 def _rebinned(laws: Vector, ratio: float, first_at: float, points: int) -> Vector:

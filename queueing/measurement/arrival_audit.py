@@ -123,33 +123,11 @@ def audit_arrivals(
     verdict compares with the timetable alone. Raises ValueError where the two arrays differ in
     length, or an instant is not finite.
     """
-    if not np.isfinite(instants).all():
-        raise ValueError(
-            f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; "
-            "expected seconds"
-        )
-    if intended is not None and intended.size != instants.size:
-        raise ValueError(
-            f"got {instants.size} instants and {intended.size} intended ones; expected one for each"
-        )
-    late = (
-        None
-        if intended is None or not instants.size
-        else _lateness(instants - intended, budget or Budget())
-    )
-    ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
-    gaps = _gaps(ordered)
-    span = float(ordered[-1]) if gaps.any() else 0.0
-    enough = instants.size >= ENOUGH and span > 0
-    step = resolution(instants) if enough else math.nan
-    finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
-    judged = (
-        _judge(list(_findings(ordered, gaps, finite, step)), significance, gaps) if enough else ()
-    )
-    if process == "poisson":
-        reasons = _reasons(ordered, gaps, judged, finite, step)
-    else:
-        reasons = () if late is None or late.within else ("it does not keep its timetable",)
+    _check(instants, intended)
+    late = _lateness(instants, intended, budget or Budget())
+    stream = _judged(instants, asked_rate, significance)
+    gaps, span = stream.gaps, stream.span
+    reasons = _reasons(stream) if process == "poisson" else _missed(late)
     low, high = tests.rate_interval(gaps.size, span) if span else (math.nan, math.nan)
     return Audit(
         n=instants.size,
@@ -159,18 +137,58 @@ def audit_arrivals(
         rate_high=high,
         asked_rate=asked_rate,
         gap_variation=float(gaps.std() / gaps.mean()) if span else math.nan,
-        dispersion=next(
-            (t.statistic for t in reversed(judged) if t.name.startswith("dispersion")), math.nan
-        ),
+        dispersion=_dispersion(stream.tests),
         process=process,
         significance=significance,
-        tests=judged,
+        tests=stream.tests,
         lateness=late,
         verdict=_verdict(instants.size, process, reasons, late),
         poisson=None if process != "poisson" or instants.size < ENOUGH else not reasons,
         reasons=reasons,
         valid=None if late is None else late.within,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stream:
+    """Arrivals from the first one on, and what was tested of them."""
+
+    ordered: FloatArray
+    gaps: FloatArray
+    span: float
+    asked_rate: float | None  # finite
+    step: float  # of the clock
+    tests: tuple[Test, ...]
+
+
+def _judged(instants: FloatArray, asked_rate: float | None, significance: float) -> _Stream:
+    ordered = np.sort(instants) - (instants.min() if instants.size else 0.0)
+    gaps = _gaps(ordered)
+    span = float(ordered[-1]) if gaps.any() else 0.0
+    finite = asked_rate if asked_rate is not None and 0 < asked_rate < math.inf else None
+    if instants.size < ENOUGH or not span > 0:
+        return _Stream(ordered, gaps, span, finite, math.nan, ())
+    step = resolution(instants)
+    found = list(_findings(ordered, gaps, finite, step))
+    return _Stream(ordered, gaps, span, finite, step, _judge(found, significance, gaps))
+
+
+def _check(instants: FloatArray, intended: FloatArray | None) -> None:
+    if not np.isfinite(instants).all():
+        raise ValueError(
+            f"got {np.count_nonzero(~np.isfinite(instants))} instants that are not finite; "
+            "expected seconds"
+        )
+    if intended is not None and intended.size != instants.size:
+        raise ValueError(
+            f"got {instants.size} instants and {intended.size} intended ones; expected one for each"
+        )
+
+
+def _dispersion(judged: Sequence[Test]) -> float:
+    """In the longest judged windows."""
+    found = (test.statistic for test in reversed(judged) if test.name.startswith("dispersion"))
+    return next(found, math.nan)
 
 
 def _gaps(ordered: FloatArray) -> FloatArray:
@@ -288,27 +306,23 @@ def _judge(
     )
 
 
-def _lateness(late: FloatArray, budget: Budget) -> Lateness:
+def _lateness(instants: FloatArray, intended: FloatArray | None, budget: Budget) -> Lateness | None:
+    if intended is None or not instants.size:
+        return None
+    late = instants - intended
     p50, p99 = np.quantile(late, (0.5, 0.99)).tolist()
     return Lateness(float(late.mean()), p50, p99, float(late.max()), budget)
 
 
-def _reasons(
-    ordered: FloatArray,
-    gaps: FloatArray,
-    judged: Sequence[Test],
-    asked_rate: float | None,
-    step: float,
-) -> tuple[str, ...]:
-    if ordered.size >= ENOUGH and not judged:
+def _missed(late: Lateness | None) -> tuple[str, ...]:
+    return () if late is None or late.within else ("it does not keep its timetable",)
+
+
+def _reasons(stream: _Stream) -> tuple[str, ...]:
+    if stream.ordered.size >= ENOUGH and not stream.tests:
         return ("all arrive at one instant",)
-    return disease(
-        ordered,
-        gaps,
-        {test.name: test.statistic for test in judged if not test.holds},
-        asked_rate,
-        step,
-    )
+    rejected = {test.name: test.statistic for test in stream.tests if not test.holds}
+    return disease(stream.ordered, stream.gaps, rejected, stream.asked_rate, stream.step)
 
 
 def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:

@@ -1,4 +1,4 @@
-"""`simulate`: arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the
+"""Arrivals (Poisson, or with gamma gaps) and lengths drawn first, as data, then the
 policy replayed on them.
 
 Means come with standard errors. The queue starts empty; the first tenth of the requests is dropped.
@@ -6,7 +6,7 @@ The standard error comes from the replications, with one replication from 20 bat
 consecutive requests. Every stream has its own generator, spawned from the seed: arrivals, output
 tokens, prompt tokens, one residual stream per server. So one seed means the same arrivals and
 lengths under every policy. The compiled replay (queueing.simulation.fast) is the default;
-`generic=True` drives the policy object itself: same path.
+`generic=True` of `simulate_run` drives the policy object itself: same path.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from policies.core import Policy, Request
+from policies.core import Request
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
 from queueing.distributions.heavy_tail import LARGEST_COUNT
-from queueing.distributions.token_distribution import TokenDistribution, Vector
-from queueing.latency.law import LatencyModel
+from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
-from queueing.simulation.reference import Job, simulate_trace
-from queueing.simulation.settling import tail_notes, without_unsettled
-from queueing.simulation.simulated_means import BATCH_MEANS, mean_of_runs, summary_of_runs
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from queueing.simulation.simulated_means import (
+    BATCH_MEANS,
+    mean_of_runs,
+    summary_of_runs,
+    tail_notes,
+    without_unsettled,
+)
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
@@ -42,32 +46,6 @@ MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each:
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
 
-def simulate(
-    policy: Policy,
-    arrival_rate: float,
-    output_tokens: TokenDistribution,
-    law: LatencyModel,
-    *,
-    num_requests: int = NUM_REQUESTS,
-    seed: int = 0,
-    replications: int = 1,
-    generic: bool = False,
-    **limits: Any,
-) -> Prediction:
-    """Simulated means with standard errors, over `replications` runs of `num_requests` each;
-    `limits` are those of `Model.clipped`.
-    """
-    model = Model.clipped(policy, output_tokens, law, **limits)
-    return simulate_model(
-        model,
-        arrival_rate,
-        num_requests=num_requests,
-        seed=seed,
-        replications=replications,
-        generic=generic,
-    )
-
-
 def simulate_model(
     model: Model,
     arrival_rate: float,
@@ -76,9 +54,8 @@ def simulate_model(
     seed: int = 0,
     replications: int = 1,
     notes: tuple[str, ...] = (),
-    generic: bool = False,
 ) -> Prediction:
-    """`simulate` for a model that is put together already."""
+    """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
     whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
@@ -98,9 +75,7 @@ def simulate_model(
         )
         return without_unsettled(tandem, model)
     runs = [
-        simulate_run(model, arrival_rate, num_requests, stream, generic=generic).after(
-            int(WARM_UP * num_requests)
-        )
+        simulate_run(model, arrival_rate, num_requests, stream).after(int(WARM_UP * num_requests))
         for stream in streams
     ]
     return without_unsettled(_summary(runs, model, load, notes), model)
@@ -167,12 +142,8 @@ def simulate_run(
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    limits: dict[str, Any] = {
-        "servers": model.servers,
-        "max_batch_size": bound,
-        "pad_prompts": model.pads_prompts,
-    }
-    records = simulate_trace(model.policy, jobs, model.law, residuals, **limits)
+    engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
+    records = simulate_trace(model.policy, jobs, engine, residuals)
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}

@@ -170,35 +170,22 @@ def draw_trace(
 def replay(model: Model, trace: Trace) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival."""
     law, bound = model.law, 2**31 if model.bound is None else model.bound
-    given = trace.arrived_at, trace.output_tokens, trace.prompt_tokens
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
+    bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
-        return _from_batch_to_batch(model, trace, bound, wait_for)
+        return _from_batch_to_batch(model, trace, bounds)
+    requests = _requests(trace)
     deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
     if continuous:
-        found = slot_kernels.run_slots(
-            *given,
-            deadlines,
-            _coefficients(law),
-            law.turnaround,
-            model.servers,
-            bound,
-            trace.call_ends,
-        )
+        slots = _coefficients(law), law.turnaround, bounds
+        found = slot_kernels.run_slots(requests, deadlines, *slots)
     else:
-        limits = (model.servers, bound, wait_for, max_wait, model.policy.padded, trace.call_ends)
-        found = kernels.run_batches(
-            *given,
-            deadlines,
-            _of_batches(model),
-            _residuals(law, trace),
-            _gaps(law, trace),
-            *limits,
-        )
+        drawn = _drawn(law, trace)
+        found = kernels.run_batches(requests, deadlines, _of_batches(model), drawn, bounds)
     dispatched, released, first, free, batch, sizes, server = found
     columns = dict(
         zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True)
@@ -223,35 +210,36 @@ def is_compiled(model: Model) -> bool:
     )
 
 
-def _from_batch_to_batch(model: Model, trace: Trace, bound: int, wait_for: int) -> SimulatedRun:
+def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
     """One server, all members of a batch leave at its end; memory from numpy, which asks for
     huge pages (half of the time else).
     """
-    count, law = len(trace.arrived_at), model.law
-    given = (
-        trace.arrived_at,
-        trace.output_tokens,
-        trace.prompt_tokens,
-        _of_batches(model),
-        _residuals(law, trace),
-        _gaps(law, trace),
-    )
-    dispatched, firsts, ends = np.empty((3, count))
-    sizes = np.empty(count, dtype=np.int32)
-    if bound == 1:
-        kernels.run_single(*given, dispatched, firsts, ends)
-        sizes[:] = 1
+    count, law = len(trace.arrived_at), _of_batches(model)
+    requests, drawn = _requests(trace), _drawn(model.law, trace)
+    starts, firsts, ends = np.empty((3, count))
+    path = kernels.BatchPath(starts, firsts, ends, np.empty(count, dtype=np.int32))
+    if bounds.batch_size == 1:
+        kernels.run_single(requests, law, drawn, path)
+        path.size[:] = 1
     else:
-        count = kernels.run_padded(
-            *given, bound, wait_for, trace.call_ends, dispatched, firsts, ends, sizes
-        )
+        count = kernels.run_padded(requests, law, drawn, bounds, path)
     columns = {
-        "dispatched_at": dispatched,
+        "dispatched_at": starts,
         "released_at": ends[:count],
         "first_token_at": firsts[:count],
         "server_free_at": ends[:count],
     }
-    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, sizes[:count])
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, path.size[:count])
+
+
+def _requests(trace: Trace) -> kernels.Requests:
+    return kernels.Requests(
+        trace.arrived_at, trace.output_tokens, trace.prompt_tokens, trace.call_ends
+    )
+
+
+def _drawn(law: LatencyModel, trace: Trace) -> kernels.Drawn:
+    return kernels.Drawn(_residuals(law, trace), _gaps(law, trace))
 
 
 def _coefficients(law: LatencyModel) -> tuple[float, ...]:

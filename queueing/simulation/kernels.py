@@ -12,8 +12,57 @@ by request, in order of arrival; a lost request has batch -1.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from numba import njit
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.signedinteger[Any]]
+
+
+class Requests(NamedTuple):
+    """In order of arrival; `call_ends` as above. A kernel unpacks a tuple before its loop: each
+    access to an array in it counts references.
+    """
+
+    arrived_at: Floats
+    output_tokens: Ints
+    prompt_tokens: Ints
+    call_ends: Ints
+
+
+class Drawn(NamedTuple):
+    """A row for each server: the residual of each batch, and the gaps between stalls in units of
+    their mean; empty where the law has none.
+    """
+
+    residuals: Floats
+    gaps: Floats
+
+
+class Bounds(NamedTuple):
+    """Of the servers and the policy: a batch waits until it has `wait_for` requests, the oldest
+    `max_wait` seconds at most.
+    """
+
+    servers: int
+    batch_size: int
+    wait_for: int
+    max_wait: float
+    padded: bool
+
+
+class BatchPath(NamedTuple):
+    """Of each request its dispatch, of each batch the end of its first step, its end and its
+    size.
+    """
+
+    dispatched_at: Floats
+    first_token_at: Floats
+    ended_at: Floats
+    size: Ints
 
 
 @njit(cache=True)
@@ -164,10 +213,13 @@ def serve_batch(  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, firsts, ends):  # type: ignore[no-untyped-def]
+def run_single(requests, law, drawn, path):  # type: ignore[no-untyped-def]
     """One server, one request at a time, endless patience: the recursion start = max(arrival,
     end of the one before).
     """
+    arrived_at, lengths, prompts, _ = requests
+    residuals, gaps = drawn
+    starts, firsts, ends, _ = path
     k1, k2, k3, k4, kp, speed, share, _, _ = law
     clock = np.zeros(2)
     has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
@@ -194,27 +246,16 @@ def run_single(arrived_at, lengths, prompts, law, residuals, gaps, starts, first
 
 
 @njit(cache=True)
-def run_padded(  # type: ignore[no-untyped-def]
-    arrived_at,
-    lengths,
-    prompts,
-    law,
-    residuals,
-    gaps,
-    size_bound,
-    wait_for,
-    call_ends,
-    dispatched_at,
-    firsts,
-    ends,
-    sizes,
-):
+def run_padded(requests, law, drawn, bounds, path):  # type: ignore[no-untyped-def]
     """One server, padded batches, endless patience, no max_wait: from batch to batch instead of
     from event to event.
 
-    Writes of each request its dispatch, of each batch the end of its first step, its end and its
-    size; returns how many there were.
+    Returns how many there were.
     """
+    arrived_at, lengths, prompts, call_ends = requests
+    residuals, gaps = drawn
+    dispatched_at, firsts, ends, sizes = path
+    _, size_bound, wait_for, _, _ = bounds
     n = len(arrived_at)
     k1, k2, k3, k4, kp, speed, share, _, pad = law
     has_residual, has_prompt, has_calls = residuals.shape[1] > 0, kp != 0, len(call_ends) > 0
@@ -276,22 +317,11 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def run_batches(  # type: ignore[no-untyped-def]
-    arrived_at,
-    lengths,
-    prompts,
-    deadlines,
-    law,
-    residuals,
-    gaps,
-    servers,
-    size_bound,
-    wait_for,
-    max_wait,
-    padded,
-    call_ends,
-):
+def run_batches(requests, deadlines, law, drawn, bounds):  # type: ignore[no-untyped-def]
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
+    arrived_at, lengths, prompts, call_ends = requests
+    residuals, gaps = drawn
+    servers, size_bound, wait_for, max_wait, padded = bounds
     n = len(arrived_at)
     dispatched_at, released_at, first_token_at = (
         np.full(n, np.nan),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
-from policies.text import SpecError, counted, format_policy
+from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
@@ -36,32 +36,35 @@ class Job:
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """What each server obeys, and the largest batch that it takes."""
+
+    law: LatencyModel
+    max_batch_size: int = 2**31
+    max_prompt_tokens: int = 2**31
+    max_context_tokens: int = 2**62
+    pad_prompts: bool = False
+
+
 def simulate_trace(
     policy: Policy,
     jobs: Sequence[Job],
-    law: LatencyModel,
+    engine: SimulatedEngine,
     rngs: Sequence[np.random.Generator],
     *,
-    servers: int = 1,
-    max_batch_size: int = 2**31,
-    max_prompt_tokens: int = 2**31,
-    max_context_tokens: int = 2**62,
-    pad_prompts: bool = False,
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
 ) -> list[Record]:
-    """What happens to the jobs (in order of arrival): one record each, in the order in which
-    they end.
+    """What happens to the jobs (in order of arrival) on one server for each of `rngs`: one record
+    each, in the order in which they end.
     """
-    if len(rngs) != servers:
-        raise SpecError(
-            f"got {counted(len(rngs), 'generator')} for {counted(servers, 'server')}; expected "
-            "one each"
-        )
-    bounds = (max_batch_size, max_prompt_tokens, max_context_tokens)
+    bounds = (engine.max_batch_size, engine.max_prompt_tokens, engine.max_context_tokens)
     engines = [
-        _Engine(Server(i, [], *bounds), ServiceProcess(law, rngs[i], pad_prompts=pad_prompts))
-        for i in range(servers)
+        _Engine(
+            Server(i, [], *bounds), ServiceProcess(engine.law, rng, pad_prompts=engine.pad_prompts)
+        )
+        for i, rng in enumerate(rngs)
     ]
     driver = _Driver(policy, jobs, engines)
     for request_id, at in (cancellations or {}).items():

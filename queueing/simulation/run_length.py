@@ -16,11 +16,7 @@ warm-up may take are added.
 One request at a time (M/G/1), sigma^2 is exact (queueing.measurement.delay_variance). Any other
 queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means of that pilot.
 
->>> from policies import parse_policy
->>> from queueing.distributions.token_distribution import parse_distribution
->>> from queueing.latency.law import parse_law
->>> length, law = parse_distribution("deterministic:value=1"), parse_law("a=1,c=0")
->>> rule = advise(parse_policy("single"), 0.9, length, law)  # M/D/1
+>>> rule = advise_model(Model.read("single", "deterministic:value=1", "a=1,c=0"), 0.9)  # M/D/1
 >>> rule.requests, rule.how
 (403659, 'exact')
 """
@@ -28,19 +24,14 @@ queue is simulated for a second, and sigma^2 taken from 100 to 1,000 batch means
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from policies.core import Policy
 from policies.durations import rounded_duration
 from policies.immediate import Single
 from policies.text import SpecError
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import UnstableQueueError
-from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
 from queueing.measurement.batch_means import TOO_WIDE, FloatArray, batch_means_interval, normal
 from queueing.measurement.delay_variance import DelayMoments, mg1_delay_moments
@@ -84,31 +75,6 @@ class _Moments(DelayMoments):
     how: str
 
 
-def advise(
-    policy: Policy,
-    rate: float,
-    lengths: TokenDistribution,
-    law: LatencyModel,
-    *,
-    relative: float = 0.1,
-    confidence: float = 0.95,
-    quantity: Quantity | None = None,
-    **limits: Any,
-) -> RunLength:
-    """Requests for the mean of `quantity` to +-`relative`; `limits` are those of `Model.clipped`.
-
-    Without `quantity`: the queueing delay, of policies that join a running batch the sojourn.
-    Raises SpecError, UnstableQueueError.
-    """
-    return advise_model(
-        Model.clipped(policy, lengths, law, **limits),
-        rate,
-        relative=relative,
-        confidence=confidence,
-        quantity=quantity,
-    )
-
-
 def advise_model(
     model: Model,
     rate: float,
@@ -117,17 +83,13 @@ def advise_model(
     confidence: float = 0.95,
     quantity: Quantity | None = None,
 ) -> RunLength:
-    """`advise` for a model that is put together already."""
-    load = model.load(rate)
-    if not 0 < relative <= TOO_WIDE:
-        raise SpecError(
-            f"got relative={relative}; expected 0 < relative <= {TOO_WIDE}, beyond which a run "
-            "counts as too short"
-        )
-    if not 0 < confidence < 1:
-        raise SpecError(f"got confidence={confidence}; expected a number between 0 and 1")
-    if load >= 1 and model.patience is None:
-        raise UnstableQueueError(load)
+    """Requests for the mean of `quantity` to +-`relative`.
+
+    Without `quantity`: the queueing delay, of policies that join a running batch the sojourn.
+    Raises SpecError, UnstableQueueError.
+    """
+    _check(relative, confidence)
+    load = model.stable_load(rate)
     chosen: Quantity = quantity or (
         "sojourn_time" if model.policy.joins_running else "queueing_delay"
     )
@@ -138,24 +100,30 @@ def advise_model(
             "load, or the sojourn time"
         )
     memory = found.asymptotic_variance / found.variance
-    needed = (
-        ASSURANCE
-        * (normal(confidence) / plug_in(relative)) ** 2
-        * found.asymptotic_variance
-        / found.mean**2
-    )
+    precision = (normal(confidence) / plug_in(relative)) ** 2
+    needed = ASSURANCE * precision * found.asymptotic_variance / found.mean**2
     kept = max(LEAST, needed, LEAST_MEMORIES * memory)
     requests = math.ceil(kept / (1 - WARM_UP))
     return RunLength(
-        requests,
-        requests / (rate * model.call_size),
-        relative * math.sqrt(needed / kept),
-        confidence,
-        load,
-        chosen,
-        memory,
-        found.how,
+        requests=requests,
+        seconds=requests / (rate * model.call_size),
+        relative_half_width=relative * math.sqrt(needed / kept),
+        confidence=confidence,
+        load=load,
+        quantity=chosen,
+        memory=memory,
+        how=found.how,
     )
+
+
+def _check(relative: float, confidence: float) -> None:
+    if not 0 < relative <= TOO_WIDE:
+        raise SpecError(
+            f"got relative={relative}; expected 0 < relative <= {TOO_WIDE}, beyond which a run "
+            "counts as too short"
+        )
+    if not 0 < confidence < 1:
+        raise SpecError(f"got confidence={confidence}; expected a number between 0 and 1")
 
 
 def describe(advice: RunLength) -> str:
@@ -166,23 +134,6 @@ def describe(advice: RunLength) -> str:
         f"({rounded_duration(advice.seconds)}) for +-{width:.3g} % of the mean {name} in nine "
         f"runs of ten ({advice.how})"
     )
-
-
-def advice_lines(
-    policy: Policy,
-    loads: Iterable[float],
-    lengths: TokenDistribution,
-    law: LatencyModel,
-    *,
-    relative: float = 0.1,
-    **limits: Any,
-) -> list[str]:
-    """A line for each load."""
-    model = Model.clipped(policy, lengths, law, **limits)
-    return [
-        describe(advise_model(model, load * model.largest_stable_rate, relative=relative))
-        for load in loads
-    ]
 
 
 def _moments(model: Model, rate: float, quantity: Quantity) -> _Moments:

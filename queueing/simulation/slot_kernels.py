@@ -85,8 +85,10 @@ def _target(s, real, whole, active, entry, left):  # type: ignore[no-untyped-def
 
 
 @njit(cache=True)
-def run_slots(arrived_at, lengths, prompts, deadlines, law, turnaround, servers, slots, call_ends):  # type: ignore[no-untyped-def]
-    """Continuous batching, `slots` in service per server."""
+def run_slots(requests, deadlines, law, turnaround, bounds):  # type: ignore[no-untyped-def]
+    """Continuous batching, `bounds.batch_size` in service per server."""
+    arrived_at, lengths, prompts, call_ends = requests
+    servers, slots, _, _, _ = bounds
     n = len(arrived_at)
     dispatched_at, released_at, first_token_at = (
         np.full(n, np.nan),

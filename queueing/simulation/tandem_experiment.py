@@ -15,7 +15,7 @@ from queueing.distributions.token_distribution import Vector
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.models.tandem import tandem_path
-from queueing.result import Mean, Prediction, Quantiles, Station
+from queueing.result import Mean, Prediction, Station
 from queueing.simulation.fast import draw_trace
 from queueing.simulation.simulated_means import mean_of_runs, summary_of_runs
 
@@ -38,10 +38,7 @@ def simulate_tandem(
     delays, services = ([run[part] for run in runs] for part in (0, 1))
     total = summary_of_runs([delay.sum(axis=0) for delay in delays])
     first_tokens = [delay.sum(axis=0) + service[0] + step for delay, service, step in runs]
-    loads = [
-        arrival_rate * float(np.mean([service[i].mean() for service in services]))
-        for i in range(len(NAMES))
-    ]
+    stations = _stations(arrival_rate, delays, services)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -49,27 +46,29 @@ def simulate_tandem(
         method="simulation",
         stable=True,
         load=model.load(arrival_rate),
-        utilisation=float(np.mean(loads)),
+        utilisation=float(np.mean([station.load for station in stations])),
         queueing_delay=total,
         sojourn_time=summary_of_runs([(delay + service).sum(axis=0) for delay, service, _ in runs]),
         batch_size=Mean(1.0),
         served_queueing_delay=total,
         time_to_first_token=summary_of_runs(first_tokens),
         assumptions=(*model.assumptions, *notes),
-        stations=tuple(
-            Station(
-                name,
-                loads[i],
-                _of_station(delays, i),
-                Mean(*mean_of_runs([service[i] for service in services])),
-            )
-            for i, name in enumerate(NAMES)
-        ),
+        stations=stations,
     )
 
 
-def _of_station(runs: Sequence[Vector], station: int) -> Quantiles:
-    return summary_of_runs([delays[station] for delays in runs])
+def _stations(
+    arrival_rate: float, delays: Sequence[Vector], services: Sequence[Vector]
+) -> tuple[Station, ...]:
+    return tuple(
+        Station(
+            name,
+            arrival_rate * float(np.mean([service[i].mean() for service in services])),
+            summary_of_runs([delay[i] for delay in delays]),
+            Mean(*mean_of_runs([service[i] for service in services])),
+        )
+        for i, name in enumerate(NAMES)
+    )
 
 
 def _run(

@@ -136,7 +136,7 @@ def _assessed(question: Question, seen: Snapshot) -> Assessment:
         seen,
         question.shape,
         _limits(question),
-        last=_memory.last if same else None,
+        known=_memory.last.known if same and _memory.last is not None else None,
         waiting_before=question.waiting_before,
         history=_memory.history,
     )

@@ -294,7 +294,7 @@ def test_a_hover_names_the_mean_that_was_compared(data: ReportData) -> None:
 )
 def test_a_slower_machine_is_the_same_curve_scaled_in_both_directions(policy: str) -> None:
     """W(s, x) = s W(1, s x): what the band rests on."""
-    model = Model.clipped(parse_policy(policy), LENGTHS, LAW)
+    model = Model.read(parse_policy(policy), LENGTHS, LAW)
     curve = curve_of(model, "queueing_delay")
     assert curve is not None
     slow = dataclasses.replace(model, law=LAW.at_speed(1.25))

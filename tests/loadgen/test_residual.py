@@ -492,7 +492,7 @@ def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.M
     means = np.random.default_rng(1).normal(0.1, 0.02, 40).tolist()
     given = iter(means)
     monkeypatch.setattr(chance, "_mean", lambda *_: next(given))
-    model = Model.clipped(parse_policy("single"), LENGTHS, LAW)
+    model = Model.read(parse_policy("single"), LENGTHS, LAW)
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
     assert chance._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
     assert next(given, None) is None, "40 runs"

@@ -24,7 +24,7 @@ from tests.loadgen.sweeping import LAW, events, finish, start
 
 
 def model(policy: str) -> Model:
-    return Model.clipped(
+    return Model.read(
         parse_policy(policy),
         parse_distribution("uniform:low=2,high=10"),
         parse_law(LAW),

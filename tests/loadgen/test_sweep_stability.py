@@ -37,7 +37,7 @@ def stopped_after(
     """Requests until the rule says unstable, as a sweep would watch the run; None where it never
     does.
     """
-    model = Model.clipped(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
+    model = Model.read(parse_policy(policy), parse_distribution(lengths), LAW, max_num_seqs=16)
     rate = load * model.largest_stable_rate
     run = simulate_run(model, rate, requests, seed)
     released, watch = np.sort(run.released_at), Watch(rate, least_seconds=0.0)

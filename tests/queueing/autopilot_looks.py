@@ -12,7 +12,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import Lengths, lengths
+from queueing.estimation.lengths.lengths import Lengths, lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.wander import NO_WANDER
 from queueing.latency.law import LatencyModel

@@ -12,7 +12,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import simulate_trace
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 SLOWER = LAW.at_speed(1.3)
@@ -26,7 +26,7 @@ def simulated(
     jobs, residuals = draw_jobs(
         model, load * model.largest_stable_rate, count, np.random.SeedSequence(seed)
     )
-    return simulate_trace(model.policy, jobs, law, residuals, max_batch_size=64)
+    return simulate_trace(model.policy, jobs, SimulatedEngine(law, max_batch_size=64), residuals)
 
 
 def wandering(seed: int, sigma: float, tau: float, count: int = 1200) -> BatchTimes:

@@ -29,7 +29,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
@@ -38,7 +38,7 @@ from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.result import LEVELS, Quantiles
-from queueing.simulation.experiment import simulate
+from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import POLICY, capacity
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.made import prediction_of
@@ -153,11 +153,9 @@ def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
     limit, smaller = LONG.quantile(0.9), LONG.quantile(0.5)
     found = window(limit=limit, long=True)
     what_if = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=smaller), LIMITS)
-    there = simulate(
-        parse_policy(POLICY),
+    there = simulate_model(
+        Model.read(POLICY, LONG.clip(smaller), LAW),
         0.6 * capacity(tokens=LONG.clip(limit)),
-        LONG.clip(smaller),
-        LAW,
         seed=5,
         num_requests=40_000,
     )
@@ -733,8 +731,8 @@ def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(
         replace(found, arrival_rate=symmetric(at, 0.01 * at, 4000.0))
         for at in (rate, rate * (1 + off))
     )
-    there = simulate(
-        parse_policy(policy), rate, LENGTHS, LAW, seed=5, num_requests=60_000, max_num_seqs=16
+    there = simulate_model(
+        Model.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, seed=5, num_requests=60_000
     ).queueing_delay.mean
     assert there is not None
     right, astray = (forecast(each, LAW, Knobs(policy=policy), LIMITS) for each in (true, wrong))

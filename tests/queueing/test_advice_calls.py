@@ -21,7 +21,7 @@ from queueing.control.autopilot.controller import Autopilot
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.model import Model
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model

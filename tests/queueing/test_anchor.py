@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from policies import parse_policy
-from queueing.bounds import delay_bound
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.prediction.bounds import delay_bound
 from queueing.result import Prediction, Quantiles
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.made import prediction_of

@@ -15,7 +15,7 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict, predict_model, unstable
 from queueing.result import LEVELS, Prediction, Quantiles
-from queueing.simulation.experiment import simulate
+from queueing.simulation.experiment import simulate_model
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.5e-3)
 LENGTHS = parse_distribution("uniform:low=1,high=32")
@@ -110,14 +110,8 @@ def test_a_simulation_is_whole_and_its_errors_cover_the_exact_means(
     policy: str, load: float
 ) -> None:
     rate = rate_of(policy, load)
-    found = simulate(
-        parse_policy(policy),
-        rate,
-        LENGTHS,
-        LAW,
-        num_requests=20_000,
-        replications=4,
-        max_num_seqs=16,
+    found = simulate_model(
+        Model.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, num_requests=20_000, replications=4
     )
     exact = predict(parse_policy(policy), rate, LENGTHS, LAW, max_num_seqs=16)
     assert found.method == "simulation"

@@ -32,7 +32,7 @@ from queueing.estimation.assumptions.engine_assumptions import StalledDelay
 from queueing.estimation.band import WanderBand
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.wander import Wander

@@ -29,8 +29,8 @@ from queueing.estimation.assumptions.engine_assumptions import (
 from queueing.estimation.change import Change, burstiness
 from queueing.estimation.identifiability import _trades, _vague, beyond
 from queueing.estimation.interval import Estimate
-from queueing.estimation.lengths import lengths
-from queueing.estimation.same_lengths import differ
+from queueing.estimation.lengths.lengths import lengths
+from queueing.estimation.lengths.same_lengths import differ
 from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speed_process import Stalls, stalled

@@ -24,7 +24,7 @@ from queueing.control.autopilot.weighing import Weighed, gain_of, weigh
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from tests.queueing.autopilot_looks import (
     BOUNDS,
     LAW,

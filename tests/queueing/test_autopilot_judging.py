@@ -31,7 +31,7 @@ from queueing.control.autopilot.weighing import Weighed
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from tests.queueing.autopilot_looks import seen
 
 START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)

@@ -52,7 +52,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import judged, observed_mean
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.measurement.batch_means import batch_means_interval

@@ -22,7 +22,7 @@ from queueing.models.batches.calls import Calls, draw_calls
 from queueing.prediction import methods, predict_model
 from queueing.simulation.experiment import draw_jobs, simulate_model, simulate_run
 from queueing.simulation.fast import COLUMNS, is_compiled
-from queueing.simulation.reference import simulate_trace
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
 from queueing.simulation.run_length import advise_model
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
@@ -107,9 +107,9 @@ def test_the_gateway_makes_the_same_batches_at_the_same_instants(policy):
         )
     )
     residuals = [np.random.default_rng(np.random.SeedSequence(3).spawn(2)[1])]
+    engine = SimulatedEngine(model.law, max_batch_size=16)
     simulated = {
-        r.request_id: r
-        for r in simulate_trace(parse_policy(policy), jobs, model.law, residuals, max_batch_size=16)
+        r.request_id: r for r in simulate_trace(parse_policy(policy), jobs, engine, residuals)
     }
     assert len(live) == len(simulated) == len(jobs)
     for record in live:

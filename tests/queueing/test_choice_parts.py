@@ -23,7 +23,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, scored, with_size

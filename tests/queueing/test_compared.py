@@ -34,7 +34,7 @@ from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
-from queueing.simulation.experiment import simulate
+from queueing.simulation.experiment import simulate_model
 from tests.queueing.estimation_runs import record_of
 from tests.queueing.families import (
     DELAY,
@@ -72,14 +72,8 @@ def simulated(law: str, load: float, policy: str) -> tuple[float, float]:
     model, rate = model_of(law, policy), load * model_of(law).largest_stable_rate
     if model.load(rate) >= 1:
         return math.inf, 0.0
-    found = simulate(
-        model.policy,
-        rate,
-        model.output_tokens,
-        model.law,
-        seed=7,
-        num_requests=200_000,
-        max_num_seqs=16,
+    found = simulate_model(
+        dataclasses.replace(model, max_num_seqs=16), rate, seed=7, num_requests=200_000
     ).sojourn_time
     assert found.mean is not None
     return found.mean, found.standard_error or 0.0

@@ -2,6 +2,7 @@
 against its exact limits.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -17,8 +18,8 @@ from queueing.models.continuous import SlotTime, _general_lengths, doubt, solve_
 from queueing.models.mg1 import solve_mg1
 from queueing.models.mgc import deterministic_ratio
 from queueing.simulation.experiment import simulate_run
-from queueing.simulation.reference import Job, simulate_trace
-from queueing.simulation.slot_kernels import run_slots
+from queueing.simulation.fast import Trace, replay
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, turnaround=1.55e-3)
 UNIFORM = parse_distribution("uniform:low=1,high=32")
@@ -81,7 +82,9 @@ def test_the_simulator_equals_an_independent_simulation_by_steps(turnaround: flo
         Job(Request(id=str(i), arrived_at=at, prompt_tokens=0, max_output_tokens=32), outputs[i])
         for i, at in enumerate(arrivals)
     ]
-    records = simulate_trace(parse_policy("continuous:max_batch_size=4"), trace, law, [rng])
+    records = simulate_trace(
+        parse_policy("continuous:max_batch_size=4"), trace, SimulatedEngine(law), [rng]
+    )
     starts, ends = by_steps(arrivals, outputs, 4, law)
     for record in records:
         index = int(record.request_id)
@@ -321,11 +324,13 @@ def test_the_capacity_without_a_turnaround_is_exact(law: LatencyModel, lengths: 
     """All requests there from the start: they leave at X(c), within the noise of their lengths."""
     tokens, count, slots = parse_distribution(lengths), 100_000, 16
     time, outputs = SlotTime(law, tokens), tokens.sample(np.random.default_rng(4), count)
-    given = np.zeros(count), outputs, np.zeros(count, dtype=np.int64), np.full(count, np.inf)
-    coefficients = (law.k1, law.k2, law.k3, law.k4, law.kp, law.speed)
-    released = np.sort(
-        run_slots(*given, coefficients, 0.0, 1, slots, np.empty(0, dtype=np.int64))[1]
+    model = Model(
+        policy=parse_policy(f"continuous:max_batch_size={slots}"),
+        output_tokens=tokens,
+        law=dataclasses.replace(law, turnaround=0.0),
     )
+    trace = Trace(np.zeros(count), outputs, np.zeros(count, dtype=np.int64), [])
+    released = np.sort(replay(model, trace).released_at)
     measured = (count * 8 // 10) / (released[count * 9 // 10] - released[count // 10])
     noise = np.sqrt(tokens.scv / (count * 0.8))
     assert time.throughput(slots, refilled=True) == pytest.approx(measured, rel=4 * noise + 1e-4)

@@ -105,7 +105,7 @@ def test_a_window_from_arrays_is_that_of_the_records() -> None:
     through the compiled one.
     """
     from queueing.simulation.experiment import draw_jobs
-    from queueing.simulation.reference import simulate_trace
+    from queueing.simulation.reference import SimulatedEngine, simulate_trace
     from tests.queueing.estimation_runs import seen
 
     for policy in ("capped:max_batch_size=8", "continuous:max_batch_size=4"):
@@ -113,7 +113,8 @@ def test_a_window_from_arrays_is_that_of_the_records() -> None:
         jobs, residuals = draw_jobs(
             model, 0.6 * model.largest_stable_rate, 1500, np.random.SeedSequence(3)
         )
-        records = simulate_trace(model.policy, jobs, model.law, residuals, max_batch_size=16)
+        engine = SimulatedEngine(model.law, max_batch_size=16)
+        records = simulate_trace(model.policy, jobs, engine, residuals)
         found = [
             estimate(each, model.policy, LAW)
             for each in (seen(records, policy), window_of(model, 0.6, 1500, 3))

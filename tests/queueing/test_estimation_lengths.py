@@ -11,9 +11,9 @@ from scipy import stats
 from policies.text import SpecError
 from queueing.distributions.fit import fit_distribution
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
-from queueing.estimation.extrapolation import extrapolate, replicates
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths import Lengths, lengths
+from queueing.estimation.lengths.extrapolation import extrapolate, replicates
+from queueing.estimation.lengths.lengths import Lengths, lengths
 
 LONG = parse_distribution("lognormal:mu=3,sigma=0.7", 2000)
 RUNS = 200

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from policies import parse_policy
 from queueing.control.advice.situation import Situation
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_stalls
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.estimates import Estimates, estimate
@@ -156,7 +156,7 @@ def hiccupping(seed: int, *, calm: bool = False) -> Snapshot:
 
 
 def live(window: Snapshot, known: Sensitivity | None = None) -> Assessment:
-    return assess(window, QUICK, LIMITS, known=known)
+    return assess(window, QUICK, LIMITS, known=Known(known))
 
 
 def predicted_over_observed(seed: int) -> float:

@@ -13,7 +13,7 @@ import pytest
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.anchor import Anchor
-from queueing.estimation.assess import Assessment, Limits, assess
+from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.client_assumptions import open_loop
 from queueing.estimation.assumptions.verdict import ENOUGH, _verdict, compare, requests_missing
 from queueing.estimation.band import Sensitivity, relaxation_time, wander_band
@@ -486,8 +486,8 @@ def test_a_sensitivity_stands_for_a_minute_of_its_epoch_near_its_load() -> None:
     assert not found.fresh(epoch, at + 61, load)
     assert not found.fresh(epoch + 1, at, load)
     assert not found.fresh(epoch, at, load + 0.12)
-    assert assess(seen(clean(1), POLICY), LAW, LIMITS, known=found).sensitivity is found
-    renewed = assess(seen(clean(1, 0.8), POLICY), LAW, LIMITS, known=found).sensitivity
+    assert assess(seen(clean(1), POLICY), LAW, LIMITS, known=Known(found)).sensitivity is found
+    renewed = assess(seen(clean(1, 0.8), POLICY), LAW, LIMITS, known=Known(found)).sensitivity
     assert renewed is not None
     assert renewed.load == pytest.approx(0.8, abs=0.05)
 
@@ -655,12 +655,14 @@ def test_the_next_look_takes_over_what_stands() -> None:
     """The same window 10 s later is not solved anew, and says the same; another epoch is."""
     snapshot = seen(clean(1), POLICY)
     first = assess(snapshot, LAW, LIMITS)
-    again = assess(replace(snapshot, now=snapshot.now + 0.1), LAW, LIMITS, last=first)
+    again = assess(replace(snapshot, now=snapshot.now + 0.1), LAW, LIMITS, known=first.known)
     assert again.anchor is first.anchor
     assert again.sensitivity is first.sensitivity
     assert again.compared.predicted.value == pytest.approx(first.compared.predicted.value, rel=0.01)
     assert again.compared.verdict == first.compared.verdict
-    other = assess(replace(snapshot, epoch=1, rows=_of_epoch(snapshot, 1)), LAW, LIMITS, last=first)
+    other = assess(
+        replace(snapshot, epoch=1, rows=_of_epoch(snapshot, 1)), LAW, LIMITS, known=first.known
+    )
     assert other.anchor is not first.anchor
     assert other.sensitivity is not first.sensitivity
 

@@ -22,7 +22,7 @@ from queueing.estimation.energy_fit import energy_estimate
 from queueing.estimation.estimates import Estimates, estimate, output_lengths
 from queueing.estimation.identifiability import _trades, _vague, beyond, of_cells, of_window
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.estimation.lengths import lengths as lengths_of
+from queueing.estimation.lengths.lengths import lengths as lengths_of
 from queueing.estimation.speed.batch_times import batch_times
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.window.window import Snapshot, Window

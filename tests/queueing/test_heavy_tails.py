@@ -297,7 +297,7 @@ MANY = "k1=1e-3,k2=1e-2,k3=2e-5,k4=1e-2"
 def test_everything_else_is_simulated_and_leaves_out_the_means_that_do_not_settle(
     alpha: float, policy: str, law: str, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queueing.prediction.SIMULATED_REQUESTS", 40_000)
+    monkeypatch.setattr("queueing.prediction.steady_state.SIMULATED_REQUESTS", 40_000)
     queue = model(alpha, policy, law, **limits)
     assert methods(queue) == ("simulation",)
     rate = 0.4 * queue.largest_stable_rate

@@ -18,7 +18,7 @@ LAW = parse_law("k1=1e-3,k2=8e-3,k3=1e-4,k4=2e-3")
 
 
 def model(policy: str) -> Model:
-    return Model.clipped(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
+    return Model.read(parse_policy(policy), parse_distribution("uniform:low=5,high=30"), LAW)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_every_limit_at_once_scores_as_prediction_does(name: str) -> None:
     model = queue(law=law, prompt_tokens=parse_distribution("uniform:low=5,high=40"))
     found = best_token_limit(model, 40.0, Objective(name=name, theta=0.8))
     for point in found.curve[4::9]:
-        clipped = Model.clipped(
+        clipped = Model.read(
             model.policy,
             SHORT,
             law,
@@ -107,7 +107,7 @@ def test_a_refined_grid_finds_what_brute_force_finds() -> None:
     found = best_token_limit(model, 100.0, Objective(name="v1", theta=0.05))
     useful, scores = utilities(SHORT), {}
     for limit in range(1, 33):
-        clipped = Model.clipped(model.policy, SHORT, model.law, max_output_tokens=limit)
+        clipped = Model.read(model.policy, SHORT, model.law, max_output_tokens=limit)
         if clipped.load(100.0) < 1:
             scores[limit] = -(
                 0.05 * useful[limit]

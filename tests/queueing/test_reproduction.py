@@ -58,7 +58,7 @@ from queueing.papers.reproduction.simulate import (
     simulate_batches,
     simulate_single,
 )
-from queueing.papers.reproduction.yang_single import SingleLaw, inferred_law
+from queueing.papers.reproduction.yang.single import SingleLaw, inferred_law
 
 RESULTS = Path(__file__).parents[2] / "docs" / "reproduction"
 CHEAP = (

@@ -13,8 +13,14 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths import Lengths, lengths
-from queueing.estimation.same_lengths import _survival, _told_to, differ, lengths_from, prompts
+from queueing.estimation.lengths.lengths import Lengths, lengths
+from queueing.estimation.lengths.same_lengths import (
+    _survival,
+    _told_to,
+    differ,
+    lengths_from,
+    prompts,
+)
 from queueing.estimation.window.snapshot import CENSORED, COLUMN, WITHOUT_LENGTH, Snapshot
 from queueing.latency.law import parse_law
 from queueing.model import Model

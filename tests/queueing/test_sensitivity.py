@@ -25,7 +25,7 @@ from queueing.estimation.band import (
 )
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.latency.law import LatencyModel

@@ -3,6 +3,7 @@ patience, and agreement with the exact delay.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Request, Waiting, parse_policy
-from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict
-from queueing.simulation.experiment import draw_jobs, simulate, simulate_model
+from queueing.simulation.experiment import draw_jobs, simulate_model
 from queueing.simulation.fast import Trace, replay
-from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.waiting import WaitingQueue
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 SECOND = LatencyModel(k4=1.0)  # one second per step, whatever is in it
+EVERY_SECOND = SimulatedEngine(SECOND)
 UNIFORM = parse_distribution("uniform:low=1,high=32")
 POLICIES = [
     "single",
@@ -53,13 +54,14 @@ def jobs(*arrivals_and_lengths: tuple[float, int], patience: float = math.inf) -
 
 
 def run(
-    policy: str, trace: list[Job], law: LatencyModel = SECOND, **options: object
+    policy: str,
+    trace: list[Job],
+    engine: SimulatedEngine = EVERY_SECOND,
+    servers: int = 1,
+    **events: Any,
 ) -> dict[str, Record]:
-    servers = options.get("servers", 1)
-    assert isinstance(servers, int)
-    records = simulate_trace(
-        parse_policy(policy), trace, law, np.random.default_rng(0).spawn(servers), **options
-    )  # type: ignore[arg-type]
+    rngs = np.random.default_rng(0).spawn(servers)
+    records = simulate_trace(parse_policy(policy), trace, engine, rngs, **events)
     return {record.request_id: record for record in records}
 
 
@@ -111,8 +113,10 @@ def test_a_completion_comes_before_an_arrival_at_the_same_instant() -> None:
 
 def test_the_bounds_of_the_engine_make_smaller_batches() -> None:
     trace = jobs((0, 1), (0.1, 1), (0.2, 1), (0.3, 1))
-    assert times(run("dynamic", trace, max_batch_size=2), "batch_size") == [1, 2, 2, 1]
-    assert times(run("dynamic", trace, max_prompt_tokens=6), "batch_size") == [1, 2, 2, 1]
+    requests = SimulatedEngine(SECOND, max_batch_size=2)
+    tokens = SimulatedEngine(SECOND, max_prompt_tokens=6)
+    assert times(run("dynamic", trace, requests), "batch_size") == [1, 2, 2, 1]
+    assert times(run("dynamic", trace, tokens), "batch_size") == [1, 2, 2, 1]
 
 
 def test_two_servers_share_one_queue() -> None:
@@ -168,12 +172,7 @@ def test_patience_ends_a_wait_but_not_a_service() -> None:
 
 def test_a_queue_that_is_never_served_is_an_error() -> None:
     with pytest.raises(PredictionError, match="never dispatched"):
-        run("continuous", jobs((0, 1)), max_batch_size=0)
-
-
-def test_generators_are_one_per_server() -> None:
-    with pytest.raises(SpecError, match="generators"):
-        simulate_trace(parse_policy("single"), jobs((0, 1)), LAW, [], servers=1)
+        run("continuous", jobs((0, 1)), SimulatedEngine(SECOND, max_batch_size=0))
 
 
 gaps_and_lengths = st.lists(
@@ -202,11 +201,10 @@ def test_nothing_is_lost_or_served_twice(
     records = run(
         policy,
         trace,
-        LAW,
+        SimulatedEngine(LAW, max_batch_size=3),
         servers=servers,
         cancellations=leaves,
         switches=switches,
-        max_batch_size=3,
     )
     assert sorted(records, key=int) == [job.request.id for job in trace]
     for job in trace:
@@ -227,7 +225,7 @@ def test_littles_law_holds_on_every_run(policy: str) -> None:
     """
     model = Model(policy=parse_policy(policy), output_tokens=UNIFORM, law=LAW, max_num_seqs=16)
     trace, rngs = draw_jobs(model, 0.7 * model.largest_stable_rate, 2000, np.random.SeedSequence(4))
-    records = simulate_trace(model.policy, trace, LAW, rngs, max_batch_size=16)
+    records = simulate_trace(model.policy, trace, SimulatedEngine(LAW, max_batch_size=16), rngs)
     events = sorted(
         [(r.arrived_at or 0.0, 1) for r in records] + [(r.released_at or 0.0, -1) for r in records]
     )
@@ -244,13 +242,8 @@ def test_littles_law_holds_on_every_run(policy: str) -> None:
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     runs = [
-        simulate(
-            parse_policy("elastic:max_batch_size=4"),
-            80.0,
-            UNIFORM,
-            LAW,
-            num_requests=500,
-            seed=seed,
+        simulate_model(
+            Model.read("elastic:max_batch_size=4", UNIFORM, LAW), 80.0, num_requests=500, seed=seed
         )
         for seed in (1, 1, 2)
     ]
@@ -284,12 +277,9 @@ def test_policies_are_compared_on_the_same_arrivals_and_lengths() -> None:
 def test_simulation_agrees_with_the_exact_delay(policy: str, bound: int | None) -> None:
     rate = 0.6 * largest_stable_rate(parse_policy(policy), UNIFORM, LAW, max_num_seqs=bound)
     exact = predict(parse_policy(policy), rate, UNIFORM, LAW, max_num_seqs=bound)
-    simulated = simulate(
-        parse_policy(policy),
+    simulated = simulate_model(
+        Model.read(policy, UNIFORM, LAW, max_num_seqs=bound),
         rate,
-        UNIFORM,
-        LAW,
-        max_num_seqs=bound,
         num_requests=12_000,
         replications=4,
         seed=11,
@@ -303,7 +293,9 @@ def test_simulation_agrees_with_the_exact_delay(policy: str, bound: int | None) 
 
 def test_single_quantiles_agree_with_the_exact_law() -> None:
     exact = predict(parse_policy("single"), 35.0, UNIFORM, LAW)
-    simulated = simulate(parse_policy("single"), 35.0, UNIFORM, LAW, num_requests=60_000, seed=1)
+    simulated = simulate_model(
+        Model.read("single", UNIFORM, LAW), 35.0, num_requests=60_000, seed=1
+    )
     for level in ("p50", "p90", "p95", "p99"):
         assert getattr(simulated.queueing_delay, level) == pytest.approx(
             getattr(exact.queueing_delay, level), rel=0.08
@@ -319,8 +311,8 @@ def test_patience_with_exponential_service_loses_the_textbook_fraction() -> None
     """
     law, one = LatencyModel(k4=1.0, cv=1.0), parse_distribution("deterministic:value=1")
     u = 1 + 0.8 * -math.expm1(-0.2 * 2.0) / 0.2
-    answer = simulate(
-        parse_policy("single"), 0.8, one, law, patience=2.0, num_requests=20_000, replications=4
+    answer = simulate_model(
+        Model.read("single", one, law, patience=2.0), 0.8, num_requests=20_000, replications=4
     )
     assert answer.loss_fraction == pytest.approx(1 - u / (1 + 0.8 * u), rel=0.05)
     exact = predict(parse_policy("single"), 0.8, one, law, patience=2.0)

@@ -40,7 +40,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
 from queueing.estimation.interval import NORMAL, UNKNOWN, symmetric
-from queueing.estimation.lengths import lengths
+from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import utilisation_of
 from queueing.model import Model

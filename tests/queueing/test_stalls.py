@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from queueing.prediction import predict_model
 from queueing.simulation.budget import affordable_requests
 from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model, simulate_run
 from queueing.simulation.fast import Trace, _gaps, is_compiled
-from queueing.simulation.reference import simulate_trace
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
 
 LENGTHS = parse_distribution("geometric:mean=12", 64)
 PROMPTS = parse_distribution("uniform:low=10,high=50")
@@ -78,10 +77,8 @@ def test_kernels_and_simulator_place_the_same_stalls(policy: str) -> None:
     stream = [np.random.SeedSequence(3) for _ in range(2)]
     fast = simulate_run(stalling, rate, 2000, stream[0])
     jobs, residuals = draw_jobs(stalling, rate, 2000, stream[1])
-    limits: dict[str, Any] = {"servers": 2, "max_batch_size": stalling.bound or 2**31}
-    records = sorted(
-        simulate_trace(stalling.policy, jobs, STALLING, residuals, **limits), key=_number
-    )
+    engine = SimulatedEngine(STALLING, max_batch_size=stalling.bound or 2**31)
+    records = sorted(simulate_trace(stalling.policy, jobs, engine, residuals), key=_number)
     assert [record.released_at for record in records] == pytest.approx(
         fast.released_at.tolist(), rel=1e-9
     )
@@ -100,12 +97,8 @@ def test_kernels_of_one_server_place_the_same_stalls() -> None:
         rate = 0.6 * stalling.largest_stable_rate
         fast = simulate_run(stalling, rate, 2000, np.random.SeedSequence(3))
         jobs, residuals = draw_jobs(stalling, rate, 2000, np.random.SeedSequence(3))
-        records = sorted(
-            simulate_trace(
-                stalling.policy, jobs, STALLING, residuals, max_batch_size=stalling.bound or 2**31
-            ),
-            key=_number,
-        )
+        engine = SimulatedEngine(STALLING, max_batch_size=stalling.bound or 2**31)
+        records = sorted(simulate_trace(stalling.policy, jobs, engine, residuals), key=_number)
         assert [record.released_at for record in records] == pytest.approx(
             fast.released_at.tolist(), rel=1e-9
         )

@@ -26,7 +26,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.simulation.experiment import draw_jobs
-from queueing.simulation.reference import simulate_trace
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
 
 LAW = LatencyModel(k1=0.3e-3, k2=1.4e-3, k3=25e-6, k4=0.92e-3, cv=0.12, turnaround=1.55e-3)
 CERTAIN = BatchService(largest=4, servers=1, sizes=(1, 4), means=(1.0, 2.5), variances=(0.0, 0.0))
@@ -175,7 +175,7 @@ def test_the_mean_and_the_levels_are_those_of_simulated_requests(
     rate = load * model.largest_stable_rate
     jobs, rngs = draw_jobs(model, rate, 5000, np.random.SeedSequence(7))
     records = sorted(
-        simulate_trace(policy, jobs, LAW, rngs, max_batch_size=32),
+        simulate_trace(policy, jobs, SimulatedEngine(LAW, max_batch_size=32), rngs),
         key=lambda record: record.arrived_at or 0.0,
     )
     waits = _waits(records, service_ahead(model), policy, rate)

@@ -16,7 +16,7 @@ from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.look import look
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits, assess
+from queueing.estimation.assess import Known, Limits, assess
 from queueing.estimation.band import Sensitivity
 from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
@@ -117,7 +117,7 @@ class Driver:
                 seen,
                 self.shape,
                 limits,
-                known=self.known if kept else None,
+                known=Known(self.known if kept else None),
                 waiting_before=self.waited,
             )
             if found.sensitivity is not None and not kept:

@@ -37,7 +37,7 @@ class Scene:
     bounds: Bounds
 
     def model(self, knobs: Knobs) -> Model:
-        return Model.clipped(
+        return Model.read(
             parse_policy(knobs.policy),
             self.lengths,
             self.law,

@@ -10,7 +10,7 @@ import pytest
 from policies import Request, parse_policy
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.server.harness import replay
 from tests.virtual_time import run_virtual
 
@@ -64,10 +64,8 @@ def both(
     simulated = simulate_trace(
         parse_policy(policy),
         [Job(request, tokens) for request, tokens in jobs],
-        used,
+        SimulatedEngine(used, max_batch_size=64),
         rngs,
-        servers=servers,
-        max_batch_size=64,
         **options,
     )
     return live, simulated

@@ -29,7 +29,7 @@ from queueing.model import Model
 from queueing.simulation.experiment import draw_jobs
 from queueing.simulation.fast import draw_trace
 from queueing.simulation.fast import replay as rerun
-from queueing.simulation.reference import Job, simulate_trace
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from tests.queueing.estimation_runs import seen
 from tests.queueing.estimation_windows import snapshot_of_run, window_of
 from tests.server.harness import replay
@@ -267,9 +267,8 @@ def test_the_gateways_own_window_says_what_the_simulators_says(
     jobs = asked(policy, 0.6, 1500, 5, sequences)
     residuals = [np.random.default_rng(np.random.SeedSequence(5).spawn(2)[1])]
     simulated = [Job(request, tokens) for request, tokens in jobs]
-    records = simulate_trace(
-        parse_policy(policy), simulated, model_of(policy).law, residuals, max_batch_size=BOUND
-    )
+    engine = SimulatedEngine(model_of(policy).law, max_batch_size=BOUND)
+    records = simulate_trace(parse_policy(policy), simulated, engine, residuals)
     found = live(gateway_window(policy, jobs, 5)), live(seen(records, policy))
     for name in ("arrival_rate", "speed", "cv"):
         one, other = (getattr(each.estimates, name).value for each in found)

@@ -1,11 +1,12 @@
 """How long answers are under any token limit: as far as the window tells, and beyond that only
 under a named family.
 
-    P(N > n)    product-limit up to the largest count k that is known (queueing.estimation.lengths)
+    P(N > n)    product-limit up to the largest count k that is known
+                (queueing.estimation.lengths.lengths)
 
 What is known to go beyond k stands at k + 1, so that min(N, n), and the share that a limit n cuts,
 are right for every n <= k (for n < k). Beyond k a family is fitted
-(queueing.estimation.extrapolation) and followed up to `MOST` tokens.
+(queueing.estimation.lengths.extrapolation) and followed up to `MOST` tokens.
 
 `parts` are the same law from a fifth of the requests each: what a quantity scatters over them, over
 sqrt 5, is what the sample leaves open. A fit needs more than a fifth: under a family they are all
@@ -25,8 +26,8 @@ from policies.text import SpecError, suggest
 from queueing.distributions.fit import FAMILIES
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import NotConvergedError
-from queueing.estimation.extrapolation import extrapolate, replicates
-from queueing.estimation.lengths import Lengths
+from queueing.estimation.lengths.extrapolation import extrapolate, replicates
+from queueing.estimation.lengths.lengths import Lengths
 
 GROUPS = 5
 FEWEST = 10 * GROUPS  # requests

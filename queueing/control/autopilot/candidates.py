@@ -10,7 +10,7 @@ import numpy as np
 from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.look import Look
-from queueing.estimation.lengths import Lengths
+from queueing.estimation.lengths.lengths import Lengths
 
 ONE_SIDED = 1.6448536269514722  # 95 %
 # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be

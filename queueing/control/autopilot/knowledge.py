@@ -28,7 +28,7 @@ from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Carried, State
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import Estimate, symmetric
-from queueing.estimation.lengths import Lengths
+from queueing.estimation.lengths.lengths import Lengths
 
 DRIFT = 0.05  # relative, per minute
 

@@ -111,9 +111,7 @@ class Mirror:
                 "got a mirror without news; expected at least one `add` before a snapshot"
             )
         arrivals = self._tails["arrivals"].rows[:, 0]
-        start = max(self._news.epoch_at, now - self.seconds)
-        if self._tails["arrivals"].full:
-            start = max(start, float(arrivals[0]))
+        start = self._start(self._news.epoch_at, now)
         rows = self._tails["rows"].rows
         within = arrivals > start
         sequences = self._tails["sequences"].rows[:, 0][within]
@@ -135,6 +133,10 @@ class Mirror:
             carried_from=max(self._news.carried_from, now - self.seconds),
             shortest_delay=self._shortest,
         )
+
+    def _start(self, epoch_at: float, now: float) -> float:
+        start, arrivals = max(epoch_at, now - self.seconds), self._tails["arrivals"]
+        return max(start, float(arrivals.rows[0, 0])) if arrivals.full else start
 
     def _after(self, name: str, start: float) -> Vector:
         found = self._tails[name].rows[:, 0]

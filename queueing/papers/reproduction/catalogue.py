@@ -10,11 +10,11 @@ from policies.text import SpecError, suggest
 from queueing.papers.reproduction.artefact import Artefact, Say
 
 CATALOGUE: dict[str, tuple[str, str]] = {
-    "yang-table1": ("yang_single", "table1"),
-    "yang-fig3": ("yang_batches", "fig3"),
-    "yang-fig4": ("yang_clipping", "fig4"),
-    "yang-fig5": ("yang_batches", "fig5"),
-    "yang-fig6": ("yang_policies", "fig6"),
+    "yang-table1": ("yang.single", "table1"),
+    "yang-fig3": ("yang.batches", "fig3"),
+    "yang-fig4": ("yang.clipping", "fig4"),
+    "yang-fig5": ("yang.batches", "fig5"),
+    "yang-fig6": ("yang.policies", "fig6"),
     "inoue-table1": ("inoue", "table1"),
     **{
         f"inoue-fig{number}": ("inoue" if number < 4 else "inoue_queue", f"fig{number}")

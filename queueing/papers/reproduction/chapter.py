@@ -19,6 +19,8 @@ from queueing.result import Quantiles
 
 TABLE = ((0.5, "2"), (0.8, "5"), (0.9, "10"), (0.95, "20"))
 CASE_RATE, CASE_SERVICE = 3.2, 0.25
+KINGMAN_LOADS = (0.3, 0.6, 0.85, 0.95)
+BATCH, BATCH_SERVICE = 8, 1.0  # requests, seconds
 
 
 def latency(say: Say) -> Artefact:
@@ -48,9 +50,44 @@ def latency(say: Say) -> Artefact:
 
 def variability(say: Say) -> Artefact:
     """Section 25.4: M/D/1, M/M/1 and Kingman."""
+    statements, curves = _at_80_percent(), []
+    for name, scv in (
+        ("regular arrivals, c_a = 0 (D/M/1)", 0.0),
+        ("bursty arrivals, c_a^2 = 4 (gamma/M/1)", 4.0),
+    ):
+        errors = _errors_of_kingman(name, scv, say)
+        shown = ", ".join(
+            f"{100 * error:+.0f} % at {load:g}"
+            for load, error in zip(KINGMAN_LOADS, errors, strict=True)
+        )
+        statements.append(
+            Statement(
+                f"Kingman is 'a useful approximation': {name}",
+                "in words",
+                shown,
+                "exact only for Poisson arrivals, and right as rho tends to 1",
+            )
+        )
+        curves.append(curve(name, KINGMAN_LOADS, [100 * error for error in errors]))
+    remarks = (
+        "The printed expression is the heavy-traffic approximation. Kingman's upper bound is lam "
+        "(Var A + Var S)/(2 (1 - rho)); it held in every case above.",
+    )
+    title = "Printed 'Kingman' against exact"
+    panel = Panel(title, "utilisation ρ", "error (%)", tuple(curves))
+    return Artefact(
+        "chapter-variability",
+        "Serving chapter, 25.4: variability",
+        tuple(statements),
+        (panel,),
+        remarks=remarks,
+    )
+
+
+def _at_80_percent() -> list[Statement]:
     rho = 0.8
     right, printed = md1(rho, 1.0).mean_delay, md1_delay(rho, 1.0)
-    statements = [
+    return [
         Statement(
             "W_q of M/D/1 = rho^2/(2 mu (1 - rho)) (service times at rho = 0.8)",
             f"{printed:g}",
@@ -72,45 +109,17 @@ def variability(say: Say) -> Artefact:
             mm1(rho, 1.0).mean_delay,
         ),
     ]
-    errors: dict[str, list[float]] = {}
-    loads = (0.3, 0.6, 0.85, 0.95)
-    for name, scv in (
-        ("regular arrivals, c_a = 0 (D/M/1)", 0.0),
-        ("bursty arrivals, c_a^2 = 4 (gamma/M/1)", 4.0),
-    ):
-        errors[name] = []
-        for load in loads:
-            say(f"{name}, load {load}")
-            exact = _gm1_delay(load, scv)
-            errors[name].append(kingman_delay(load, 1.0, scv**0.5, 1) / exact - 1)
-            assert kingman(load, 1.0, scv, 1.0).upper_bound >= exact * (1 - 1e-12)
-        shown = ", ".join(
-            f"{100 * error:+.0f} % at {load:g}"
-            for load, error in zip(loads, errors[name], strict=True)
-        )
-        statements.append(
-            Statement(
-                f"Kingman is 'a useful approximation': {name}",
-                "in words",
-                shown,
-                "exact only for Poisson arrivals, and right as rho tends to 1",
-            )
-        )
-    remarks = (
-        "The printed expression is the heavy-traffic approximation. Kingman's upper bound is lam "
-        "(Var A + Var S)/(2 (1 - rho)); it held in every case above.",
-    )
-    curves = tuple(
-        curve(name, loads, [100 * value for value in values]) for name, values in errors.items()
-    )
-    panel = Panel("Printed 'Kingman' against exact", "utilisation ρ", "error (%)", curves)
-    return Artefact(
-        "chapter-variability",
-        "Serving chapter, 25.4: variability",
-        tuple(statements),
-        (panel,),
-        remarks=remarks,
-    )
+
+
+def _errors_of_kingman(name: str, scv: float, say: Say) -> list[float]:
+    """Relative, of the printed formula."""
+    errors = []
+    for load in KINGMAN_LOADS:
+        say(f"{name}, load {load}")
+        exact = _gm1_delay(load, scv)
+        errors.append(kingman_delay(load, 1.0, scv**0.5, 1) / exact - 1)
+        assert kingman(load, 1.0, scv, 1.0).upper_bound >= exact * (1 - 1e-12)
+    return errors
 
 
 def _gm1_delay(rho: float, scv: float) -> float:
@@ -129,25 +138,44 @@ def _gm1_delay(rho: float, scv: float) -> float:
 
 def batching(say: Say) -> Artefact:
     """Section 25.6: batches of b, b = 8, constant service 1 s, at several loads."""
-    b, service = 8, 1.0
-    rows: list[tuple[float, float, float]] = []
     time = BatchTime(
-        LatencyModel(k4=service), parse_distribution("deterministic:value=1"), None, padded=True
+        LatencyModel(k4=BATCH_SERVICE),
+        parse_distribution("deterministic:value=1"),
+        None,
+        padded=True,
     )
+    rows: list[tuple[float, float, float]] = []
     for load in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
-        say(f"batches of {b} at load {load}")
-        lam = load * b / service
-        exact = _mean(solve_fixed_batches(time, lam, b, quantiles=False).sojourn)
-        forming = (b - 1) / (2 * lam)
-        rows.append((load, exact, md1(load, service).mean_delay + forming + service))
+        say(f"batches of {BATCH} at load {load}")
+        lam = load * BATCH / BATCH_SERVICE
+        exact = _mean(solve_fixed_batches(time, lam, BATCH, quantiles=False).sojourn)
+        forming = (BATCH - 1) / (2 * lam)
+        rows.append((load, exact, md1(load, BATCH_SERVICE).mean_delay + forming + BATCH_SERVICE))
+    x = [row[0] for row in rows]
+    curves = (
+        curve("exact M/D^8/1", x, [row[1] for row in rows]),
+        curve("sum with an M/D/1 wait", x, [row[2] for row in rows], "printed"),
+    )
+    panel = Panel("Batches of 8, 1 s each", "load λ E[H]/b", "mean sojourn (s)", curves, "y")
+    return Artefact(
+        "chapter-batching",
+        "Serving chapter, 25.6: the forming delay",
+        _batching_statements(time, rows),
+        (panel,),
+    )
+
+
+def _batching_statements(
+    time: BatchTime, rows: list[tuple[float, float, float]]
+) -> tuple[Statement, ...]:
+    """`rows`: load, exact mean sojourn, the printed sum."""
     shown = ", ".join(
         f"{100 * (naive / exact - 1):+.0f} % at {load:g}" for load, exact, naive in rows[::2]
     )
     quiet = 0.01
-    alone = _mean(solve_fixed_batches(time, quiet, b, quantiles=False).delay) / (
-        (b - 1) / (2 * quiet)
-    )
-    statements = (
+    delay = _mean(solve_fixed_batches(time, quiet, BATCH, quantiles=False).delay)
+    alone = delay / ((BATCH - 1) / (2 * quiet))
+    return (
         Statement(
             "W_batch = (b - 1)/(2 lam), 'roughly' (exact delay without any queue / formula)",
             "in words",
@@ -163,15 +191,6 @@ def batching(say: Say) -> Artefact:
                 "of E_b/D/1 the sum is exact"
             ),
         ),
-    )
-    x = [row[0] for row in rows]
-    curves = (
-        curve("exact M/D^8/1", x, [row[1] for row in rows]),
-        curve("sum with an M/D/1 wait", x, [row[2] for row in rows], "printed"),
-    )
-    panel = Panel("Batches of 8, 1 s each", "load λ E[H]/b", "mean sojourn (s)", curves, "y")
-    return Artefact(
-        "chapter-batching", "Serving chapter, 25.6: the forming delay", statements, (panel,)
     )
 
 

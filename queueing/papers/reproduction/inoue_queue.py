@@ -45,6 +45,11 @@ LOADS = (
 )
 EVENTS = (0.04, 0.15, 0.3, 0.5, 0.7, 0.9)
 BOUNDS = (4, 8, 16, 32, 64)
+# of the largest stable load, for Fig. 8
+PARTS = (
+    *(0.05, 0.1, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65),
+    *(0.74, 0.81, 0.86, 0.9, 0.93, 0.95, 0.965),
+)
 
 
 @cache
@@ -60,49 +65,13 @@ def fig4(say: Say) -> Artefact:
     for name in DEVICES:
         of = device(name)
         exact = [_say_queue(of, load, say).sojourn_time for load in LOADS]
-        bounds = {
-            label: [bound(of.rate(load), of.alpha, of.tau0) for load in LOADS]
-            for label, bound in (("φ0, Eq. 41", phi0), ("φ1, Eq. 42", phi1))
-        }
-        curves = [
-            curve("exact", LOADS, exact),
-            *(curve(label, LOADS, y, "printed") for label, y in bounds.items()),
-        ]
-        panels.append(
-            Panel(
-                of.title,
-                "load ρ = λα",
-                "mean latency E[W] (ms)",
-                (*curves, _events(of, 1, say)),
-                "y",
-            )
-        )
-        least, worst, late = (
-            min(_phi_ratio(of, load) for load in LOADS),
-            worst_phi(of),
-            worst_phi(of, 0.3),
-        )
-        statements += [
-            Statement(
-                f"Theorem 2: E[W] <= phi, {of.title} (phi / E[W], loads {LOADS[0]:g} to "
-                f"{LOADS[-1]:g})",
-                "in words",
-                f"{least:.6f} to {worst:.3f}",
-                holds=least >= 1 - 1e-9,
-            ),
-            Statement(
-                f"'E[W] is well approximated by phi', {of.title} (worst, and for rho >= 0.3)",
-                "in words",
-                f"+{100 * (worst - 1):.1f} %, +{100 * (late - 1):.3f} %",
-                holds=worst < 1.25,
-            ),
-            Statement(
-                f"phi0 <= phi1 iff lam <= 1/(alpha + tau0), {of.title} (rho at the crossing)",
-                "in words",
-                f"{of.crossing:.4f}",
-                holds=_crosses(of, of.crossing),
-            ),
-        ]
+        curves = [curve("exact", LOADS, exact)]
+        for label, bound in (("φ0, Eq. 41", phi0), ("φ1, Eq. 42", phi1)):
+            values = [bound(of.rate(load), of.alpha, of.tau0) for load in LOADS]
+            curves.append(curve(label, LOADS, values, "printed"))
+        curves.append(_events(of, 1, say))
+        panels.append(Panel(of.title, "load ρ = λα", "mean latency E[W] (ms)", tuple(curves), "y"))
+        statements += _bound_statements(of)
     statements.append(_random_time(device("inoue-v100"), say))
     remarks = (
         "The bounds need constant batch times: the last row shows that they fail for exponential "
@@ -115,6 +84,31 @@ def fig4(say: Say) -> Artefact:
         tuple(panels),
         remarks=remarks,
     )
+
+
+def _bound_statements(of: Device) -> list[Statement]:
+    least = min(_phi_ratio(of, load) for load in LOADS)
+    worst, late = worst_phi(of), worst_phi(of, 0.3)
+    return [
+        Statement(
+            f"Theorem 2: E[W] <= phi, {of.title} (phi / E[W], loads {LOADS[0]:g} to {LOADS[-1]:g})",
+            "in words",
+            f"{least:.6f} to {worst:.3f}",
+            holds=least >= 1 - 1e-9,
+        ),
+        Statement(
+            f"'E[W] is well approximated by phi', {of.title} (worst, and for rho >= 0.3)",
+            "in words",
+            f"+{100 * (worst - 1):.1f} %, +{100 * (late - 1):.3f} %",
+            holds=worst < 1.25,
+        ),
+        Statement(
+            f"phi0 <= phi1 iff lam <= 1/(alpha + tau0), {of.title} (rho at the crossing)",
+            "in words",
+            f"{of.crossing:.4f}",
+            holds=_crosses(of, of.crossing),
+        ),
+    ]
 
 
 def _phi_ratio(of: Device, load: float) -> float:
@@ -257,43 +251,10 @@ def fig8(say: Say) -> Artefact:
     """A largest batch size."""
     panels, statements = [], []
     for name in DEVICES:
-        of, curves = device(name), []
-        for bound in BOUNDS:
-            stable = bound * of.alpha / (of.alpha * bound + of.tau0)  # rho at mu[b_max]
-            loads = [
-                stable * part
-                for part in (
-                    0.05,
-                    0.1,
-                    0.15,
-                    0.25,
-                    0.35,
-                    0.45,
-                    0.55,
-                    0.65,
-                    0.74,
-                    0.81,
-                    0.86,
-                    0.9,
-                    0.93,
-                    0.95,
-                    0.965,
-                )
-            ]
-            say(f"{of.title}: b_max = {bound}")
-            curves.append(
-                curve(
-                    f"b_max = {bound}",
-                    loads,
-                    [of.queue(load, bound).sojourn_time for load in loads],
-                )
-            )
-        closed = curve(
-            "φ, Eq. 43 (b_max = ∞)",
-            LOADS,
-            [phi(of.rate(load), of.alpha, of.tau0) for load in LOADS],
-            "printed",
-        )
+        of = device(name)
+        curves = [_bounded_curve(of, bound, say) for bound in BOUNDS]
+        phis = [phi(of.rate(load), of.alpha, of.tau0) for load in LOADS]
+        closed = curve("φ, Eq. 43 (b_max = ∞)", LOADS, phis, "printed")
         panels.append(
             Panel(
                 of.title,
@@ -304,18 +265,7 @@ def fig8(say: Say) -> Artefact:
                 top=1.5 * closed.y[-1] if closed.y[-1] else None,
             )
         )
-        for bound in (8, 64):
-            half = 0.5 * bound * of.alpha / (of.alpha * bound + of.tau0)
-            ratio = phi(of.rate(half), of.alpha, of.tau0) / of.queue(half, bound).sojourn_time
-            statements.append(
-                Statement(
-                    f"'well approximated when lam is small against mu[b_max]', {of.title}, b_max "
-                    f"= {bound}, lam = mu[b_max]/2 (phi / E[W])",
-                    "in words",
-                    f"{ratio:.3f}",
-                    holds=bool(abs(ratio - 1) < 0.2),
-                )
-            )
+        statements += [_at_half_the_speed(of, bound) for bound in (8, 64)]
     remarks = (
         "The values of b_max are in the picture's legend only, not in the text; 4, 8, 16, 32 and "
         "64 stand here.",
@@ -326,6 +276,26 @@ def fig8(say: Say) -> Artefact:
         tuple(statements),
         tuple(panels),
         remarks=remarks,
+    )
+
+
+def _bounded_curve(of: Device, bound: int, say: Say) -> Curve:
+    stable = bound * of.alpha / (of.alpha * bound + of.tau0)  # rho at mu[b_max]
+    loads = [stable * part for part in PARTS]
+    say(f"{of.title}: b_max = {bound}")
+    latencies = [of.queue(load, bound).sojourn_time for load in loads]
+    return curve(f"b_max = {bound}", loads, latencies)
+
+
+def _at_half_the_speed(of: Device, bound: int) -> Statement:
+    half = 0.5 * bound * of.alpha / (of.alpha * bound + of.tau0)
+    ratio = phi(of.rate(half), of.alpha, of.tau0) / of.queue(half, bound).sojourn_time
+    return Statement(
+        f"'well approximated when lam is small against mu[b_max]', {of.title}, b_max = {bound}, "
+        "lam = mu[b_max]/2 (phi / E[W])",
+        "in words",
+        f"{ratio:.3f}",
+        holds=bool(abs(ratio - 1) < 0.2),
     )
 
 

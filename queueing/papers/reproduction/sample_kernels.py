@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
@@ -23,15 +25,28 @@ def single_server(gaps, services, patience):  # type: ignore[no-untyped-def]
     return delays
 
 
-@njit(cache=True)
-def batch_server(arrived_at, lengths, mean_longest, constants, bound, wait_for, padded):  # type: ignore[no-untyped-def]
-    """Dispatch and end of the batch of each request. `mean_longest[b]` stands for the longest of b
-    drawn lengths, unless it is empty.
+class BatchServer(NamedTuple):
+    """Serves in k1 b + k2 + k3 sum(l) + k4 max(l) seconds, b max(l) for the sum where `padded`.
 
     `wait_for` = 1: dynamic; = bound: fixed batches (a rest at the end that fills no batch is left
     out).
     """
-    k1, k2, k3, k4 = constants
+
+    k1: float
+    k2: float
+    k3: float
+    k4: float
+    bound: int
+    wait_for: int
+    padded: bool
+
+
+@njit(cache=True)
+def batch_server(arrived_at, lengths, mean_longest, server):  # type: ignore[no-untyped-def]
+    """Dispatch and end of the batch of each request. `mean_longest[b]` stands for the longest of b
+    drawn lengths, unless it is empty.
+    """
+    k1, k2, k3, k4, bound, wait_for, padded = server
     n = len(arrived_at)
     dispatched, ended, sizes = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, dtype=np.int64)
     free, head = -np.inf, 0

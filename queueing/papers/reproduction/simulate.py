@@ -92,7 +92,10 @@ class BatchRun:
         """Arrival, dispatch, end of the batch and its size, of each request that got into a
         batch.
         """
-        from queueing.papers.reproduction.sample_kernels import batch_server  # noqa: PLC0415
+        from queueing.papers.reproduction.sample_kernels import (  # noqa: PLC0415
+            BatchServer,
+            batch_server,
+        )
 
         arrived = np.cumsum(rng.exponential(1 / lam, requests))
         lengths = np.zeros(requests) if self.lengths is None else self.lengths.sample(rng, requests)
@@ -102,9 +105,8 @@ class BatchRun:
                 [0.0, *(self.lengths.longest_mean(b) for b in range(1, self.bound + 1))]
             )
         wait_for = self.bound if self.fixed else 1
-        dispatched, ended, sizes = batch_server(
-            arrived, lengths, means, self.constants, self.bound, wait_for, self.padded
-        )
+        server = BatchServer(*self.constants, self.bound, wait_for, self.padded)
+        dispatched, ended, sizes = batch_server(arrived, lengths, means, server)
         kept = sizes > 0
         return arrived[kept], dispatched[kept], ended[kept], sizes[kept]
 

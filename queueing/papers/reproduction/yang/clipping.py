@@ -13,7 +13,7 @@ from scipy.special import ndtr
 from queueing.papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
 from queueing.papers.reproduction.lengths import Vector
 from queueing.papers.reproduction.simulate import Simulated, points, simulate_single
-from queueing.papers.reproduction.yang_single import (
+from queueing.papers.reproduction.yang.single import (
     LIMITS,
     MU,
     PATIENCE,
@@ -100,10 +100,7 @@ def _patient_statements(law: SingleLaw, v1: dict[str, Vector]) -> tuple[Statemen
 
 
 def _impatient_statements(queue: Impatient, v2: dict[str, Vector]) -> tuple[Statement, ...]:
-    loss, served = queue.exact
-    loss_dkt, _ = queue.interpolated
     best = {name: best_limit(values) for name, values in v2.items()}
-    near = 1327
     others = ", ".join(f"{name}: {limit:.0f}" for name, limit in best.items())
     return (
         Statement(
@@ -128,6 +125,15 @@ def _impatient_statements(queue: Impatient, v2: dict[str, Vector]) -> tuple[Stat
             ),
             fault=True,
         ),
+        *_loss_statements(queue),
+        *_in_words(queue.exact[1]),
+    )
+
+
+def _loss_statements(queue: Impatient) -> tuple[Statement, ...]:
+    (loss, _), (loss_dkt, _) = queue.exact, queue.interpolated
+    near = 1327
+    return (
         Statement(
             "loss at n_max = 1300, exact",
             "0.12",
@@ -152,7 +158,6 @@ def _impatient_statements(queue: Impatient, v2: dict[str, Vector]) -> tuple[Stat
             "56.36",
             100 * (1 - float(loss(near) / loss(3000))),
         ),
-        *_in_words(served),
     )
 
 

@@ -14,9 +14,9 @@ Which requests may enter: those DISPATCHED since the window began, ended or not.
 that ended favours short answers in a young window; adding all that are in service, whenever they
 were dispatched, favours long ones (a snapshot meets a request in proportion to its length).
 Conditions: limits and the instant of looking independent of the lengths, given the dispatch. Above
-the largest censored count nothing is known: see queueing.estimation.extrapolation. Only where no
-more than one request's worth of probability is left there is it taken to end at that count (Efron
-1967): the longest is often still in service.
+the largest censored count nothing is known: see queueing.estimation.lengths.extrapolation. Only
+where no more than one request's worth of probability is left there is it taken to end at that count
+(Efron 1967): the longest is often still in service.
 """
 
 from __future__ import annotations

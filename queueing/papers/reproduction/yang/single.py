@@ -116,23 +116,7 @@ def best_limit(objective: Vector) -> float:
 def table1(say: Say) -> Artefact:
     """Table I has measurements only; the line through them is ours."""
     say("least squares")
-    laws = table_laws()
-    rows = []
-    for name, law in laws.items():
-        rows += [
-            Statement(f"a, {name} (s/token)", "", law.a),
-            Statement(f"c, {name} (s)", "", law.c),
-        ]
-        drop = 100 * (1 - law.delay(1600) / law.delay(3000))
-        rows += [
-            Statement(
-                f"E[W(1600)], {name} (s)",
-                "23",
-                law.delay(1600),
-                "the delays of Fig. 4 do not come from Table I; probably from Fig. 2a",
-            ),
-            Statement(f"decrease from n_max = 3000, {name} (%)", "58.93", drop, "as above"),
-        ]
+    rows = [row for name, law in table_laws().items() for row in _law_statements(name, law)]
     rows += _other_statements()
     tokens = (128, 256, 512, 1024)
     fit = yang_times(128)
@@ -158,6 +142,21 @@ def table1(say: Say) -> Artefact:
         (panel,),
         remarks=remarks,
     )
+
+
+def _law_statements(name: str, law: SingleLaw) -> list[Statement]:
+    drop = 100 * (1 - law.delay(1600) / law.delay(3000))
+    return [
+        Statement(f"a, {name} (s/token)", "", law.a),
+        Statement(f"c, {name} (s)", "", law.c),
+        Statement(
+            f"E[W(1600)], {name} (s)",
+            "23",
+            law.delay(1600),
+            "the delays of Fig. 4 do not come from Table I; probably from Fig. 2a",
+        ),
+        Statement(f"decrease from n_max = 3000, {name} (%)", "58.93", drop, "as above"),
+    ]
 
 
 def _other_statements() -> list[Statement]:

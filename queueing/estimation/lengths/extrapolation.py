@@ -22,7 +22,7 @@ from policies.text import SpecError
 from queueing.distributions.fit import FittedDistribution, fit_distribution
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import Estimate, symmetric
-from queueing.estimation.lengths import Lengths
+from queueing.estimation.lengths.lengths import Lengths
 
 GROUPS = 8
 

@@ -1,7 +1,7 @@
 """Yang et al., batches: Fig. 3 (E[L], H[b] and mu[b] against b) and Fig. 5 (dynamic and elastic,
 uniform lengths).
 
-k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang_fixed). The
+k1 .. k4 are printed nowhere and cannot be inferred (queueing.papers.reproduction.yang.fixed). The
 sets used here, seconds:
 
     A   k1 .008, k2 .03,  k3 .0004,   k4 .0225    a plausible engine, one stream as in Table I
@@ -127,16 +127,6 @@ def fig3(say: Say) -> Artefact:
 def _fig3_statements(r2: float) -> tuple[Statement, ...]:
     standard = truncated_gaussian(0, 1)
     growth = standard.longest_mean(1024) / standard.longest_mean(64) - 1
-    best = {
-        (name, law.name): best_size(constants, law)
-        for name, constants in SETS.items()
-        for law in FIG3
-    }
-    found = {
-        law.name: ", ".join(f"{name}: {best[name, law.name] or 'none'}" for name in SETS)
-        for law in FIG3
-    }
-    wide, narrow, heavy = (law.name for law in FIG3)
     return (
         Statement(
             "'E[L] becomes a fixed value quickly' (truncated standard Gaussian; growth from b = "
@@ -152,16 +142,26 @@ def _fig3_statements(r2: float) -> tuple[Statement, ...]:
             f"{r2:.4f}",
             holds=bool(r2 > 0.99),
         ),
+        *_best_size_statements(),
+    )
+
+
+def _best_size_statements() -> tuple[Statement, ...]:
+    wide, narrow, heavy = (
+        {name: best_size(constants, law) for name, constants in SETS.items()} for law in FIG3
+    )
+    wide_law, narrow_law, heavy_law = (law.name for law in FIG3)
+    return (
         Statement(
-            f"'mu[b] increases with b for a light tail': {wide}, b*",
+            f"'mu[b] increases with b for a light tail': {wide_law}, b*",
             "none",
-            found[wide],
-            holds=all(best[name, wide] is None for name in SETS),
+            _shown(wide),
+            holds=all(best is None for best in wide.values()),
         ),
         Statement(
-            f"the same: {narrow}, b*",
+            f"the same: {narrow_law}, b*",
             "none",
-            found[narrow],
+            _shown(narrow),
             (
                 "E[L] has no limit, so mu[b] falls in the end for every unbounded law; for this "
                 "one at sizes that no device holds"
@@ -169,12 +169,16 @@ def _fig3_statements(r2: float) -> tuple[Statement, ...]:
             fault=True,
         ),
         Statement(
-            f"'with a heavy tail there is an optimal batch size': {heavy}, b*",
+            f"'with a heavy tail there is an optimal batch size': {heavy_law}, b*",
             "in words",
-            found[heavy],
-            holds=all(best[name, heavy] for name in SETS),
+            _shown(heavy),
+            holds=all(heavy.values()),
         ),
     )
+
+
+def _shown(best: dict[str, int | None]) -> str:
+    return ", ".join(f"{name}: {size or 'none'}" for name, size in best.items())
 
 
 def _fig3_panels(times: list[float]) -> tuple[Panel, ...]:

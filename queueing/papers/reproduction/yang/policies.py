@@ -16,8 +16,8 @@ from queueing.papers.reproduction.heavy_tails import (
 )
 from queueing.papers.reproduction.lengths import Vector
 from queueing.papers.reproduction.simulate import SEED, BatchRun, points, simulate_batches
-from queueing.papers.reproduction.yang_batches import HEAVY, SETS, batch_time
-from queueing.papers.reproduction.yang_fixed import (
+from queueing.papers.reproduction.yang.batches import HEAVY, SETS, batch_time
+from queueing.papers.reproduction.yang.fixed import (
     BEST,
     CONSTANTS,
     PADDED,
@@ -61,8 +61,6 @@ def fig6(say: Say) -> Artefact:
         *fixed_statements(printed, exact, say),
         *_policy_statements(curves, paths, shares),
     )
-    alpha, beta = line_through(CONSTANTS)
-    rounded = psi(RATE, *line_through(SETS["F"]))
     assumed = (
         f"k1, k2, k3, k4 = {', '.join(f'{k:.6g}' for k in CONSTANTS)} s: set F, k3 tuned to the "
         "125 s",
@@ -71,7 +69,20 @@ def fig6(say: Say) -> Artefact:
             "squares through H[1] .. H[32]"
         ),
     )
-    remarks = (
+    return Artefact(
+        "yang-fig6",
+        "Fig. 6: fixed, capped, unbounded and elastic batches",
+        statements,
+        (panel_a, panel_b, *_endless_panels(paths, shares)),
+        assumed,
+        _remarks(),
+    )
+
+
+def _remarks() -> tuple[str, ...]:
+    alpha, beta = line_through(CONSTANTS)
+    rounded = psi(RATE, *line_through(SETS["F"]))
+    return (
         f"The line has alpha = {alpha:.4f}, beta = {beta:.3f} s (below 0): lam alpha = "
         f"{RATE * alpha:.4f}. So near to saturation Eq. 16 says little: with k3 rounded to "
         f"4.09e-4 it gives {rounded:.0f} s instead of 125 s.",
@@ -81,14 +92,6 @@ def fig6(say: Say) -> Artefact:
         "The '125 s at 0.43' is no delay of any queue: for lognormal lengths padded batches "
         "without a bound have NO steady state at any arrival rate (E[L_b] grows without limit, so "
         "lam k3 E[L_b] > 1 for large b). Any simulated value is a matter of the run's length.",
-    )
-    return Artefact(
-        "yang-fig6",
-        "Fig. 6: fixed, capped, unbounded and elastic batches",
-        statements,
-        (panel_a, panel_b, *_endless_panels(paths, shares)),
-        assumed,
-        remarks,
     )
 
 

@@ -8,8 +8,8 @@ was used before it by no more than chance and `MATERIAL`:
     sup over n of |S(n) - S'(n)| <= max(`MATERIAL`, `CHANCE` sqrt(1/m + 1/m'))
 
 Smirnov 1948: passes 999 of 1000 pairs of one law. S by the product-limit estimator
-(queueing.estimation.lengths), n up to where a limit or a client that left has cut more than `CUT`
-of either sample.
+(queueing.estimation.lengths.lengths), n up to where a limit or a client that left has cut more than
+`CUT` of either sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from queueing.estimation.lengths import Lengths, weigh
+from queueing.estimation.lengths.lengths import Lengths, weigh
 from queueing.estimation.window.snapshot import CENSORED, WITHOUT_LENGTH, Snapshot
 
 CHANCE = 1.95

@@ -1,0 +1,215 @@
+"""The queueing delay of a policy before it runs, by the best method that there is
+(queueing.prediction.solutions), its numbers checked; by simulation where that method fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from policies.core import Policy
+from policies.text import SpecError
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
+from queueing.prediction.answer_check import checked_answer
+from queueing.prediction.solutions import answer, best_method, methods
+from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
+from queueing.simulation.experiment import simulate_model
+from queueing.simulation.simulated_means import tail_notes
+
+SIMULATED_REQUESTS = 1_000_000
+QUANTILE_REQUESTS = 300_000
+_DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
+METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
+
+
+def predict(
+    policy: Policy,
+    arrival_rate: float,
+    output_tokens: TokenDistribution,
+    law: LatencyModel,
+    *,
+    method: str = "auto",
+    **limits: Any,
+) -> Prediction:
+    """The steady state; `limits` are those of `Model.read`.
+
+    Raises SpecError where `method` has no answer for this queue, UnstableQueueError,
+    NotConvergedError.
+    """
+    return predict_model(Model.read(policy, output_tokens, law, **limits), arrival_rate, method)
+
+
+def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
+    """`predict` for a model that is put together already: predictions at several rates share its
+    tables.
+    """
+    best = best_method(model)
+    known = methods(model)
+    if method not in METHODS:
+        raise SpecError(f"got method {method!r}; expected one of {', '.join(METHODS)}")
+    if method != "auto" and method not in known:
+        expected = ", ".join(("auto", *known[:-1]))
+        raise SpecError(
+            f"got method {method!r} for {model.text} ({_described(model)}); expected {expected} "
+            f"or {known[-1]}"
+        )
+    load = model.stable_load(arrival_rate)
+    chosen = best if method == "auto" else method
+    if chosen == "simulation":
+        notes = (
+            (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",)
+            if method == "auto"
+            else ()
+        )
+        return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
+    try:
+        found = checked_answer(lambda: answer(model, arrival_rate, chosen))
+        return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
+    except NotConvergedError as error:
+        if method != "auto":
+            raise _with_reason(error, model, load) from None
+        return _finite_means(
+            _simulated(model, arrival_rate, f"{FALLBACK}{chosen}: {error.reason}"), model, load
+        )
+
+
+def _with_quantiles(
+    found: Prediction, model: Model, arrival_rate: float, *, simulating: bool
+) -> Prediction:
+    """The same means; quantiles that no exact law gives, as of calls of several sequences and of
+    heavy tails, are simulated or named.
+    """
+    missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
+    if found.method != "exact" or not missing:
+        return found
+    from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
+
+    count = affordable_requests(model, arrival_rate, QUANTILE_REQUESTS) if simulating else 0
+    noted = dataclasses.replace(
+        found, assumptions=(*found.assumptions, _without(model, missing, count))
+    )
+    if not simulating:
+        return noted
+    simulated = simulate_model(model, arrival_rate, num_requests=count)
+    means = {name: getattr(found, name).mean for name in missing}
+    quantiles = {
+        name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None)
+        for name in missing
+    }
+    return dataclasses.replace(noted, **quantiles)
+
+
+def _lacks_quantiles(duration: Quantiles) -> bool:
+    return duration.mean is not None and any(getattr(duration, level) is None for level in LEVELS)
+
+
+def _without(model: Model, missing: list[str], simulated: int) -> str:
+    if model.patience is None:  # then every request is served: one delay
+        missing = [name for name in missing if name != "served_queueing_delay"]
+    every = len(_DURATIONS) - (model.patience is None)
+    of = (
+        ""
+        if len(missing) == every
+        else " of the " + " and the ".join(name.replace("_", " ") for name in missing)
+    )
+    if model.sequences is not None:
+        drawn, why = (
+            "sequences",
+            "no formula covers the law of the delay where calls hold several sequences",
+        )
+    elif model.disaggregated:
+        drawn, why = "requests", "no formula covers the law of the delay at two stations"
+    else:
+        drawn, why = "requests", "their law could not be computed accurately"
+    what = (
+        f"quantiles{of} from a simulation of {simulated:,} {drawn}"
+        if simulated
+        else f"no quantiles{of}"
+    )
+    return f"{PARTIAL}{what}: {why}"
+
+
+def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
+    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+
+    count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
+    simulated = checked_answer(
+        lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
+    )
+    return dataclasses.replace(
+        simulated,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        load=model.load(arrival_rate),
+        assumptions=(*model.assumptions, *tail_notes(model), *notes),
+    )
+
+
+def _finite_means(simulated: Prediction, model: Model, load: float) -> Prediction:
+    return without_means(simulated) if infinite_mean(model, load) else simulated
+
+
+def _with_reason(error: NotConvergedError, model: Model, load: float) -> NotConvergedError:
+    """The same, or, where the delay has no mean to find, that."""
+    return InfiniteMeanError() if infinite_mean(model, load) else error
+
+
+def infinite_mean(model: Model, load: float) -> bool:
+    """Whether the delay has no mean though the queue is stable: unbounded batches with a
+    residual are a Kesten recursion (THEORY c).
+    """
+    unbounded = (
+        model.bound is None
+        and not model.policy.joins_running
+        and model.servers == 1
+        and model.patience is None
+    )
+    return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
+
+
+def without_means(prediction: Prediction) -> Prediction:
+    """A simulated mean of something that has none says nothing."""
+    bare = prediction.without_means(*_DURATIONS)
+    return dataclasses.replace(
+        bare,
+        batch_size=Mean(),
+        time_to_first_token=Quantiles(),
+        assumptions=(*bare.assumptions, INFINITE_MEAN),
+    )
+
+
+def unstable(model: Model, load: float, method: str) -> Prediction:
+    """What an unstable queue answers: no delays."""
+    return Prediction(
+        policy=model.text,
+        effective_max_batch_size=model.bound,
+        model=model.name,
+        method=best_method(model) if method == "auto" else method,
+        stable=False,
+        load=load,
+        utilisation=None,
+        loss_fraction=None,
+        assumptions=model.assumptions,
+    )
+
+
+def largest_stable_rate(
+    policy: Policy, output_tokens: TokenDistribution, law: LatencyModel, **limits: Any
+) -> float:
+    """Requests/s at which `load` is 1; `limits` are those of `Model.read`."""
+    return Model.read(policy, output_tokens, law, **limits).largest_stable_rate
+
+
+def _described(model: Model) -> str:
+    parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
+    if model.disaggregated:
+        parts = ["prefill and decode on two servers"]
+    if model.arrival_scv != 1:
+        parts.append(f"arrivals of SCV {model.arrival_scv:g}")
+    if model.endless:
+        parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
+    return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])
