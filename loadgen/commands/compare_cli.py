@@ -150,7 +150,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
                 "got a law or what was asked with --sweep; expected neither: its folder says both"
             )
         if (folder / "plan.json").is_file():
-            from loadgen.sweep.report_data import of_sweep  # noqa: PLC0415
+            from loadgen.sweep.report.report_data import of_sweep  # noqa: PLC0415
 
             return of_sweep(folder)
         return of_folder(folder)

@@ -17,12 +17,12 @@ import msgspec
 from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
 from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sweep.apparatus import Apparatus
-from loadgen.sweep.conditions import broken, parse_conditions
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.report import as_json, print_results, write_results
-from loadgen.sweep.report_data import of_sweep
-from loadgen.sweep.results import Results, results_of
+from loadgen.sweep.report.conditions import broken, parse_conditions
+from loadgen.sweep.report.report import as_json, print_results, write_results
+from loadgen.sweep.report.report_data import of_sweep
+from loadgen.sweep.report.results import Results, results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.search import search_all
 from loadgen.sweep.status import Status

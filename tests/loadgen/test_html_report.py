@@ -35,7 +35,7 @@ from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.words import accuracy, causes, headline
 from loadgen.report.report import notes
-from loadgen.sweep.report_data import _missing
+from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile

@@ -22,8 +22,8 @@ from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway, stop_left_behind
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.report import _drift
-from loadgen.sweep.results import results_of
+from loadgen.sweep.report.report import _drift
+from loadgen.sweep.report.results import results_of
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store

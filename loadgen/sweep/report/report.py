@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.report.html import ReportData, write_report
 from loadgen.report.report import show_table
 from loadgen.sweep.journal import Event
-from loadgen.sweep.results import Results
+from loadgen.sweep.report.results import Results
 from loadgen.sweep.store import Store
 from policies.text import short_number
 from queueing.commands.terminal import say
