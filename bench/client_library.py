@@ -38,8 +38,8 @@ from loadgen.gateway.gateway_process import free_port
 from loadgen.sending.client.client import Exchange
 from loadgen.sending.client.pool import Pool
 from loadgen.sending.client.wire import Address
-from loadgen.sending.run import hardware, versions
 from loadgen.sending.urgency import urgent
+from queueing.measurement.machine import hardware, versions
 
 LONG = 51
 STREAMS = 8

@@ -24,7 +24,6 @@ from bench.live.results import Result
 from bench.live.speed_path import WIDTH, LoadedQueue
 from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.sending.run import hardware
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin
 from loadgen.sweep.gateway import header_of, records_since
@@ -33,6 +32,7 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.speed.batch_times import batch_times
+from queueing.measurement.machine import hardware
 from queueing.model import Model
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import os
-import platform
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -26,6 +23,7 @@ from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
 from loadgen.sending.sending import send_job
 from loadgen.sending.urgency import urgency_permitted
+from queueing.measurement.machine import hardware, versions
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record
 from queueing.measurement.statistics import Summary, summarise
@@ -35,10 +33,8 @@ __all__ = [
     "LoadResult",
     "Progress",
     "Tally",
-    "hardware",
     "lateness",
     "run_load",
-    "versions",
 ]
 
 VOCABULARY = range(
@@ -213,24 +209,3 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
         versions=versions(),
         hardware=hardware(),
     )
-
-
-def versions() -> dict[str, str]:
-    """What ran here, by name."""
-    found = {"python": platform.python_version()}
-    for name in ("kendall", "httptools", "numpy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def hardware() -> dict[str, Any]:
-    """Processor and cores of the sender's machine."""
-    model = platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(
-            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-            model,
-        )
-    return {"cpu": model, "cores": os.cpu_count()}

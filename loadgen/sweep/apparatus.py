@@ -28,6 +28,7 @@ from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile, load_law, poor_fit_of
+from queueing.measurement.machine import split_cpus
 
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time
@@ -193,6 +194,6 @@ def share_the_gateways_cpus() -> None:
     """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do
     we.
     """
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if 2 <= len(cpus) <= 4:
-        os.sched_setaffinity(0, cpus[:-1])
+    gateway_cpus, _ = split_cpus()
+    if gateway_cpus:
+        os.sched_setaffinity(0, gateway_cpus)

@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sending.run import versions
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
@@ -30,6 +29,7 @@ from loadgen.sweep.plan import Plan, searches_in_words, searches_of
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import counted
+from queueing.measurement.machine import versions
 
 ATTEMPTS = 3  # of a cell, in one session
 NOISE = 0.15  # change of the engine's speed from before a cell to after it
