@@ -29,7 +29,7 @@ from loadgen.compare.theory import theory_of
 from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 from loadgen.report.report import as_object
 from loadgen.sending.client.client import Target
-from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.cell import CellRun, Sending, begin
 from loadgen.sweep.grid import Cell as SweptCell
 from loadgen.sweep.status import Status, duration
@@ -236,7 +236,7 @@ class _Demo:
     async def run(self) -> list[Cell]:
         self._progress.phase("the engine starts", STARTING + CALIBRATING)
         await self._gateway.ready()
-        share_the_gateways_cpus()
+        pin_to_gateway_cpus()
         self._progress.note("engine ready")
         profile = await self._calibrated()
         law = profile.law.at_speed(1.0)

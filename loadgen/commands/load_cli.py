@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,6 @@ import typer
 
 from loadgen.commands.flags import LoadCommand, option
 from loadgen.commands.progress import for_stderr
-from loadgen.commands.termination import until_sigterm
 from loadgen.measures.failures import ALLOWED
 from loadgen.report.files.result_files import (
     ResultFiles,
@@ -24,8 +24,10 @@ from loadgen.report.files.result_files import (
     save_plan,
 )
 from loadgen.report.load_report import Report, Wishes, parse_wishes, report_on
+from loadgen.sending.operating_system import cancelled_by
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
+from loadgen.sending.run import LoadResult
 from policies.durations import Duration
 from queueing.commands.environment_twins import flags_first, from_environment
 from queueing.commands.remote import CACERT, INSECURE, checked_host
@@ -468,6 +470,12 @@ def load(
     raise typer.Exit(report.status)
 
 
+async def _sent(plan: LoadPlan, files: ResultFiles, saved: Path | None) -> LoadResult:
+    """SIGTERM ends it as Ctrl-C does."""
+    with cancelled_by(signal.SIGTERM):
+        return await plan.run(for_stderr(), files.run, saved)
+
+
 def _url(host: str, port: int) -> str:
     """Raises SpecError."""
     checked = checked_host(host, "; --base-url takes a URL")
@@ -480,7 +488,7 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
         typer.echo(f"kendall: {line}", err=True)
     files = files.reserved()
     saved = save_plan(files, plan)
-    result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))
+    result = asyncio.run(_sent(plan, files, saved))
     report = report_on(result, wishes)
     shown: dict[str, Any] = {
         "metrics": wishes.metrics,

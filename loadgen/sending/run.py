@@ -17,12 +17,11 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.measures.metrics import LATENESS, values
 from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.descriptors import raise_file_limit
 from loadgen.sending.job import ClosedLoop, Job, Tally, row_of
+from loadgen.sending.operating_system import raise_file_limit, real_time_permitted
 from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
 from loadgen.sending.sending import send_job
-from loadgen.sending.urgency import urgency_permitted
 from queueing.measurement.machine import hardware, versions
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record
@@ -200,7 +199,7 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
         "processes": processes,
         "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,
         "loop": "closed" if job.closed_loop else "open",
-        "real_time": urgency_permitted(),  # whether the system wakes the senders at once
+        "real_time": real_time_permitted(),  # whether the system wakes the senders at once
     }
     return Header(
         writer="load",

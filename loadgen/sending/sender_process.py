@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import msgspec
 
-from loadgen.sending.descriptors import raise_file_limit
 from loadgen.sending.job import Job, Tally
+from loadgen.sending.operating_system import raise_file_limit
 from loadgen.sending.run_writer import RunWriter
 from loadgen.sending.sending import send_job
 from queueing.measurement.record import Header

@@ -18,9 +18,9 @@ from loadgen.sending.client.client import address_of
 from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.sending.closed_loop import closed_loop
 from loadgen.sending.job import Job, Tally
+from loadgen.sending.operating_system import real_time_scheduling
 from loadgen.sending.outbox import Keep, Outbox
 from loadgen.sending.pacing import pace, quiet_garbage_collector
-from loadgen.sending.urgency import urgent
 from queueing.commands.remote import tls_context
 
 
@@ -36,7 +36,7 @@ async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
     async with Pool(address, reserve_for(job), tls) as pool:
         outbox = Outbox(job, pool, tally, keep)
-        with quiet_garbage_collector(), urgent():
+        with quiet_garbage_collector(), real_time_scheduling():
             return await _send(outbox, start_at)
 
 

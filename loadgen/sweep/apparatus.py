@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,6 +19,7 @@ from loadgen.sending.client.client import LoadError, Target
 from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
 from loadgen.sweep.plan import Plan
@@ -28,7 +28,6 @@ from loadgen.sweep.store import Store
 from policies.text import SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile, load_law, poor_fit_of
-from queueing.measurement.machine import split_cpus
 
 RESTARTS = 5  # of the gateway, in one session
 BACK_OFF = 1.0  # seconds before the first; doubled each time
@@ -75,7 +74,7 @@ class Apparatus:
         await self._start()
         bounds = await bounds_of(self.gateway.client)
         if isinstance(self.gateway, OwnGateway):
-            share_the_gateways_cpus()
+            pin_to_gateway_cpus()
         calibrated = self.store.journal.last("calibrated")
         if calibrated is None:
             law = await self._calibrated(bounds)
@@ -188,12 +187,3 @@ class Apparatus:
         return Profile.from_dict(
             await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes)
         )
-
-
-def share_the_gateways_cpus() -> None:
-    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do
-    we.
-    """
-    gateway_cpus, _ = split_cpus()
-    if gateway_cpus:
-        os.sched_setaffinity(0, gateway_cpus)

@@ -9,13 +9,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
 from loadgen.sending.client.keys import NO_KEYS, Keys
+from loadgen.sending.operating_system import cancelled_by
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
@@ -51,7 +51,7 @@ async def run_session(
     error: str | None = None
     interrupted = False
     async with Status(sys.stderr) as status:
-        with cancelled_by_signals():
+        with cancelled_by(signal.SIGINT, signal.SIGTERM):
             try:
                 await Sweep(plan, store, status, Apparatus.of(plan, store, status, port, keys)).run(
                     search_all
@@ -88,24 +88,6 @@ def _status(results: Results, error: str | None, not_held: Sequence[str]) -> int
     for line in not_held:
         _say(line)
     return CHECK_FAILED if not_held else DONE
-
-
-class cancelled_by_signals:  # noqa: N801 - used like a function
-    """Ctrl-C and SIGTERM cancel this task: what is measured is kept, the gateway is stopped."""
-
-    def __enter__(self) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(
-                NotImplementedError, ValueError
-            ):  # not on Windows, not outside the main thread
-                loop.add_signal_handler(number, task.cancel)
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError, ValueError):
-                asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def _check_gateway(plan: Plan, folder: Path, keys: Keys) -> None:

@@ -96,7 +96,7 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(
 
     gateway = GatewayProcess([], 1, Path("gateway.log"))
     monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
-    monkeypatch.setattr("loadgen.commands.demo.share_the_gateways_cpus", lambda: None)
+    monkeypatch.setattr("loadgen.commands.demo.pin_to_gateway_cpus", lambda: None)
     for name, stand_in in (("_speed", speeds), ("_cell", sent), ("_calibrated", calibrated)):
         monkeypatch.setattr(_Demo, name, stand_in)
     monkeypatch.setattr(_Demo, "_compare", lambda *_: cell("single", 0.3).comparison)
