@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 async def closed_loop(outbox: Outbox, start_at: float) -> None:
     """Let the users send every row; returns when the last row was sent or the time is over."""
-    job = outbox.job
-    assert job.closed_loop is not None
+    closed = outbox.job.options.closed_loop
+    assert closed is not None
     loop = asyncio.get_running_loop()
-    duration = job.closed_loop.duration
+    duration = closed.duration
     ends_at = math.inf if duration is None else start_at + duration
     with pacing_clock() as clock, closing(Alarms(clock)) as alarms:
         rows = _Rows(outbox, alarms, ends_at)
-        users = {outbox.spawn(rows.user(start_at)) for _ in range(job.closed_loop.users)}
+        users = {outbox.spawn(rows.user(start_at)) for _ in range(closed.users)}
         last = outbox.spawn(rows.all_sent.wait())
         while users and not last.done() and (left := ends_at - loop.time()) > 0:
             timeout = None if math.isinf(left) else left
@@ -47,9 +47,10 @@ class _Rows:
     """
 
     def __init__(self, outbox: Outbox, alarms: Alarms, ends_at: float) -> None:
-        assert outbox.job.closed_loop is not None
+        closed = outbox.job.options.closed_loop
+        assert closed is not None
         self._outbox, self._alarms, self._ends_at = outbox, alarms, ends_at
-        self._think_times = outbox.job.closed_loop.think_times
+        self._think_times = closed.think_times
         self._untaken = iter(range(len(outbox.job)))
         self._unsent = len(outbox.job)
         self.all_sent = asyncio.Event()

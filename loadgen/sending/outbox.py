@@ -27,7 +27,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Exchange, asyncio.Future[Record] | None] = {}
         self._held: deque[Exchange] = deque()  # wait for a place among `max_concurrency`
-        self._places = job.max_concurrency
+        self._places = job.options.max_concurrency
         self._tasks: set[asyncio.Task[object]] = set()
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
@@ -106,7 +106,7 @@ class Outbox:
         if record.outcome == "cancelled" or self.tally.stopped is not None:
             return
         self._failures = self._failures + 1 if record.outcome == "failed" else 0
-        if self._failures == self.job.max_errors > 0:
+        if self._failures == self.job.options.max_errors > 0:
             self._stop(
                 f"the run stopped after {self._failures} failures in a row (--max-errors), the "
                 f"last: {record.error}"

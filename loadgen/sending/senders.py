@@ -34,28 +34,30 @@ START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
 STOP_LIMIT = 15.0  # seconds for an interrupted sender to write its last records
 
 
-def shares(job: Job, processes: int) -> list[Job]:
+def shares(job: Job) -> list[Job]:
     """The job of each of several senders; limits on requests at once are split too. Raises
     LoadError.
     """
-    users = job.closed_loop.users if job.closed_loop else job.max_concurrency
+    users, processes = job.options.most_at_once, job.options.processes
     if users is not None and users < processes:
         raise LoadError(
             f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; "
             "expected at least one for each"
         )
     return [
-        _share(job, index, sender, processes)
+        _share(job, index, sender)
         for sender, index in enumerate(split(job.timetable, processes))
         if index.size
     ]
 
 
-def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
-    def part(count: int) -> int:
-        return count // processes + (sender < count % processes)
+def _share(job: Job, index: np.ndarray, sender: int) -> Job:
+    whole = job.options
 
-    closed = job.closed_loop
+    def part(count: int) -> int:
+        return count // whole.processes + (sender < count % whole.processes)
+
+    closed = whole.closed_loop
     if closed is not None:
         thinking = None if closed.think_times is None else closed.think_times[index]
         closed = ClosedLoop(
@@ -67,21 +69,24 @@ def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
         prompts=job.prompts.rows(index),
         rows=job.rows[index],
         sender_id=sender,
-        max_concurrency=None if job.max_concurrency is None else part(job.max_concurrency),
-        max_errors=-(-job.max_errors // processes),
-        closed_loop=closed,
+        options=dataclasses.replace(
+            whole,
+            max_concurrency=None if whole.max_concurrency is None else part(whole.max_concurrency),
+            max_errors=-(-whole.max_errors // whole.processes),
+            closed_loop=closed,
+        ),
     )
 
 
 async def send_by_processes(
-    job: Job, processes: int, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, tally: Tally, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """Records of all senders, whether the run was interrupted, and what is missing. Raises
     LoadError.
     """
     with tempfile.TemporaryDirectory() as scratch:
         whole = path or Path(scratch) / "run.jsonl"
-        senders = [Sender(share, whole) for share in shares(job, processes)]
+        senders = [Sender(share, whole) for share in shares(job)]
         interrupted = await _run(senders, header, tally)
         records = [record for sender in senders for record in sender.records()]
         missing = tuple(why for sender in senders if (why := sender.missing()))

@@ -41,15 +41,14 @@ async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
 
 
 async def _send(outbox: Outbox, start_at: float) -> bool:
-    interrupted = False
+    interrupted, options = False, outbox.job.options
     sending = asyncio.current_task()
     assert sending is not None
     outbox.on_stop = sending.cancel
     try:
-        await (
-            closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at)
-        )
-        await outbox.drain(outbox.job.drain_limit)
+        send_all = closed_loop if options.closed_loop else open_loop
+        await send_all(outbox, start_at)
+        await outbox.drain(options.drain_limit)
     except asyncio.CancelledError:
         interrupted = outbox.tally.stopped is None
         sending.uncancel()
@@ -61,8 +60,8 @@ async def _send(outbox: Outbox, start_at: float) -> bool:
 
 def reserve_for(job: Job) -> int:
     """Idle connections to keep: no more than the job will use before a server closes them."""
-    if job.closed_loop is not None:
-        return min(RESERVE, job.closed_loop.users)
+    if job.options.closed_loop is not None:
+        return min(RESERVE, job.options.closed_loop.users)
     rate = job.timetable.rate
     return min(RESERVE, len(job), math.ceil(rate * KEEPALIVE) if math.isfinite(rate) else RESERVE)
 

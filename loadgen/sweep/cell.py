@@ -17,7 +17,7 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.measures.stability import Growth, Watch
 from loadgen.sending.client.client import LoadError, Target
-from loadgen.sending.run import LoadResult, Tally, run_load
+from loadgen.sending.run import LoadResult, RunOutput, SendOptions, Tally, run_load
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import Cell
 from loadgen.sweep.status import Status
@@ -142,10 +142,8 @@ class Sending:
             self.target,
             self.timetable,
             seed=self.seed,
-            configuration=self.asked,
-            progress=seen,
-            path=self.path,
-            processes=self.processes,
+            options=SendOptions(processes=self.processes),
+            output=RunOutput(path=self.path, configuration=self.asked, progress=seen),
         )
         sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
         ended: Ended = "complete"

@@ -19,7 +19,7 @@ from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
 from loadgen.sending.outbox import Outbox
 from loadgen.sending.pacing import BURST
-from loadgen.sending.run import LoadResult, Tally, run_load
+from loadgen.sending.run import LoadResult, RunOutput, SendOptions, Tally, run_load
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,
@@ -44,13 +44,18 @@ def load(
 ) -> tuple[LoadResult, FakeServer]:
     async def main() -> tuple[LoadResult, FakeServer]:
         async with serving(handler) as server:
-            options = {
-                key: settings.pop(key)
-                for key in ("drain_limit", "progress", "token_times")
-                if key in settings
-            }
+            shown = RunOutput(progress=settings.pop("progress", None))
+            options = SendOptions(
+                **{
+                    key: settings.pop(key)
+                    for key in ("drain_limit", "token_times")
+                    if key in settings
+                }
+            )
             target = Target(base_url=server.url, model="fake", **settings)
-            return await run_load(target, table or timetable(), seed=3, **options), server
+            return await run_load(
+                target, table or timetable(), seed=3, options=options, output=shown
+            ), server
 
     return asyncio.run(main())
 
@@ -383,7 +388,12 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
         async with serving(two_answers) as server:
             target = Target(base_url=server.url, model="fake")
             run = asyncio.create_task(
-                run_load(target, timetable(n=10_000, gap=0.05), seed=0, progress=Watch())
+                run_load(
+                    target,
+                    timetable(n=10_000, gap=0.05),
+                    seed=0,
+                    output=RunOutput(progress=Watch()),
+                )
             )
             return await run
 

@@ -26,7 +26,7 @@ from loadgen.measures.failures import Failures, count_failures
 from loadgen.report.files.saved_run import read_results
 from loadgen.report.load_verdict import LoadVerdict, judge
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.run import LoadResult, Tally, held_back, lateness, run_load
+from loadgen.sending.run import LoadResult, RunOutput, Tally, held_back, lateness, run_load
 from policies.text import SpecError
 from queueing.measurement.arrival_audit import Budget, audit_arrivals
 from queueing.measurement.record import Header, Record, read_run, write_run
@@ -480,7 +480,7 @@ def test_progress_counts_refusals_apart_from_failures() -> None:
                 Target(base_url=f"http://127.0.0.1:{port}", model="fake"),
                 table,
                 seed=1,
-                progress=kept,
+                output=RunOutput(progress=kept),
             )
         )
     run_virtual(first_line())

@@ -23,7 +23,7 @@ from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, 
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
-from loadgen.sending.run import ClosedLoop, run_load
+from loadgen.sending.run import ClosedLoop, SendOptions, run_load
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
@@ -187,7 +187,7 @@ async def sent(
         Target(base_url=site.gateway.url, model="tiny", max_tokens=longest),
         timetable,
         seed=seed,
-        closed_loop=loop,
+        options=SendOptions(closed_loop=loop),
     )
 
 
