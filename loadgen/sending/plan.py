@@ -22,8 +22,7 @@ from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.arrivals.text import Process, format_arrivals
 from loadgen.arrivals.timetable import Timetable, streams, with_predictions
 from loadgen.sending.client.client import address_of
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.drawn_arrivals import draw_arrivals
 from loadgen.sending.job import ClosedLoop, SendOptions

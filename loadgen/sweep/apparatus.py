@@ -16,9 +16,8 @@ import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sending.client.client import LoadError, Target
-from loadgen.sending.client.endpoint import look_at
-from loadgen.sending.client.keys import NO_KEYS, Keys
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import look_at, with_lengths
+from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds

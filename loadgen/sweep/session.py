@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
-from loadgen.sending.client.keys import NO_KEYS, Keys
+from loadgen.report.conditions import broken, parse_conditions
+from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sending.operating_system import cancelled_by
 from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.report.conditions import broken, parse_conditions
 from loadgen.sweep.report.report import as_json, print_results, write_results
 from loadgen.sweep.report.report_data import of_sweep
 from loadgen.sweep.report.results import Results, results_of

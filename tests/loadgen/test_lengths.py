@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from loadgen.arrivals.timetable import save_timetable
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, with_lengths
 from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import plan_load

@@ -1,1 +1,1 @@
-"""Results read from a sweep's folder, its report, the conditions that hold or not."""
+"""Results read from the folder of a sweep, and their report."""
