@@ -17,7 +17,7 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.sending.client.client import LoadError, Target, timing
 from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
-from loadgen.sending.outbox import Outbox
+from loadgen.sending.in_flight import InFlightRequests
 from loadgen.sending.pacing import BURST
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, Tally, run_load
 from tests.eventually import eventually
@@ -329,17 +329,17 @@ def test_what_goes_wrong_is_one_outcome_and_says_why(
     handler: Handler, outcome: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of the answers' time counts from where the server has got the requests."""
-    got, drain = [], Outbox.drain
+    got, drain = [], InFlightRequests.drain
 
     async def counting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         got.append(request)
         return await handler(request, body)
 
-    async def drain_then(outbox: Outbox, limit: float) -> None:
+    async def drain_then(in_flight: InFlightRequests, limit: float) -> None:
         await eventually(lambda: len(got) >= 4)
-        await drain(outbox, limit)
+        await drain(in_flight, limit)
 
-    monkeypatch.setattr(Outbox, "drain", drain_then)
+    monkeypatch.setattr(InFlightRequests, "drain", drain_then)
     result, server = load(counting, drain_limit=0.1 if outcome == "cancelled" else 60.0)
     assert [r.outcome for r in result.records] == [outcome] * 4
     assert all(r.error and error in r.error for r in result.records)

@@ -136,8 +136,8 @@ def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
 
 
 class Prompt:
-    """Stands for an outbox on virtual time, whose every answer takes `SERVICE` seconds; and for
-    its job.
+    """Stands for requests in flight on virtual time, whose every answer takes `SERVICE` seconds;
+    and for their job.
     """
 
     def __init__(self, closed: ClosedLoop) -> None:
@@ -164,14 +164,14 @@ class Prompt:
 
 
 def test_users_send_until_the_duration_is_over() -> None:
-    outbox = Prompt(ClosedLoop(users=2, duration=1.52))
+    in_flight = Prompt(ClosedLoop(users=2, duration=1.52))
 
     async def main() -> None:
-        await loadgen.sending.closed_loop.closed_loop(outbox, 0.0)  # type: ignore[arg-type]
+        await loadgen.sending.closed_loop.closed_loop(in_flight, 0.0)  # type: ignore[arg-type]
         await asyncio.sleep(10.0)  # until the last is answered, and longer
 
     run_virtual(main())
-    assert outbox.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
+    assert in_flight.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
 
 
 def test_nobody_sends_after_the_duration() -> None:

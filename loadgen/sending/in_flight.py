@@ -18,7 +18,7 @@ from queueing.measurement.record import Record
 Keep = Callable[[Record], None]
 
 
-class Outbox:
+class InFlightRequests:
     """Sends exchanges side by side; `keep` gets every record as it ends."""
 
     def __init__(self, job: Job, pool: Pool, tally: Tally, keep: Keep) -> None:
@@ -56,10 +56,10 @@ class Outbox:
 
     async def send(self, exchange: Exchange) -> Record:
         """Send it and wait for its record."""
-        told: asyncio.Future[Record] = self._loop.create_future()
-        self._under_way[exchange] = told
+        recorded: asyncio.Future[Record] = self._loop.create_future()
+        self._under_way[exchange] = recorded
         self.start(exchange)
-        return await told
+        return await recorded
 
     def _send(self, exchange: Exchange) -> None:
         self.tally.sent += 1
@@ -79,7 +79,7 @@ class Outbox:
             exchange.send(connection)
 
     def _end(self, exchange: Exchange) -> None:
-        told = self._under_way.pop(exchange)
+        recorded = self._under_way.pop(exchange)
         record = exchange.record()
         if record.outcome == "completed":
             self.tally.completed += 1
@@ -91,8 +91,8 @@ class Outbox:
         except OSError as error:
             self._stop(cannot_write(error.filename, error))
         self._count_failures(record)
-        if told is not None and not told.done():
-            told.set_result(record)
+        if recorded is not None and not recorded.done():
+            recorded.set_result(record)
         self._ended.set()
         if self._held and record.sent_at is not None:
             following = self._held.popleft()
