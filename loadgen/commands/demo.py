@@ -150,7 +150,9 @@ class Progress(Status):
             ahead[0] = max(0.0, self._cell_ends - now)
         seconds = sum(ahead) + max(0.0, self._phase_ends - now)
         cells = counted(len(ahead), "cell")
-        answered = "" if self._tally is None else f" {self._tally.completed}/{self._tally.asked}"
+        answered = (
+            "" if self._counters is None else f" {self._counters.completed}/{self._counters.asked}"
+        )
         return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
 
 

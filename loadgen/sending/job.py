@@ -16,7 +16,7 @@ from queueing.measurement.record import Record
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """How far a run has come."""
 
     asked: int

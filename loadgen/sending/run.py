@@ -17,7 +17,7 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.measures.metrics import LATENESS, values
 from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.job import OPEN_LOOP, ClosedLoop, Job, SendOptions, Tally, row_of
+from loadgen.sending.job import OPEN_LOOP, ClosedLoop, Counters, Job, SendOptions, row_of
 from loadgen.sending.operating_system import raise_file_limit, real_time_permitted
 from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
@@ -29,11 +29,11 @@ from queueing.measurement.statistics import Summary, summarise
 
 __all__ = [
     "ClosedLoop",
+    "Counters",
     "LoadResult",
     "Progress",
     "RunOutput",
     "SendOptions",
-    "Tally",
     "lateness",
     "run_load",
 ]
@@ -45,9 +45,9 @@ START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the
 
 
 class Progress(Protocol):
-    """Shows a tally now and then until it is cancelled."""
+    """Shows the counters now and then until it is cancelled."""
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Does not end by itself."""
         ...
 
@@ -104,9 +104,9 @@ async def run_load(
     )
     raise_file_limit(options.most_at_once)
     header = _header(job, output.configuration)
-    tally = Tally(asked=len(timetable))
-    async with _shown(output.progress, tally):
-        records, interrupted, missing = await _send(job, header, tally, output.path)
+    counters = Counters(asked=len(timetable))
+    async with _shown(output.progress, counters):
+        records, interrupted, missing = await _send(job, header, counters, output.path)
     records.sort(key=row_of)
     header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
     missing += _replaced(output.path, header, records)
@@ -114,13 +114,13 @@ async def run_load(
 
 
 async def _send(
-    job: Job, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """The records, whether the run was interrupted, and what is missing."""
     if job.options.processes != 1:
-        return await send_by_processes(job, header, tally, path)
-    records, interrupted = await _send_here(job, header, tally, path)
-    return records, interrupted, tuple(filter(None, [tally.missing()]))
+        return await send_by_processes(job, header, counters, path)
+    records, interrupted = await _send_here(job, header, counters, path)
+    return records, interrupted, tuple(filter(None, [counters.missing()]))
 
 
 def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
@@ -142,19 +142,19 @@ def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recor
 
 
 async def _send_here(
-    job: Job, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool]:
     records: list[Record] = []
     start_at = asyncio.get_running_loop().time() + START_DELAY
     if path is None:
-        return records, await send_job(job, start_at, tally, records.append)
+        return records, await send_job(job, start_at, counters, records.append)
     with _writer(path, header) as writer:
 
         def keep(record: Record) -> None:
             records.append(record)
             writer.keep(record)
 
-        return records, await send_job(job, start_at, tally, keep)
+        return records, await send_job(job, start_at, counters, keep)
 
 
 def _writer(path: Path, header: Header) -> RunWriter:
@@ -168,8 +168,8 @@ def _writer(path: Path, header: Header) -> RunWriter:
 
 
 @asynccontextmanager
-async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]:
-    shown = asyncio.create_task(progress.show(tally)) if progress else None
+async def _shown(progress: Progress | None, counters: Counters) -> AsyncIterator[None]:
+    shown = asyncio.create_task(progress.show(counters)) if progress else None
     try:
         yield
     finally:

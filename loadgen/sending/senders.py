@@ -26,7 +26,7 @@ import numpy as np
 
 from loadgen.arrivals.timetable import split
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoop, Job, Tally, row_of
+from loadgen.sending.job import ClosedLoop, Counters, Job, row_of
 from policies.text import counted
 from queueing.measurement.record import Header, Record, read_run, to_line
 
@@ -79,7 +79,7 @@ def _share(job: Job, index: np.ndarray, sender: int) -> Job:
 
 
 async def send_by_processes(
-    job: Job, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """Records of all senders, whether the run was interrupted, and what is missing. Raises
     LoadError.
@@ -87,7 +87,7 @@ async def send_by_processes(
     with tempfile.TemporaryDirectory() as scratch:
         whole = path or Path(scratch) / "run.jsonl"
         senders = [Sender(share, whole) for share in shares(job)]
-        interrupted = await _run(senders, header, tally)
+        interrupted = await _run(senders, header, counters)
         records = [record for sender in senders for record in sender.records()]
         missing = tuple(why for sender in senders if (why := sender.missing()))
         for sender in senders:
@@ -95,8 +95,8 @@ async def send_by_processes(
     return records, interrupted or any(sender.interrupted for sender in senders), missing
 
 
-async def _run(senders: Sequence[Sender], header: Header, tally: Tally) -> bool:
-    adding = asyncio.create_task(_add_up(senders, tally))
+async def _run(senders: Sequence[Sender], header: Header, counters: Counters) -> bool:
+    adding = asyncio.create_task(_add_up(senders, counters))
     interrupted = False
     try:
         await asyncio.gather(*(sender.start(header) for sender in senders))
@@ -111,7 +111,7 @@ async def _run(senders: Sequence[Sender], header: Header, tally: Tally) -> bool:
     finally:
         await asyncio.gather(*(sender.stop() for sender in senders))
         adding.cancel()
-        _add(senders, tally)
+        _add(senders, counters)
     return interrupted
 
 
@@ -121,7 +121,7 @@ class Sender:
     def __init__(self, job: Job, whole: Path) -> None:
         self.job = job
         self.file = whole.with_name(f"{whole.stem}.sender{job.sender_id}{whole.suffix}")
-        self.tally = Tally(asked=len(job))
+        self.counters = Counters(asked=len(job))
         self.interrupted = False
         self._process: Process | None = None
         self._following: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class Sender:
     async def _follow(self, process: Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            self.tally, self.interrupted = msgspec.json.decode(line, type=tuple[Tally, bool])
+            self.counters, self.interrupted = msgspec.json.decode(line, type=tuple[Counters, bool])
         await process.wait()
 
     async def ended(self) -> None:
@@ -187,7 +187,7 @@ class Sender:
         """What it has left untold, where it died or stopped."""
         code = self._process.returncode if self._process else None
         if code == 0 or code is None:
-            left = self.tally.missing()
+            left = self.counters.missing()
             return None if left is None else f"sender {self.job.sender_id}: {left}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         lost = sorted(set(self.job.rows.tolist()) - {row_of(record) for record in self.records()})
@@ -197,12 +197,12 @@ class Sender:
         )
 
 
-async def _add_up(senders: Sequence[Sender], tally: Tally) -> None:
+async def _add_up(senders: Sequence[Sender], counters: Counters) -> None:
     while True:
-        _add(senders, tally)
+        _add(senders, counters)
         await asyncio.sleep(0.25)
 
 
-def _add(senders: Sequence[Sender], tally: Tally) -> None:
+def _add(senders: Sequence[Sender], counters: Counters) -> None:
     for name in ("sent", "completed", "other", "refused", "held"):
-        setattr(tally, name, sum(getattr(sender.tally, name) for sender in senders))
+        setattr(counters, name, sum(getattr(sender.counters, name) for sender in senders))

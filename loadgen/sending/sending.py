@@ -18,24 +18,24 @@ from loadgen.sending.client.client import address_of
 from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.sending.closed_loop import closed_loop
 from loadgen.sending.in_flight import InFlightRequests, Keep
-from loadgen.sending.job import Job, Tally
+from loadgen.sending.job import Counters, Job
 from loadgen.sending.operating_system import real_time_scheduling
 from loadgen.sending.pacing import pace, quiet_garbage_collector
 from queueing.commands.remote import tls_context
 
 
-async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
+async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) -> bool:
     """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it
     was interrupted.
 
-    Too many failures in a row end it too: `tally.stopped` then says so.
+    Too many failures in a row end it too: `counters.stopped` then says so.
     A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this
     returns.
     """
     address, target = address_of(job.target), job.target
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
     async with Pool(address, reserve_for(job), tls) as pool:
-        in_flight = InFlightRequests(job, pool, tally, keep)
+        in_flight = InFlightRequests(job, pool, counters, keep)
         with quiet_garbage_collector(), real_time_scheduling():
             return await _send(in_flight, start_at)
 
@@ -50,7 +50,7 @@ async def _send(in_flight: InFlightRequests, start_at: float) -> bool:
         await send_all(in_flight, start_at)
         await in_flight.drain(options.drain_limit)
     except asyncio.CancelledError:
-        interrupted = in_flight.tally.stopped is None
+        interrupted = in_flight.counters.stopped is None
         sending.uncancel()
     finally:
         in_flight.on_stop = None

@@ -19,7 +19,7 @@ from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
 from loadgen.sending.in_flight import InFlightRequests
 from loadgen.sending.pacing import BURST
-from loadgen.sending.run import LoadResult, RunOutput, SendOptions, Tally, run_load
+from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,
@@ -214,8 +214,8 @@ class Blocking:
 
     blocked_until = 0.0
 
-    async def show(self, tally: Tally) -> None:
-        while not tally.sent:  # noqa: ASYNC110 - a tally only counts
+    async def show(self, counters: Counters) -> None:
+        while not counters.sent:  # noqa: ASYNC110 - counters raise no event
             await asyncio.sleep(0)
         now = asyncio.get_running_loop().time
         self.blocked_until = now() + 0.1
@@ -379,8 +379,8 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
             raise AssertionError
 
         class Watch:
-            async def show(self, tally: Tally) -> None:
-                while tally.completed < 2:  # noqa: ASYNC110 - a tally only counts
+            async def show(self, counters: Counters) -> None:
+                while counters.completed < 2:  # noqa: ASYNC110 - counters raise no event
                     await asyncio.sleep(0.01)
                 await third.wait()
                 run.cancel()
@@ -441,15 +441,15 @@ def test_the_collector_is_off_in_a_run_and_back_after_it() -> None:
 
 def test_progress_sees_every_request_and_the_header_no_key() -> None:
     class Shown:
-        tally: Tally
+        counters: Counters
 
-        async def show(self, tally: Tally) -> None:
-            self.tally = tally
+        async def show(self, counters: Counters) -> None:
+            self.counters = counters
             await asyncio.Event().wait()
 
     shown = Shown()
     result, _ = load(progress=shown, api_key="secret")
-    assert (shown.tally.sent, shown.tally.completed, shown.tally.other) == (4, 4, 0)
+    assert (shown.counters.sent, shown.counters.completed, shown.counters.other) == (4, 4, 0)
     assert "secret" not in repr(result.header)
     assert result.header.hardware["cores"] >= 1
     assert result.header.configuration["max_tokens"] == 6
