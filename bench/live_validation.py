@@ -91,8 +91,8 @@ async def measure(options: argparse.Namespace) -> int:
     from bench.live.session import Session
     from loadgen.gateway.gateway_process import GatewayError
     from loadgen.sending.operating_system import cancelled_by
-    from loadgen.sweep.apparatus import Apparatus
     from loadgen.sweep.gateway import OwnGateway
+    from loadgen.sweep.rig import Rig
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
@@ -111,7 +111,7 @@ async def measure(options: argparse.Namespace) -> int:
             gateway = OwnGateway(
                 plan, options.folder, options.port, gateway_arguments(rules, fast=options.fast)
             )
-            apparatus = Apparatus(plan, store, status, gateway, repeats=rules.repeats)
+            apparatus = Rig(plan, store, status, gateway, repeats=rules.repeats)
             with cancelled_by(signal.SIGINT, signal.SIGTERM):
                 whole = await Session(
                     apparatus, rules, every, wanted, options.max_seconds, options.total_seconds

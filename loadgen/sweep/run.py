@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
 from loadgen.sweep.grid import Cell, planned_cells
 from loadgen.sweep.journal import Event, damage
 from loadgen.sweep.plan import Plan, searches_in_words, searches_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import counted
@@ -49,7 +49,7 @@ class Sweep:
     plan: Plan
     store: Store
     status: Status
-    apparatus: Apparatus
+    rig: Rig
 
     async def run(self, search: Callable[[Sweep], Awaitable[None]]) -> None:
         """Measure what is not done yet: the cells, then the plan's searches, by `search`.
@@ -65,7 +65,7 @@ class Sweep:
             self.status.note("everything is measured already")
             return
         try:
-            await self.apparatus.open()
+            await self.rig.open()
             if searches_of(self.plan):
                 self.status.note(searches_in_words(self.plan))
             cells = await self._planned()
@@ -78,7 +78,7 @@ class Sweep:
                 await search(self)
             self.store.append("finished")
         finally:
-            await self.apparatus.close()
+            await self.rig.close()
 
     async def measure(self, cell: Cell, place: str) -> None:
         """Return when the cell is done, refused, or has failed too often; `place` names it in
@@ -100,7 +100,7 @@ class Sweep:
             except GatewayError as error:
                 if self.store.progress.of(cell.name).open is not None:
                     self.store.append("cut", cell=cell.name, reason=str(error), files={})
-                await self.apparatus.recover(str(error))
+                await self.rig.recover(str(error))
                 continue
             if run.ended == "interrupted":
                 raise asyncio.CancelledError
@@ -109,7 +109,7 @@ class Sweep:
                     return
                 self._set_aside(cell, f"{place}, {cell}")
                 continue
-            await self.apparatus.recover(run.why or "no reason known")
+            await self.rig.recover(run.why or "no reason known")
         known = self.store.progress.of(cell.name)
         given_up = f"given up after {counted(known.attempts, 'attempt')}"
         self.store.append(
@@ -118,11 +118,9 @@ class Sweep:
         self.status.note(f"{place}, {cell}: {given_up}")
 
     async def _attempt(self, cell: Cell, shown: str) -> CellRun:
-        apparatus = self.apparatus
-        before = await apparatus.speed_now()
-        begun = await begin(
-            apparatus.gateway.client, apparatus.gateway.record_file, cell, self.status.note
-        )
+        rig = self.rig
+        before = await rig.speed_now()
+        begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, self.status.note)
         attempt = 1 + self.store.progress.of(cell.name).attempts
         where = {
             "epoch": begun.epoch,
@@ -131,19 +129,19 @@ class Sweep:
         }
         self.store.append("started", cell=cell.name, attempt=attempt, **where)
         self.status.phase(shown, self.seconds(cell))
-        apparatus.speed = None
+        rig.speed = None
         run = await Sending(
-            client=apparatus.gateway.client,
+            client=rig.gateway.client,
             begun=begun,
             cell=cell,
-            timetable=apparatus.basis.timetable(cell),
-            target=apparatus.target,
+            timetable=rig.basis.timetable(cell),
+            target=rig.target,
             seed=self.plan.seed,
             configuration=self._asked(),
             progress=self.status,
             path=self.store.growing(cell.name, attempt),
             processes=self.plan.processes,
-            why_lost=apparatus.gateway.why_lost,
+            why_lost=rig.gateway.why_lost,
             stop_unstable=not (
                 self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"
             ),
@@ -159,7 +157,7 @@ class Sweep:
     async def _speed_after(self) -> float | None:
         """None where the gateway is lost just now: the cell is whole all the same."""
         try:
-            return await self.apparatus.speed_now()
+            return await self.rig.speed_now()
         except GatewayError:
             return None
 
@@ -295,6 +293,6 @@ class Sweep:
         """As planned at the first start: lengths are advised once."""
         if self.store.journal.last("planned") is None:
             self.status.phase("planning the cells")
-            cells = await asyncio.to_thread(lambda: list(self.apparatus.basis.cells()))
+            cells = await asyncio.to_thread(lambda: list(self.rig.basis.cells()))
             self.store.append("planned", cells=msgspec.to_builtins(cells))
         return planned_cells(self.store.journal.events)

@@ -18,12 +18,12 @@ from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
 from loadgen.report.conditions import broken, parse_conditions
 from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sending.operating_system import cancelled_by
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report.report import as_json, print_results, write_results
 from loadgen.sweep.report.report_data import of_sweep
 from loadgen.sweep.report.results import Results, results_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.search import search_all
 from loadgen.sweep.status import Status
@@ -50,8 +50,8 @@ async def run_session(
     await _check_gateway(plan, folder, keys)
     store = Store.open(folder, plan)
     async with Status(sys.stderr) as status:
-        apparatus = Apparatus.of(plan, store, status, port, keys)
-        ended = await _measure(Sweep(plan, store, status, apparatus))
+        rig = Rig.of(plan, store, status, port, keys)
+        ended = await _measure(Sweep(plan, store, status, rig))
         if ended.interrupted and store.is_unmeasured():
             store.journal.close()
             _say(

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayLostError, GatewayProcess, free_port
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway, stop_left_behind
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
 from loadgen.sweep.report.report import _drift
 from loadgen.sweep.report.results import results_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
@@ -380,10 +380,10 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
             client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing
         )
         async with Status(said) as status:
-            apparatus = Apparatus(plan, store, status, gateway)
+            rig = Rig(plan, store, status, gateway)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Apparatus, "_start", nothing)
-                await apparatus.open()
+                patch.setattr(Rig, "_start", nothing)
+                await rig.open()
         store.journal.close()
         return said.getvalue()
 

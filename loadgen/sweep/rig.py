@@ -34,8 +34,8 @@ STARTING, CALIBRATING = 10.0, 15.0  # seconds, about
 
 
 @dataclass(slots=True)
-class Apparatus:
-    """One session's gateway and what is known of it."""
+class Rig:
+    """The test rig of one session: its gateway and what is known of it."""
 
     plan: Plan
     store: Store
@@ -49,9 +49,7 @@ class Apparatus:
     keys: Keys = NO_KEYS
 
     @classmethod
-    def of(
-        cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS
-    ) -> Apparatus:
+    def of(cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS) -> Rig:
         """With a gateway of its own, or the one that the plan names."""
         gateway = (
             GivenGateway(plan.base_url, keys)
