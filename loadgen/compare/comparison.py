@@ -78,7 +78,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingError:
     """What chance alone does to the mean of a run of this length under the asked process and the
     calibrated law, seconds.
     """
@@ -190,7 +190,9 @@ Predict = Callable[
     [Policy, float, Sequence[Served], LatencyModel], Predicted
 ]  # policy, measured rate, the run, the law
 Printed = Callable[[Policy, float, Sequence[Served], LatencyModel], tuple[float, PaperKind] | None]
-Chance = Callable[[Policy, float, Sequence[Served], Compared, Predicted], Sampling | None]
+SamplingErrorOf = Callable[
+    [Policy, float, Sequence[Served], Compared, Predicted], SamplingError | None
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class Theory:
     predict: Predict | None = None  # with the asked rate and lengths
     live: Predict | None = None  # with the run's own
     printed: Printed | None = None
-    chance: Chance | None = None
+    sampling_error: SamplingErrorOf | None = None
     asked_rate: float | None = None
     # the queue that was asked for, under the calibrated law
     model: Callable[[Policy, Sequence[Served]], Model] | None = None

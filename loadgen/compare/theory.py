@@ -1,5 +1,5 @@
 """What stands beside an observation: the simulator on the run's own arrivals, predictions, the
-printed formula, chance.
+printed formula, the sampling error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.compare.chance import sampling
-from loadgen.compare.comparison import Compared, PaperKind, Predicted, Sampling, Theory
+from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
+from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
@@ -46,7 +46,7 @@ def theory_of(
         predict=asked.predict,
         live=asked.live,
         printed=asked.printed,
-        chance=asked.chance,
+        sampling_error=asked.sampling_error,
         asked_rate=asked_rate,
         model=asked.calibrated,
     )
@@ -83,16 +83,18 @@ class _Asked:
     ) -> tuple[float, PaperKind] | None:
         return printed_delay(self._model(policy, group, at), self.rate or rate)
 
-    def chance(
+    def sampling_error(
         self,
         policy: Policy,
         rate: float,
         group: Sequence[Served],
         compared: Compared,
         answer: Predicted,
-    ) -> Sampling | None:
+    ) -> SamplingError | None:
         model = self.calibrated(policy, group)
-        return sampling(model, self.rate or rate, len(group), compared, answer, seed=self.seed)
+        return sampling_error(
+            model, self.rate or rate, len(group), compared, answer, seed=self.seed
+        )
 
     def calibrated(self, policy: Policy, group: Sequence[Served]) -> Model:
         return self._model(policy, group, self.law)

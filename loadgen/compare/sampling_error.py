@@ -1,4 +1,4 @@
-"""What chance alone does to a run: the mean of runs of this very length under the asked process and
+"""The sampling error of a run: the mean of runs of this very length under the asked process and
 the calibrated law.
 
 `RUNS` simulated runs of n requests, each from an empty queue and with the same warm-up dropped,
@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 
-from loadgen.compare.comparison import NORMAL, Compared, Predicted, Sampling
+from loadgen.compare.comparison import NORMAL, Compared, Predicted, SamplingError
 from queueing.errors import PredictionError
 from queueing.measurement.batch_means import student
 from queueing.measurement.statistics import warm_up
@@ -29,10 +29,10 @@ RUNS, GENERIC_RUNS = 40, 10  # the simulator that drives policy objects is a hun
 LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
 
 
-def sampling(
+def sampling_error(
     model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
-) -> Sampling | None:
-    """Chance in a run of `count` requests; None where there is no steady state or the run is too
+) -> SamplingError | None:
+    """Of the mean over `count` requests; None where there is no steady state or the run is too
     short to have a mean.
     """
     mean = getattr(answer, compared)
@@ -42,7 +42,7 @@ def sampling(
     return (
         None
         if long_run is None
-        else Sampling(long_run, half_width, _spread(model, rate, count, compared, seed))
+        else SamplingError(long_run, half_width, _spread(model, rate, count, compared, seed))
     )
 
 
