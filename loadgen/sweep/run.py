@@ -32,7 +32,7 @@ from policies.text import counted
 from queueing.measurement.machine import versions
 
 ATTEMPTS = 3  # of a cell, in one session
-NOISE = 0.15  # change of the engine's speed from before a cell to after it
+MOST_CHANGE = 0.15  # change of the engine's speed from before a cell to after it
 OVERHEAD = 1.0  # seconds of a cell besides sending and calibrating
 
 
@@ -85,7 +85,7 @@ class Sweep:
         what is shown.
         """
         if self._is_done(cell):
-            if not self._was_noisy(cell):
+            if not self._was_disturbed(cell):
                 return
             self._set_aside(cell, f"{place}, {cell}")
         if self._is_refused(cell):
@@ -105,7 +105,7 @@ class Sweep:
             if run.ended == "interrupted":
                 raise asyncio.CancelledError
             if run.ended != "lost":
-                if not self._was_noisy(cell):
+                if not self._was_disturbed(cell):
                     return
                 self._set_aside(cell, f"{place}, {cell}")
                 continue
@@ -201,15 +201,15 @@ class Sweep:
 
     # noise
 
-    def _was_noisy(self, cell: Cell) -> bool:
+    def _was_disturbed(self, cell: Cell) -> bool:
         """Whether its mean says more about the machine than about the queue, and it may be
         measured again.
         """
         known = self.store.progress.of(cell.name)
         return (
             known.done is not None
-            and known.noisy < self.plan.repeat_noisy
-            and speed_change(known.done) > NOISE
+            and known.disturbed < self.plan.repeat_noisy
+            and speed_change(known.done) > MOST_CHANGE
         )
 
     def _set_aside(self, cell: Cell, shown: str) -> None:
@@ -245,7 +245,7 @@ class Sweep:
             return False
         cells = planned_cells(self.store.journal.events)
         return all(
-            self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell))
+            self._is_refused(cell) or (self._is_done(cell) and not self._was_disturbed(cell))
             for cell in cells
         )
 
@@ -254,7 +254,7 @@ class Sweep:
 
     def _is_left(self, cell: Cell) -> bool:
         return (
-            self.store.progress.of(cell.name).done is None or self._was_noisy(cell)
+            self.store.progress.of(cell.name).done is None or self._was_disturbed(cell)
         ) and not self._is_refused(cell)
 
     def _refuse(self, cell: Cell) -> None:
