@@ -102,7 +102,7 @@ class _Answers:
     predicted: Predicted | None = None
     live: Predicted | None = None
     replayed: Instants | None = None
-    printed: tuple[float, PaperKind] | None = None
+    published: tuple[float, PaperKind] | None = None
 
     def means(self, name: Compared) -> dict[str, float | None]:
         """Of one quantity, by theory."""
@@ -111,7 +111,7 @@ class _Answers:
             for key in ("a_priori", "predicted", "live")
         }
         return found | {
-            "paper": self.printed[0] if self.printed and name == "queueing_delay" else None
+            "paper": self.published[0] if self.published and name == "queueing_delay" else None
         }
 
     def quantiles(self, name: Compared) -> dict[str, Mapping[str, float]]:
@@ -147,7 +147,7 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
         predicted_utilisation=predicted.utilisation if predicted else None,
         predicted_batch_size=predicted.batch_size if predicted else None,
         method=a_priori.method if a_priori else None,
-        paper_kind=answers.printed[1] if answers.printed else None,
+        paper_kind=answers.published[1] if answers.published else None,
         distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist())
         if observed.size
         else (),
@@ -173,7 +173,7 @@ def _answers(group: Group, theory: Theory) -> _Answers:
         replayed=None
         if theory.replay is None or speed is None
         else theory.replay(policy, requests, at_speed),
-        printed=theory.printed(*given, at_speed) if theory.printed else None,
+        published=theory.published(*given, at_speed) if theory.published else None,
     )
 
 

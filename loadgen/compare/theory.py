@@ -1,5 +1,5 @@
 """What stands beside an observation: the simulator on the run's own arrivals, predictions, the
-printed formula, the sampling error.
+published formula, the sampling error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def theory_of(
         replay=asked.replay,
         predict=asked.predict,
         live=asked.live,
-        printed=asked.printed,
+        published=asked.published,
         sampling_error=asked.sampling_error,
         asked_rate=asked_rate,
         model=asked.calibrated,
@@ -78,10 +78,10 @@ class _Asked:
         model = self._model(policy, group, at)
         return predict_means(dataclasses.replace(model, output_tokens=lengths_of(group)), rate)
 
-    def printed(
+    def published(
         self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
     ) -> tuple[float, PaperKind] | None:
-        return printed_delay(self._model(policy, group, at), self.rate or rate)
+        return published_delay(self._model(policy, group, at), self.rate or rate)
 
     def sampling_error(
         self,
@@ -230,9 +230,9 @@ def predict_means(model: Model, rate: float) -> Predicted:
     )
 
 
-def printed_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None:
-    """The mean queueing delay as the documents print it, seconds; None where they print nothing for
-    this queue.
+def published_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None:
+    """The mean queueing delay by the papers' formula, seconds; None where they have none for this
+    queue.
 
     The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know
     no bound of the batch either and are evaluated without the engine's; a bound of the mean is only
@@ -250,7 +250,7 @@ def printed_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None:
     try:
         mean = predict_model(model, rate, method="paper").queueing_delay.mean
     except (PredictionError, SpecError):
-        return None  # unstable; or nothing is printed: capped batches, max_wait
+        return None  # unstable; or nothing is published: capped batches, max_wait
     kind: PaperKind = (
         "exact"
         if isinstance(policy, Single)

@@ -55,7 +55,7 @@ each_policy = pytest.mark.parametrize("policy", list(RATES))
 
 def asked(policy: str, law: LatencyModel = LAW) -> Theory:
     return dataclasses.replace(
-        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, printed=None
+        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, published=None
     )  # for speed
 
 
@@ -151,7 +151,7 @@ def replayed(rate: float) -> Theory:
         predict=lambda *_: predicted,
         sampling_error=lambda *_: sampling,
         live=None,
-        printed=None,
+        published=None,
     )
 
 
