@@ -130,16 +130,16 @@ def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
     beside those they share requests with.
     """
     sent = [file for file in files if file.header.writer == "load"]
-    seen = [file for file in files if file.header.writer != "load"]
-    if not seen:
+    received = [file for file in files if file.header.writer != "load"]
+    if not received:
         raise SpecError(
             "got load generators' files only; expected the gateway's own as well (kendall serve "
             "--record-file)"
         )
-    return [cell for file in seen for cell in _cells(file, beside(file, sent), asked)]
+    return [cell for file in received for cell in _cells(file, sent_records(file, sent), asked)]
 
 
-def beside(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
+def sent_records(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
     """The load generators' records of this file's requests."""
     return [
         record
