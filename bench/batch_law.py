@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.sending.run import hardware, versions
 from policies import Elastic, Fixed, Policy, Request
 from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel
+from queueing.measurement.machine import hardware, versions
 from server.calibration.designed import Awaited
 from server.engines.base import Capabilities, Engine, Sampling, Step, Work
 from server.operations.serving import choose_engine

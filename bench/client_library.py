@@ -38,8 +38,8 @@ from loadgen.gateway.gateway_process import free_port
 from loadgen.sending.client.client import Exchange
 from loadgen.sending.client.pool import Pool
 from loadgen.sending.client.wire import Address
-from loadgen.sending.run import hardware, versions
-from loadgen.sending.urgency import urgent
+from loadgen.sending.operating_system import real_time_scheduling
+from queueing.measurement.machine import hardware, versions
 
 LONG = 51
 STREAMS = 8
@@ -207,7 +207,7 @@ async def closest(post: Post, pairs: int = 200) -> float:
 
     # as senders are; else the server that is woken by the first may take the processor from the
     # second
-    with urgent():
+    with real_time_scheduling():
         for _ in range(pairs):
             begins: list[float] = []
             await asyncio.gather(timed(begins), timed(begins))

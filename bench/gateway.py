@@ -32,7 +32,6 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from bench.gateway.judging import Finding, conclusion
 from bench.gateway.page import write
 from bench.gateway.servers import child
 from bench.gateway.wire import WireError
-from loadgen.sending.run import hardware, versions
+from queueing.measurement.machine import hardware, versions
 
 ROUNDS = {"engine": 10, "edge": 10}  # parts, and how often each is repeated
 PACKAGES = (
@@ -110,13 +109,7 @@ def judged_anew(report: dict[str, Any]) -> dict[str, Any]:
 
 def installed() -> dict[str, str]:
     """Versions of what is compared."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions() | found
+    return versions() | versions(PACKAGES)
 
 
 def arguments() -> argparse.Namespace:

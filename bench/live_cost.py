@@ -41,7 +41,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from loadgen.sending.run import hardware
 from policies import parse_policy
 from queueing.control.advice.forecast import Knobs
 from queueing.control.advice.what_if import what_ifs
@@ -50,6 +49,7 @@ from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.window.feed import MOST, Feed, News
 from queueing.estimation.window.mirror import Mirror
 from queueing.latency.law import LatencyModel
+from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import predict_model

@@ -37,8 +37,9 @@ from bench.live.pinged_gateway import PINGS_FILE, PingedGateway
 from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import free_port
 from loadgen.sending.client.target import Target
-from loadgen.sending.run import hardware, run_load
+from loadgen.sending.run import run_load
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.measurement.machine import hardware
 
 RATE = 500.0  # requests/s
 LAW = "k1=1e-5,k2=1e-3,k3=1e-6,k4=1e-3,cv=0.1"

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,9 +90,9 @@ async def measure(options: argparse.Namespace) -> int:
     from bench.live.design import FAST, QUIET_MACHINE, chosen, gateway_arguments, plan_of, points
     from bench.live.session import Session
     from loadgen.gateway.gateway_process import GatewayError
-    from loadgen.sweep.apparatus import Apparatus
+    from loadgen.sending.operating_system import cancelled_by
     from loadgen.sweep.gateway import OwnGateway
-    from loadgen.sweep.session import cancelled_by_signals
+    from loadgen.sweep.rig import Rig
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
@@ -110,8 +111,8 @@ async def measure(options: argparse.Namespace) -> int:
             gateway = OwnGateway(
                 plan, options.folder, options.port, gateway_arguments(rules, fast=options.fast)
             )
-            apparatus = Apparatus(plan, store, status, gateway, repeats=rules.repeats)
-            with cancelled_by_signals():
+            apparatus = Rig(plan, store, status, gateway, repeats=rules.repeats)
+            with cancelled_by(signal.SIGINT, signal.SIGTERM):
                 whole = await Session(
                     apparatus, rules, every, wanted, options.max_seconds, options.total_seconds
                 ).run()

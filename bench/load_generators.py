@@ -31,8 +31,8 @@ import numpy as np
 
 from loadgen.arrivals.timetable import delivered_rate
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.run import hardware, versions
 from queueing.measurement.arrival_audit import audit_arrivals
+from queueing.measurement.machine import hardware, versions
 from queueing.measurement.record import Record, read_run
 from server.engines.tiny import make_tiny
 

@@ -27,8 +27,9 @@ from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending import pacing
 from loadgen.sending.client.client import Target
 from loadgen.sending.pacing import Clock, Spin, pacing_clock
-from loadgen.sending.run import hardware, run_load, versions
+from loadgen.sending.run import run_load
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.measurement.machine import hardware, versions
 
 LAW = "k1=1e-5,k2=1e-4,k3=1e-5,k4=1e-4"
 

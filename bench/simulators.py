@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.sending.run import hardware
 from policies import parse_policy
 from queueing.distributions.token_distribution import Vector, parse_distribution
 from queueing.latency.law import LatencyModel
+from queueing.measurement.machine import hardware
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run
 

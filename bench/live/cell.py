@@ -24,15 +24,15 @@ from bench.live.results import Result
 from bench.live.speed_path import WIDTH, LoadedQueue
 from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
-from loadgen.sending.run import hardware
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin
 from loadgen.sweep.gateway import header_of, records_since
 from loadgen.sweep.grid import Basis, Cell
+from loadgen.sweep.rig import Rig
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.speed.batch_times import batch_times
+from queueing.measurement.machine import hardware
 from queueing.model import Model
 
 
@@ -53,7 +53,7 @@ class Measured:
 class RunningCell:
     """A point of the table on the apparatus; `allowed` seconds of load, `shown` in the progress."""
 
-    apparatus: Apparatus
+    apparatus: Rig
     rules: Rules
     point: Point
     allowed: float

@@ -26,8 +26,8 @@ from bench.live.judgement import judge, source_of
 from bench.live.results import Result, read_results
 from bench.live.schedule import Schedule
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import stop_left_behind
+from loadgen.sweep.rig import Rig
 from queueing.latency.profile import Profile
 
 ATTEMPTS = 3  # of a cell whose gateway is lost
@@ -37,7 +37,7 @@ ATTEMPTS = 3  # of a cell whose gateway is lost
 class Session:
     """What is left of the points, within the time that there is."""
 
-    apparatus: Apparatus
+    apparatus: Rig
     rules: Rules
     every: Sequence[Point]  # of the plan: they share the time
     points: Sequence[Point]  # that this session is for

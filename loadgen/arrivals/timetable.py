@@ -112,7 +112,6 @@ def draw_timetable(
     seed: int,
     prompt_tokens: Lengths,
     output_tokens: Lengths,
-    prediction: LengthPrediction | None = None,
 ) -> Timetable:
     """`count` arrivals of a process, those within `duration` seconds, or whichever ends first.
     Raises SpecError.
@@ -124,7 +123,7 @@ def draw_timetable(
             f"got no arrival of {process} within {duration} s; expected a longer duration or a "
             "higher rate"
         )
-    timetable = Timetable(
+    return Timetable(
         intended_at=instants,
         prompt_tokens=np.asarray(
             prompt_tokens.sample(stream.prompt_tokens, instants.size), dtype=np.int64
@@ -133,7 +132,6 @@ def draw_timetable(
             output_tokens.sample(stream.output_tokens, instants.size), dtype=np.int64
         ),
     )
-    return with_predictions(timetable, prediction, seed) if prediction else timetable
 
 
 def with_predictions(timetable: Timetable, prediction: LengthPrediction, seed: int) -> Timetable:

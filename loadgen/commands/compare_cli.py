@@ -150,7 +150,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
                 "got a law or what was asked with --sweep; expected neither: its folder says both"
             )
         if (folder / "plan.json").is_file():
-            from loadgen.sweep.report_data import of_sweep  # noqa: PLC0415
+            from loadgen.sweep.report.report_data import of_sweep  # noqa: PLC0415
 
             return of_sweep(folder)
         return of_folder(folder)
@@ -227,25 +227,17 @@ def _status(data: ReportData, checks: list[Assertion]) -> int:
     """Exit status: 1 where nothing was measured, 3 where a condition does not hold in a cell or
     a cell is missing.
     """
-    from loadgen.compare.assertions import broken_lines  # noqa: PLC0415
-    from loadgen.compare.cell_values import values_of  # noqa: PLC0415
+    from loadgen.report.conditions import broken  # noqa: PLC0415
 
     if not data.cells:
         typer.echo(
             "kendall: got no completed request in these files; expected some to compare", err=True
         )
         return 3 if checks else 1
-    broken = [
-        line for cell in data.cells for line in broken_lines(checks, values_of(cell), cell.name)
-    ]
-    broken += [
-        f"{cell.name}: got no result ({cell.state}); expected one to check"
-        for cell in data.missing
-        if checks
-    ]
-    for line in broken:
+    lines = broken(checks, data)
+    for line in lines:
         typer.echo(f"kendall: {line}", err=True)
-    return 3 if broken else 0
+    return 3 if lines else 0
 
 
 def main() -> None:

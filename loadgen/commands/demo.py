@@ -29,7 +29,7 @@ from loadgen.compare.theory import theory_of
 from loadgen.gateway.gateway_process import GatewayError, GatewayProcess
 from loadgen.report.report import as_object
 from loadgen.sending.client.client import Target
-from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.cell import CellRun, Sending, begin
 from loadgen.sweep.grid import Cell as SweptCell
 from loadgen.sweep.status import Status, duration
@@ -150,34 +150,17 @@ class Progress(Status):
             ahead[0] = max(0.0, self._cell_ends - now)
         seconds = sum(ahead) + max(0.0, self._phase_ends - now)
         cells = counted(len(ahead), "cell")
-        answered = "" if self._tally is None else f" {self._tally.completed}/{self._tally.asked}"
+        answered = (
+            "" if self._counters is None else f" {self._counters.completed}/{self._counters.asked}"
+        )
         return f"{cells} to go, {duration(seconds)}: {self._phase}{answered}"
 
 
 async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
     """The whole demo; keeps serving afterwards unless `once`. Raises GatewayError."""
-    arguments = [
-        plan.model,
-        *(
-            "--engine",
-            plan.engine,
-            "--allow-forced-lengths",
-            "--max-output-tokens",
-            str(MAX_OUTPUT_TOKENS),
-        ),
-        *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
-        *(
-            "--max-num-seqs",
-            str(MAX_NUM_SEQS),
-            "--record-file",
-            str(plan.folder / "gateway.jsonl"),
-            "--served-model-name",
-            "tiny",
-        ),
-    ]
-    (plan.folder / "gateway.jsonl").unlink(
-        missing_ok=True
-    )  # of an earlier run, whose cells have files of their own
+    # of an earlier run, whose cells have files of their own
+    (plan.folder / "gateway.jsonl").unlink(missing_ok=True)
+    arguments = _serve_arguments(plan)
     async with GatewayProcess(arguments, plan.port, plan.folder / "gateway.log") as gateway:
         async with Progress(plan) as progress:
             progress.note(_where(plan, gateway.url))
@@ -185,19 +168,31 @@ async def run_demo(plan: Plan, console: Console, *, once: bool) -> None:
             progress.phase("drawing the picture")
             picture = await asyncio.to_thread(_write, plan, cells)
         print_report(cells, console)
-        console.print(
-            f"run files and picture: {plan.folder}/ ({picture.name})",
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(
+        _print_line(console, f"run files and picture: {plan.folder}/ ({picture.name})")
+        _print_line(
+            console,
             "what each difference is made of: kendall compare --sweep "
             f"{shlex.quote(str(plan.folder))}",
-            highlight=False,
-            soft_wrap=True,
         )
         if not once:
             await _serve_on(gateway, console)
+
+
+def _serve_arguments(plan: Plan) -> list[str]:
+    return [
+        plan.model,
+        *("--engine", plan.engine),
+        "--allow-forced-lengths",
+        *("--max-output-tokens", str(MAX_OUTPUT_TOKENS)),
+        *("--max-num-queued-reqs", "0"),  # the theory's queue has no bound
+        *("--max-num-seqs", str(MAX_NUM_SEQS)),
+        *("--record-file", str(plan.folder / "gateway.jsonl")),
+        *("--served-model-name", "tiny"),
+    ]
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def _where(plan: Plan, url: str) -> str:
@@ -212,9 +207,7 @@ async def _serve_on(gateway: GatewayProcess, console: Console) -> None:
     """Until Ctrl-C or SIGTERM, which is how it should end. Raises GatewayError where the gateway
     ends by itself.
     """
-    console.print(
-        f"The live page is at {gateway.url}/; Ctrl-C ends it.", highlight=False, soft_wrap=True
-    )
+    _print_line(console, f"The live page is at {gateway.url}/; Ctrl-C ends it.")
     try:
         await gateway.finished()
     except asyncio.CancelledError:
@@ -236,7 +229,7 @@ class _Demo:
     async def run(self) -> list[Cell]:
         self._progress.phase("the engine starts", STARTING + CALIBRATING)
         await self._gateway.ready()
-        share_the_gateways_cpus()
+        pin_to_gateway_cpus()
         self._progress.note("engine ready")
         profile = await self._calibrated()
         law = profile.law.at_speed(1.0)

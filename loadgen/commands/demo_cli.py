@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -90,10 +91,10 @@ async def _run(plan: Plan, *, once: bool) -> int:
     """The exit status. Ctrl-C and SIGTERM end it: the gateway is stopped too."""
     from loadgen.commands.demo import run_demo  # noqa: PLC0415 - heavy
     from loadgen.gateway.gateway_process import GatewayError  # noqa: PLC0415
-    from loadgen.sweep.session import cancelled_by_signals  # noqa: PLC0415
+    from loadgen.sending.operating_system import cancelled_by  # noqa: PLC0415
     from queueing.commands.terminal import console  # noqa: PLC0415
 
-    with cancelled_by_signals():
+    with cancelled_by(signal.SIGINT, signal.SIGTERM):
         try:
             await run_demo(plan, console(), once=once)
         except GatewayError as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,18 +15,19 @@ import typer
 
 from loadgen.commands.flags import LoadCommand, option
 from loadgen.commands.progress import for_stderr
-from loadgen.commands.termination import until_sigterm
 from loadgen.measures.failures import ALLOWED
 from loadgen.report.files.result_files import (
     ResultFiles,
+    ResultOptions,
     parse_metadata,
     result_files,
-    save_bench,
     save_plan,
 )
-from loadgen.report.load_report import Report, Wishes, parse_wishes, report_on
+from loadgen.report.load_report import Report, Wishes, parse_wishes, report_on, save_bench
+from loadgen.sending.operating_system import cancelled_by
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
+from loadgen.sending.run import LoadResult
 from policies.durations import Duration
 from queueing.commands.environment_twins import flags_first, from_environment
 from queueing.commands.remote import CACERT, INSECURE, checked_host
@@ -427,11 +429,6 @@ def load(
     given = flags_first(ctx, locals(), SOURCES)
     if given["request_rate"] is None and from_environment(ctx, "burstiness"):
         given["burstiness"] = 1.0
-    fields = {
-        field.name: given[field.name]
-        for field in dataclasses.fields(LoadOptions)
-        if field.name in given
-    }
     wishes = parse_wishes(
         metrics=percentile_metrics,
         percentiles=metric_percentiles,
@@ -444,28 +441,31 @@ def load(
         "base_url": _url(host, port) if base_url is None else base_url,
         "token_times": token_times or save_detailed or wishes.token_times,
     }
-    options = LoadOptions(**fields | set_here)
-    shown: dict[str, Any] = {
-        "append": append_result,
-        "detailed": save_detailed,
-        "metadata": parse_metadata(metadata or []),
-    }
-    plan = plan_load(options)
-    named: dict[str, Any] = {
-        "output": output,
-        "save": save_result,
-        "folder": result_dir,
-        "name": result_filename,
-    }
-    files = result_files(
-        **named, no_save=no_save, save_table=save_timetable, seed=plan.seed, label=label, **shown
+    options = LoadOptions(**_fields(LoadOptions, given) | set_here)
+    results = ResultOptions(
+        **_fields(ResultOptions, given) | {"metadata": parse_metadata(metadata or [])}
     )
+    plan = plan_load(options)
+    files = result_files(results, plan.seed)
     report = _run(options, plan, wishes, files)
     if json:
         typer.echo(msgspec.json.encode(report.as_object()))
     else:
         report.print(console())
     raise typer.Exit(report.status)
+
+
+def _fields(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """The flags that are fields of this class of options."""
+    return {
+        field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given
+    }
+
+
+async def _sent(plan: LoadPlan, files: ResultFiles, saved: Path | None) -> LoadResult:
+    """SIGTERM ends it as Ctrl-C does."""
+    with cancelled_by(signal.SIGTERM):
+        return await plan.run(for_stderr(), files.run, saved)
 
 
 def _url(host: str, port: int) -> str:
@@ -480,15 +480,10 @@ def _run(options: LoadOptions, plan: LoadPlan, wishes: Wishes, files: ResultFile
         typer.echo(f"kendall: {line}", err=True)
     files = files.reserved()
     saved = save_plan(files, plan)
-    result = asyncio.run(until_sigterm(plan.run(for_stderr(), files.run, saved)))
+    result = asyncio.run(_sent(plan, files, saved))
     report = report_on(result, wishes)
-    shown: dict[str, Any] = {
-        "metrics": wishes.metrics,
-        "percentiles": wishes.percentiles,
-        "limits": wishes.limits,
-    }
     try:
-        save_bench(files, plan, options, result, **shown, extras=report.as_object())
+        save_bench(files, plan, options, result, report)
     except OSError as error:
         missing = (*result.missing, cannot_write(files.bench or "", error))
         report = report_on(dataclasses.replace(result, missing=missing), wishes)

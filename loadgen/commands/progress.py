@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.sending.job import Tally
+from loadgen.sending.job import Counters
 
 BAR_PERIOD = 0.5  # seconds; drawing takes milliseconds, which the sender waits
 LINE_PERIOD = 5.0
@@ -23,7 +23,7 @@ class Bar:
     def __init__(self, stream: TextIO) -> None:
         self._console = Console(file=stream)
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Draw until cancelled."""
         columns = (
             TextColumn("sent {task.fields[sent]}/{task.total}"),
@@ -32,21 +32,21 @@ class Bar:
             TimeElapsedColumn(),
         )
         progress = Progress(*columns, console=self._console, auto_refresh=False)
-        task = progress.add_task("load", total=tally.asked, sent=0, answers="")
+        task = progress.add_task("load", total=counters.asked, sent=0, answers="")
         with progress:
             try:
                 while True:
-                    self._draw(progress, task, tally)
+                    self._draw(progress, task, counters)
                     await asyncio.sleep(BAR_PERIOD)
             finally:
-                self._draw(progress, task, tally)
+                self._draw(progress, task, counters)
 
-    def _draw(self, progress: Progress, task: TaskID, tally: Tally) -> None:
+    def _draw(self, progress: Progress, task: TaskID, counters: Counters) -> None:
         progress.update(
             task,
-            completed=tally.completed + tally.other,
-            sent=tally.sent,
-            answers=_answers(tally),
+            completed=counters.completed + counters.other,
+            sent=counters.sent,
+            answers=_answers(counters),
             refresh=True,
         )
 
@@ -57,7 +57,7 @@ class Lines:
     def __init__(self, stream: TextIO, period: float = LINE_PERIOD) -> None:
         self._stream, self._period = stream, period
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Write until cancelled."""
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -67,9 +67,8 @@ class Lines:
         while True:
             await asyncio.sleep(period)
             period = self._period
-            self._stream.write(
-                f"{loop.time() - began:.0f} s: sent {tally.sent}/{tally.asked}, {_answers(tally)}\n"
-            )
+            sent = f"sent {counters.sent}/{counters.asked}"
+            self._stream.write(f"{loop.time() - began:.0f} s: {sent}, {_answers(counters)}\n")
             self._stream.flush()
 
 
@@ -78,6 +77,6 @@ def for_stderr() -> Bar | Lines:
     return Bar(sys.stderr) if sys.stderr.isatty() else Lines(sys.stderr)
 
 
-def _answers(tally: Tally) -> str:
-    refused = f", {tally.refused} refused" if tally.refused else ""
-    return f"{tally.completed} done, {tally.other - tally.refused} failed{refused}"
+def _answers(counters: Counters) -> str:
+    refused = f", {counters.refused} refused" if counters.refused else ""
+    return f"{counters.completed} done, {counters.other - counters.refused} failed{refused}"

@@ -11,7 +11,7 @@ import typer
 
 from loadgen.arrivals.spec_text import listed
 from loadgen.commands.flags import SweepCommand
-from loadgen.sending.client.keys import Keys
+from loadgen.sending.client.target import Keys
 from policies.durations import Duration
 from policies.text import SpecError
 from queueing.commands.remote import CACERT, INSECURE, Trust

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.compare.compare import Comparison, compare
-from loadgen.compare.comparison import Theory, Verdict
+from loadgen.compare.comparison import Quantity, Theory, Verdict
 from loadgen.compare.group import timetable_of
 from loadgen.compare.residual import verdict
 from loadgen.measures.missing import incomplete
@@ -30,6 +30,9 @@ from queueing.measurement.record import Header, Record, call_of, read_cut_run
 from queueing.measurement.recursion import served
 from queueing.measurement.statistics import Summary, summarise
 from queueing.model import Model
+from queueing.result import LEVELS
+
+QUANTITIES = ("queueing_delay", "sojourn_time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,16 +130,16 @@ def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
     beside those they share requests with.
     """
     sent = [file for file in files if file.header.writer == "load"]
-    seen = [file for file in files if file.header.writer != "load"]
-    if not seen:
+    received = [file for file in files if file.header.writer != "load"]
+    if not received:
         raise SpecError(
             "got load generators' files only; expected the gateway's own as well (kendall serve "
             "--record-file)"
         )
-    return [cell for file in seen for cell in _cells(file, beside(file, sent), asked)]
+    return [cell for file in received for cell in _cells(file, sent_records(file, sent), asked)]
 
 
-def beside(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
+def sent_records(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
     """The load generators' records of this file's requests."""
     return [
         record
@@ -242,3 +245,29 @@ def _lengths(configured: Mapping[str, Any]) -> TokenDistribution | None:
     if not isinstance(text, str):
         return None
     return parse_distribution(text, None if limit is None else int(limit), remedy=SHORTER)
+
+
+def values_of(cell: ReportCell) -> dict[str, float | None]:
+    """The numbers of a cell by the names that conditions use (loadgen.compare.assertions): seconds,
+    shares, counts. None where the run or the theory does not say.
+    """
+    comparison, late = cell.comparison, cell.lateness
+    a_priori = comparison.quantity.a_priori
+    found: dict[str, float | None] = {
+        "prediction_error": comparison.prediction_error,
+        "a_priori_error": None if a_priori is None else a_priori.deviation,
+        "half_width": comparison.quantity.observed.relative,
+        "arrival_rate": comparison.arrival_rate,
+        "load": cell.load,
+        "utilisation": comparison.utilisation,
+        "batch_size": comparison.batch_size,
+        "speed": comparison.speed.factor if comparison.speed else None,
+        "requests": comparison.n,
+        "mean_send_lateness": None if late is None else late.mean,
+        "p99_send_lateness": None if late is None else late.p99,
+    }
+    for name in QUANTITIES:
+        quantity: Quantity = getattr(comparison, name)
+        found[f"mean_{name}"] = quantity.observed.mean
+        found |= {f"{level}_{name}": quantity.quantiles.get(level) for level in LEVELS}
+    return found

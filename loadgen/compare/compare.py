@@ -36,13 +36,13 @@ from loadgen.compare.comparison import (
     Part,
     Predicted,
     Quantity,
-    Sampling,
+    SamplingError,
     Split,
     Theory,
     Verdict,
 )
 from loadgen.compare.group import Group, Instants, groups, of_others, timetable_of
-from loadgen.compare.residual import chance_of, split
+from loadgen.compare.residual import sampling_error_of, split
 from queueing.latency.speed import Speed, measured_speed
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
@@ -102,7 +102,7 @@ class _Answers:
     predicted: Predicted | None = None
     live: Predicted | None = None
     replayed: Instants | None = None
-    printed: tuple[float, PaperKind] | None = None
+    published: tuple[float, PaperKind] | None = None
 
     def means(self, name: Compared) -> dict[str, float | None]:
         """Of one quantity, by theory."""
@@ -111,7 +111,7 @@ class _Answers:
             for key in ("a_priori", "predicted", "live")
         }
         return found | {
-            "paper": self.printed[0] if self.printed and name == "queueing_delay" else None
+            "paper": self.published[0] if self.published and name == "queueing_delay" else None
         }
 
     def quantiles(self, name: Compared) -> dict[str, Mapping[str, float]]:
@@ -128,8 +128,8 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
     answers = _answers(group, theory) if theory else _Answers()
     a_priori, predicted = answers.a_priori, answers.predicted
     observed = group.observed(group.compared)
-    chance = chance_of(group, theory, a_priori) if theory and a_priori else None
-    known = _by_service_times(group) or _by_simulation(group, answers, chance, theory)
+    sampling = sampling_error_of(group, theory, a_priori) if theory and a_priori else None
+    known = _by_service_times(group) or _by_simulation(group, answers, sampling, theory)
     return Comparison(
         policy=group.requests[0].policy,
         epoch=group.requests[0].epoch,
@@ -147,11 +147,11 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
         predicted_utilisation=predicted.utilisation if predicted else None,
         predicted_batch_size=predicted.batch_size if predicted else None,
         method=a_priori.method if a_priori else None,
-        paper_kind=answers.printed[1] if answers.printed else None,
+        paper_kind=answers.published[1] if answers.published else None,
         distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist())
         if observed.size
         else (),
-        split=split(group, theory, a_priori, answers.speed, chance)
+        split=split(group, theory, a_priori, answers.speed, sampling)
         if theory and a_priori
         else None,
     )
@@ -173,7 +173,7 @@ def _answers(group: Group, theory: Theory) -> _Answers:
         replayed=None
         if theory.replay is None or speed is None
         else theory.replay(policy, requests, at_speed),
-        printed=theory.printed(*given, at_speed) if theory.printed else None,
+        published=theory.published(*given, at_speed) if theory.published else None,
     )
 
 
@@ -197,7 +197,7 @@ def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
 
 
 def _by_simulation(
-    group: Group, answers: _Answers, chance: Sampling | None, theory: Theory | None
+    group: Group, answers: _Answers, sampling: SamplingError | None, theory: Theory | None
 ) -> dict[Compared, AsymptoticVariance]:
     """The same of any other queue: by runs of this length under the asked process and the
     calibrated law.
@@ -210,16 +210,16 @@ def _by_simulation(
         answers.a_priori.load if answers.a_priori else None,
     )
     if (
-        chance is None
+        sampling is None
         or theory is None
         or load is None
-        or not chance.long_run > 0
+        or not sampling.long_run > 0
         or not values.mean() > 0
     ):
         return {}
     slower = max(1.0, answers.speed.factor / theory.law.speed) if answers.speed else 1.0
     nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
-    relative = values.size * (chance.relative_spread * nearer) ** 2
+    relative = values.size * (sampling.relative_spread * nearer) ** 2
     scv = float(values.var() / values.mean() ** 2)
     return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
 

@@ -53,7 +53,7 @@ class Quantity:
     # theory with the asked rate and lengths, the law as calibrated
     a_priori: Estimate | None = None
     predicted: Estimate | None = None  # the same, with the law at the run's speed and residual
-    paper: Estimate | None = None  # the formula as printed, at the run's speed
+    paper: Estimate | None = None  # the formula as published, at the run's speed
     quantiles: Mapping[str, float] = field(
         default_factory=dict
     )  # observed, by p50 | p90 | p95 | p99
@@ -78,7 +78,7 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingError:
     """What chance alone does to the mean of a run of this length under the asked process and the
     calibrated law, seconds.
     """
@@ -189,8 +189,12 @@ class Comparison:
 Predict = Callable[
     [Policy, float, Sequence[Served], LatencyModel], Predicted
 ]  # policy, measured rate, the run, the law
-Printed = Callable[[Policy, float, Sequence[Served], LatencyModel], tuple[float, PaperKind] | None]
-Chance = Callable[[Policy, float, Sequence[Served], Compared, Predicted], Sampling | None]
+Published = Callable[
+    [Policy, float, Sequence[Served], LatencyModel], tuple[float, PaperKind] | None
+]
+SamplingErrorOf = Callable[
+    [Policy, float, Sequence[Served], Compared, Predicted], SamplingError | None
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +207,8 @@ class Theory:
     replay: Replay | None = None
     predict: Predict | None = None  # with the asked rate and lengths
     live: Predict | None = None  # with the run's own
-    printed: Printed | None = None
-    chance: Chance | None = None
+    published: Published | None = None
+    sampling_error: SamplingErrorOf | None = None
     asked_rate: float | None = None
     # the queue that was asked for, under the calibrated law
     model: Callable[[Policy, Sequence[Served]], Model] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from queueing.measurement.paths import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 OBSERVED, PREDICTED, A_PRIORI = "#0b5fb0", "#16191d", "#8a939e"
 FADED = 0.35  # of a cell that is too short to say anything
@@ -25,7 +26,6 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
-    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
     panels = _panels(comparisons)
     figure, axes = plt.subplots(
@@ -40,25 +40,36 @@ def draw_picture(comparisons: Sequence[Comparison], path: Path, title: str = TIT
     for axis, (heading, group) in zip(axes[0], panels, strict=True):
         _panel(axis, group, all_pale=all_pale)
         axis.set_title(heading, fontsize=11)
-    axis = axes[0][0]
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylabel("mean queueing delay (ms)")
-    marks = {
-        label: handle
-        for each in axes[0]
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        marks.values(), marks.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
-    )
+    _label_delays(axes[0][0])
+    _add_legend(figure, axes[0])
     figure.suptitle(title, fontsize=12)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
+
+
+def _label_delays(axis: Axes) -> None:
+    """Of all panels: they share their vertical axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
+
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("mean queueing delay (ms)")
+
+
+def _add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Each mark once, whichever panel has it."""
+    marks = {
+        label: handle
+        for axis in axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        marks.values(), marks.keys(), frameon=False, loc="outside lower center", ncols=3, fontsize=9
+    )
 
 
 def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
@@ -75,43 +86,8 @@ def _panels(comparisons: Sequence[Comparison]) -> list[tuple[str, list[Compariso
 
 def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
     for index, comparison in enumerate(group):
-        named = all_pale or not comparison.too_short  # the legend shows full colours
-        quantity, alpha = comparison.quantity, FADED if comparison.too_short else 1.0
-        mean, half = quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3
-        label = "observed, 95 % interval (pale: too short)"
-        axis.errorbar(
-            index - 0.15,
-            mean,
-            min(half, mean * 0.95),
-            fmt="o",
-            color=OBSERVED,
-            alpha=alpha,
-            capsize=4,
-            label=label if named else None,
-        )
-        if quantity.predicted is not None:
-            label = "predicted at the run's speed"
-            axis.plot(
-                index + 0.05,
-                quantity.predicted.mean * 1e3,
-                "D",
-                color=PREDICTED,
-                alpha=alpha,
-                markersize=5,
-                label=label if named else None,
-            )
-        if quantity.a_priori is not None:
-            label = "predicted before the run"
-            axis.plot(
-                index + 0.22,
-                quantity.a_priori.mean * 1e3,
-                "D",
-                color=A_PRIORI,
-                alpha=alpha,
-                mfc="none",
-                markersize=6,
-                label=label if named else None,
-            )
+        # the legend shows full colours
+        _draw_marks(axis, index, comparison, named=all_pale or not comparison.too_short)
     stars = ["\n(sojourn)" if comparison.compared == "sojourn_time" else "" for comparison in group]
     names = [
         comparison.policy.partition(":")[0] + star
@@ -122,3 +98,40 @@ def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
     axis.set_yscale("log")
     axis.grid(axis="y", which="major", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_marks(axis: Axes, index: int, comparison: Comparison, *, named: bool) -> None:
+    """The marks of one policy, left to right; without a name they are not in the legend."""
+    quantity, alpha = comparison.quantity, FADED if comparison.too_short else 1.0
+    mean, half = quantity.observed.mean * 1e3, quantity.observed.half_width * 1e3
+    axis.errorbar(
+        index - 0.15,
+        mean,
+        min(half, mean * 0.95),
+        fmt="o",
+        color=OBSERVED,
+        alpha=alpha,
+        capsize=4,
+        label="observed, 95 % interval (pale: too short)" if named else None,
+    )
+    if quantity.predicted is not None:
+        axis.plot(
+            index + 0.05,
+            quantity.predicted.mean * 1e3,
+            "D",
+            color=PREDICTED,
+            alpha=alpha,
+            markersize=5,
+            label="predicted at the run's speed" if named else None,
+        )
+    if quantity.a_priori is not None:
+        axis.plot(
+            index + 0.22,
+            quantity.a_priori.mean * 1e3,
+            "D",
+            color=A_PRIORI,
+            alpha=alpha,
+            mfc="none",
+            markersize=6,
+            label="predicted before the run" if named else None,
+        )

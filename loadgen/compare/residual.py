@@ -18,7 +18,7 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
 
     theory = V1 - V0    the formula's own error                that of the long simulation
     arrivals = V2 - V1  what was drawn against what was asked  what runs of this length do
-                                                               (loadgen.compare.chance)
+                                                               (loadgen.compare.sampling_error)
     sender = V3 - V2    delivered against the timetable        batch means of the paired differences
     speed = V4 - V3     machine against the calibration        batch means of measured - fitted
                                                                service times
@@ -56,7 +56,7 @@ from loadgen.compare.comparison import (
     Estimate,
     Part,
     Predicted,
-    Sampling,
+    SamplingError,
     Split,
     Theory,
     Verdict,
@@ -74,26 +74,30 @@ SHARE = 0.25  # of the difference that a part must explain to be named
 JOINED = 0.95  # share of the requests that the load run's file must know
 
 
-def chance_of(group: Group, theory: Theory, a_priori: Predicted) -> Sampling | None:
+def sampling_error_of(group: Group, theory: Theory, a_priori: Predicted) -> SamplingError | None:
     """What runs of this length do by theory; None where there is no prediction or no simulator."""
     predicted = getattr(a_priori, group.compared)
     if (
         predicted is None
         or not math.isfinite(predicted)
-        or theory.chance is None
+        or theory.sampling_error is None
         or not len(group.judged(group.compared))
     ):
         return None
-    return theory.chance(group.policy, group.rate, group.requests, group.compared, a_priori)
+    return theory.sampling_error(group.policy, group.rate, group.requests, group.compared, a_priori)
 
 
 def split(
-    group: Group, theory: Theory, a_priori: Predicted, speed: Speed | None, chance: Sampling | None
+    group: Group,
+    theory: Theory,
+    a_priori: Predicted,
+    speed: Speed | None,
+    sampling: SamplingError | None,
 ) -> Split | None:
     """The parts; None where there is no prediction, no simulator or no speed."""
     name = group.compared
     predicted = getattr(a_priori, name)
-    if chance is None or theory.replay is None or speed is None:
+    if sampling is None or theory.replay is None or speed is None:
         return None
     law, replay = theory.law, theory.replay
 
@@ -106,10 +110,10 @@ def split(
     at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
     scattered = at_speed if speed.cv == law.cv or group.policy.joins_running else simulated(speed)
     at_once, observed = group.without_lost_time(name), group.observed(name)
-    drawn = float(planned.mean()) - chance.long_run
+    drawn = float(planned.mean()) - sampling.long_run
     parts = (
-        Part("theory", chance.long_run - predicted, chance.long_run_half_width),
-        Part("arrivals", drawn, math.hypot(chance.spread, chance.long_run_half_width)),
+        Part("theory", sampling.long_run - predicted, sampling.long_run_half_width),
+        Part("arrivals", drawn, math.hypot(sampling.spread, sampling.long_run_half_width)),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
         _speed_part(group, theory, speed, delivered, at_speed),
         _difference("scatter", at_speed, scattered),

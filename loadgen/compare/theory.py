@@ -1,5 +1,5 @@
 """What stands beside an observation: the simulator on the run's own arrivals, predictions, the
-printed formula, chance.
+published formula, the sampling error.
 """
 
 from __future__ import annotations
@@ -7,12 +7,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from loadgen.compare.chance import sampling
-from loadgen.compare.comparison import Compared, PaperKind, Predicted, Sampling, Theory
+from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
+from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
@@ -20,7 +21,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served
 from queueing.model import Model
-from queueing.prediction import predict
+from queueing.prediction import predict_model
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -38,64 +39,85 @@ def theory_of(
     seed: int = 0,
 ) -> Theory:
     """Everything a law can say about a run. Lengths and rate default to the run's own."""
-
-    def replay(
-        policy: Policy, group: Sequence[Served], at: LatencyModel
-    ) -> dict[str, tuple[float, float]]:
-        return replay_arrivals(policy, group, at, max_num_seqs, seed)
-
-    def asked(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
-        return predict_means(
-            policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at)
-        )
-
-    def live(policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel) -> Predicted:
-        return predict_means(policy, rate, lengths_of(group), at, **limits(group, at))
-
-    def printed(
-        policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
-    ) -> tuple[float, PaperKind] | None:
-        return printed_delay(
-            policy, asked_rate or rate, output_tokens or lengths_of(group), at, **limits(group, at)
-        )
-
-    def chance(
-        policy: Policy, rate: float, group: Sequence[Served], compared: Compared, answer: Predicted
-    ) -> Sampling | None:
-        return sampling(
-            model(policy, group), asked_rate or rate, len(group), compared, answer, seed=seed
-        )
-
-    def model(policy: Policy, group: Sequence[Served]) -> Model:
-        return Model.read(policy, output_tokens or lengths_of(group), law, **limits(group, law))
-
-    def limits(group: Sequence[Served], at: LatencyModel) -> dict[str, Any]:
-        prompts = (
-            TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group])
-            if at.kp
-            else None
-        )
-        return {
-            "max_num_seqs": max_num_seqs,
-            "prompt_tokens": prompts,
-            "servers": servers_of(group),
-        }
-
+    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, seed)
     return Theory(
         law=law,
-        replay=replay,
-        predict=asked,
-        live=live,
-        printed=printed,
-        chance=chance,
+        replay=asked.replay,
+        predict=asked.predict,
+        live=asked.live,
+        published=asked.published,
+        sampling_error=asked.sampling_error,
         asked_rate=asked_rate,
-        model=model,
+        model=asked.calibrated,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was asked of a run."""
+
+    law: LatencyModel
+    output_tokens: TokenDistribution | None
+    rate: float | None
+    max_num_seqs: int | None
+    seed: int
+
+    def replay(
+        self, policy: Policy, group: Sequence[Served], at: LatencyModel
+    ) -> dict[str, tuple[float, float]]:
+        return replay_arrivals(policy, group, at, self.max_num_seqs, self.seed)
+
+    def predict(
+        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+    ) -> Predicted:
+        return predict_means(self._model(policy, group, at), self.rate or rate)
+
+    def live(
+        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+    ) -> Predicted:
+        model = self._model(policy, group, at)
+        return predict_means(dataclasses.replace(model, output_tokens=lengths_of(group)), rate)
+
+    def published(
+        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+    ) -> tuple[float, PaperKind] | None:
+        return published_delay(self._model(policy, group, at), self.rate or rate)
+
+    def sampling_error(
+        self,
+        policy: Policy,
+        rate: float,
+        group: Sequence[Served],
+        compared: Compared,
+        answer: Predicted,
+    ) -> SamplingError | None:
+        model = self.calibrated(policy, group)
+        return sampling_error(
+            model, self.rate or rate, len(group), compared, answer, seed=self.seed
+        )
+
+    def calibrated(self, policy: Policy, group: Sequence[Served]) -> Model:
+        return self._model(policy, group, self.law)
+
+    def _model(self, policy: Policy, group: Sequence[Served], at: LatencyModel) -> Model:
+        return Model(
+            policy=policy,
+            output_tokens=self.output_tokens or lengths_of(group),
+            law=at,
+            prompt_tokens=prompts_of(group) if at.kp else None,
+            max_num_seqs=self.max_num_seqs,
+            servers=servers_of(group),
+        )
 
 
 def lengths_of(group: Sequence[Served]) -> TokenDistribution:
     """The run's own output lengths."""
     return TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
+
+
+def prompts_of(group: Sequence[Served]) -> TokenDistribution:
+    """The run's own prompt lengths."""
+    return TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group])
 
 
 def servers_of(group: Sequence[Served]) -> int:
@@ -180,9 +202,7 @@ def _instants(record: Record) -> tuple[float, float]:
     return record.dispatched_at, record.released_at
 
 
-def predict_means(
-    policy: Policy, rate: float, lengths: TokenDistribution, law: LatencyModel, **limits: Any
-) -> Predicted:
+def predict_means(model: Model, rate: float) -> Predicted:
     """Means and quantiles of a prediction; None where there is no steady state or no method for
     it.
     """
@@ -190,7 +210,7 @@ def predict_means(
     if not 0 < rate < math.inf:
         return nothing
     try:
-        found = predict(policy, rate, lengths, law, **limits)
+        found = predict_model(model, rate)
     except UnstableQueueError as error:
         return dataclasses.replace(nothing, load=error.load)
     except PredictionError:
@@ -209,37 +229,27 @@ def predict_means(
     )
 
 
-def printed_delay(
-    policy: Policy,
-    rate: float,
-    lengths: TokenDistribution,
-    law: LatencyModel,
-    *,
-    max_num_seqs: int | None = None,
-    prompt_tokens: TokenDistribution | None = None,
-    servers: int = 1,
-) -> tuple[float, PaperKind] | None:
-    """The mean queueing delay as the documents print it, seconds; None where they print nothing for
-    this queue.
+def published_delay(model: Model, rate: float) -> tuple[float, PaperKind] | None:
+    """The mean queueing delay by the papers' formula, seconds; None where they have none for this
+    queue.
 
     The prompts enter k1 by their mean, as the formulas know none. Those of dynamic and elastic know
     no bound of the batch either and are evaluated without the engine's; a bound of the mean is only
     the one for padded batches without a residual.
     """
-    if servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
+    policy, law = model.policy, model.law
+    if model.servers > 1 or isinstance(policy, Continuous) or not 0 < rate < math.inf:
         return None
-    given: dict[str, Any] = {"prompt_tokens": prompt_tokens}
+    if not isinstance(policy, Fixed):
+        model = dataclasses.replace(model, max_num_seqs=None)
     if not isinstance(policy, Single):
-        mean_prompt = prompt_tokens.mean if prompt_tokens else 0.0
-        law = dataclasses.replace(law, k1=law.k1 + law.kp * mean_prompt, kp=0.0)
-        given = {"max_num_seqs": max_num_seqs if isinstance(policy, Fixed) else None}
+        mean_prompt = model.prompt_tokens.mean if model.prompt_tokens else 0.0
+        mean_law = dataclasses.replace(law, k1=law.k1 + law.kp * mean_prompt, kp=0.0)
+        model = dataclasses.replace(model, law=mean_law, prompt_tokens=None)
     try:
-        mean = predict(policy, rate, lengths, law, method="paper", **given).queueing_delay.mean
-    except (
-        PredictionError,
-        SpecError,
-    ):  # unstable; or nothing is printed: capped batches, max_wait
-        return None
+        mean = predict_model(model, rate, method="paper").queueing_delay.mean
+    except (PredictionError, SpecError):
+        return None  # unstable; or nothing is published: capped batches, max_wait
     kind: PaperKind = (
         "exact"
         if isinstance(policy, Single)

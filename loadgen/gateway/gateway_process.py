@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import httpx
 
-from loadgen.sending.client.keys import NO_KEYS, Keys
 from loadgen.sending.client.stream import read_error
+from loadgen.sending.client.target import NO_KEYS, Keys
 from policies.text import SpecError
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import REFUSED, key_refusal, reason, server_root

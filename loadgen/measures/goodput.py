@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from loadgen.measures.metrics import METRICS, began_at
 from policies.durations import seconds_or_nan
 from policies.text import SpecError
+from queueing.measurement.batch_means import student
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import BATCHES, FloatArray, batch_means_interval
 
@@ -144,7 +144,7 @@ def _told(records: Sequence[Record], limits: Sequence[Limit]) -> bool:
 def _share(kept: FloatArray) -> tuple[float, float, float, float]:
     interval = batch_means_interval(kept)
     n = min(max(interval.effective_n, 1.0), float(kept.size))
-    t = float(stdtrit(max(min(BATCHES, kept.size) - 1, 1), 0.975))
+    t = student(max(min(BATCHES, kept.size) - 1, 1), 0.95)
     share, weight = interval.mean, t * t / n
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)

@@ -1,5 +1,5 @@
 """Whether the number in the system grows for good, told from watching it while requests are being
-sent.
+sent, or from the records of a run.
 
 The time watched is cut into `BLOCKS` equal blocks. Under overload the number in the system is a
 random walk with drift: its increments over blocks are nearly independent, whatever happens within a
@@ -21,11 +21,14 @@ soon it is right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.measures.metrics import began_at
 from policies.text import short_number
+from queueing.measurement.record import Record
 from queueing.measurement.statistics import FloatArray
 
 BLOCKS = 16
@@ -35,6 +38,7 @@ LEAST_ARRIVALS = 200
 LEAST_SECONDS = 5.0  # a shared machine that stalls for a second or two is not overloaded
 LEAST_NUMBER = 20  # in the system, above what there was at the first look
 WARM_UP = 0.2  # of the time watched, left out: the way from empty to a stationary level
+SAMPLES = 1000  # of a run that is over
 LOOKS = 1.15  # the time watched grows by this factor from one look to the next
 
 
@@ -111,3 +115,35 @@ class Watch:
         if len(self._at) <= BLOCKS:
             return None
         return growth(np.array(self._at), np.array(self._number), self._rate)
+
+
+def backlog(records: Sequence[Record]) -> Growth | None:
+    """The growth of the queue in a run, from its records: between the first and the last intended
+    instant; None where those are too near each other to say anything.
+
+    Where the server reports queueing delays, those who wait are counted: long answers fill the
+    server at the beginning of every run, and are no growth of a queue. Elsewhere the number in the
+    system.
+    """
+    known = [(at, record) for record in records if (at := began_at(record)) is not None]
+    begin = np.sort(np.array([at for at, _ in known]))
+    if begin.size < 2 or begin[-1] - begin[0] < LEAST_SECONDS:
+        return None
+    reported = any(record.queueing_delay is not None for _, record in known)
+    end = np.sort(np.array([_left_at(at, record, reported=reported) for at, record in known]))
+    instants = np.linspace(begin[0], begin[-1], SAMPLES)
+    number = np.searchsorted(begin, instants, side="right") - np.searchsorted(
+        end, instants, side="right"
+    )
+    return growth(
+        instants - begin[0],
+        number.astype(np.float64),
+        (begin.size - 1) / float(begin[-1] - begin[0]),
+    )
+
+
+def _left_at(began: float, record: Record, *, reported: bool) -> float:
+    """When it left the queue, or the system; what was never answered stays."""
+    if reported and record.queueing_delay is not None:
+        return (began if record.sent_at is None else record.sent_at) + record.queueing_delay
+    return math.inf if record.released_at is None else record.released_at

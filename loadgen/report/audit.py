@@ -109,7 +109,7 @@ def streams_of(runs: Sequence[tuple[Path, Header, list[Record], bool]]) -> list[
         streams = (
             [sent_stream(path.name, header, records)]
             if header.writer == "load"
-            else list(_seen(path, header, records, sent))
+            else list(_received_streams(path, header, records, sent))
         )
         if not any(stream.instants.size for stream in streams):
             raise ValueError(
@@ -183,12 +183,33 @@ def _in_order(sent: Iterable[Record]) -> bool:
     )
 
 
-def _seen(
+def _received_streams(
     path: Path,
     header: Header,
     records: Iterable[Record],
     sent: Sequence[tuple[Header, list[Record]]],
 ) -> Iterator[Stream]:
+    """What a gateway received, or a simulation had arrive, epoch by epoch."""
+    epochs = _calls_by_epoch(header, records)
+    for epoch, calls in sorted(epochs.items()):
+        process, rate, intended = _asked_and_intended(header, calls, sent)
+        instants = _array(at for record in calls if (at := instant_of(record)) is not None)
+        if intended is not None and (
+            process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR
+        ):
+            intended = None
+        yield Stream(
+            name=path.name if len(epochs) == 1 else f"{path.name}, epoch {epoch}",
+            instants=instants,
+            what="received" if all(each.received_at is not None for each in calls) else "arrived",
+            asked_rate=rate,
+            process=process,
+            intended=intended,
+        )
+
+
+def _calls_by_epoch(header: Header, records: Iterable[Record]) -> dict[int, list[Record]]:
+    """The first sequence of each call."""
     epochs: dict[int, dict[str, Record]] = {}
     for record in records:
         if instant_of(record) is not None:
@@ -198,34 +219,20 @@ def _seen(
                 else record.request_id
             )
             epochs.setdefault(record.epoch or 0, {}).setdefault(call, record)
-    for epoch, calls in sorted(epochs.items()):
-        kept = list(calls.values())
-        name = path.name if len(epochs) == 1 else f"{path.name}, epoch {epoch}"
-        due = ((other, rows, timetable_of(kept, rows, due_at) or {}) for other, rows in sent)
-        fed = next(
-            (
-                (asked_of(other, rows), times)
-                for other, rows, times in due
-                if len(times) == len(kept)
-            ),
-            None,
-        )
-        process, rate = fed[0] if fed else asked(header.configuration)
-        instants = _array(at for record in kept if (at := instant_of(record)) is not None)
-        intended = _array(fed[1][record.request_id] for record in kept) if fed else None
-        if intended is not None and (
-            process == ALL_AT_ONCE or abs(float(np.median(instants - intended))) > FAR
-        ):
-            intended = None
-        what = "received" if all(record.received_at is not None for record in kept) else "arrived"
-        yield Stream(
-            name=name,
-            instants=instants,
-            what=what,
-            asked_rate=rate,
-            process=process,
-            intended=intended,
-        )
+    return {epoch: list(calls.values()) for epoch, calls in epochs.items()}
+
+
+def _asked_and_intended(
+    header: Header, calls: Sequence[Record], sent: Iterable[tuple[Header, list[Record]]]
+) -> tuple[str, float | None, FloatArray | None]:
+    """Process, rate and intended instants by the load generator's run that sent all these calls;
+    process and rate by the header where none of the runs did.
+    """
+    for other, rows in sent:
+        due = timetable_of(calls, rows, due_at) or {}
+        if len(due) == len(calls):
+            return *asked_of(other, rows), _array(due[record.request_id] for record in calls)
+    return *asked(header.configuration), None
 
 
 def _array(values: Iterable[float]) -> FloatArray:

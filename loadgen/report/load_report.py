@@ -9,6 +9,7 @@ other arrivals than asked is INVALID, and says so, with status 0 unless --latene
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +30,19 @@ from loadgen.measures.failures import ALLOWED, parse_share
 from loadgen.measures.goodput import Limit, parse_goodput
 from loadgen.measures.metrics import ITL, ORDER, parse_percentiles
 from loadgen.report.audit import asked
-from loadgen.report.files.bench_json import BENCH_METRICS
+from loadgen.report.files.bench_json import (
+    BENCH_METRICS,
+    BenchOptions,
+    bench_result,
+    write_bench_json,
+)
+from loadgen.report.files.result_files import ResultFiles
 from loadgen.report.load_verdict import BUDGET, LoadVerdict, judge, parse_budget
 from loadgen.report.summary import PERCENTILES, LoadSummary, summarise_load
 from loadgen.report.summary_text import load_lines, load_notes, load_table
 from loadgen.report.summary_values import flat, names
+from loadgen.sending.options import LoadOptions
+from loadgen.sending.plan import LoadPlan
 from loadgen.sending.run import LoadResult
 from policies.text import SpecError
 from queueing.commands.terminal import say
@@ -168,4 +177,34 @@ def report_on(result: LoadResult, wishes: Wishes, files: Sequence[Path] = ()) ->
             check(wishes.assertions, flat(summary) | {"failed": float(verdict.failures.failed)})
         ),
         files=tuple(files),
+    )
+
+
+def save_bench(
+    files: ResultFiles, plan: LoadPlan, options: LoadOptions, result: LoadResult, report: Report
+) -> None:
+    """The file that readers of `vllm bench serve` understand; the report stands under a key of its
+    own.
+    """
+    if files.bench is None:
+        return
+    wishes, asked_for = report.wishes, files.options
+    shown = BenchOptions(
+        model_id=str(result.header.configuration.get("model")),
+        backend="openai-chat" if options.chat else "openai",
+        label=asked_for.label,
+        num_prompts=len(plan.timetable),
+        metadata=asked_for.metadata,
+        request_rate=plan.asked_rate or math.inf,
+        burstiness=options.burstiness,
+        max_concurrency=options.max_concurrency,
+        percentile_metrics=tuple(name for name in wishes.metrics if name in BENCH_METRICS),
+        metric_percentiles=wishes.percentiles,
+        goodput=wishes.limits,
+        save_detailed=asked_for.save_detailed,
+    )
+    write_bench_json(
+        files.bench,
+        bench_result(result.records, shown, extras={"kendall": report.as_object()}),
+        append=asked_for.append_result,
     )

@@ -187,8 +187,8 @@ def _quantile_row(comparison: Comparison) -> tuple[str, ...]:
         _pair(
             _plain(comparison.utilisation, ".2f"), _plain(comparison.predicted_utilisation, ".2f")
         ),
-        _beside(quantity.paper),
-        _beside(quantity.live),
+        _with_deviation(quantity.paper),
+        _with_deviation(quantity.live),
     )
 
 
@@ -230,7 +230,7 @@ def _row(comparison: Comparison) -> tuple[str, ...]:
         f"{_ms(observed.mean)} ± {_ms(observed.half_width):>5}",
         "-" if quantity.predicted is None else _ms(quantity.predicted.mean),
         _deviation(comparison),
-        *(_beside(e) for e in (quantity.measured_service, quantity.same_arrivals)),
+        *(_with_deviation(e) for e in (quantity.measured_service, quantity.same_arrivals)),
     )
 
 
@@ -243,7 +243,7 @@ def _deviation(comparison: Comparison) -> str:
     return "-" if error is None else f"{error * 100:+.1f} %"
 
 
-def _beside(estimate: Estimate | None) -> str:
+def _with_deviation(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
     return f"{_ms(estimate.mean)} {f'{estimate.deviation * 100:+.1f}%':>6}"

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from loadgen.arrivals.timetable import delivered_rate
-from loadgen.measures.backlog import backlog
 from loadgen.measures.failures import outcome_of
 from loadgen.measures.goodput import Goodput, Limit, duration, goodput
 from loadgen.measures.little_check import LittleCheck, little_check
-from loadgen.measures.mean_variance import variances_of_records
 from loadgen.measures.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
-from loadgen.measures.stability import Growth
+from loadgen.measures.stability import Growth, backlog
 from loadgen.sending.run import LoadResult
-from queueing.measurement.delay_variance import AsymptoticVariance
+from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import (
     FloatArray,
@@ -38,6 +36,8 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 ENDS = ("low", "high")
 # digits, nanoseconds: equal durations are equal, whatever the instants they were taken from
 RESOLUTION = 9
+CONTAIN_THE_DELAY = ("ttfb", "ttft", "e2el")
+COMPLETED = 0.98  # share of the requests; what the others took of the server is not known
 
 
 Ends = tuple[float, float]
@@ -251,6 +251,30 @@ def _durations(
         for name in ORDER
     }
     return {name: found for name, found in every.items() if found is not None}
+
+
+def variances_of_records(
+    completed: Sequence[Record], sent: Sequence[Record]
+) -> dict[str, AsymptoticVariance]:
+    """The variances of mean delays without the delays, from arrivals and service times: by metric,
+    of the completed requests in order of arrival among those sent.
+
+    Empty where there is no formula: only a server that takes one request at a time, fed by
+    exponential gaps, has one (queueing.measurement.delay_variance).
+    """
+    rows = [(began_at(record), record.queueing_delay, record.service_time) for record in completed]
+    if len(completed) < COMPLETED * len(sent) or any(None in row for row in rows):
+        return {}
+    arrived_at, delays, service_times = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+    theory = single_server_variance(arrived_at, delays, service_times)
+    if theory is None:
+        return {}
+    found = {"queueing_delay": theory}
+    for name in CONTAIN_THE_DELAY:
+        durations = [METRICS[name].of(record) for record in completed]
+        if None not in durations:
+            found[name] = theory.with_rest(delays, np.array(durations, dtype=np.float64))
+    return found
 
 
 def _order(record: Record) -> float:

@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING
 from loadgen.sending.pacing import Alarms, pacing_clock
 
 if TYPE_CHECKING:
-    from loadgen.sending.outbox import Outbox
+    from loadgen.sending.in_flight import InFlightRequests
 
 
-async def closed_loop(outbox: Outbox, start_at: float) -> None:
+async def closed_loop(in_flight: InFlightRequests, start_at: float) -> None:
     """Let the users send every row; returns when the last row was sent or the time is over."""
-    job = outbox.job
-    assert job.closed_loop is not None
+    closed = in_flight.job.options.closed_loop
+    assert closed is not None
     loop = asyncio.get_running_loop()
-    duration = job.closed_loop.duration
+    duration = closed.duration
     ends_at = math.inf if duration is None else start_at + duration
     with pacing_clock() as clock, closing(Alarms(clock)) as alarms:
-        rows = _Rows(outbox, alarms, ends_at)
-        users = {outbox.spawn(rows.user(start_at)) for _ in range(job.closed_loop.users)}
-        last = outbox.spawn(rows.all_sent.wait())
+        rows = _Rows(in_flight, alarms, ends_at)
+        users = {in_flight.spawn(rows.user(start_at)) for _ in range(closed.users)}
+        last = in_flight.spawn(rows.all_sent.wait())
         while users and not last.done() and (left := ends_at - loop.time()) > 0:
             timeout = None if math.isinf(left) else left
             done, waiting = await asyncio.wait(
                 {last, *users}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if any(task.exception() for task in done):
-                break  # `Outbox.drain` raises it
+                break  # `InFlightRequests.drain` raises it
             users &= waiting
 
 
@@ -46,12 +46,13 @@ class _Rows:
     sent.
     """
 
-    def __init__(self, outbox: Outbox, alarms: Alarms, ends_at: float) -> None:
-        assert outbox.job.closed_loop is not None
-        self._outbox, self._alarms, self._ends_at = outbox, alarms, ends_at
-        self._think_times = outbox.job.closed_loop.think_times
-        self._untaken = iter(range(len(outbox.job)))
-        self._unsent = len(outbox.job)
+    def __init__(self, in_flight: InFlightRequests, alarms: Alarms, ends_at: float) -> None:
+        closed = in_flight.job.options.closed_loop
+        assert closed is not None
+        self._in_flight, self._alarms, self._ends_at = in_flight, alarms, ends_at
+        self._think_times = closed.think_times
+        self._untaken = iter(range(len(in_flight.job)))
+        self._unsent = len(in_flight.job)
         self.all_sent = asyncio.Event()
 
     async def user(self, ready_at: float) -> None:
@@ -68,7 +69,7 @@ class _Rows:
             self._unsent -= 1
             if not self._unsent:
                 self.all_sent.set()
-            record = await self._outbox.send(self._outbox.exchange(index, ready_at))
+            record = await self._in_flight.send(self._in_flight.exchange(index, ready_at))
             if (
                 record.outcome == "cancelled"
             ):  # the run is ended: a record keeps it, and so hides it from this task

@@ -16,7 +16,7 @@ from queueing.measurement.record import Record
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """How far a run has come."""
 
     asked: int
@@ -53,6 +53,26 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendOptions:
+    """How the requests of a timetable are sent."""
+
+    processes: int = 1  # senders
+    max_concurrency: int | None = None  # in flight at once; makes an open loop partly closed
+    closed_loop: ClosedLoop | None = None  # leaves the instants of the timetable aside
+    drain_limit: float = 600.0  # seconds for the answers after the last request was sent
+    max_errors: int = 0  # failures in a row that end the run; 0: none do
+    token_times: bool = False
+
+    @property
+    def most_at_once(self) -> int | None:
+        """Requests in flight, at most; None: no bound is known."""
+        return self.closed_loop.users if self.closed_loop else self.max_concurrency
+
+
+OPEN_LOOP = SendOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """The rows of one sender and how they are sent."""
 
@@ -64,11 +84,7 @@ class Job:
     seed: int
     prefix: str  # of request ids: the run's name
     sender_id: int = 0
-    drain_limit: float = 600.0  # seconds for the answers after the last request was sent
-    max_errors: int = 0  # failures in a row that end the run; 0: none do
-    max_concurrency: int | None = None  # in flight at once; makes an open loop partly closed
-    closed_loop: ClosedLoop | None = None
-    token_times: bool = False
+    options: SendOptions = OPEN_LOOP
 
     def __len__(self) -> int:
         return len(self.timetable)
@@ -89,7 +105,7 @@ class Job:
             max_output_tokens=limit,
             predicted_output_tokens=predicted,
             sender_id=self.sender_id,
-            token_times=self.token_times,
+            token_times=self.options.token_times,
         )
 
 

@@ -22,13 +22,12 @@ from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.arrivals.text import Process, format_arrivals
 from loadgen.arrivals.timetable import Timetable, streams, with_predictions
 from loadgen.sending.client.client import address_of
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.drawn_arrivals import draw_arrivals
-from loadgen.sending.job import ClosedLoop
+from loadgen.sending.job import ClosedLoop, SendOptions
 from loadgen.sending.options import LoadOptions
-from loadgen.sending.run import VOCABULARY, LoadResult, Progress, run_load
+from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run_load
 from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.commands.remote import tls_context
@@ -51,12 +50,7 @@ class LoadPlan:
         float | None
     )  # per second in the long run; None where nothing was asked, or all at once
     header: Mapping[str, Any]  # how the timetable was drawn; saved with it
-    closed_loop: ClosedLoop | None
-    max_concurrency: int | None
-    processes: int
-    token_times: bool
-    drain_limit: float
-    max_errors: int = 0
+    sending: SendOptions
     # seconds to wait for a server that is not ready; None looks once, 0 not at all
     ready_timeout: float | None = None
     lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
@@ -65,7 +59,7 @@ class LoadPlan:
     def announced(self) -> str | None:
         """A sentence before the start of a long run; None where it is short, or nobody knows."""
         if (
-            self.closed_loop is not None
+            self.sending.closed_loop is not None
             or not len(self.timetable)
             or (last := float(self.timetable.intended_at[-1])) < LONG
         ):
@@ -113,20 +107,14 @@ class LoadPlan:
         self, progress: Progress | None = None, path: Path | None = None, saved: Path | None = None
     ) -> LoadResult:
         """Send it; `path` is the run file, `saved` where the timetable is. Raises LoadError."""
+        configuration = {**self.header, "timetable": None if saved is None else str(saved)}
         return await run_load(
             self.target,
             self.timetable,
             seed=self.seed,
-            configuration={**self.header, "timetable": None if saved is None else str(saved)},
             prompts=self.prompts,
-            processes=self.processes,
-            max_concurrency=self.max_concurrency,
-            closed_loop=self.closed_loop,
-            token_times=self.token_times,
-            drain_limit=self.drain_limit,
-            max_errors=self.max_errors,
-            progress=progress,
-            path=path,
+            options=self.sending,
+            output=RunOutput(path=path, configuration=configuration, progress=progress),
         )
 
 
@@ -151,12 +139,7 @@ def plan_load(options: LoadOptions) -> LoadPlan:
         process=process,
         asked_rate=rate,
         header=header,
-        closed_loop=_closed_loop(options, len(timetable), seed) if options.closed else None,
-        max_concurrency=None if options.closed else options.max_concurrency,
-        processes=options.processes,
-        token_times=options.token_times,
-        drain_limit=options.drain_limit,
-        max_errors=options.max_errors,
+        sending=_sending(options, len(timetable), seed),
         ready_timeout=options.ready_check_timeout,
         lengths_open=target.lengths == "forced",
     )
@@ -190,6 +173,17 @@ def _prompts(
             timetable, parse_length_prediction(options.length_prediction), seed
         )
     return timetable, prompts, counted
+
+
+def _sending(options: LoadOptions, rows: int, seed: int) -> SendOptions:
+    return SendOptions(
+        processes=options.processes,
+        max_concurrency=None if options.closed else options.max_concurrency,
+        closed_loop=_closed_loop(options, rows, seed) if options.closed else None,
+        drain_limit=options.drain_limit,
+        max_errors=options.max_errors,
+        token_times=options.token_times,
+    )
 
 
 def _closed_loop(options: LoadOptions, rows: int, seed: int) -> ClosedLoop:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import os
-import platform
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,25 +17,25 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.measures.metrics import LATENESS, values
 from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.descriptors import raise_file_limit
-from loadgen.sending.job import ClosedLoop, Job, Tally, row_of
+from loadgen.sending.job import OPEN_LOOP, ClosedLoop, Counters, Job, SendOptions, row_of
+from loadgen.sending.operating_system import raise_file_limit, real_time_permitted
 from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
 from loadgen.sending.sending import send_job
-from loadgen.sending.urgency import urgency_permitted
+from queueing.measurement.machine import hardware, versions
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record
 from queueing.measurement.statistics import Summary, summarise
 
 __all__ = [
     "ClosedLoop",
+    "Counters",
     "LoadResult",
     "Progress",
-    "Tally",
-    "hardware",
+    "RunOutput",
+    "SendOptions",
     "lateness",
     "run_load",
-    "versions",
 ]
 
 VOCABULARY = range(
@@ -48,9 +45,9 @@ START_DELAY = 0.2  # seconds between the start of the clock and instant 0 of the
 
 
 class Progress(Protocol):
-    """Shows a tally now and then until it is cancelled."""
+    """Shows the counters now and then until it is cancelled."""
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Does not end by itself."""
         ...
 
@@ -68,59 +65,62 @@ class LoadResult:
     missing: tuple[str, ...] = ()  # what senders that died have left untold, one sentence each
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutput:
+    """What is written and shown of a run."""
+
+    path: Path | None = None  # a run file that grows with the run
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # for the header
+    progress: Progress | None = None
+
+
+NO_OUTPUT = RunOutput()
+
+
 async def run_load(
     target: Target,
     timetable: Timetable,
     *,
     seed: int,
-    configuration: Mapping[str, Any] | None = None,
-    vocabulary: range = VOCABULARY,
-    drain_limit: float = 600.0,
-    max_errors: int = 0,
-    progress: Progress | None = None,
     prompts: Prompts | None = None,
-    processes: int = 1,
-    max_concurrency: int | None = None,
-    closed_loop: ClosedLoop | None = None,
-    token_times: bool = False,
-    path: Path | None = None,
+    options: SendOptions = OPEN_LOOP,
+    output: RunOutput = NO_OUTPUT,
 ) -> LoadResult:
     """Send a timetable. Requests unanswered `drain_limit` seconds after the last was sent are
-    cancelled. `max_errors` failures in a row end the run, and `missing` says so; with 0 none do.
+    cancelled. `max_errors` failures in a row end the run, and `missing` says so.
 
-    A cancellation (Ctrl-C) ends the run early and keeps its records. `path` is a run file that
-    grows with the run. `closed_loop` leaves the instants aside. Runs on asyncio's own event loop,
-    not on uvloop. Raises LoadError.
+    A cancellation (Ctrl-C) ends the run early and keeps its records. Runs on asyncio's own event
+    loop, not on uvloop. Raises LoadError.
     """
     job = Job(
         target=target,
         timetable=timetable,
-        prompts=prompts or random_prompts(timetable, seed, vocabulary),
+        prompts=prompts or random_prompts(timetable, seed, VOCABULARY),
         rows=np.arange(len(timetable)),
         largest=int(timetable.output_tokens.max()),
         seed=seed,
         prefix=run_prefix(),
-        drain_limit=drain_limit,
-        max_errors=max_errors,
-        max_concurrency=max_concurrency,
-        closed_loop=closed_loop,
-        token_times=token_times,
+        options=options,
     )
-    raise_file_limit(closed_loop.users if closed_loop else max_concurrency)
-    header = _header(job, processes, configuration)
-    tally = Tally(asked=len(timetable))
-    async with _shown(progress, tally):
-        if processes == 1:
-            records, interrupted = await _send_here(job, header, tally, path)
-            missing: tuple[str, ...] = tuple(filter(None, [tally.missing()]))
-        else:
-            records, interrupted, missing = await send_by_processes(
-                job, processes, header, tally, path
-            )
+    raise_file_limit(options.most_at_once)
+    header = _header(job, output.configuration)
+    counters = Counters(asked=len(timetable))
+    async with _shown(output.progress, counters):
+        records, interrupted, missing = await _send(job, header, counters, output.path)
     records.sort(key=row_of)
     header = _ended(header, interrupted=interrupted, missing=missing, recorded=len(records))
-    missing += _replaced(path, header, records)
+    missing += _replaced(output.path, header, records)
     return LoadResult(header, records, lateness(records), interrupted, held_back(records), missing)
+
+
+async def _send(
+    job: Job, header: Header, counters: Counters, path: Path | None
+) -> tuple[list[Record], bool, tuple[str, ...]]:
+    """The records, whether the run was interrupted, and what is missing."""
+    if job.options.processes != 1:
+        return await send_by_processes(job, header, counters, path)
+    records, interrupted = await _send_here(job, header, counters, path)
+    return records, interrupted, tuple(filter(None, [counters.missing()]))
 
 
 def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
@@ -142,19 +142,19 @@ def _ended(header: Header, *, interrupted: bool, missing: tuple[str, ...], recor
 
 
 async def _send_here(
-    job: Job, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool]:
     records: list[Record] = []
     start_at = asyncio.get_running_loop().time() + START_DELAY
     if path is None:
-        return records, await send_job(job, start_at, tally, records.append)
+        return records, await send_job(job, start_at, counters, records.append)
     with _writer(path, header) as writer:
 
         def keep(record: Record) -> None:
             records.append(record)
             writer.keep(record)
 
-        return records, await send_job(job, start_at, tally, keep)
+        return records, await send_job(job, start_at, counters, keep)
 
 
 def _writer(path: Path, header: Header) -> RunWriter:
@@ -168,8 +168,8 @@ def _writer(path: Path, header: Header) -> RunWriter:
 
 
 @asynccontextmanager
-async def _shown(progress: Progress | None, tally: Tally) -> AsyncIterator[None]:
-    shown = asyncio.create_task(progress.show(tally)) if progress else None
+async def _shown(progress: Progress | None, counters: Counters) -> AsyncIterator[None]:
+    shown = asyncio.create_task(progress.show(counters)) if progress else None
     try:
         yield
     finally:
@@ -191,7 +191,7 @@ def lateness(records: Iterable[Record]) -> Summary:
     return summarise(values(LATENESS, records))
 
 
-def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -> Header:
+def _header(job: Job, configuration: Mapping[str, Any]) -> Header:
     target = job.target
     limit = target.limit(job.largest, job.largest)
     asked = {key: value for key, value in asdict(target).items() if key != "api_key"}
@@ -201,36 +201,15 @@ def _header(job: Job, processes: int, configuration: Mapping[str, Any] | None) -
         else None,  # None: each its own
         "lengths": target.lengths,
         "num_prompts": len(job),
-        "processes": processes,
-        "max_concurrency": job.closed_loop.users if job.closed_loop else job.max_concurrency,
-        "loop": "closed" if job.closed_loop else "open",
-        "real_time": urgency_permitted(),  # whether the system wakes the senders at once
+        "processes": job.options.processes,
+        "max_concurrency": job.options.most_at_once,
+        "loop": "closed" if job.options.closed_loop else "open",
+        "real_time": real_time_permitted(),  # whether the system wakes the senders at once
     }
     return Header(
         writer="load",
-        configuration={**asked, **sent, **(configuration or {})},
+        configuration={**asked, **sent, **configuration},
         seed=job.seed,
         versions=versions(),
         hardware=hardware(),
     )
-
-
-def versions() -> dict[str, str]:
-    """What ran here, by name."""
-    found = {"python": platform.python_version()}
-    for name in ("kendall", "httptools", "numpy"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def hardware() -> dict[str, Any]:
-    """Processor and cores of the sender's machine."""
-    model = platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(
-            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-            model,
-        )
-    return {"cpu": model, "cores": os.cpu_count()}

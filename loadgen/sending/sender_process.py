@@ -1,5 +1,5 @@
-"""A sender of several, as a process: takes its job from standard input, tells its tally on standard
-output.
+"""A sender of several, as a process: takes its job from standard input, writes its counters to
+standard output.
 
 `python -m loadgen.sending.sender_process`, started by loadgen/sending/senders.py alone. The end of
 standard input ends the run.
@@ -14,13 +14,13 @@ from contextlib import suppress
 
 import msgspec
 
-from loadgen.sending.descriptors import raise_file_limit
-from loadgen.sending.job import Job, Tally
+from loadgen.sending.job import Counters, Job
+from loadgen.sending.operating_system import raise_file_limit
 from loadgen.sending.run_writer import RunWriter
 from loadgen.sending.sending import send_job
 from queueing.measurement.record import Header
 
-PERIOD = 0.25  # seconds between two tallies
+PERIOD = 0.25  # seconds between two reports of the counters
 
 
 def main() -> None:
@@ -35,8 +35,8 @@ def main() -> None:
 
 
 async def _send(job: Job, start_at: float, writer: RunWriter) -> None:
-    tally = Tally(asked=len(job))
-    sending = asyncio.create_task(send_job(job, start_at, tally, writer.keep))
+    counters = Counters(asked=len(job))
+    sending = asyncio.create_task(send_job(job, start_at, counters, writer.keep))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -44,21 +44,21 @@ async def _send(job: Job, start_at: float, writer: RunWriter) -> None:
         sending.cancel()
 
     loop.add_reader(sys.stdin.fileno(), stop)
-    telling = asyncio.create_task(_tell(tally))
+    telling = asyncio.create_task(_tell(counters))
     interrupted = await sending
     telling.cancel()
-    _say(tally, interrupted=interrupted)
+    _say(counters, interrupted=interrupted)
 
 
-async def _tell(tally: Tally) -> None:
+async def _tell(counters: Counters) -> None:
     while True:
         await asyncio.sleep(PERIOD)
-        _say(tally, interrupted=False)
+        _say(counters, interrupted=False)
 
 
-def _say(tally: Tally, *, interrupted: bool) -> None:
+def _say(counters: Counters, *, interrupted: bool) -> None:
     with suppress(BrokenPipeError):  # the parent is gone; the records are what counts
-        sys.stdout.buffer.write(msgspec.json.encode((tally, interrupted)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode((counters, interrupted)) + b"\n")
         sys.stdout.buffer.flush()
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from loadgen.arrivals.timetable import split
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoop, Job, Tally, row_of
+from loadgen.sending.job import ClosedLoop, Counters, Job, row_of
 from policies.text import counted
 from queueing.measurement.record import Header, Record, read_run, to_line
 
@@ -34,28 +34,30 @@ START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0
 STOP_LIMIT = 15.0  # seconds for an interrupted sender to write its last records
 
 
-def shares(job: Job, processes: int) -> list[Job]:
+def shares(job: Job) -> list[Job]:
     """The job of each of several senders; limits on requests at once are split too. Raises
     LoadError.
     """
-    users = job.closed_loop.users if job.closed_loop else job.max_concurrency
+    users, processes = job.options.most_at_once, job.options.processes
     if users is not None and users < processes:
         raise LoadError(
             f"got {counted(users, 'request')} at once for {counted(processes, 'sender')}; "
             "expected at least one for each"
         )
     return [
-        _share(job, index, sender, processes)
+        _share(job, index, sender)
         for sender, index in enumerate(split(job.timetable, processes))
         if index.size
     ]
 
 
-def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
-    def part(count: int) -> int:
-        return count // processes + (sender < count % processes)
+def _share(job: Job, index: np.ndarray, sender: int) -> Job:
+    whole = job.options
 
-    closed = job.closed_loop
+    def part(count: int) -> int:
+        return count // whole.processes + (sender < count % whole.processes)
+
+    closed = whole.closed_loop
     if closed is not None:
         thinking = None if closed.think_times is None else closed.think_times[index]
         closed = ClosedLoop(
@@ -67,22 +69,25 @@ def _share(job: Job, index: np.ndarray, sender: int, processes: int) -> Job:
         prompts=job.prompts.rows(index),
         rows=job.rows[index],
         sender_id=sender,
-        max_concurrency=None if job.max_concurrency is None else part(job.max_concurrency),
-        max_errors=-(-job.max_errors // processes),
-        closed_loop=closed,
+        options=dataclasses.replace(
+            whole,
+            max_concurrency=None if whole.max_concurrency is None else part(whole.max_concurrency),
+            max_errors=-(-whole.max_errors // whole.processes),
+            closed_loop=closed,
+        ),
     )
 
 
 async def send_by_processes(
-    job: Job, processes: int, header: Header, tally: Tally, path: Path | None
+    job: Job, header: Header, counters: Counters, path: Path | None
 ) -> tuple[list[Record], bool, tuple[str, ...]]:
     """Records of all senders, whether the run was interrupted, and what is missing. Raises
     LoadError.
     """
     with tempfile.TemporaryDirectory() as scratch:
         whole = path or Path(scratch) / "run.jsonl"
-        senders = [Sender(share, whole) for share in shares(job, processes)]
-        interrupted = await _run(senders, header, tally)
+        senders = [Sender(share, whole) for share in shares(job)]
+        interrupted = await _run(senders, header, counters)
         records = [record for sender in senders for record in sender.records()]
         missing = tuple(why for sender in senders if (why := sender.missing()))
         for sender in senders:
@@ -90,8 +95,8 @@ async def send_by_processes(
     return records, interrupted or any(sender.interrupted for sender in senders), missing
 
 
-async def _run(senders: Sequence[Sender], header: Header, tally: Tally) -> bool:
-    adding = asyncio.create_task(_add_up(senders, tally))
+async def _run(senders: Sequence[Sender], header: Header, counters: Counters) -> bool:
+    adding = asyncio.create_task(_add_up(senders, counters))
     interrupted = False
     try:
         await asyncio.gather(*(sender.start(header) for sender in senders))
@@ -106,7 +111,7 @@ async def _run(senders: Sequence[Sender], header: Header, tally: Tally) -> bool:
     finally:
         await asyncio.gather(*(sender.stop() for sender in senders))
         adding.cancel()
-        _add(senders, tally)
+        _add(senders, counters)
     return interrupted
 
 
@@ -116,7 +121,7 @@ class Sender:
     def __init__(self, job: Job, whole: Path) -> None:
         self.job = job
         self.file = whole.with_name(f"{whole.stem}.sender{job.sender_id}{whole.suffix}")
-        self.tally = Tally(asked=len(job))
+        self.counters = Counters(asked=len(job))
         self.interrupted = False
         self._process: Process | None = None
         self._following: asyncio.Task[None] | None = None
@@ -147,7 +152,7 @@ class Sender:
     async def _follow(self, process: Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            self.tally, self.interrupted = msgspec.json.decode(line, type=tuple[Tally, bool])
+            self.counters, self.interrupted = msgspec.json.decode(line, type=tuple[Counters, bool])
         await process.wait()
 
     async def ended(self) -> None:
@@ -182,7 +187,7 @@ class Sender:
         """What it has left untold, where it died or stopped."""
         code = self._process.returncode if self._process else None
         if code == 0 or code is None:
-            left = self.tally.missing()
+            left = self.counters.missing()
             return None if left is None else f"sender {self.job.sender_id}: {left}"
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         lost = sorted(set(self.job.rows.tolist()) - {row_of(record) for record in self.records()})
@@ -192,12 +197,12 @@ class Sender:
         )
 
 
-async def _add_up(senders: Sequence[Sender], tally: Tally) -> None:
+async def _add_up(senders: Sequence[Sender], counters: Counters) -> None:
     while True:
-        _add(senders, tally)
+        _add(senders, counters)
         await asyncio.sleep(0.25)
 
 
-def _add(senders: Sequence[Sender], tally: Tally) -> None:
+def _add(senders: Sequence[Sender], counters: Counters) -> None:
     for name in ("sent", "completed", "other", "refused", "held"):
-        setattr(tally, name, sum(getattr(sender.tally, name) for sender in senders))
+        setattr(counters, name, sum(getattr(sender.counters, name) for sender in senders))

@@ -17,60 +17,59 @@ from functools import partial
 from loadgen.sending.client.client import address_of
 from loadgen.sending.client.pool import KEEPALIVE, RESERVE, Pool
 from loadgen.sending.closed_loop import closed_loop
-from loadgen.sending.job import Job, Tally
-from loadgen.sending.outbox import Keep, Outbox
+from loadgen.sending.in_flight import InFlightRequests, Keep
+from loadgen.sending.job import Counters, Job
+from loadgen.sending.operating_system import real_time_scheduling
 from loadgen.sending.pacing import pace, quiet_garbage_collector
-from loadgen.sending.urgency import urgent
 from queueing.commands.remote import tls_context
 
 
-async def send_job(job: Job, start_at: float, tally: Tally, keep: Keep) -> bool:
+async def send_job(job: Job, start_at: float, counters: Counters, keep: Keep) -> bool:
     """Send everything, instant 0 of the timetable being `start_at` on the loop's clock; whether it
     was interrupted.
 
-    Too many failures in a row end it too: `tally.stopped` then says so.
+    Too many failures in a row end it too: `counters.stopped` then says so.
     A cancellation (Ctrl-C) ends it early. Every request that was begun has a record when this
     returns.
     """
     address, target = address_of(job.target), job.target
     tls = tls_context(target.cacert, insecure=target.insecure) if address.tls else None
     async with Pool(address, reserve_for(job), tls) as pool:
-        outbox = Outbox(job, pool, tally, keep)
-        with quiet_garbage_collector(), urgent():
-            return await _send(outbox, start_at)
+        in_flight = InFlightRequests(job, pool, counters, keep)
+        with quiet_garbage_collector(), real_time_scheduling():
+            return await _send(in_flight, start_at)
 
 
-async def _send(outbox: Outbox, start_at: float) -> bool:
-    interrupted = False
+async def _send(in_flight: InFlightRequests, start_at: float) -> bool:
+    interrupted, options = False, in_flight.job.options
     sending = asyncio.current_task()
     assert sending is not None
-    outbox.on_stop = sending.cancel
+    in_flight.on_stop = sending.cancel
     try:
-        await (
-            closed_loop(outbox, start_at) if outbox.job.closed_loop else open_loop(outbox, start_at)
-        )
-        await outbox.drain(outbox.job.drain_limit)
+        send_all = closed_loop if options.closed_loop else open_loop
+        await send_all(in_flight, start_at)
+        await in_flight.drain(options.drain_limit)
     except asyncio.CancelledError:
-        interrupted = outbox.tally.stopped is None
+        interrupted = in_flight.counters.stopped is None
         sending.uncancel()
     finally:
-        outbox.on_stop = None
-        await outbox.close()
+        in_flight.on_stop = None
+        await in_flight.close()
     return interrupted
 
 
 def reserve_for(job: Job) -> int:
     """Idle connections to keep: no more than the job will use before a server closes them."""
-    if job.closed_loop is not None:
-        return min(RESERVE, job.closed_loop.users)
+    if job.options.closed_loop is not None:
+        return min(RESERVE, job.options.closed_loop.users)
     rate = job.timetable.rate
     return min(RESERVE, len(job), math.ceil(rate * KEEPALIVE) if math.isfinite(rate) else RESERVE)
 
 
-async def open_loop(outbox: Outbox, start_at: float) -> None:
+async def open_loop(in_flight: InFlightRequests, start_at: float) -> None:
     """Every row at its own instant; returns when the last one has left."""
 
     def prepare(index: int, instant: float) -> Callable[[], None]:
-        return partial(outbox.start, outbox.exchange(index, instant))
+        return partial(in_flight.start, in_flight.exchange(index, instant))
 
-    await pace(start_at + outbox.job.timetable.intended_at, prepare)
+    await pace(start_at + in_flight.job.timetable.intended_at, prepare)

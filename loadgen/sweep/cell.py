@@ -17,7 +17,7 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.measures.stability import Growth, Watch
 from loadgen.sending.client.client import LoadError, Target
-from loadgen.sending.run import LoadResult, Tally, run_load
+from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import Cell
 from loadgen.sweep.status import Status
@@ -104,15 +104,15 @@ class Sending:
         A cancellation is an ending here, not an exception: what was measured is handed back. Raises
         GatewayError where nothing could be sent.
         """
-        seen = _Seen(self.progress)
+        latest = _LatestCounters(self.progress)
         guard = _Guard(
             self.client,
             self.why_lost,
             Watch(self.cell.rate),
-            seen,
+            latest,
             stop_unstable=self.stop_unstable,
         )
-        load, ended, why = await self._until_end(seen, guard)
+        load, ended, why = await self._until_end(latest, guard)
         try:
             async with asyncio.timeout(None if ended in ("complete", "unstable") else ANSWER_LIMIT):
                 await until_idle(
@@ -136,16 +136,14 @@ class Sending:
         )
 
     async def _until_end(
-        self, seen: _Seen, guard: _Guard
+        self, latest: _LatestCounters, guard: _Guard
     ) -> tuple[LoadResult | None, Ended, str | None]:
         load = run_load(
             self.target,
             self.timetable,
             seed=self.seed,
-            configuration=self.asked,
-            progress=seen,
-            path=self.path,
-            processes=self.processes,
+            options=SendOptions(processes=self.processes),
+            output=RunOutput(path=self.path, configuration=self.asked, progress=latest),
         )
         sending, watching = asyncio.create_task(load), asyncio.create_task(guard.run())
         ended: Ended = "complete"
@@ -193,18 +191,18 @@ async def _result(
         raise GatewayError(str(error)) from None
 
 
-class _Seen:
-    """Keeps the tally of the run at hand, and passes it on."""
+class _LatestCounters:
+    """Keeps the counters of the run at hand, and passes them on."""
 
     def __init__(self, progress: Status) -> None:
         self._progress = progress
         self.note = progress.note
-        self.tally: Tally | None = None
+        self.counters: Counters | None = None
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Until cancelled."""
-        self.tally = tally
-        await self._progress.show(tally)
+        self.counters = counters
+        await self._progress.show(counters)
 
 
 class _Guard:
@@ -217,11 +215,11 @@ class _Guard:
         client: GatewayClient,
         why_lost: Callable[[], Awaitable[str | None]] | None,
         watch: Watch,
-        seen: _Seen,
+        latest: _LatestCounters,
         *,
         stop_unstable: bool,
     ) -> None:
-        self._client, self._why_lost, self.watch, self._seen = client, why_lost, watch, seen
+        self._client, self._why_lost, self.watch, self._latest = client, why_lost, watch, latest
         self._stop_unstable = stop_unstable
         self._missed = 0
 
@@ -240,17 +238,17 @@ class _Guard:
                     return "lost", why
 
     def _look(self, at: float) -> Growth | None:
-        tally = self._seen.tally
+        counters = self._latest.counters
         if (
-            tally is None or not tally.sent or tally.sent >= tally.asked
+            counters is None or not counters.sent or counters.sent >= counters.asked
         ):  # before the first and after the last arrival
             return None
-        return self.watch.observe(at, tally.sent - tally.completed - tally.other)
+        return self.watch.observe(at, counters.sent - counters.completed - counters.other)
 
     @property
     def _all_sent(self) -> bool:
-        tally = self._seen.tally
-        return tally is not None and tally.sent >= tally.asked
+        counters = self._latest.counters
+        return counters is not None and counters.sent >= counters.asked
 
     async def _lost(self) -> str | None:
         why = None
@@ -258,7 +256,7 @@ class _Guard:
             async with asyncio.timeout(ANSWER_LIMIT):
                 state = await self._client.ask("GET", "/admin/state")  # flushes its run file
                 if self._all_sent:
-                    await let_remainder_go(self._client, state, self._seen.note)
+                    await let_remainder_go(self._client, state, self._latest.note)
         except (GatewayError, TimeoutError) as error:
             why = str(error) or f"no answer within {ANSWER_LIMIT:.0f} s"
         if self._why_lost is not None:

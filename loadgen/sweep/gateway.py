@@ -27,7 +27,7 @@ from loadgen.gateway.gateway_process import (
     KeyRefusedError,
     free_port,
 )
-from loadgen.sending.client.keys import NO_KEYS, Keys
+from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
 from policies import Fixed, parse_policy

@@ -95,7 +95,7 @@ class CellProgress:
     """What became of a cell so far."""
 
     attempts: int = 0
-    noisy: int = 0  # of them set aside
+    disturbed: int = 0  # of them set aside
     open: Event | None = None  # started, and nothing said since
     done: Event | None = None
     reason: str | None = None  # why it is not done
@@ -134,8 +134,8 @@ class Progress:
             case "done":
                 cell.open, cell.done, cell.reason = None, event, None
             case "noisy":
-                cell.noisy, cell.open, cell.done, cell.reason = (
-                    cell.noisy + 1,
+                cell.disturbed, cell.open, cell.done, cell.reason = (
+                    cell.disturbed + 1,
                     None,
                     None,
                     event["reason"],

@@ -57,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.05  # of a saturation search: high / low - 1
     # seconds of a calibration of the speed before and after each cell; 0: none
     bracket: float = 2.0
-    # times that a cell is measured again where the speed changed around it by more than `NOISE`
+    # times that a cell is measured again where the speed changed around it by too much
     repeat_noisy: int = 1
     model: str = "tiny"
     engine: str = "auto"

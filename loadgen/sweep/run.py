@@ -20,19 +20,19 @@ from typing import Any
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
-from loadgen.sending.run import versions
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin, gateway_side
 from loadgen.sweep.gateway import stop_left_behind
 from loadgen.sweep.grid import Cell, planned_cells
 from loadgen.sweep.journal import Event, damage
 from loadgen.sweep.plan import Plan, searches_in_words, searches_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from policies.text import counted
+from queueing.measurement.machine import versions
 
 ATTEMPTS = 3  # of a cell, in one session
-NOISE = 0.15  # change of the engine's speed from before a cell to after it
+MOST_CHANGE = 0.15  # change of the engine's speed from before a cell to after it
 OVERHEAD = 1.0  # seconds of a cell besides sending and calibrating
 
 
@@ -49,7 +49,7 @@ class Sweep:
     plan: Plan
     store: Store
     status: Status
-    apparatus: Apparatus
+    rig: Rig
 
     async def run(self, search: Callable[[Sweep], Awaitable[None]]) -> None:
         """Measure what is not done yet: the cells, then the plan's searches, by `search`.
@@ -65,7 +65,7 @@ class Sweep:
             self.status.note("everything is measured already")
             return
         try:
-            await self.apparatus.open()
+            await self.rig.open()
             if searches_of(self.plan):
                 self.status.note(searches_in_words(self.plan))
             cells = await self._planned()
@@ -78,14 +78,14 @@ class Sweep:
                 await search(self)
             self.store.append("finished")
         finally:
-            await self.apparatus.close()
+            await self.rig.close()
 
     async def measure(self, cell: Cell, place: str) -> None:
         """Return when the cell is done, refused, or has failed too often; `place` names it in
         what is shown.
         """
         if self._is_done(cell):
-            if not self._was_noisy(cell):
+            if not self._was_disturbed(cell):
                 return
             self._set_aside(cell, f"{place}, {cell}")
         if self._is_refused(cell):
@@ -100,16 +100,16 @@ class Sweep:
             except GatewayError as error:
                 if self.store.progress.of(cell.name).open is not None:
                     self.store.append("cut", cell=cell.name, reason=str(error), files={})
-                await self.apparatus.recover(str(error))
+                await self.rig.recover(str(error))
                 continue
             if run.ended == "interrupted":
                 raise asyncio.CancelledError
             if run.ended != "lost":
-                if not self._was_noisy(cell):
+                if not self._was_disturbed(cell):
                     return
                 self._set_aside(cell, f"{place}, {cell}")
                 continue
-            await self.apparatus.recover(run.why or "no reason known")
+            await self.rig.recover(run.why or "no reason known")
         known = self.store.progress.of(cell.name)
         given_up = f"given up after {counted(known.attempts, 'attempt')}"
         self.store.append(
@@ -118,11 +118,9 @@ class Sweep:
         self.status.note(f"{place}, {cell}: {given_up}")
 
     async def _attempt(self, cell: Cell, shown: str) -> CellRun:
-        apparatus = self.apparatus
-        before = await apparatus.speed_now()
-        begun = await begin(
-            apparatus.gateway.client, apparatus.gateway.record_file, cell, self.status.note
-        )
+        rig = self.rig
+        before = await rig.speed_now()
+        begun = await begin(rig.gateway.client, rig.gateway.record_file, cell, self.status.note)
         attempt = 1 + self.store.progress.of(cell.name).attempts
         where = {
             "epoch": begun.epoch,
@@ -131,19 +129,19 @@ class Sweep:
         }
         self.store.append("started", cell=cell.name, attempt=attempt, **where)
         self.status.phase(shown, self.seconds(cell))
-        apparatus.speed = None
+        rig.speed = None
         run = await Sending(
-            client=apparatus.gateway.client,
+            client=rig.gateway.client,
             begun=begun,
             cell=cell,
-            timetable=apparatus.basis.timetable(cell),
-            target=apparatus.target,
+            timetable=rig.basis.timetable(cell),
+            target=rig.target,
             seed=self.plan.seed,
             configuration=self._asked(),
             progress=self.status,
             path=self.store.growing(cell.name, attempt),
             processes=self.plan.processes,
-            why_lost=apparatus.gateway.why_lost,
+            why_lost=rig.gateway.why_lost,
             stop_unstable=not (
                 self.plan.allow_unstable and cell.load >= 1 and cell.purpose == "grid"
             ),
@@ -159,7 +157,7 @@ class Sweep:
     async def _speed_after(self) -> float | None:
         """None where the gateway is lost just now: the cell is whole all the same."""
         try:
-            return await self.apparatus.speed_now()
+            return await self.rig.speed_now()
         except GatewayError:
             return None
 
@@ -203,15 +201,15 @@ class Sweep:
 
     # noise
 
-    def _was_noisy(self, cell: Cell) -> bool:
+    def _was_disturbed(self, cell: Cell) -> bool:
         """Whether its mean says more about the machine than about the queue, and it may be
         measured again.
         """
         known = self.store.progress.of(cell.name)
         return (
             known.done is not None
-            and known.noisy < self.plan.repeat_noisy
-            and speed_change(known.done) > NOISE
+            and known.disturbed < self.plan.repeat_noisy
+            and speed_change(known.done) > MOST_CHANGE
         )
 
     def _set_aside(self, cell: Cell, shown: str) -> None:
@@ -247,7 +245,7 @@ class Sweep:
             return False
         cells = planned_cells(self.store.journal.events)
         return all(
-            self._is_refused(cell) or (self._is_done(cell) and not self._was_noisy(cell))
+            self._is_refused(cell) or (self._is_done(cell) and not self._was_disturbed(cell))
             for cell in cells
         )
 
@@ -256,7 +254,7 @@ class Sweep:
 
     def _is_left(self, cell: Cell) -> bool:
         return (
-            self.store.progress.of(cell.name).done is None or self._was_noisy(cell)
+            self.store.progress.of(cell.name).done is None or self._was_disturbed(cell)
         ) and not self._is_refused(cell)
 
     def _refuse(self, cell: Cell) -> None:
@@ -295,6 +293,6 @@ class Sweep:
         """As planned at the first start: lengths are advised once."""
         if self.store.journal.last("planned") is None:
             self.status.phase("planning the cells")
-            cells = await asyncio.to_thread(lambda: list(self.apparatus.basis.cells()))
+            cells = await asyncio.to_thread(lambda: list(self.rig.basis.cells()))
             self.store.append("planned", cells=msgspec.to_builtins(cells))
         return planned_cells(self.store.journal.events)

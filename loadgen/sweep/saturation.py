@@ -16,12 +16,13 @@ from loadgen.sweep.slo import SATURATION, Slo
 from policies import Fixed
 from queueing.errors import PredictionError
 from queueing.model import Model
+from queueing.optimization.rates import heaviest_scanned, largest_kept
 from queueing.prediction import predict_model
 
 FIRST = 1.1  # factor of the first bracket, around the prediction
 WIDEN = 1.25
 MOST_PROBES = 16
-SCAN = tuple(step / 20 for step in range(1, 20))  # loads
+PRECISION = 2**-20  # of a predicted load
 DETECT = 3.5  # standard errors by which a growth of half the tolerance should stand out
 LEAST_REQUESTS, MOST_REQUESTS = 300, 20_000
 
@@ -128,42 +129,25 @@ def predicted_rate(model: Model, slo: Slo | None) -> float | None:
     if slo is None:
         return model.largest_stable_rate
 
-    def kept(rate: float) -> bool:
-        value = slo.predicted(predict_model(model, rate))
+    limit = model.largest_stable_rate
+
+    def kept(load: float) -> bool:
+        try:
+            value = slo.predicted(predict_model(model, load * limit))
+        except PredictionError:
+            return False
         if value is None:
             raise _NoValueError
         return value <= slo.bound
 
     try:
-        low, high = _lowest_kept(model, kept), model.largest_stable_rate
+        low = heaviest_scanned(kept) if isinstance(model.policy, Fixed) else 0.0
         if low is None:
             return None
-        for _ in range(20):
-            rate = (low + high) / 2
-            low, high = (rate, high) if _holds(kept, rate) else (low, rate)
+        return limit * largest_kept(kept, low, 1.0, absolute=PRECISION) or None
     except _NoValueError:
         return None
-    return low or None
 
 
 class _NoValueError(Exception):
     """No method gives the quantity."""
-
-
-def _holds(kept: Callable[[float], bool], rate: float) -> bool:
-    try:
-        return kept(rate)
-    except PredictionError:
-        return False
-
-
-def _lowest_kept(model: Model, kept: Callable[[float], bool]) -> float | None:
-    """A rate to start from: 0; under fixed, whose batches form more slowly at lower rates, the
-    highest of a scan that keeps the bound.
-    """
-    if not isinstance(model.policy, Fixed):
-        return 0.0
-    return max(
-        (rate for load in SCAN if _holds(kept, rate := load * model.largest_stable_rate)),
-        default=None,
-    )

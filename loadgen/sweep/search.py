@@ -41,7 +41,7 @@ class Search:
 
     async def run(self) -> None:
         """Probe until the bracket is narrow enough; write it down."""
-        basis, tolerance = self.sweep.apparatus.basis, self.sweep.plan.tolerance
+        basis, tolerance = self.sweep.rig.basis, self.sweep.plan.tolerance
         model = basis.model(self.policy, self.limit)
         predicted = predicted_rate(model, self._slo)
         found = await bisect(self._passes, first_rate(model, predicted), tolerance)
@@ -74,7 +74,7 @@ class Search:
 
     async def _passes(self, rate: float) -> bool:
         self.probes += 1
-        cell = probe_cell(self.sweep.apparatus.basis, self.policy, self.limit, self.goal, rate)
+        cell = probe_cell(self.sweep.rig.basis, self.policy, self.limit, self.goal, rate)
         await self.sweep.measure(cell, f"{self.goal}, probe {self.probes}")
         known = self.sweep.store.progress.of(cell.name)
         if known.done is None:

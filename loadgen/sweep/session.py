@@ -9,20 +9,21 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError, KeyRefusedError
-from loadgen.sending.client.keys import NO_KEYS, Keys
-from loadgen.sweep.apparatus import Apparatus
-from loadgen.sweep.conditions import broken, parse_conditions
+from loadgen.report.conditions import broken, parse_conditions
+from loadgen.sending.client.target import NO_KEYS, Keys
+from loadgen.sending.operating_system import cancelled_by
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.report import as_json, print_results, write_results
-from loadgen.sweep.report_data import of_sweep
-from loadgen.sweep.results import Results, results_of
+from loadgen.sweep.report.report import as_json, print_results, write_results
+from loadgen.sweep.report.report_data import of_sweep
+from loadgen.sweep.report.results import Results, results_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.search import search_all
 from loadgen.sweep.status import Status
@@ -48,37 +49,50 @@ async def run_session(
     conditions = parse_conditions(assertions)
     await _check_gateway(plan, folder, keys)
     store = Store.open(folder, plan)
-    error: str | None = None
-    interrupted = False
     async with Status(sys.stderr) as status:
-        with cancelled_by_signals():
-            try:
-                await Sweep(plan, store, status, Apparatus.of(plan, store, status, port, keys)).run(
-                    search_all
-                )
-            except asyncio.CancelledError:
-                interrupted = True
-                if (task := asyncio.current_task()) is not None:
-                    task.uncancel()
-                if store.is_unmeasured():
-                    store.journal.close()
-                    _say(
-                        "interrupted before a cell was measured; the same command, or another "
-                        f"plan in {folder}/, starts anew"
-                    )
-                    return INTERRUPTED
-            except GatewayError as lost:
-                if store.is_unmeasured() or isinstance(lost, KeyRefusedError):
-                    store.journal.close()
-                    raise
-                error = str(lost)
+        rig = Rig.of(plan, store, status, port, keys)
+        ended = await _measure(Sweep(plan, store, status, rig))
+        if ended.interrupted and store.is_unmeasured():
+            store.journal.close()
+            _say(
+                "interrupted before a cell was measured; the same command, or another "
+                f"plan in {folder}/, starts anew"
+            )
+            return INTERRUPTED
         results = await _results(folder, status)
         status.phase("writing the report")
         data = await asyncio.to_thread(of_sweep, folder, results)
         written = await asyncio.to_thread(write_results, store, results, data)
     store.journal.close()
-    _print(results, written, error, json=json, interrupted=interrupted)
-    return INTERRUPTED if interrupted else _status(results, error, broken(conditions, data))
+    _print(results, written, ended, json=json)
+    if ended.interrupted:
+        return INTERRUPTED
+    return _status(results, ended.error, broken(conditions, data))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the measuring ended, where not by itself."""
+
+    error: str | None = None
+    interrupted: bool = False
+
+
+async def _measure(sweep: Sweep) -> _Ended:
+    """Raises GatewayError where no cell was measured or a key is refused."""
+    with cancelled_by(signal.SIGINT, signal.SIGTERM):
+        try:
+            await sweep.run(search_all)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            return _Ended(interrupted=True)
+        except GatewayError as lost:
+            if sweep.store.is_unmeasured() or isinstance(lost, KeyRefusedError):
+                sweep.store.journal.close()
+                raise
+            return _Ended(error=str(lost))
+    return _Ended()
 
 
 def _status(results: Results, error: str | None, not_held: Sequence[str]) -> int:
@@ -88,24 +102,6 @@ def _status(results: Results, error: str | None, not_held: Sequence[str]) -> int
     for line in not_held:
         _say(line)
     return CHECK_FAILED if not_held else DONE
-
-
-class cancelled_by_signals:  # noqa: N801 - used like a function
-    """Ctrl-C and SIGTERM cancel this task: what is measured is kept, the gateway is stopped."""
-
-    def __enter__(self) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(
-                NotImplementedError, ValueError
-            ):  # not on Windows, not outside the main thread
-                loop.add_signal_handler(number, task.cancel)
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError, ValueError):
-                asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def _check_gateway(plan: Plan, folder: Path, keys: Keys) -> None:
@@ -129,13 +125,11 @@ async def _results(folder: Path, status: Status) -> Results:
     return await asyncio.to_thread(results_of, folder, on_cell)
 
 
-def _print(
-    results: Results, written: Sequence[Path], error: str | None, *, json: bool, interrupted: bool
-) -> None:
-    if error:
-        _say(error)
+def _print(results: Results, written: Sequence[Path], ended: _Ended, *, json: bool) -> None:
+    if ended.error:
+        _say(ended.error)
     missing = results.of("missing") or results.missing_searches
-    if interrupted or missing:
+    if ended.interrupted or missing:
         _say(
             f"`kendall sweep --resume {shlex.quote(str(results.folder))}` measures what is missing"
         )
@@ -144,7 +138,7 @@ def _print(
             msgspec.json.encode(as_json(results, written), enc_hook=float).decode() + "\n"
         )
         return
-    if error and not (results.comparisons or results.searches or results.of("unstable")):
+    if ended.error and not (results.comparisons or results.searches or results.of("unstable")):
         return  # nothing was measured: an empty table and its files say nothing
     to = console()
     print_results(results, to)

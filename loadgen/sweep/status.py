@@ -12,14 +12,14 @@ import shutil
 from contextlib import suppress
 from typing import Self, TextIO
 
-from loadgen.sending.run import Tally
+from loadgen.sending.run import Counters
 
 LINE_PERIOD = 1.9  # seconds
 DRAW_PERIOD = 0.5
 
 
 class Status:
-    """Also shows the tally of a load run (`loadgen.sending.run.Progress`)."""
+    """Also shows the counters of a load run (`loadgen.sending.run.Progress`)."""
 
     def __init__(self, stream: TextIO, period: float | None = None) -> None:
         self._stream = stream
@@ -28,7 +28,7 @@ class Status:
         self._task: asyncio.Task[None] | None = None
         self._began = 0.0
         self._phase = "starting"
-        self._tally: Tally | None = None
+        self._counters: Counters | None = None
         self._phase_ends = 0.0  # on the loop's clock
         self.left_after = 0.0  # seconds planned after the present phase
 
@@ -55,23 +55,25 @@ class Status:
         self._stream.write(f"{self._elapsed():6.0f} s  {text}\n")
         self._stream.flush()
 
-    async def show(self, tally: Tally) -> None:
+    async def show(self, counters: Counters) -> None:
         """Count along until cancelled."""
-        self._tally = tally
+        self._counters = counters
         try:
             await asyncio.Event().wait()
         finally:
-            self._tally = None
+            self._counters = None
 
     @property
     def line(self) -> str:
         """What is said now."""
         loop = asyncio.get_running_loop()
         parts = [self._phase]
-        if (tally := self._tally) is not None:
-            answered = tally.completed + tally.other
-            parts.append(f"sent {tally.sent}/{tally.asked}, {tally.sent - answered} unanswered")
-            parts += [f"{tally.other} failed"] if tally.other else []
+        if (counters := self._counters) is not None:
+            answered = counters.completed + counters.other
+            parts.append(
+                f"sent {counters.sent}/{counters.asked}, {counters.sent - answered} unanswered"
+            )
+            parts += [f"{counters.other} failed"] if counters.other else []
         left = max(0.0, self._phase_ends - loop.time()) + self.left_after
         parts += [f"about {duration(left)} still"] if left else []
         return "; ".join(parts)

@@ -65,10 +65,33 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
         high = HEAVIEST if model.patience is None else IMPATIENT
         if kept(high):
             note = f"the SLO still holds at load {high:g}, the largest that was tried"
-        while curve[high]["score"] is None and high - low > precision * low:
-            middle = (low + high) / 2
-            low, high = (middle, high) if kept(middle) else (low, middle)
+        else:
+            largest_kept(kept, low, high, relative=precision)
     return choose("arrival-rate", objective, [curve[load] for load in sorted(curve)], note)
+
+
+def largest_kept(
+    kept: Callable[[float], bool],
+    low: float,
+    high: float,
+    *,
+    relative: float = 0.0,
+    absolute: float = 0.0,
+) -> float:
+    """The largest load that keeps the SLO, by bisection between one that does and one that does
+    not, within a tolerance as `math.isclose` has it.
+    """
+    while high - low > max(relative * low, absolute):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low
+
+
+def heaviest_scanned(kept: Callable[[float], bool]) -> float | None:
+    """The heaviest load of a scan that keeps the SLO: a load to start from under fixed, whose
+    batches form more slowly at low loads.
+    """
+    return max([load for load in SCAN[1:-1] if kept(load)], default=None)
 
 
 def _check_binding(model: Model, slo: Slo) -> None:
@@ -90,9 +113,8 @@ def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float
     """
     if not isinstance(model.policy, Fixed):
         return LIGHTEST if kept(LIGHTEST) else None
-    good = [load for load in SCAN[1:-1] if kept(load)]
-    if good:
-        return float(max(good))
+    if (heaviest := heaviest_scanned(kept)) is not None:
+        return heaviest
 
     def value(load: float) -> float:
         _, prediction = point_of({}, model, load * model.largest_stable_rate)

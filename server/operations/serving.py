@@ -23,6 +23,7 @@ from policies import SpecError
 from queueing.errors import CommandError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law, poor_fit_of
+from queueing.measurement.machine import split_cpus
 from queueing.measurement.paths import check_writable
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
@@ -46,7 +47,6 @@ LOOP_CLOSE = 20.0  # seconds that the event loop may take to close
 OnReady = Callable[[Gateway], Any]
 OnSignal = Callable[[int], Any]
 ReadAgain = Callable[[], Settings]
-PINNED_CPUS = range(2, 5)  # with this many, engine and gateway get CPUs of their own
 
 
 def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
@@ -111,16 +111,6 @@ def _vllm_engine(settings: Settings) -> Engine:
     return VllmEngine(
         model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time
     )
-
-
-def split_cpus() -> tuple[set[int], str | None]:
-    """CPUs for the gateway and for the engine on a small machine; nothing is pinned on a large
-    one.
-    """
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cpus) not in PINNED_CPUS:
-        return set(), None
-    return set(cpus[:-1]), str(cpus[-1])
 
 
 def bind(host: str, port: int) -> socket.socket:

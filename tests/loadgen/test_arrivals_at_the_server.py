@@ -20,7 +20,7 @@ from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.audit import Stream, streams_of
 from loadgen.report.load_verdict import BUDGET
 from loadgen.sending.client.target import Target
-from loadgen.sending.run import run_load
+from loadgen.sending.run import RunOutput, SendOptions, run_load
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement import arrival_tests
 from queueing.measurement.arrival_audit import Budget
@@ -73,7 +73,11 @@ async def at_the_server(folder: Path, rate: float, n: int, processes: int, seed:
         target = Target(base_url=gateway.url, model="tiny", max_tokens=1)
         asked = {"arrivals": f"poisson:rate={rate:g}", "request_rate": rate}
         result = await run_load(
-            target, timetable, seed=seed, processes=processes, configuration=asked, drain_limit=60
+            target,
+            timetable,
+            seed=seed,
+            options=SendOptions(processes=processes, drain_limit=60),
+            output=RunOutput(configuration=asked),
         )
         await gateway.ask("POST", "/admin/drain")
     assert {record.outcome for record in result.records} == {"completed"}

@@ -17,9 +17,9 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.sending.client.client import LoadError, Target, timing
 from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
-from loadgen.sending.outbox import Outbox
+from loadgen.sending.in_flight import InFlightRequests
 from loadgen.sending.pacing import BURST
-from loadgen.sending.run import LoadResult, Tally, run_load
+from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,
@@ -44,13 +44,18 @@ def load(
 ) -> tuple[LoadResult, FakeServer]:
     async def main() -> tuple[LoadResult, FakeServer]:
         async with serving(handler) as server:
-            options = {
-                key: settings.pop(key)
-                for key in ("drain_limit", "progress", "token_times")
-                if key in settings
-            }
+            shown = RunOutput(progress=settings.pop("progress", None))
+            options = SendOptions(
+                **{
+                    key: settings.pop(key)
+                    for key in ("drain_limit", "token_times")
+                    if key in settings
+                }
+            )
             target = Target(base_url=server.url, model="fake", **settings)
-            return await run_load(target, table or timetable(), seed=3, **options), server
+            return await run_load(
+                target, table or timetable(), seed=3, options=options, output=shown
+            ), server
 
     return asyncio.run(main())
 
@@ -209,8 +214,8 @@ class Blocking:
 
     blocked_until = 0.0
 
-    async def show(self, tally: Tally) -> None:
-        while not tally.sent:  # noqa: ASYNC110 - a tally only counts
+    async def show(self, counters: Counters) -> None:
+        while not counters.sent:  # noqa: ASYNC110 - counters raise no event
             await asyncio.sleep(0)
         now = asyncio.get_running_loop().time
         self.blocked_until = now() + 0.1
@@ -324,17 +329,17 @@ def test_what_goes_wrong_is_one_outcome_and_says_why(
     handler: Handler, outcome: str, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit of the answers' time counts from where the server has got the requests."""
-    got, drain = [], Outbox.drain
+    got, drain = [], InFlightRequests.drain
 
     async def counting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         got.append(request)
         return await handler(request, body)
 
-    async def drain_then(outbox: Outbox, limit: float) -> None:
+    async def drain_then(in_flight: InFlightRequests, limit: float) -> None:
         await eventually(lambda: len(got) >= 4)
-        await drain(outbox, limit)
+        await drain(in_flight, limit)
 
-    monkeypatch.setattr(Outbox, "drain", drain_then)
+    monkeypatch.setattr(InFlightRequests, "drain", drain_then)
     result, server = load(counting, drain_limit=0.1 if outcome == "cancelled" else 60.0)
     assert [r.outcome for r in result.records] == [outcome] * 4
     assert all(r.error and error in r.error for r in result.records)
@@ -374,8 +379,8 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
             raise AssertionError
 
         class Watch:
-            async def show(self, tally: Tally) -> None:
-                while tally.completed < 2:  # noqa: ASYNC110 - a tally only counts
+            async def show(self, counters: Counters) -> None:
+                while counters.completed < 2:  # noqa: ASYNC110 - counters raise no event
                     await asyncio.sleep(0.01)
                 await third.wait()
                 run.cancel()
@@ -383,7 +388,12 @@ def test_an_interrupt_ends_the_run_and_keeps_the_records() -> None:
         async with serving(two_answers) as server:
             target = Target(base_url=server.url, model="fake")
             run = asyncio.create_task(
-                run_load(target, timetable(n=10_000, gap=0.05), seed=0, progress=Watch())
+                run_load(
+                    target,
+                    timetable(n=10_000, gap=0.05),
+                    seed=0,
+                    output=RunOutput(progress=Watch()),
+                )
             )
             return await run
 
@@ -431,15 +441,15 @@ def test_the_collector_is_off_in_a_run_and_back_after_it() -> None:
 
 def test_progress_sees_every_request_and_the_header_no_key() -> None:
     class Shown:
-        tally: Tally
+        counters: Counters
 
-        async def show(self, tally: Tally) -> None:
-            self.tally = tally
+        async def show(self, counters: Counters) -> None:
+            self.counters = counters
             await asyncio.Event().wait()
 
     shown = Shown()
     result, _ = load(progress=shown, api_key="secret")
-    assert (shown.tally.sent, shown.tally.completed, shown.tally.other) == (4, 4, 0)
+    assert (shown.counters.sent, shown.counters.completed, shown.counters.other) == (4, 4, 0)
     assert "secret" not in repr(result.header)
     assert result.header.hardware["cores"] >= 1
     assert result.header.configuration["max_tokens"] == 6

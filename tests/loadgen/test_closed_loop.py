@@ -19,7 +19,7 @@ from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import row_of
 from loadgen.sending.pacing import Clock, Spin, TimerFd
-from loadgen.sending.run import ClosedLoop, LoadResult, run_load
+from loadgen.sending.run import ClosedLoop, LoadResult, SendOptions, run_load
 from queueing.measurement.record import Record
 from tests.eventually import eventually
 from tests.loadgen.fake_server import FakeServer, answer, serving
@@ -57,7 +57,10 @@ def run(
             table = Timetable(np.arange(n) * gap, np.full(n, 3), np.full(n, 2))
             return (
                 await run_load(
-                    Target(base_url=server.url, model="fake"), table, seed=1, **settings
+                    Target(base_url=server.url, model="fake"),
+                    table,
+                    seed=1,
+                    options=SendOptions(**settings),
                 ),
                 counting,
                 server,
@@ -133,12 +136,12 @@ def test_a_user_whose_time_is_over_does_not_end_the_others_time() -> None:
 
 
 class Prompt:
-    """Stands for an outbox on virtual time, whose every answer takes `SERVICE` seconds; and for
-    its job.
+    """Stands for requests in flight on virtual time, whose every answer takes `SERVICE` seconds;
+    and for their job.
     """
 
     def __init__(self, closed: ClosedLoop) -> None:
-        self.job, self.closed_loop = self, closed
+        self.job, self.options = self, SendOptions(closed_loop=closed)
         self.intended: list[float] = []
 
     def __len__(self) -> int:
@@ -161,14 +164,14 @@ class Prompt:
 
 
 def test_users_send_until_the_duration_is_over() -> None:
-    outbox = Prompt(ClosedLoop(users=2, duration=1.52))
+    in_flight = Prompt(ClosedLoop(users=2, duration=1.52))
 
     async def main() -> None:
-        await loadgen.sending.closed_loop.closed_loop(outbox, 0.0)  # type: ignore[arg-type]
+        await loadgen.sending.closed_loop.closed_loop(in_flight, 0.0)  # type: ignore[arg-type]
         await asyncio.sleep(10.0)  # until the last is answered, and longer
 
     run_virtual(main())
-    assert outbox.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
+    assert in_flight.intended == pytest.approx(np.repeat(np.arange(31) * SERVICE, 2))
 
 
 def test_nobody_sends_after_the_duration() -> None:
@@ -187,7 +190,10 @@ def interrupted_after(requests: int, table: Timetable, closed: ClosedLoop) -> Lo
         async with serving() as server:
             sending = asyncio.create_task(
                 run_load(
-                    Target(base_url=server.url, model="fake"), table, seed=1, closed_loop=closed
+                    Target(base_url=server.url, model="fake"),
+                    table,
+                    seed=1,
+                    options=SendOptions(closed_loop=closed),
                 )
             )
             await eventually(lambda: len(server.bodies) >= requests)
@@ -259,7 +265,7 @@ def test_a_bug_in_one_request_ends_the_run_loudly() -> None:
             Broken(base_url="http://127.0.0.1:9", model="m"),
             table,
             seed=1,
-            closed_loop=ClosedLoop(users=2),
+            options=SendOptions(closed_loop=ClosedLoop(users=2)),
         )
 
     with pytest.raises(RuntimeError, match="a bug"):
@@ -283,7 +289,10 @@ def test_failures_end_a_run_only_where_so_many_follow_one_another() -> None:
             table = Timetable(np.zeros(10), np.full(10, 3), np.full(10, 2))
             target = Target(base_url=server.url, model="fake")
             return await run_load(
-                target, table, seed=1, closed_loop=ClosedLoop(users=1), max_errors=3
+                target,
+                table,
+                seed=1,
+                options=SendOptions(closed_loop=ClosedLoop(users=1), max_errors=3),
             )
 
     result = asyncio.run(main())

@@ -164,7 +164,7 @@ def test_every_theory_deviates_by_observed_over_its_mean_minus_one(factor: float
         )
 
     theory = Theory(
-        law=LAW, predict=told, live=told, printed=lambda *_: (factor * observed.mean, "exact")
+        law=LAW, predict=told, live=told, published=lambda *_: (factor * observed.mean, "exact")
     )
     comparison = only(records, theory)
     for name in ("a_priori", "predicted", "live", "paper"):

@@ -26,7 +26,7 @@ from loadgen.commands.demo_report import Cell, conclusion, print_report
 from loadgen.compare.comparison import Comparison, Estimate, Part, Quantity, Split
 from loadgen.compare.residual import verdict
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.job import Tally
+from loadgen.sending.job import Counters
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile
 from queueing.latency.speed import Speed
@@ -96,7 +96,7 @@ def test_every_cell_has_the_engines_speed_before_and_after_it(
 
     gateway = GatewayProcess([], 1, Path("gateway.log"))
     monkeypatch.setattr(gateway, "ready", lambda: asyncio.sleep(0))
-    monkeypatch.setattr("loadgen.commands.demo.share_the_gateways_cpus", lambda: None)
+    monkeypatch.setattr("loadgen.commands.demo.pin_to_gateway_cpus", lambda: None)
     for name, stand_in in (("_speed", speeds), ("_cell", sent), ("_calibrated", calibrated)):
         monkeypatch.setattr(_Demo, name, stand_in)
     monkeypatch.setattr(_Demo, "_compare", lambda *_: cell("single", 0.3).comparison)
@@ -148,7 +148,7 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
         progress = Progress(plan := Plan())
         progress.phase("the engine starts", 35.0)
         seen = [progress.line]
-        progress._tally = Tally(asked=12345, completed=12345)
+        progress._counters = Counters(asked=12345, completed=12345)
         for number in range(len(plan.cells)):
             progress.cell(number)
             seen.append(progress.line)
@@ -156,7 +156,7 @@ def test_progress_counts_the_cells_and_the_time_to_go_within_eighty_columns() ->
         assert isinstance(loop, VirtualTimeLoop)
         loop.stand(7.0)
         seen.append(progress.line)
-        progress._tally = None
+        progress._counters = None
         progress.over()
         progress.phase("drawing the picture")
         return [*seen, progress.line]

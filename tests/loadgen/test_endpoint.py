@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import loadgen.sending.client.endpoint
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayClient, free_port
-from loadgen.sending.client.keys import Keys
+from loadgen.sending.client.target import Keys
 from policies.text import SpecError
 from queueing.commands.remote import Trust
 from queueing.errors import CommandError

@@ -24,7 +24,6 @@ from loadgen.compare.comparison import TOO_SHORT
 from loadgen.compare.group import Group
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
-from loadgen.report.html.beside import beside_figure
 from loadgen.report.html.columns import COLUMNS
 from loadgen.report.html.marks import Panel, hover
 from loadgen.report.html.over_load import curve_of, over_load_figure
@@ -33,9 +32,10 @@ from loadgen.report.html.parts import PALE, parts_figure
 from loadgen.report.html.style import columns, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
+from loadgen.report.html.versus import versus_figure
 from loadgen.report.html.words import accuracy, causes, headline
 from loadgen.report.report import notes
-from loadgen.sweep.report_data import _missing
+from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile
@@ -172,7 +172,7 @@ def test_hostile_names_stay_text(data: ReportData) -> None:
 
 
 def test_observed_means_stand_where_they_were_measured(data: ReportData) -> None:
-    figure = beside_figure(data.cells)
+    figure = versus_figure(data.cells)
     drawn = sorted(
         x for group in ("observed", "short") for trace in traces(figure, group) for x in trace["x"]
     )
@@ -374,7 +374,7 @@ def test_a_cell_that_is_too_short_or_invalid_is_judged_nowhere(data: ReportData)
 COLOUR_OF = {"observed": {"$observed", "$ink"}, "short": {"$pale"}}
 
 
-@pytest.mark.parametrize("draw", [beside_figure, over_load_figure, parts_figure, tails_figure])
+@pytest.mark.parametrize("draw", [versus_figure, over_load_figure, parts_figure, tails_figure])
 def test_every_figure_draws_a_cell_that_is_not_judged_pale(
     data: ReportData, draw: Callable[..., dict[str, Any] | None]
 ) -> None:
@@ -602,7 +602,7 @@ def test_it_prints_on_a4(report: Path, tmp_path: Path) -> None:
 
 def test_figures_are_plain_json(data: ReportData) -> None:
     for figure in (
-        beside_figure(data.cells),
+        versus_figure(data.cells),
         over_load_figure(data.cells),
         parts_figure(data.cells),
         tails_figure(data.cells),
@@ -690,7 +690,7 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
         date="2026-01-02T03:04:05Z",
     )
     figures = [
-        draw(drawn.cells) for draw in (beside_figure, over_load_figure, parts_figure, tails_figure)
+        draw(drawn.cells) for draw in (versus_figure, over_load_figure, parts_figure, tails_figure)
     ]
     text = page(drawn).replace("><", ">\n<")
     shown = json.dumps(

@@ -11,7 +11,7 @@ import pytest
 
 from kendall import cli
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, GatewayProcess, free_port
-from loadgen.sending.client.keys import Keys
+from loadgen.sending.client.target import Keys
 from loadgen.sweep.gateway import GivenGateway
 from policies.text import SpecError
 from server.operations import advising

@@ -86,14 +86,7 @@ def test_predicting_leaves_arrivals_lengths_and_prompts_alone(text: str) -> None
     without = draw_timetable(
         Poisson(5.0), count=300, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS
     )
-    with_it = draw_timetable(
-        Poisson(5.0),
-        count=300,
-        seed=3,
-        prompt_tokens=LENGTHS,
-        output_tokens=LENGTHS,
-        prediction=model,
-    )
+    with_it = with_predictions(without, model, seed=3)
     assert without.predicted_output_tokens is None
     assert with_it.predicted_output_tokens is not None
     for name, column in without.columns().items():

@@ -17,15 +17,14 @@ from typer.testing import CliRunner
 from loadgen.arrivals.timetable import save_timetable
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
-from loadgen.sending.client.endpoint import UNKNOWN, Endpoint
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, with_lengths
 from loadgen.sending.client.target import FORCED_FIELD, LoadError, Target
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import plan_load
 from loadgen.sending.run import LoadResult
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway
 from loadgen.sweep.plan import Plan
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from policies.text import SpecError
 from queueing.measurement.record import read_run
@@ -248,10 +247,10 @@ def test_a_sweep_of_a_given_gateway_asks_it_too(gateways: tuple[str, str]) -> No
         said = io.StringIO()
         plan = Plan(base_url=url, loads=(0.5,))
         async with Status(said) as status:
-            apparatus = Apparatus(plan, cast(Any, None), status, GivenGateway(url))
-            await apparatus._start()
-        await apparatus.gateway.stop()
-        return apparatus.target.lengths, apparatus.target.model, said.getvalue()
+            rig = Rig(plan, cast(Any, None), status, GivenGateway(url))
+            await rig._start()
+        await rig.gateway.stop()
+        return rig.target.lengths, rig.target.model, said.getvalue()
 
     lengths, model, said = asyncio.run(target_at(gateways[0]))
     assert (lengths, model) == ("ignore_eos", "tiny")

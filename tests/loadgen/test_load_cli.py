@@ -573,10 +573,10 @@ def test_ctrl_c_keeps_what_was_recorded(server_url: str, tmp_path: Path) -> None
     [
         ({"output": "new/"}, r"new/load-\d{8}-\d{6}\.jsonl", None),
         ({"output": "new/run.jsonl"}, r"new/run\.jsonl", None),
-        ({"save": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
-        ({"save": "new/a"}, r"new/a", "new/a.json"),
-        ({"save": ".", "output": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
-        ({"save": "."}, r"load-7\.jsonl", "load-7.json"),
+        ({"save_result": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
+        ({"save_result": "new/a"}, r"new/a", "new/a.json"),
+        ({"save_result": ".", "output": "new/"}, r"new/load-7\.jsonl", "new/load-7.json"),
+        ({"save_result": "."}, r"load-7\.jsonl", "load-7.json"),
     ],
 )
 def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
@@ -587,12 +587,9 @@ def test_a_slash_at_the_end_names_a_folder_that_does_not_exist_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    paths: dict[str, Any] = {"output": None, "save": None} | {
-        key: file_or_folder(text) for key, text in given.items()
-    }
-    shown: dict[str, Any] = {"append": False, "detailed": False, "metadata": {}}
+    paths: dict[str, Any] = {key: file_or_folder(text) for key, text in given.items()}
     files = loadgen.report.files.result_files.result_files(
-        **paths, no_save=False, folder=None, name=None, save_table=None, seed=7, label=None, **shown
+        loadgen.report.files.result_files.ResultOptions(**paths), seed=7
     )
     assert re.fullmatch(run, str(files.run))
     assert files.bench == (None if bench is None else Path(bench))

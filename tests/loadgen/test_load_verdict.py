@@ -26,7 +26,7 @@ from loadgen.measures.failures import Failures, count_failures
 from loadgen.report.files.saved_run import read_results
 from loadgen.report.load_verdict import LoadVerdict, judge
 from loadgen.sending.client.target import LoadError, Target
-from loadgen.sending.run import LoadResult, Tally, held_back, lateness, run_load
+from loadgen.sending.run import Counters, LoadResult, RunOutput, held_back, lateness, run_load
 from policies.text import SpecError
 from queueing.measurement.arrival_audit import Budget, audit_arrivals
 from queueing.measurement.record import Header, Record, read_run, write_run
@@ -456,12 +456,12 @@ def test_answers_without_a_token_are_counted_and_too_many_make_the_run_invalid()
 
 
 class Kept:
-    """The tally that a run shows."""
+    """The counters that a run shows."""
 
-    tally: Tally
+    counters: Counters
 
-    async def show(self, tally: Tally) -> None:
-        self.tally = tally
+    async def show(self, counters: Counters) -> None:
+        self.counters = counters
         await asyncio.Event().wait()
 
 
@@ -470,7 +470,7 @@ def test_progress_counts_refusals_apart_from_failures() -> None:
     table = Timetable(np.arange(40) * 0.005, np.full(40, 3), np.full(40, 2))
 
     async def first_line() -> None:
-        showing = asyncio.create_task(Lines(lines).show(kept.tally))
+        showing = asyncio.create_task(Lines(lines).show(kept.counters))
         await asyncio.sleep(1.5)
         showing.cancel()
 
@@ -480,7 +480,7 @@ def test_progress_counts_refusals_apart_from_failures() -> None:
                 Target(base_url=f"http://127.0.0.1:{port}", model="fake"),
                 table,
                 seed=1,
-                progress=kept,
+                output=RunOutput(progress=kept),
             )
         )
     run_virtual(first_line())

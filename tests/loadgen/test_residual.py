@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from loadgen.arrivals.timetable import Timetable
-from loadgen.compare import chance
+from loadgen.compare import sampling_error
 from loadgen.compare.compare import (
     Comparison,
     Estimate,
@@ -23,7 +23,7 @@ from loadgen.compare.compare import (
     Theory,
     compare,
 )
-from loadgen.compare.comparison import Sampling
+from loadgen.compare.comparison import SamplingError
 from loadgen.compare.residual import (
     PARTS,
     SERVICE_LAW,
@@ -55,7 +55,7 @@ each_policy = pytest.mark.parametrize("policy", list(RATES))
 
 def asked(policy: str, law: LatencyModel = LAW) -> Theory:
     return dataclasses.replace(
-        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, printed=None
+        theory_of(law, LENGTHS, RATES[policy], max_num_seqs=64), live=None, published=None
     )  # for speed
 
 
@@ -141,13 +141,17 @@ def replayed(rate: float) -> Theory:
     """Of the law's theory the simulator only; the prediction and what chance does to it are made
     up.
     """
-    told, chance = (
+    predicted, sampling = (
         Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2),
-        Sampling(0.1, 0.0, 0.05),
+        SamplingError(0.1, 0.0, 0.05),
     )
     whole = theory_of(LAW, LENGTHS, rate, max_num_seqs=64)
     return dataclasses.replace(
-        whole, predict=lambda *_: told, chance=lambda *_: chance, live=None, printed=None
+        whole,
+        predict=lambda *_: predicted,
+        sampling_error=lambda *_: sampling,
+        live=None,
+        published=None,
     )
 
 
@@ -491,8 +495,8 @@ def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.M
     """t(n - 1) s sqrt(1 + 1 / n) of the means of n runs, each with a stream of its own."""
     means = np.random.default_rng(1).normal(0.1, 0.02, 40).tolist()
     given = iter(means)
-    monkeypatch.setattr(chance, "_mean", lambda *_: next(given))
+    monkeypatch.setattr(sampling_error, "_mean", lambda *_: next(given))
     model = Model.read(parse_policy("single"), LENGTHS, LAW)
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
-    assert chance._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
+    assert sampling_error._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
     assert next(given, None) is None, "40 runs"

@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.descriptors import SPARE, raise_file_limit
+from loadgen.sending.operating_system import SPARE, raise_file_limit
 from loadgen.sending.run_writer import RunWriter, replace_run
 from queueing.measurement.record import Header, Record, read_run, to_line, write_run
 from tests.eventually import eventually_here

@@ -19,7 +19,7 @@ from loadgen.arrivals.timetable import Timetable
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import ClosedLoop, row_of
-from loadgen.sending.run import LoadResult, run_load
+from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
 from queueing.measurement.record import read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server
@@ -34,14 +34,18 @@ def timetable(n: int = 40, gap: float = 0.01) -> Timetable:
 
 
 async def send(
-    server: FakeServer, processes: int, table: Timetable | None = None, **settings: Any
+    server: FakeServer,
+    processes: int,
+    table: Timetable | None = None,
+    path: Path | None = None,
+    **settings: Any,
 ) -> LoadResult:
     return await run_load(
         Target(base_url=server.url, model="fake"),
         table or timetable(),
         seed=5,
-        processes=processes,
-        **settings,
+        options=SendOptions(processes=processes, **settings),
+        output=RunOutput(path=path),
     )
 
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from loadgen.measures.failures import count_failures
 from loadgen.measures.goodput import Limit
 from loadgen.measures.little_check import LittleCheck, little_check
-from loadgen.measures.mean_variance import variances_of_records
 from loadgen.measures.metrics import (
     ORDER,
     parse_metrics,
@@ -24,7 +23,13 @@ from loadgen.measures.metrics import (
     percentile_name,
     values,
 )
-from loadgen.report.summary import LoadSummary, measure, summarise_load, summarise_records
+from loadgen.report.summary import (
+    LoadSummary,
+    measure,
+    summarise_load,
+    summarise_records,
+    variances_of_records,
+)
 from loadgen.report.summary_text import _number, load_lines, load_notes, load_table
 from loadgen.sending.client.client import CUT_SHORT
 from loadgen.sending.run import LoadResult

@@ -18,7 +18,7 @@ from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.load_verdict import BUDGET, judge
 from loadgen.sending.client.client import Target
 from loadgen.sending.pacing import pacing_clock
-from loadgen.sending.run import LoadResult, run_load
+from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
 from queueing.distributions.token_distribution import parse_distribution
 from tests.loadgen.fake_server import DONE, chunk, serving, stream, usage
 from tests.support import missing
@@ -76,7 +76,7 @@ def test_500_a_second_beside_the_gateway_keep_the_lateness_budget(tmp_path: Path
         asked = {"arrivals": f"poisson:rate={RATE:g}", "request_rate": RATE}
         target = Target(base_url=url, model="tiny")
         return [
-            await run_load(target, table, seed=seed, configuration=asked)
+            await run_load(target, table, seed=seed, output=RunOutput(configuration=asked))
             for seed, table in enumerate(tables)
         ]
 
@@ -108,7 +108,10 @@ def test_thousands_of_streams_at_once() -> None:
         async with serving(held) as server:
             table = Timetable(np.arange(3000) / 1500, np.full(3000, 4), np.full(3000, 2))
             return await run_load(
-                Target(base_url=server.url, model="fake"), table, seed=0, drain_limit=100
+                Target(base_url=server.url, model="fake"),
+                table,
+                seed=0,
+                options=SendOptions(drain_limit=100),
             )
 
     result = asyncio.run(main())

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from loadgen.arrivals.timetable import draw_prompts
 from loadgen.commands.flags import SweepCommand, in_a_row
 from loadgen.commands.sweep_cli import app, sweep_command
+from loadgen.report.conditions import parse_conditions
 from loadgen.sending.run import VOCABULARY
-from loadgen.sweep.conditions import parse_conditions
 from loadgen.sweep.dry_run import plan_as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
 from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayLostError, GatewayProcess, free_port
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.gateway import GivenGateway, stop_left_behind
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
-from loadgen.sweep.report import _drift
-from loadgen.sweep.results import results_of
+from loadgen.sweep.report.report import _drift
+from loadgen.sweep.report.results import results_of
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
@@ -328,17 +328,18 @@ def test_a_cell_is_measured_again_or_doubted_where_the_speed_changed_around_it(
     )
     sweep = Sweep(plan, SimpleNamespace(progress=progress), None, None)  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
-    assert sweep._was_noisy(cell) == noisy  # type: ignore[arg-type]
-    result = SimpleNamespace(cell=cell, done={"speeds": speeds}, noisy=0)
+    assert sweep._was_disturbed(cell) == noisy  # type: ignore[arg-type]
+    result = SimpleNamespace(cell=cell, done={"speeds": speeds}, disturbed=0)
     said = _drift(SimpleNamespace(plan=plan, cells=[result], of=lambda _: [result]))  # type: ignore[arg-type]
     assert said is not None
     assert f"changed by {abs(speeds[1] / speeds[0] - 1):.0%} at most" in said
     assert ("do not trust here" in said) == doubted
     progress.take({"event": "noisy", "cell": "here", "reason": "noise"})
     progress.take({"event": "done", "cell": "here", "speeds": speeds})
-    assert not sweep._was_noisy(cell), "once is enough"  # type: ignore[arg-type]
+    assert not sweep._was_disturbed(cell), "once is enough"  # type: ignore[arg-type]
     progress.take({"event": "done", "cell": "there", "speeds": (1.0, None)})
-    assert not sweep._was_noisy(SimpleNamespace(name="there")), "the speed after it is not known"  # type: ignore[arg-type]
+    there = SimpleNamespace(name="there")
+    assert not sweep._was_disturbed(there), "the speed after it is not known"  # type: ignore[arg-type]
 
 
 def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
@@ -380,10 +381,10 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
             client=SimpleNamespace(ask=ask, url="http://127.0.0.1:9"), start=nothing
         )
         async with Status(said) as status:
-            apparatus = Apparatus(plan, store, status, gateway)
+            rig = Rig(plan, store, status, gateway)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Apparatus, "_start", nothing)
-                await apparatus.open()
+                patch.setattr(Rig, "_start", nothing)
+                await rig.open()
         store.journal.close()
         return said.getvalue()
 
@@ -418,7 +419,7 @@ class Scripted(Sweep):
     def _is_done(self, cell: Any) -> bool:
         return self.done
 
-    def _was_noisy(self, cell: Any) -> bool:
+    def _was_disturbed(self, cell: Any) -> bool:
         return bool(self.noisy) and self.noisy.pop(0)
 
     def _set_aside(self, cell: Any, shown: str) -> None:

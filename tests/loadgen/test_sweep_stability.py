@@ -7,8 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.measures.backlog import backlog
-from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, growth
+from loadgen.measures.stability import BLOCKS, LEAST_ARRIVALS, Growth, Watch, backlog, growth
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import parse_law

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from loadgen.sending.job import Tally
+from loadgen.sending.job import Counters
 from loadgen.sweep.status import Status, duration
 from tests.virtual_time import run_virtual
 
@@ -24,7 +24,9 @@ async def follow(status: Status) -> None:
     async with status:
         status.left_after = 60.0
         status.phase("cell 1", 10.0)
-        counting = asyncio.create_task(status.show(Tally(asked=20, sent=9, completed=5, other=1)))
+        counting = asyncio.create_task(
+            status.show(Counters(asked=20, sent=9, completed=5, other=1))
+        )
         await asyncio.sleep(2.0)
         status.note("a note")
         counting.cancel()

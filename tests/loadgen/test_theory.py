@@ -14,6 +14,7 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import served
+from queueing.model import Model
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 
@@ -61,8 +62,12 @@ def test_the_prediction_is_near_a_long_run(policy: str, rate: float) -> None:
     assert predicted.half_width < 0.4
 
 
+def single(lengths: TokenDistribution, law: LatencyModel) -> Model:
+    return Model(policy=parse_policy("single"), output_tokens=lengths, law=law)
+
+
 def test_an_unstable_queue_has_a_load_and_no_delay() -> None:
-    predicted = predict_means(parse_policy("single"), 100.0, LENGTHS, LAW)
+    predicted = predict_means(single(LENGTHS, LAW), 100.0)
     assert predicted.load is not None
     assert predicted.load > 1
     assert predicted.queueing_delay is None
@@ -70,13 +75,13 @@ def test_an_unstable_queue_has_a_load_and_no_delay() -> None:
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0])
 def test_a_rate_that_is_none_predicts_nothing(rate: float) -> None:
-    assert predict_means(parse_policy("single"), rate, LENGTHS, LAW).queueing_delay is None
+    assert predict_means(single(LENGTHS, LAW), rate).queueing_delay is None
 
 
 def test_pollaczek_khinchine_is_what_single_is_predicted() -> None:
     lengths = TokenDistribution(np.array([0.0, 1.0]))
     law = LatencyModel(k2=0.04, k4=0.01)
-    predicted = predict_means(parse_policy("single"), 10.0, lengths, law)
+    predicted = predict_means(single(lengths, law), 10.0)
     assert predicted.queueing_delay == pytest.approx(
         0.5 * 0.05 / (2 * 0.5)
     )  # M/D/1: rho S / (2 (1 - rho))

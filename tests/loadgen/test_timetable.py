@@ -27,6 +27,7 @@ from loadgen.arrivals.timetable import (
     save_timetable,
     split,
     streams,
+    with_predictions,
 )
 from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
@@ -203,15 +204,10 @@ def test_recorded_instants_make_a_timetable() -> None:
 @pytest.mark.parametrize("text", EXAMPLES.values())
 @pytest.mark.parametrize("processes", [1, 2, 4, 7])
 def test_senders_together_send_the_one_timetable(text: str, processes: int) -> None:
-    prediction = parse_length_prediction("exponential")
-    table = draw_timetable(
-        parse_arrivals(text),
-        count=101,
-        seed=2,
-        prompt_tokens=PROMPTS,
-        output_tokens=OUTPUTS,
-        prediction=prediction,
+    drawn = draw_timetable(
+        parse_arrivals(text), count=101, seed=2, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
     )
+    table = with_predictions(drawn, parse_length_prediction("exponential"), seed=2)
     shares = split(table, processes)
     index = np.concatenate(shares)
     assert sorted(index.tolist()) == list(range(101))

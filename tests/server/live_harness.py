@@ -22,8 +22,8 @@ from loadgen.arrivals.text import at_rate, parse_arrivals
 from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
-from loadgen.sending.run import ClosedLoop, run_load
-from loadgen.sweep.apparatus import share_the_gateways_cpus
+from loadgen.sending.operating_system import pin_to_gateway_cpus
+from loadgen.sending.run import ClosedLoop, SendOptions, run_load
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
@@ -135,7 +135,7 @@ def real_site(folder: Path, *, repeats: int = 5, warm: bool = True) -> Iterator[
     with serving(
         gateway, repeats, warm=warm, records=records, interval=interval, seconds=40.0, slowed=slower
     ) as site:
-        share_the_gateways_cpus()
+        pin_to_gateway_cpus()
         try:
             yield site
         finally:
@@ -187,7 +187,7 @@ async def sent(
         Target(base_url=site.gateway.url, model="tiny", max_tokens=longest),
         timetable,
         seed=seed,
-        closed_loop=loop,
+        options=SendOptions(closed_loop=loop),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.gateway.gateway_process import GatewayProcess
-from loadgen.sending.urgency import urgent
+from loadgen.sending.operating_system import real_time_scheduling
 from policies import parse_policy
 from queueing.estimation.speed.batch_times import batch_times
 from queueing.estimation.window.window import snapshot_of
@@ -40,7 +40,7 @@ def stopped_half_of_the_time(gateway: GatewayProcess) -> Iterator[None]:
     pid, over = engine_process(gateway.pid), threading.Event()
 
     def beat() -> None:
-        with urgent():
+        with real_time_scheduling():
             while not over.wait(ON):
                 os.kill(pid, signal.SIGSTOP)
                 over.wait(OFF)

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError, free_port
-from loadgen.sending.client.keys import Keys
+from loadgen.sending.client.target import Keys
 from queueing.commands.local_key import key_file, key_for_admin, local_admin_key
 from server.operations.reloading import differences, in_force
 from server.security.admin_key import with_admin_key

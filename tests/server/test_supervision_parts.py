@@ -570,7 +570,7 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
 ) -> None:
     again, lost, detached = list[Any](), list[Any](), list[str]()
     batcher: Any = SimpleNamespace(
-        hand_over_again=again.append, lose=lambda *about: lost.append(about)
+        recovery=SimpleNamespace(renew=again.append), lose=lambda *about: lost.append(about)
     )
     ticket: Any = SimpleNamespace(id="a", continued=continued)
     monkeypatch.setattr(progress, "detach", lambda one: detached.append(one.id) or reason)

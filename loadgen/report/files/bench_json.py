@@ -23,7 +23,6 @@ import numpy as np
 
 from loadgen.measures.goodput import Limit, duration
 from loadgen.measures.metrics import METRICS, between, gaps, lateness, percentile_name, values
-from loadgen.report.files.bench_peaks import peaks
 from loadgen.report.files.bench_read import bench_runs, from_bench_json, is_bench_json
 from policies.text import SpecError
 from queueing.measurement.record import Record
@@ -94,7 +93,7 @@ def bench_result(
         | _details(records, sent, options.save_detailed)
     )
     rest |= dict(
-        zip(("max_output_tokens_per_s", "max_concurrent_requests"), peaks(sent), strict=True)
+        zip(("max_output_tokens_per_s", "max_concurrent_requests"), _peaks(sent), strict=True)
     ) | {"rtfx": 0.0}
     for name in options.percentile_metrics:
         rest |= _statistics(name, records, sent, options)
@@ -284,3 +283,29 @@ def _date(at: datetime) -> str:
 
 def _per(count: float, span: float) -> float:
     return count / span if span > 0 else 0.0
+
+
+def _peaks(sent: Sequence[Record]) -> tuple[float | None, int]:
+    """Tokens in, and requests at work during, the busiest whole second, counted from the first
+    sending; completed requests only.
+
+    A request counts in every second that it touches, so the second number is above the greatest
+    number at one time. The first is None where the instants of the tokens were not recorded.
+    """
+    done = [
+        (r, r.sent_at, r.released_at)
+        for r in sent
+        if r.outcome == "completed" and r.sent_at is not None and r.released_at is not None
+    ]
+    if not done:
+        return 0.0, 0
+    origin = min(begin for _, begin, _ in done)
+    seconds = int(np.ceil(max(end for _, _, end in done) - origin)) + 1
+    requests = np.zeros(seconds, dtype=np.int64)
+    for _, begin, end in done:
+        requests[int(begin - origin) : int(end - origin) + 1] += 1
+    instants = np.array([at for record, _, _ in done for at in record.token_at or ()])
+    if not instants.size:
+        return None, int(requests.max())
+    tokens = np.bincount((instants - origin).astype(np.int64), minlength=seconds)
+    return float(tokens[:seconds].max()), int(requests.max())

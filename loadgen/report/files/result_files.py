@@ -8,30 +8,44 @@ The run file is written unless --no-save is given, into `runs/` where nothing na
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from loadgen.arrivals.timetable import save_timetable
-from loadgen.measures.goodput import Limit
-from loadgen.report.files.bench_json import (
-    BENCH_METRICS,
-    BenchOptions,
-    bench_result,
-    write_bench_json,
-)
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan
-from loadgen.sending.run import LoadResult
 from policies.text import SpecError
 from queueing.measurement.paths import cannot_write, is_folder
 
 RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultOptions:
+    """The flags on results as given; None: not given."""
+
+    output: Path | None = None
+    no_save: bool = False
+    save_result: Path | None = None
+    result_dir: Path | None = None
+    result_filename: str | None = None
+    append_result: bool = False
+    save_detailed: bool = False
+    save_timetable: Path | None = None
+    label: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def of_three_files(self) -> list[str]:
+        """The flags that ask for run file, timetable and vLLM's JSON."""
+        given = {
+            "--save-result": self.save_result,
+            "--result-dir": self.result_dir,
+            "--result-filename": self.result_filename,
+        }
+        return [flag for flag, value in given.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +55,8 @@ class ResultFiles:
     run: Path | None
     timetable: Path | None
     bench: Path | None
+    options: ResultOptions
     named_by_time: bool = False  # `run` takes a number where a file of that name is there already
-    append: bool = False
-    detailed: bool = False
-    label: str | None = None
-    metadata: Mapping[str, str]
 
     def written(self) -> list[Path]:
         """Those that are there now."""
@@ -94,58 +105,29 @@ def _created(path: Path) -> Path:
     raise AssertionError
 
 
-def result_files(
-    *,
-    output: Path | None,
-    no_save: bool,
-    save: Path | None,
-    folder: Path | None,
-    name: str | None,
-    save_table: Path | None,
-    seed: int,
-    label: str | None,
-    **settings: Any,
-) -> ResultFiles:
+def result_files(options: ResultOptions, seed: int) -> ResultFiles:
     """The paths that the flags mean. Raises SpecError where they contradict one another."""
-    given = [
-        flag
-        for flag, value in (
-            ("--save-result", save),
-            ("--result-dir", folder),
-            ("--result-filename", name),
-        )
-        if value is not None
-    ]
-    if no_save and (output is not None or given):
+    output, flags = options.output, options.of_three_files()
+    if options.no_save and (output is not None or flags):
         raise SpecError(
-            f"got --no-save with {given[0] if output is None else '--output'}; expected one of them"
+            f"got --no-save with {flags[0] if output is None else '--output'}; expected one of them"
         )
-    if output is not None and (given not in ([], ["--save-result"]) or save not in (None, Path())):
+    if output is not None and (
+        flags not in ([], ["--save-result"]) or options.save_result not in (None, Path())
+    ):
         raise SpecError(
-            f"got --output {output} with {given[-1]}; expected one name for the run file"
+            f"got --output {output} with {flags[-1]}; expected one name for the run file"
         )
-    if given:
-        if output is not None and is_folder(output):
-            output, folder = None, output
-        chosen = str(output) if output is not None else name
-        return _three_files(
-            save=save,
-            folder=folder,
-            name=chosen,
-            save_table=save_table,
-            seed=seed,
-            label=label,
-            **settings,
-        )
+    if flags:
+        return _three_files(options, seed)
     unnamed = output is None or is_folder(output)
-    run = Path(output or RUNS) / f"{label or 'load'}-{_now()}.jsonl" if unnamed else output
+    run = Path(output or RUNS) / f"{options.label or 'load'}-{_now()}.jsonl" if unnamed else output
     return ResultFiles(
-        run=None if no_save else run,
-        timetable=save_table,
+        run=None if options.no_save else run,
+        timetable=options.save_timetable,
         bench=None,
+        options=options,
         named_by_time=unnamed,
-        label=label,
-        **settings,
     )
 
 
@@ -154,26 +136,20 @@ def _now() -> str:
     return datetime.now(UTC).astimezone().strftime("%Y%m%d-%H%M%S")
 
 
-def _three_files(
-    *,
-    save: Path | None,
-    folder: Path | None,
-    name: str | None,
-    save_table: Path | None,
-    seed: int,
-    label: str | None,
-    **settings: Any,
-) -> ResultFiles:
-    default = f"{label or 'load'}-{seed}.jsonl"
+def _three_files(options: ResultOptions, seed: int) -> ResultFiles:
+    output, save, folder = options.output, options.save_result, options.result_dir
+    name = options.result_filename if output is None else str(output)
+    if output is not None and is_folder(output):
+        name, folder = options.result_filename, output
+    default = f"{options.label or 'load'}-{seed}.jsonl"
     saved = default if save is None else str(save / default) if is_folder(save) else str(save)
     stem = Path(folder or "") / (saved if name is None else name)
     run = stem.with_suffix(".jsonl") if stem.suffix in {".json", ".jsonl"} else stem
     return ResultFiles(
         run=run,
-        timetable=save_table or run.with_suffix(".timetable"),
+        timetable=options.save_timetable or run.with_suffix(".timetable"),
         bench=stem.with_suffix(".json"),
-        label=label,
-        **settings,
+        options=options,
     )
 
 
@@ -194,40 +170,3 @@ def save_plan(files: ResultFiles, plan: LoadPlan) -> Path | None:
         except OSError as error:
             raise LoadError(cannot_write(files.timetable, error)) from None
     return files.timetable
-
-
-def save_bench(
-    files: ResultFiles,
-    plan: LoadPlan,
-    options: LoadOptions,
-    result: LoadResult,
-    *,
-    metrics: Sequence[str],
-    percentiles: Sequence[float],
-    limits: Sequence[Limit],
-    extras: Mapping[str, Any],
-) -> None:
-    """The file that readers of `vllm bench serve` understand; `extras` stand under a key of
-    their own.
-    """
-    if files.bench is None:
-        return
-    shown = BenchOptions(
-        model_id=str(result.header.configuration.get("model")),
-        backend="openai-chat" if options.chat else "openai",
-        label=files.label,
-        num_prompts=len(plan.timetable),
-        metadata=files.metadata,
-        request_rate=plan.asked_rate or math.inf,
-        burstiness=options.burstiness,
-        max_concurrency=options.max_concurrency,
-        percentile_metrics=tuple(name for name in metrics if name in BENCH_METRICS),
-        metric_percentiles=percentiles,
-        goodput=limits,
-        save_detailed=files.detailed,
-    )
-    write_bench_json(
-        files.bench,
-        bench_result(result.records, shown, extras={"kendall": dict(extras)}),
-        append=files.append,
-    )

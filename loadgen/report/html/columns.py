@@ -32,7 +32,7 @@ def _estimate(key: str) -> Callable[[ReportCell], float | None]:
     return mean
 
 
-def _beside(key: str) -> Callable[[ReportCell], str]:
+def _with_deviation(key: str) -> Callable[[ReportCell], str]:
     def text(cell: ReportCell) -> str:
         found: Estimate | None = getattr(cell.comparison.quantity, key)
         return (
@@ -146,19 +146,21 @@ COLUMNS = (
         "measured<br>service",
         "ms",
         _estimate("measured_service"),
-        _beside("measured_service"),
+        _with_deviation("measured_service"),
     ),
     Column(
         "same_arrivals_ms",
         "same<br>arrivals",
         "ms",
         _estimate("same_arrivals"),
-        _beside("same_arrivals"),
+        _with_deviation("same_arrivals"),
     ),
-    Column("live_ms", "live", "ms", _estimate("live"), _beside("live")),
-    Column("predicted_ms", "run’s<br>speed", "ms", _estimate("predicted"), _beside("predicted")),
-    Column("a_priori_ms", "a priori", "ms", _estimate("a_priori"), _beside("a_priori")),
-    Column("paper_ms", "as<br>printed", "ms", _estimate("paper"), _beside("paper")),
+    Column("live_ms", "live", "ms", _estimate("live"), _with_deviation("live")),
+    Column(
+        "predicted_ms", "run’s<br>speed", "ms", _estimate("predicted"), _with_deviation("predicted")
+    ),
+    Column("a_priori_ms", "a priori", "ms", _estimate("a_priori"), _with_deviation("a_priori")),
+    Column("paper_ms", "as<br>printed", "ms", _estimate("paper"), _with_deviation("paper")),
     Column("p50_ms", "p50", "ms", _level("p50", None), _levels("p50")),
     Column("p90_ms", "p90", "ms", _level("p90", None), _levels("p90")),
     Column("p99_ms", "p99", "ms", _level("p99", None), _levels("p99")),

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from loadgen.report.html.beside import beside_figure
 from loadgen.report.html.data import ReportData, today
 from loadgen.report.html.numbers import typeset
 from loadgen.report.html.over_load import over_load_figure
@@ -20,6 +19,7 @@ from loadgen.report.html.style import Figure
 from loadgen.report.html.tables import full_table, matrix, missing_table, senders
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.text import LIMITS, READING, captions
+from loadgen.report.html.versus import versus_figure
 from loadgen.report.html.words import accuracy, causes, facts, headline, title
 from loadgen.report.report import notes
 from policies.text import counted
@@ -32,7 +32,7 @@ def page(data: ReportData) -> str:
     figures = [
         f
         for f in (
-            beside_figure(data.cells),
+            versus_figure(data.cells),
             over_load_figure(data.cells),
             parts_figure(data.cells),
             tails_figure(data.cells),

@@ -13,6 +13,7 @@ from loadgen.report.html.data import ReportData
 from loadgen.report.html.numbers import label, load_text
 from policies.text import short_number
 from queueing.latency.law import LatencyModel
+from queueing.measurement.record import Header
 
 GROUPS = {
     "agree": "agree",
@@ -141,48 +142,32 @@ def accuracy(cells: Sequence[ReportCell]) -> list[tuple[str, str, int]]:
 
 def facts(data: ReportData) -> list[tuple[str, str]]:
     """The run in pairs of name and value."""
-    shown = dict(data.configuration)
-    found = [
-        (
-            "engine",
-            _joined(
-                shown.pop("engine", None), "emulated" if shown.pop("emulated", False) else None
-            ),
-        )
-    ]
-    plain = ("model", "output_tokens", "prompt_tokens", "max_num_seqs", "servers")
-    found += [(key.replace("_", " "), _text(shown.get(key))) for key in plain]
+    configuration = data.configuration
+    emulated = "emulated" if configuration.get("emulated", False) else None
+    found = {"engine": _joined(configuration.get("engine"), emulated)}
+    for key in ("model", "output_tokens", "prompt_tokens", "max_num_seqs", "servers"):
+        found[key.replace("_", " ")] = _text(configuration.get(key))
     if data.headers:
-        header = data.headers[0]
-        found.append(("seed", _text(header.seed)))
-        hardware = header.hardware
-        found.append(
-            (
-                "gateway's machine",
-                _joined(
-                    hardware.get("cpu"),
-                    f"{hardware['cores']} core(s)" if "cores" in hardware else None,
-                ),
-            )
-        )
-        found.append(
-            (
-                "versions",
-                ", ".join(f"{name} {version}" for name, version in header.versions.items()),
-            )
-        )
+        found |= _header_facts(data.headers[0])
     if data.law is not None:
-        found.append(("law", law_text(data.law)))
+        found["law"] = law_text(data.law)
     if data.profile is not None and data.profile.r2 is not None:
-        found.append(
-            (
-                "fit of the law",
-                f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average",
-            )
+        found["fit of the law"] = (
+            f"R² {data.profile.r2:.4f}; cells within {data.profile.mape or 0:.1%} on average"
         )
     if data.date:
-        found.append(("calibrated", data.date.replace("T", " ")[:16]))
-    return [(name, value) for name, value in dict(found).items() if value and value != "-"]
+        found["calibrated"] = data.date.replace("T", " ")[:16]
+    return [(name, value) for name, value in found.items() if value and value != "-"]
+
+
+def _header_facts(header: Header) -> dict[str, str]:
+    hardware = header.hardware
+    cores = f"{hardware['cores']} core(s)" if "cores" in hardware else None
+    return {
+        "seed": _text(header.seed),
+        "gateway's machine": _joined(hardware.get("cpu"), cores),
+        "versions": ", ".join(f"{name} {version}" for name, version in header.versions.items()),
+    }
 
 
 def law_text(law: LatencyModel) -> str:

@@ -1,8 +1,10 @@
-"""Where a load goes and what one request of it looks like: the bytes of its body."""
+"""Where a load goes, with which keys, and what one request of it looks like: the bytes of its
+body.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ import numpy as np
 from loadgen.arrivals.datasets import Prompt
 from loadgen.arrivals.timetable import IntArray
 from policies.text import SpecError
-from queueing.commands.remote import server_root
+from queueing.commands.remote import SYSTEM, Trust, check_key, server_root
 from queueing.errors import CommandError
 
 FORCED_FIELD = "kendall_forced_output_tokens"  # read by the engine alone
@@ -20,6 +22,32 @@ LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 class LoadError(CommandError):
     """The run cannot begin; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of a gateway that is measured: sent, never written to a file, never shown; and the
+    certificates it may show. An admin key is for switching and asking, where the gateway has one.
+
+    Raises SpecError for a key that cannot be sent.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    trust: Trust = SYSTEM
+
+    def __post_init__(self) -> None:
+        check_key(self.api_key, "--api-key")
+        check_key(self.admin_key, "--admin-key")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of a question to /admin: an admin key opens everything."""
+        key = self.admin_key or self.api_key
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+
+NO_KEYS = Keys()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from queueing.measurement.machine import hardware
 from server.engines.base import Capabilities, Sampling, Structured, Work
 from server.engines.vllm.boot import Forks
 from server.engines.vllm.process import kill_tree
@@ -346,18 +345,7 @@ def _step_logger(on_step: StepListener) -> Callable[..., Any]:
 
 
 def _hardware() -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
+    found = hardware()
     if not current_platform.is_cpu():
         found["gpu"] = current_platform.get_device_name()
     return found
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )

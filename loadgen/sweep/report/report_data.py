@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.compare.cells import MissingCell, ReportCell, RunFile, audit_of, lateness_of
 from loadgen.report.html.data import ReportData, common, of_cells, profile_of
-from loadgen.sweep.results import CellResult, Results, results_of
+from loadgen.sweep.report.results import CellResult, Results, results_of
 from queueing.model import Model
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from loadgen.sending.urgency import PRIORITY, urgency_permitted, urgent
+from loadgen.sending.operating_system import PRIORITY, real_time_permitted, real_time_scheduling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling is Linux's")
 
@@ -31,21 +31,21 @@ def permitted_by_a_pretended_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_is_urgent_inside_and_as_it_was_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel itself where this user has the permission, as root has."""
     before = scheduling()
-    if not urgency_permitted():
+    if not real_time_permitted():
         permitted_by_a_pretended_kernel(monkeypatch)
         before = scheduling()
-    with urgent() as permitted:
+    with real_time_scheduling() as permitted:
         assert permitted
         assert scheduling() == (os.SCHED_RR, PRIORITY)
     assert scheduling() == before
-    with pytest.raises(KeyError), urgent():
+    with pytest.raises(KeyError), real_time_scheduling():
         raise KeyError
     assert scheduling() == before
 
 
 def test_its_children_are_not() -> None:
     program = "import os; print(os.sched_getscheduler(0))"
-    with urgent():
+    with real_time_scheduling():
         said = subprocess.run(
             [sys.executable, "-c", program], check=True, capture_output=True, text=True
         ).stdout
@@ -58,7 +58,7 @@ def test_where_it_is_not_permitted_nothing_changes(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     before = scheduling()
-    with urgent() as permitted:
+    with real_time_scheduling() as permitted:
         assert not permitted
         assert scheduling() == before
-    assert not urgency_permitted()
+    assert not real_time_permitted()

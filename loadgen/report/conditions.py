@@ -1,5 +1,5 @@
-"""Conditions on every cell of a sweep (`--assert`): read before anything runs, checked at the
-end.
+"""Conditions on every cell of a comparison or a sweep (`--assert`): a sweep reads them before
+anything runs; both check them at the end.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from loadgen.compare.assertions import Assertion, broken_lines, parse_assertion, require_known
-from loadgen.compare.cell_values import values_of
-from loadgen.compare.cells import ReportCell
+from loadgen.compare.cells import ReportCell, values_of
 from loadgen.compare.compare import compare
 from loadgen.report.html import ReportData
 from queueing.measurement.record import Record

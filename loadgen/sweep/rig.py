@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 from dataclasses import dataclass, field
 
 import msgspec
 
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sending.client.client import LoadError, Target
-from loadgen.sending.client.endpoint import look_at
-from loadgen.sending.client.keys import NO_KEYS, Keys
-from loadgen.sending.client.lengths import with_lengths
+from loadgen.sending.client.endpoint import look_at, with_lengths
+from loadgen.sending.client.target import NO_KEYS, Keys
+from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep.gateway import GivenGateway, OwnGateway, SweptGateway, bounds_of, until_idle
 from loadgen.sweep.grid import Basis, Bounds
 from loadgen.sweep.plan import Plan
@@ -35,8 +34,8 @@ STARTING, CALIBRATING = 10.0, 15.0  # seconds, about
 
 
 @dataclass(slots=True)
-class Apparatus:
-    """One session's gateway and what is known of it."""
+class Rig:
+    """The test rig of one session: its gateway and what is known of it."""
 
     plan: Plan
     store: Store
@@ -50,9 +49,7 @@ class Apparatus:
     keys: Keys = NO_KEYS
 
     @classmethod
-    def of(
-        cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS
-    ) -> Apparatus:
+    def of(cls, plan: Plan, store: Store, status: Status, port: int, keys: Keys = NO_KEYS) -> Rig:
         """With a gateway of its own, or the one that the plan names."""
         gateway = (
             GivenGateway(plan.base_url, keys)
@@ -74,7 +71,7 @@ class Apparatus:
         await self._start()
         bounds = await bounds_of(self.gateway.client)
         if isinstance(self.gateway, OwnGateway):
-            share_the_gateways_cpus()
+            pin_to_gateway_cpus()
         calibrated = self.store.journal.last("calibrated")
         if calibrated is None:
             law = await self._calibrated(bounds)
@@ -187,12 +184,3 @@ class Apparatus:
         return Profile.from_dict(
             await self.gateway.client.ask("POST", "/admin/calibrate", body | sizes)
         )
-
-
-def share_the_gateways_cpus() -> None:
-    """Keep off the engine's CPU: on 2 to 4 CPUs the gateway leaves it the last one, and so do
-    we.
-    """
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if 2 <= len(cpus) <= 4:
-        os.sched_setaffinity(0, cpus[:-1])

@@ -11,7 +11,7 @@ from rich.console import Console
 from loadgen.report.html import ReportData, write_report
 from loadgen.report.report import show_table
 from loadgen.sweep.journal import Event
-from loadgen.sweep.results import Results
+from loadgen.sweep.report.results import Results
 from loadgen.sweep.store import Store
 from policies.text import short_number
 from queueing.commands.terminal import say
@@ -114,7 +114,7 @@ def _drift(results: Results) -> str | None:
     changes = {name: abs(after / before - 1) for name, (before, after) in speeds.items()}
     if not changes:
         return None
-    repeated = [result.cell.name for result in results.cells if result.noisy]
+    repeated = [result.cell.name for result in results.cells if result.disturbed]
     said = (
         "speed of the machine between the short calibrations around a cell: changed by "
         f"{max(changes.values()):.0%} at most"

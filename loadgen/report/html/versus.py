@@ -1,4 +1,4 @@
-"""Figure: observed beside predicted, a panel per load, policies on common rows, time on one
+"""Figure: observed versus predicted, a panel per load, policies on common rows, time on one
 logarithmic axis.
 """
 
@@ -36,7 +36,7 @@ def panels_of(cells: Sequence[ReportCell]) -> list[tuple[str, list[ReportCell]]]
     return panels if len(panels) <= PANELS else []
 
 
-def beside_figure(cells: Sequence[ReportCell]) -> Figure | None:
+def versus_figure(cells: Sequence[ReportCell]) -> Figure | None:
     """None where the loads are too many for panels (the figure over load shows them)."""
     panels = panels_of(cells)
     if not panels:

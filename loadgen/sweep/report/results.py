@@ -35,7 +35,7 @@ class CellResult:
     reason: str | None
     attempts: int
     done: Event | None
-    noisy: int = 0  # attempts set aside because the engine's speed changed around them
+    disturbed: int = 0  # attempts set aside because the engine's speed changed around them
     comparison: Comparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class CellResult:
                 "state": self.state,
                 "reason": self.reason,
                 "attempts": self.attempts,
-                "noisy": self.noisy,
+                "noisy": self.disturbed,
             }
             | kept
         )
@@ -171,7 +171,7 @@ def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellRe
         reason=reason,
         attempts=known.attempts,
         done=known.done,
-        noisy=known.noisy,
+        disturbed=known.disturbed,
     )
     if state != "done" or known.done is None:
         return result

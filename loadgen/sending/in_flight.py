@@ -11,23 +11,23 @@ from typing import Any
 from loadgen.measures.failures import is_failure
 from loadgen.sending.client.client import Exchange, reason
 from loadgen.sending.client.pool import Pool
-from loadgen.sending.job import Job, Tally
+from loadgen.sending.job import Counters, Job
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Record
 
 Keep = Callable[[Record], None]
 
 
-class Outbox:
+class InFlightRequests:
     """Sends exchanges side by side; `keep` gets every record as it ends."""
 
-    def __init__(self, job: Job, pool: Pool, tally: Tally, keep: Keep) -> None:
+    def __init__(self, job: Job, pool: Pool, counters: Counters, keep: Keep) -> None:
         self.job = job
-        self._pool, self.tally, self._keep = pool, tally, keep
+        self._pool, self.counters, self._keep = pool, counters, keep
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[Exchange, asyncio.Future[Record] | None] = {}
         self._held: deque[Exchange] = deque()  # wait for a place among `max_concurrency`
-        self._places = job.max_concurrency
+        self._places = job.options.max_concurrency
         self._tasks: set[asyncio.Task[object]] = set()
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
@@ -49,20 +49,20 @@ class Outbox:
         """
         self._under_way.setdefault(exchange)
         if self._places is not None and len(self._under_way) - len(self._held) > self._places:
-            self.tally.held += 1
+            self.counters.held += 1
             self._held.append(exchange)
         else:
             self._send(exchange)
 
     async def send(self, exchange: Exchange) -> Record:
         """Send it and wait for its record."""
-        told: asyncio.Future[Record] = self._loop.create_future()
-        self._under_way[exchange] = told
+        recorded: asyncio.Future[Record] = self._loop.create_future()
+        self._under_way[exchange] = recorded
         self.start(exchange)
-        return await told
+        return await recorded
 
     def _send(self, exchange: Exchange) -> None:
-        self.tally.sent += 1
+        self.counters.sent += 1
         connection = self._pool.take()
         exchange.begin(self._loop.time())
         if connection is None:
@@ -79,20 +79,20 @@ class Outbox:
             exchange.send(connection)
 
     def _end(self, exchange: Exchange) -> None:
-        told = self._under_way.pop(exchange)
+        recorded = self._under_way.pop(exchange)
         record = exchange.record()
         if record.outcome == "completed":
-            self.tally.completed += 1
+            self.counters.completed += 1
         elif record.sent_at is not None:
-            self.tally.other += 1
-            self.tally.refused += not is_failure(record)
+            self.counters.other += 1
+            self.counters.refused += not is_failure(record)
         try:
             self._keep(record)
         except OSError as error:
             self._stop(cannot_write(error.filename, error))
         self._count_failures(record)
-        if told is not None and not told.done():
-            told.set_result(record)
+        if recorded is not None and not recorded.done():
+            recorded.set_result(record)
         self._ended.set()
         if self._held and record.sent_at is not None:
             following = self._held.popleft()
@@ -103,18 +103,18 @@ class Outbox:
         """A refusal (429, 503) is an answer of a server that is there: it ends the row, as a
         completed request does.
         """
-        if record.outcome == "cancelled" or self.tally.stopped is not None:
+        if record.outcome == "cancelled" or self.counters.stopped is not None:
             return
         self._failures = self._failures + 1 if record.outcome == "failed" else 0
-        if self._failures == self.job.max_errors > 0:
+        if self._failures == self.job.options.max_errors > 0:
             self._stop(
                 f"the run stopped after {self._failures} failures in a row (--max-errors), the "
                 f"last: {record.error}"
             )
 
     def _stop(self, why: str) -> None:
-        if self.tally.stopped is None:
-            self.tally.stopped = why
+        if self.counters.stopped is None:
+            self.counters.stopped = why
             if self.on_stop is not None:
                 self.on_stop()
 

@@ -1,4 +1,4 @@
-"""What chance alone does to a run: the mean of runs of this very length under the asked process and
+"""The sampling error of a run: the mean of runs of this very length under the asked process and
 the calibrated law.
 
 `RUNS` simulated runs of n requests, each from an empty queue and with the same warm-up dropped,
@@ -16,10 +16,10 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.special import stdtrit
 
-from loadgen.compare.comparison import Compared, Predicted, Sampling
+from loadgen.compare.comparison import NORMAL, Compared, Predicted, SamplingError
 from queueing.errors import PredictionError
+from queueing.measurement.batch_means import student
 from queueing.measurement.statistics import warm_up
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_model, simulate_run
@@ -27,13 +27,12 @@ from queueing.simulation.fast import is_compiled
 
 RUNS, GENERIC_RUNS = 40, 10  # the simulator that drives policy objects is a hundred times slower
 LONG_RUN, GENERIC_LONG_RUN = 200_000, 5_000  # requests
-NORMAL = 1.96
 
 
-def sampling(
+def sampling_error(
     model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
-) -> Sampling | None:
-    """Chance in a run of `count` requests; None where there is no steady state or the run is too
+) -> SamplingError | None:
+    """Of the mean over `count` requests; None where there is no steady state or the run is too
     short to have a mean.
     """
     mean = getattr(answer, compared)
@@ -43,7 +42,7 @@ def sampling(
     return (
         None
         if long_run is None
-        else Sampling(long_run, half_width, _spread(model, rate, count, compared, seed))
+        else SamplingError(long_run, half_width, _spread(model, rate, count, compared, seed))
     )
 
 
@@ -72,7 +71,7 @@ def _spread(model: Model, rate: float, count: int, compared: Compared, seed: int
         _mean(model, rate, count, compared, stream)
         for stream in np.random.SeedSequence((seed, count)).spawn(runs)
     ]
-    return float(stdtrit(runs - 1, 0.975)) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
+    return student(runs - 1, 0.95) * float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / runs)
 
 
 def _mean(

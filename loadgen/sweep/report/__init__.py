@@ -1,0 +1,1 @@
+"""Results read from the folder of a sweep, and their report."""
