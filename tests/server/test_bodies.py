@@ -137,8 +137,9 @@ def test_large_calls_of_few_values_are_served_and_those_of_many_are_refused() ->
 def test_a_model_of_a_long_context_takes_as_many_token_ids_as_fit() -> None:
     async def main() -> None:
         async with running() as (app, gateway):
-            service = gateway.batcher.service
-            service.capabilities = dataclasses.replace(service.capabilities, max_model_len=MIB)
+            gateway.batcher.recovery.resume(
+                dataclasses.replace(gateway.batcher.capabilities, max_model_len=MIB)
+            )
             ids = completion(prompt=[100] * 400_000)
             answer = await call(app, "POST", "/v1/completions", ids)
             assert answer.json()["error"]["code"] == "context_length_exceeded", (
