@@ -16,9 +16,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from queueing.control.advice.forecast import Knobs
 from queueing.estimation.window.feed import Feed
 from queueing.measurement.record import Record, call_of
+from queueing.optimization.forecast import Knobs
 from server.engines.base import Capabilities
 from server.errors import ApiError
 from server.live.busy import BusyTime

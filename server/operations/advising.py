@@ -162,7 +162,7 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
     """The options that an objective reads: others are passed over where the environment set
     them.
     """
-    from queueing.control.advice.measure import WEIGHS  # noqa: PLC0415 - heavy
+    from queueing.optimization.gain.measure import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
     return {

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from queueing.control.advice.forecast import Knobs
 from queueing.control.advice.percent import share
 from queueing.control.autopilot.bounds import Knob
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimization.forecast import Knobs
 from queueing.optimization.quantity import WORDS
 from queueing.result import Quantity
 

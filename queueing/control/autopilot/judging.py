@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.decision import Decision, Kind
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Failure, State, Trial
 from queueing.estimation.interval import UNKNOWN, Estimate
 
