@@ -17,8 +17,8 @@ import pytest
 from policies import Request, parse_policy
 from policies.text import SpecError
 from queueing.control.advice.advise import TARGETS, parse_objective
-from queueing.control.advice.percent import HALF_A_PERCENT
 from queueing.control.advice.sentence import sentence
+from queueing.control.words import HALF_A_PERCENT
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate

@@ -15,10 +15,10 @@ import pytest
 
 from policies import parse_policy
 from queueing.control.advice.advise import parse_objective
-from queueing.control.advice.percent import share
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
+from queueing.control.words import share
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies import format_policy, parse_policy, policy_batch_size
-from queueing.control.advice.percent import small_share
+from queueing.control.words import small_share
 from queueing.errors import NoStableChoiceError
 from queueing.optimization.candidates import (
     LARGEST_SIZE,
