@@ -167,7 +167,6 @@ def test_the_ends_of_a_load_are_those_of_rate_and_speed_together() -> None:
         speed=Estimate(2.0, 1.5, 2.2, 9.0),
     )
     assert (found.highest, found.lowest) == pytest.approx((1.3 * 1.1, 0.8 * 0.75))
-    assert found.relative == pytest.approx(math.hypot(0.25, 0.175))
     assert replace(found, rate=Estimate(10.0, -2.0, 22.0, 9.0)).lowest == 0.0
 
 

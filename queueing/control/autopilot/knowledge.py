@@ -44,11 +44,6 @@ class Knowledge:
     speed: Estimate
 
     @property
-    def relative(self) -> float:
-        """Half width of rate x speed."""
-        return math.hypot(self.rate.relative, self.speed.relative)
-
-    @property
     def highest(self) -> float:
         """Factor on a load at the upper ends of rate and speed."""
         return _upper(self.rate) * _upper(self.speed)
