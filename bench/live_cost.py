@@ -42,7 +42,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.control.advice.what_if import what_ifs
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
@@ -52,6 +51,8 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
 
@@ -266,10 +267,8 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     predicting = time.process_time() - began
     began = time.process_time()
     what_ifs(
-        found.estimates,
-        model.law,
+        Situation(estimates=found.estimates, shape=model.law, limits=LIMITS),
         Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
-        LIMITS,
     )
     wondering = time.process_time() - began
     return {

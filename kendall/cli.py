@@ -50,7 +50,7 @@ COMMANDS = {
         "choose a token limit, batch size, policy, number of servers or rate",
     ),
     "advise": (
-        "server.operations.advising",
+        "server.operations.advise_cli",
         "ask a running gateway which settings its model recommends",
     ),
     "reproduce": (

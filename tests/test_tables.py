@@ -27,7 +27,7 @@ from loadgen.report.summary_text import load_table
 from queueing.commands.terminal import NO_TERMINAL, console
 from queueing.latency.profile import Profile
 from queueing.measurement.record import Header, Record, write_run
-from server.operations.advising import show as show_advice
+from server.operations.advice_table import show as show_advice
 from server.operations.calibrate import show as show_law
 from tests.golden_files import is_as_kept
 

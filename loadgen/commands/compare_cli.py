@@ -218,9 +218,9 @@ def _print(data: ReportData, *, json: bool) -> None:
 
 
 def _parsed(texts: list[str]) -> list[Assertion]:
-    from loadgen.compare.assertions import parse_assertion  # noqa: PLC0415
+    from loadgen.compare.assertions import parse_assertions  # noqa: PLC0415
 
-    return [parse_assertion(text) for text in texts]
+    return parse_assertions(texts)
 
 
 def _status(data: ReportData, checks: list[Assertion]) -> int:

@@ -102,8 +102,8 @@ def _are_metrics(text: str) -> bool:
 
 
 def _is_goodput(text: str) -> bool:
-    pairs = [part.partition(":") for part in text.rstrip(",").split(",")]
-    return all(re.fullmatch(r"[a-z_]\w*", name) and _is_duration(value) for name, _, value in pairs)
+    pairs = [re.fullmatch(r"[a-z_]\w*(?::|<=?)(.*)", part) for part in text.rstrip(",").split(",")]
+    return all(pair is not None and _is_duration(pair[1]) for pair in pairs)
 
 
 def _is_duration(text: str) -> bool:
@@ -111,7 +111,9 @@ def _is_duration(text: str) -> bool:
 
 
 def _is_objective(text: str) -> bool:
-    return re.fullmatch(r"\w+=\S+", text) is not None  # a policy has a colon before its first =
+    return (
+        re.fullmatch(r"[\w.]+(?:=|<=?)\S+", text) is not None
+    )  # a policy has a colon before its first =
 
 
 class _Command(typer.core.TyperCommand):

@@ -16,6 +16,7 @@ from policies.durations import Duration
 from policies.text import SpecError
 from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
+from queueing.measurement.slo import split_slos
 
 if TYPE_CHECKING:
     from loadgen.sweep.plan import Plan
@@ -217,7 +218,7 @@ def sweep_command(
         "loads": _numbers("loads", loads),
         "request_rates": _numbers("request-rates", request_rates),
         "max_output_tokens": _limits(max_output_tokens),
-        "slo": None if slo is None else tuple(slo),
+        "slo": None if slo is None else tuple(split_slos(" ".join(slo))),
         "output_tokens": output_tokens,
         "prompt_tokens": prompt_tokens,
         "num_prompts": num_prompts,

@@ -3,7 +3,8 @@
 
     NAME OPERATOR VALUE
 
-    OPERATOR  < <= > >= == !=
+    OPERATOR  < <= > >= == !=, and of a statistic of a duration = for <=, as in `--slo`
+              (queueing.measurement.slo); several conditions with commas
     VALUE     a duration (policies.durations), a number or a percentage
 
 A name is a statistic and a quantity, in either order (`p99_ttft`, `ttft_p99`), or a single number
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from policies.durations import UNITS, seconds_or_nan
 from policies.text import SpecError, short_number
+from queueing.measurement.slo import load_test_name
 
 Values = Mapping[str, float | None]
 
@@ -36,21 +38,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 _PER_ONE = {unit: 1 / float(seconds) for unit, seconds in UNITS.items()} | {"%": 100.0, "": 1.0}
-_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>)\s*(.*?)\s*")
+_FORM = re.compile(r"\s*([A-Za-z][\w.\-]*)\s*(<=|>=|==|!=|<|>|=)\s*(.*?)\s*")
 _NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(%?)")
 _LAST_UNIT = re.compile(rf"(?:{'|'.join(UNITS)})$")
 _STATISTIC = re.compile(r"mean|median|std|max|p\d+(?:\.\d+)?")
-_SAME = {
-    "time_to_first_byte": "ttfb",
-    "time_to_first_token": "ttft",
-    "time_per_output_token": "tpot",
-    "inter_token_latency": "itl",
-    "end_to_end": "e2el",
-    "lateness": "send_lateness",
-    "queue": "queueing_delay",
-    "service": "service_time",
-    "throughput": "request_throughput",
-}
 _DURATION = re.compile(r"ttfb|ttft|tpot|itl|e2el|duration|.*_(delay|time|lateness|latency)")
 ABSOLUTE = frozenset({"prediction_error"})
 
@@ -88,19 +79,25 @@ class Broken:
         return f"{head}got {wanted.name} {_number(self.got, wanted.unit)}; expected {expected}"
 
 
+def parse_assertions(texts: Iterable[str]) -> list[Assertion]:
+    """Several conditions, also several with commas in one text. Raises SpecError."""
+    return [parse_assertion(part) for text in texts for part in text.split(",")]
+
+
 def parse_assertion(text: str) -> Assertion:
     """One condition. Raises SpecError; whether the name exists is known only with the values
     (`check`).
     """
     match = _FORM.fullmatch(text)
     value = None if match is None else _limit(match[3])
-    if match is None or value is None:
+    if match is None or value is None or (match[2] == "=" and not _is_slo(match[1])):
         raise SpecError(
             f'got condition {text!r}; expected NAME < VALUE, for example "p99_ttft < 200ms" (< <= '
             f"> >= == !=; {' '.join(UNITS)} %)"
         )
     limit, unit = value
     name, milliseconds = canonical(match[1])
+    sign = "<=" if match[2] == "=" else match[2]
     if milliseconds and not unit:
         limit, unit = limit / 1e3, "ms"
     if _lasts(name) and unit not in UNITS:
@@ -108,7 +105,13 @@ def parse_assertion(text: str) -> Assertion:
             f"got condition {text!r} on a duration; expected a unit, as in "
             f"{match[3].lstrip('-').rstrip('% ')}ms"
         )
-    return Assertion(text.strip(), name, match[2], limit, unit)
+    return Assertion(text.strip(), name, sign, limit, unit)
+
+
+def _is_slo(written: str) -> bool:
+    """Whether `=` behind this name is that of an objective: a statistic of a duration."""
+    name, _ = canonical(written)
+    return _quantity(name) != name and _lasts(name)
 
 
 def _limit(text: str) -> tuple[float, str] | None:
@@ -128,9 +131,9 @@ def canonical(written: str) -> tuple[str, bool]:
     if not _STATISTIC.fullmatch(head):
         before, _, last = name.rpartition("_")
         if not before or not _STATISTIC.fullmatch(last):
-            return _SAME.get(name, name), milliseconds
+            return _short(name), milliseconds
         head, tail = last, before
-    return f"{'p50' if head == 'median' else head}_{_SAME.get(tail, tail)}", milliseconds
+    return f"{'p50' if head == 'median' else head}_{_short(tail)}", milliseconds
 
 
 def percentiles_of(assertions: Iterable[Assertion]) -> set[float]:
@@ -172,6 +175,10 @@ def check(assertions: Sequence[Assertion], values: Values, where: str = "") -> l
 def broken_lines(assertions: Sequence[Assertion], values: Values, where: str = "") -> list[str]:
     """One line for each condition that does not hold: print them and exit with status 3."""
     return [str(broken) for broken in check(assertions, values, where)]
+
+
+def _short(name: str) -> str:
+    return "request_throughput" if name == "throughput" else load_test_name(name)
 
 
 def _quantity(name: str) -> str:

@@ -11,6 +11,7 @@ and does not shrink to nothing where every request kept its limits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,9 +22,8 @@ from policies.durations import seconds_or_nan
 from policies.text import SpecError
 from queueing.measurement.batch_means import student
 from queueing.measurement.record import Record
+from queueing.measurement.slo import SIGN, load_test_name
 from queueing.measurement.statistics import BATCHES, FloatArray, batch_means_interval
-
-SHORT = {"queue": "queueing_delay", "service": "service_time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,14 @@ class Goodput:
 
 
 def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
-    """Limits from `["ttft:100", "e2el:1s queue:50ms"]`; a bare number is milliseconds, as in
+    """Limits from `["ttft:100", "e2el<=1s, queue<=50ms"]`; a bare number is milliseconds, as in
     vLLM's --goodput. Raises SpecError.
     """
-    limits = tuple(_limit(pair) for text in texts for pair in text.replace(",", " ").split())
+    limits = tuple(
+        _limit(pair)
+        for text in texts
+        for pair in re.sub(rf"{SIGN}|\s*:\s*", ":", text).replace(",", " ").split()
+    )
     if not limits:
         raise SpecError("got no limit; expected NAME:DURATION, for example ttft:100ms")
     twice = {
@@ -87,11 +91,11 @@ def parse_goodput(texts: Iterable[str]) -> tuple[Limit, ...]:
 
 def _limit(pair: str) -> Limit:
     name, _, number = pair.partition(":")
-    metric = SHORT.get(name, name)
+    metric = load_test_name(name)
     if metric not in METRICS:
         raise SpecError(
             f"got goodput limit {pair!r}; expected NAME:DURATION with one of "
-            f"{', '.join([*METRICS, *SHORT])}"
+            f"{', '.join([*METRICS, 'queue', 'service'])}, which every request is to keep"
         )
     seconds = _seconds(number)
     if not 0 <= seconds < math.inf:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from loadgen.compare.assertions import Assertion, broken_lines, parse_assertion, require_known
+from loadgen.compare.assertions import Assertion, broken_lines, parse_assertions, require_known
 from loadgen.compare.cells import ReportCell, values_of
 from loadgen.compare.compare import compare
 from loadgen.report.html import ReportData
@@ -19,7 +19,7 @@ def parse_conditions(texts: Iterable[str]) -> list[Assertion]:
     """Raises SpecError, for a name that no cell has too: a sweep takes too long to learn that at
     its end.
     """
-    conditions = [parse_assertion(text) for text in texts]
+    conditions = parse_assertions(texts)
     if conditions:
         require_known(conditions, values_of(_any_cell()))
     return conditions

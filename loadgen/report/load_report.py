@@ -22,7 +22,7 @@ from loadgen.compare.assertions import (
     Assertion,
     Broken,
     check,
-    parse_assertion,
+    parse_assertions,
     percentiles_of,
     require_known,
 )
@@ -94,7 +94,7 @@ def parse_wishes(
         metrics=ORDER if metrics is None else _metrics(metrics),
         percentiles=PERCENTILES if percentiles is None else parse_percentiles(percentiles),
         limits=parse_goodput(goodput) if goodput else (),
-        assertions=tuple(parse_assertion(text) for text in assertions),
+        assertions=tuple(parse_assertions(assertions)),
         budget=BUDGET if budget is None else parse_budget(budget),
         budget_asked=budget is not None,
         max_failed=parse_share("--max-failed-fraction", max_failed),

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.measures.metrics import time_per_output_token
+from policies.text import SpecError
 from queueing.measurement.record import Record, read_run
-from queueing.measurement.slo import read_slo
+from queueing.measurement.slo import QUANTITIES, read_slo
 from queueing.measurement.statistics import warm_up
 from queueing.result import Prediction
 
+ANSWERED = (*QUANTITIES, "service_time", "batch_forming_delay", "time_per_output_token")
 SATURATION = "saturation"  # the goal of a search without an SLO
 
 
@@ -47,7 +50,7 @@ class Slo:
 
     def predicted(self, prediction: Prediction) -> float | None:
         """The statistic as a prediction has it; None where it has not."""
-        return getattr(getattr(prediction, self.quantity), self.stat, None)
+        return getattr(getattr(prediction, self.quantity, None), self.stat, None)
 
     def _value(self, record: Record) -> float:
         if record.outcome != "completed":
@@ -56,7 +59,11 @@ class Slo:
             if record.first_token_at is None or record.arrived_at is None:
                 return float("inf")
             return record.first_token_at - record.arrived_at
-        value = getattr(record, self.quantity)
+        value = (
+            time_per_output_token(record) or 0.0
+            if self.quantity == "time_per_output_token"
+            else getattr(record, self.quantity)
+        )
         return float("inf") if value is None else float(value)
 
 
@@ -68,4 +75,9 @@ def slo_of(goal: str) -> Slo | None:
 def parse_slo(text: str) -> Slo:
     """`STAT_QUANTITY=DURATION`. Raises SpecError."""
     read = read_slo(text)
+    if read.quantity not in ANSWERED:
+        raise SpecError(
+            f"got --slo {text!r}; expected one of {', '.join(ANSWERED)}: a gateway's records have "
+            f"no {read.quantity}"
+        )
     return Slo(text, read.statistic, read.level, read.quantity, read.seconds)

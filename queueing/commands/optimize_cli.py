@@ -9,7 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, policy_batch_size, short_form, short_number, suggest
+from policies.text import (
+    SpecError,
+    format_policy,
+    policy_batch_size,
+    short_form,
+    short_number,
+    suggest,
+)
 from queueing.arguments import whole_number
 from queueing.commands.cli import (
     EngineBound,
@@ -26,11 +33,13 @@ from queueing.commands.cli import (
 )
 from queueing.commands.environment_twins import by_flag, defaults_named, fitting
 from queueing.commands.terminal import Column, Table, say
-from queueing.control.advice.answer import SIMULATED, rough
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
+from queueing.optimization.answer import SIMULATED, rough
+from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size, best_policy
+from queueing.optimization.forecast import Knobs
 from queueing.optimization.objective import Objective, Slo, parse_slo
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.rates import largest_rate
@@ -43,12 +52,6 @@ from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
-CANDIDATES = (
-    "single",
-    "dynamic",
-    *(f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")),
-    "fixed:batch_size=8",
-)
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
 LEAST_SECONDS = 1e-6  # no gateway is quicker
@@ -182,9 +185,7 @@ def optimize(
             with Console(stderr=True).status(
                 f"predicting choices of {target}"
             ):  # on a terminal only
-                found = _search(
-                    target, model, arrival_rate, goal, list(candidates or CANDIDATES), largest
-                )
+                found = _search(target, model, arrival_rate, goal, candidates, largest)
         except NoStableChoiceError as error:
             typer.echo(f"kendall: {error}", err=True)
             raise typer.Exit(3) from None
@@ -246,7 +247,7 @@ def _search(
     model: Model,
     rate: float | None,
     goal: Objective,
-    candidates: list[str],
+    candidates: list[str] | None,
     largest: int | None,
 ) -> Optimum:
     if target == "arrival-rate":
@@ -261,7 +262,9 @@ def _search(
     if target == "batch-size":
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
-        return best_policy(model, candidates, rate, goal, limit["predict"])
+        in_force = Knobs(policy=format_policy(model.policy))
+        among = candidates or usual_policies(in_force, model.max_num_seqs)
+        return best_policy(model, among, rate, goal, limit["predict"])
     return fewest_servers(model, _needed(rate), goal, **limit)
 
 

@@ -1,7 +1,10 @@
-"""The text of a service-level objective, which every command reads alike:
+"""The texts of service-level objectives, which `--slo`, KENDALL_SLO, `--assert` and `--goodput`
+read alike:
 
-    p99_queueing_delay=2s         a quantile, above p0 and up to p99.99, of a duration of requests
-    mean_sojourn_time<=500ms      or its mean; `=`, `<=` and `<` mean the same
+    p99_queueing_delay<=2s        a quantile, above p0 and up to p99.99, of a duration of requests
+    mean_sojourn_time=500ms       or its mean; `=`, `<=` and `<` mean the same
+    p90_ttft<1s, mean_e2el<2s     several with commas; short names and `ttft_p90` are read too
+    ttft<=100ms                   without a statistic, of `--goodput`: of every request
 
 A command that cannot answer all of them says so behind the reading: predictions have the quantiles
 of `queueing.result.LEVELS`, admission predicts queueing delays.
@@ -12,48 +15,81 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import cast
 
 from policies.durations import parse_duration
 from policies.text import SpecError, suggest
 from queueing.result import Quantity
 
 QUANTITIES: tuple[Quantity, ...] = ("queueing_delay", "sojourn_time", "time_to_first_token")
-_TEXT = re.compile(r"(mean|p\d{1,2}(?:\.\d{1,2})?)_([a-z_]+?)\s*(?:=|<=?)\s*(.+)")
+SHORT = {  # the names that load tests know
+    "ttfb": "time_to_first_byte",
+    "ttft": "time_to_first_token",
+    "tpot": "time_per_output_token",
+    "itl": "inter_token_latency",
+    "e2el": "end_to_end",
+}
+ALSO = {"queue": "queueing_delay", "service": "service_time", "lateness": "send_lateness"}
+RECORDED = (*QUANTITIES, "service_time", "batch_forming_delay", "send_lateness", *SHORT.values())
+SIGN = r"\s*(?:<=?|=)\s*"
 FORM = "mean_QUANTITY=TIME or pNN_QUANTITY=TIME, for example p99_queueing_delay=2s"
+_STATISTIC = r"mean|median|p\d{1,2}(?:\.\d{1,2})?"
+_NAME = rf"({_STATISTIC})_([a-z_\d]+?)|([a-z_\d]+?)_({_STATISTIC})"
+_TEXT = re.compile(rf"(?:{_NAME}){SIGN}(.+)", re.ASCII)
+_BETWEEN = re.compile(r"[,\s]+(?=[a-z][\w.]*\s*[<=])")
 
 
 @dataclass(frozen=True, slots=True)
 class SloText:
-    """`statistic` ("mean", "p99", "p99.9") of `quantity` is to be at most `seconds`."""
+    """`statistic` ("mean", "p99", "p99.9") of `quantity`, by its full name, is to be at most
+    `seconds`.
+    """
 
     statistic: str
     level: float | None  # of a quantile, in (0, 1); None: the mean
-    quantity: Quantity
+    quantity: str
     seconds: float
 
 
+def split_slos(text: str) -> list[str]:
+    """The single objectives of a text with several."""
+    return _BETWEEN.split(text.strip(", \t\n"))
+
+
 def read_slo(text: str, name: str = "--slo ") -> SloText:
-    """`name`: of the option or the argument, as errors say it. Raises SpecError."""
+    """One objective. `name`: of the option or the argument, as errors say it. Raises SpecError."""
     match = _TEXT.fullmatch(text.strip())
     if match is None:
         raise SpecError(f"got {name}{text!r}; expected {FORM}")
-    statistic, quantity = match[1], match[2]
-    if quantity not in QUANTITIES:
+    statistic, quantity = match[1] or match[4], full_name(match[2] or match[3])
+    if quantity not in RECORDED:
         raise SpecError(
             f"got {name}{text!r}; expected one of "
-            f"{', '.join(QUANTITIES)}{suggest(quantity, QUANTITIES)}"
+            f"{', '.join(RECORDED)}{suggest(quantity, RECORDED)}"
         )
     try:
-        seconds = parse_duration(match[3])
+        seconds = parse_duration(match[5])
     except SpecError:
         raise SpecError(
             f"got {name}{text!r}; expected a duration such as 2s or 100ms behind the sign"
         ) from None
-    percent = None if statistic == "mean" else float(statistic[1:])
+    percent = (
+        {"mean": None, "median": 50.0}.get(statistic)
+        if statistic[0] == "m"
+        else float(statistic[1:])
+    )
     if not 0 < seconds < math.inf or percent == 0:
         raise SpecError(f"got {name}{text!r}; expected finite seconds > 0 and a quantile above p0")
     if percent is None:
-        return SloText(statistic, None, cast("Quantity", quantity), seconds)
+        return SloText("mean", None, quantity, seconds)
     level = round(percent / 100, 6)  # 0.999 for p99.9, not 0.9990000000000001
-    return SloText(f"p{percent:g}", level, cast("Quantity", quantity), seconds)
+    return SloText(f"p{percent:g}", level, quantity, seconds)
+
+
+def full_name(name: str) -> str:
+    """`time_to_first_token` for `ttft`; another name as it is."""
+    return (SHORT | ALSO).get(name, name)
+
+
+def load_test_name(name: str) -> str:
+    """`ttft` for `time_to_first_token`; another name as it is."""
+    return {full: short for short, full in SHORT.items()}.get(name, ALSO.get(name, name))

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from policies.core import Policy
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 from queueing.model import Model
+from queueing.optimization.candidates import LARGEST_SIZE, with_size
 from queueing.optimization.objective import Objective
 from queueing.optimization.quantity import compared_by, mean_of
 from queueing.optimization.search import (
@@ -36,7 +36,7 @@ def best_batch_size(
     model: Model,
     arrival_rate: float | None,
     objective: Objective,
-    largest: int = 64,
+    largest: int = LARGEST_SIZE,
     predict: Predict = predict_model,
 ) -> Optimum:
     """b* for fixed, capped, elastic or continuous; throughput alone needs no rate.
@@ -74,7 +74,7 @@ def best_batch_size(
 
 
 def batch_size_by_rate(
-    model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = 64
+    model: Model, arrival_rates: Sequence[float], objective: Objective, largest: int = LARGEST_SIZE
 ) -> list[Optimum]:
     """b* at each rate."""
     return [best_batch_size(model, rate, objective, largest) for rate in arrival_rates]
@@ -106,18 +106,6 @@ def best_policy(
     return dataclasses.replace(
         choose("policy", objective, curve, by_sojourn=timed), compared=quantity if timed else None
     )
-
-
-def with_size(policy: Policy, size: int) -> Policy:
-    """The policy with another batch size. Raises SpecError for single and dynamic."""
-    names = {f.name for f in dataclasses.fields(policy)}  # type: ignore[arg-type]
-    key = "batch_size" if "batch_size" in names else "max_batch_size"
-    if key not in names:
-        raise SpecError(
-            f"got policy={policy.name}; expected fixed, capped, elastic or continuous: they have "
-            "a batch size"
-        )
-    return dataclasses.replace(policy, **{key: size})  # type: ignore[type-var]
 
 
 def scored(

@@ -25,7 +25,7 @@ import numpy as np
 
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.measurement.slo import read_slo
+from queueing.measurement.slo import QUANTITIES, read_slo, split_slos
 from queueing.result import LEVELS, Prediction, Quantity
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
@@ -125,13 +125,24 @@ class Objective:
 
 def parse_slo(text: str) -> Slo:
     """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
-    read = read_slo(text, "slo=")
+    several = split_slos(text)
+    if len(several) > 1:
+        raise SpecError(
+            f"got slo={text!r}; expected one objective: settings are compared by what it bounds"
+        )
+    read = read_slo(several[0], "slo=")
     if read.level is not None and read.statistic not in LEVELS:
         raise SpecError(
             f"got slo={text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
             f"{read.statistic}"
         )
-    return Slo(read.statistic, read.quantity, read.seconds)
+    for quantity in QUANTITIES:
+        if quantity == read.quantity:
+            return Slo(read.statistic, quantity, read.seconds)
+    raise SpecError(
+        f"got slo={text!r}; expected one of {', '.join(QUANTITIES)}: predictions have no "
+        f"{read.quantity}"
+    )
 
 
 def utilities(lengths: TokenDistribution) -> np.ndarray[Any, np.dtype[np.float64]]:

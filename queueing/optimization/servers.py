@@ -27,14 +27,7 @@ def fewest_servers(
     predict: Predict = predict_model,
 ) -> Optimum:
     """Of 1 .. `largest`. Raises SpecError without an SLO, NoStableChoiceError."""
-    if objective.name != "slo":
-        why = "the delay always falls with more servers"
-        raise SpecError(
-            f"got objective={objective.name} for servers; expected slo, for example --slo "
-            f"p99_queueing_delay=2s: {why}"
-        )
-    if largest < 1:
-        raise SpecError(f"got largest={largest}; expected at least 1")
+    _check(objective, largest)
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
@@ -50,9 +43,8 @@ def fewest_servers(
         points[servers] = point | {"score": None if point["score"] is None else float(servers)}
         return point["score"] is not None
 
-    needed = math.floor(
-        dataclasses.replace(model, servers=1).load(arrival_rate)
-    )  # so many are not stable
+    # so many are not stable
+    needed = math.floor(dataclasses.replace(model, servers=1).load(arrival_rate))
     low = start = 0 if model.patience is not None else min(needed, largest - 1)
     high, step = start + 1, 1
     while not kept(high) and high < largest:
@@ -62,3 +54,14 @@ def fewest_servers(
         middle = (low + high) // 2
         low, high = (low, middle) if kept(middle) else (middle, high)
     return choose("servers", objective, [points[servers] for servers in sorted(points)])
+
+
+def _check(objective: Objective, largest: int) -> None:
+    if objective.name != "slo":
+        why = "the delay always falls with more servers"
+        raise SpecError(
+            f"got objective={objective.name} for servers; expected slo, for example --slo "
+            f"p99_queueing_delay=2s: {why}"
+        )
+    if largest < 1:
+        raise SpecError(f"got largest={largest}; expected at least 1")

@@ -17,6 +17,7 @@ import numpy as np
 
 from policies.immediate import Single
 from policies.text import SpecError
+from queueing.distributions.token_distribution import Vector
 from queueing.model import Model
 from queueing.optimization.objective import Objective, utilities
 from queueing.optimization.quantity import compared_by, mean_of
@@ -124,18 +125,7 @@ def _point(
 def _every_limit(
     model: Model, arrival_rate: float, objective: Objective, longest: int
 ) -> list[Point]:
-    limits = np.arange(1, longest + 1)
-    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
-    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
-    law, prompts = model.law, model.prompt_tokens
-    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
-    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
-    step = law.step(1)
-    mean = setup + step * first
-    stalls = law.stall_share * law.stall * mean
-    squares = (1 + law.cv**2) * (
-        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
-    )
+    mean, squares = _service_moments(model, longest)
     load = arrival_rate * mean
     stable = load < 1
     with np.errstate(divide="ignore"):
@@ -151,7 +141,7 @@ def _every_limit(
     )
     return [
         {
-            "max_output_tokens": int(limits[i]),
+            "max_output_tokens": i + 1,
             "clipped_fraction": float(clipped[i]),
             "utility": float(useful[i]),
             "load": float(load[i]),
@@ -162,3 +152,20 @@ def _every_limit(
         }
         for i in range(longest)
     ]
+
+
+def _service_moments(model: Model, longest: int) -> tuple[Vector, Vector]:
+    """E[H] and E[H^2] of a single request, seconds, at the limits 1 .. `longest`."""
+    limits = np.arange(1, longest + 1)
+    above = model.output_tokens.survival[:longest]  # P(N > k), k = 0 ..
+    first, second = np.cumsum(above), np.cumsum((2 * limits - 1) * above)
+    law, prompts = model.law, model.prompt_tokens
+    setup = law.setup(1, 0.0 if prompts is None else prompts.mean)
+    extra = 0.0 if prompts is None else (law.speed * law.kp) ** 2 * prompts.variance
+    step = law.step(1)
+    mean = setup + step * first
+    stalls = law.stall_share * law.stall * mean
+    squares = (1 + law.cv**2) * (
+        setup**2 + extra + 2 * setup * step * first + step**2 * second + stalls
+    )
+    return mean, squares

@@ -21,7 +21,7 @@ from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.demand import NOTHING, Demand, demand_of
 from server.admission.host import Host
-from server.admission.limits import OverloadSettings, delay_target
+from server.admission.limits import OverloadSettings, delay_targets
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
 from server.admission.waits import Places, Waits
@@ -307,7 +307,8 @@ def _rate_limits(settings: OverloadSettings) -> RateLimits | None:
 
 
 def _objectives(settings: OverloadSettings) -> tuple[Objective, ...]:
-    return () if settings.slo is None else (Objective(delay_target(settings.slo)),)
+    targets = () if settings.slo is None else delay_targets(settings.slo)
+    return tuple(map(Objective, targets))
 
 
 def _level(objectives: Sequence[Objective]) -> float:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from policies.text import SpecError
-from queueing.measurement.slo import read_slo
+from queueing.measurement.slo import read_slo, split_slos
 from server.errors import ApiError
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
@@ -75,7 +75,7 @@ class OverloadSettings:
                 "--rate-limit-burst of at least one"
             )
         if self.slo is not None:
-            delay_target(self.slo)
+            delay_targets(self.slo)
 
     @property
     def bounded(self) -> bool:
@@ -103,6 +103,11 @@ def check_sequences(settings: OverloadSettings, sequences: int, param: str) -> N
             f"({option} of this gateway): split the call"
         )
         raise ApiError(400, "too_many_sequences", message, param=param)
+
+
+def delay_targets(text: str) -> tuple[DelayTarget, ...]:
+    """Of one objective, or of several with commas: all of them are to be kept. Raises SpecError."""
+    return tuple(delay_target(each) for each in split_slos(text))
 
 
 def delay_target(text: str) -> DelayTarget:

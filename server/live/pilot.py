@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
+from queueing.optimization.forecast import Knobs
 from server.calibration.host import LiveHost
 from server.errors import ApiError
 from server.queue.change import PolicyChange

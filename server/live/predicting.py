@@ -17,7 +17,6 @@ from typing import Any
 from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
-from queueing.control.advice.situation import Situation
 from queueing.control.advice.what_if import what_ifs
 from queueing.control.autopilot.controller import Autopilot, Mode
 from queueing.control.autopilot.decision import Decision
@@ -34,6 +33,7 @@ from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.mirror import Mirror
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
@@ -236,7 +236,7 @@ def ask_what_ifs() -> list[Answer]:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    found = what_ifs(estimates, question.shape, question.knobs, _limits(question), beside=True)
+    found = what_ifs(_situation(question, estimates), question.knobs, beside=True)
     policies = [parse_policy(each.knobs.policy) for each in found]
     return [
         each.to_dict() | {"compared": compared_by((policies[0], own))}
@@ -253,7 +253,7 @@ def ask_distribution() -> Answer | None:
     question, seen, found = _memory.question, _memory.last_seen, _memory.last
     if question is None or seen is None or found is None or found.prediction is None:
         return None
-    situation = Situation(estimates=found.estimates, shape=question.shape, limits=_limits(question))
+    situation = _situation(question, found.estimates)
     if situation.refusal(question.knobs.max_output_tokens) is not None:
         return None
     model = situation.model(question.knobs, law=found.estimates.law(question.shape))
@@ -278,20 +278,15 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    targets = {"targets": (parameters["target"],)} if "target" in parameters else {}
-    family = parameters.get("family")
-    return [
-        each.to_dict()
-        for each in advise(
-            estimates,
-            question.shape,
-            question.knobs,
-            _limits(question),
-            objective,
-            family=family,
-            **targets,
-        )
-    ]
+    situation = _situation(question, estimates, parameters.get("family"))
+    targets = TARGETS if target is None else (target,)
+    return [each.to_dict() for each in advise(situation, question.knobs, objective, targets)]
+
+
+def _situation(question: Question, estimates: Estimates, family: str | None = None) -> Situation:
+    return Situation(
+        estimates=estimates, shape=question.shape, limits=_limits(question), family=family
+    )
 
 
 def _seen(question: Question) -> Snapshot:

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
 from queueing.estimation.window.feed import Feed, News
 from queueing.latency.law import LatencyModel
+from queueing.optimization.forecast import Knobs
 from server.calibration.host import LiveHost
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them

@@ -23,7 +23,7 @@ from policies.text import SpecError
 from queueing.commands.remote import Trust
 from queueing.errors import CommandError
 from queueing.measurement.record import read_run
-from server.operations import advising
+from server.operations import advise_cli
 from server.operations.calibrate import calibrate
 from tests.loadgen.failing_server import failing_server
 from tests.serving import self_signed
@@ -224,7 +224,7 @@ def test_tls_at_one_end_alone_and_files_that_are_no_certificates(
     with failing_server("--tls", *certificate) as port:
         assert "does it speak https?" in one_line(load(local(port)))
         for ask in (
-            lambda url: advising.ask(url, {}, None, Trust()),
+            lambda url: advise_cli.ask(url, {}, None, Trust()),
             lambda url: calibrate(url, {}, None, json_output=True),
         ):
             with pytest.raises(
@@ -281,7 +281,7 @@ def test_other_commands_check_certificates_too(
             await client.ask("GET", "/admin/state")
 
     questions: tuple[Callable[[str, Trust], object], ...] = (
-        lambda url, trust: advising.ask(url, {}, None, trust),
+        lambda url, trust: advise_cli.ask(url, {}, None, trust),
         lambda url, trust: calibrate(
             url, {"speed_only": True}, None, trust=trust, json_output=True
         ),

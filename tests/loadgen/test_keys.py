@@ -14,7 +14,7 @@ from loadgen.gateway.gateway_process import GatewayClient, GatewayError, Gateway
 from loadgen.sending.client.target import Keys
 from loadgen.sweep.gateway import GivenGateway
 from policies.text import SpecError
-from server.operations import advising
+from server.operations import advise_cli
 from server.operations.calibrate import calibrate
 from tests.serving import started
 
@@ -147,7 +147,7 @@ def test_questions_go_to_the_gateway_itself_under_any_form_of_its_url(
 
     asyncio.run(main())
     with pytest.raises(SpecError, match="answered 403"):
-        advising.ask(url, {}, API)
+        advise_cli.ask(url, {}, API)
     with pytest.raises(SpecError, match="answered 403"):
         calibrate(url, {"speed_only": True}, None, key=API, json_output=True)
 

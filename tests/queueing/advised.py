@@ -1,10 +1,20 @@
-"""The queue that what-ifs and advice are asked about."""
+"""The queue that what-ifs and advice are asked about, and what they answer for a window."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from policies import parse_policy
+from queueing.control.advice import advise as advice
+from queueing.control.advice import what_if
 from queueing.distributions.token_distribution import TokenDistribution
+from queueing.estimation.assess import Limits
+from queueing.estimation.estimates import Estimates
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.gain.situation import Situation
+from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
 POLICY = "capped:max_batch_size=8"
@@ -14,3 +24,38 @@ def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float
     return Model(
         policy=parse_policy(policy), output_tokens=tokens, law=LAW, max_num_seqs=16
     ).largest_stable_rate
+
+
+def forecast(
+    estimates: Estimates,
+    shape: LatencyModel,
+    knobs: Knobs,
+    limits: Limits,
+    *,
+    family: str | None = None,
+) -> Forecast:
+    """Of one setting."""
+    return Situation(estimates=estimates, shape=shape, limits=limits, family=family).forecast(knobs)
+
+
+def what_ifs(
+    estimates: Estimates, shape: LatencyModel, current: Knobs, limits: Limits, **asked: Any
+) -> list[Forecast]:
+    """Of the settings one knob away."""
+    situation = Situation(estimates=estimates, shape=shape, limits=limits)
+    return what_if.what_ifs(situation, current, **asked)
+
+
+def advise(
+    estimates: Estimates,
+    shape: LatencyModel,
+    current: Knobs,
+    limits: Limits,
+    objective: Objective,
+    *,
+    family: str | None = None,
+    **targets: Any,
+) -> list[Advice]:
+    """Of every target, unless they are named."""
+    situation = Situation(estimates=estimates, shape=shape, limits=limits, family=family)
+    return advice.advise(situation, current, objective, **targets)

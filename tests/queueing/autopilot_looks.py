@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.look import Look
 from queueing.distributions.token_distribution import parse_distribution
@@ -17,6 +16,7 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.wander import NO_WANDER
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256

@@ -6,7 +6,6 @@ import dataclasses
 from functools import cache
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.look import Look
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
@@ -15,6 +14,7 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
 from queueing.latency.law import parse_law
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
 from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 

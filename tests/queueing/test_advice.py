@@ -16,15 +16,9 @@ import pytest
 
 from policies import Request, parse_policy
 from policies.text import SpecError
-from queueing.control.advice.advise import TARGETS, advise, parse_objective
-from queueing.control.advice.answer import own_error, precise
-from queueing.control.advice.forecast import Advice, Forecast, Knobs
-from queueing.control.advice.known_lengths import known_lengths
-from queueing.control.advice.measure import Measure
-from queueing.control.advice.percent import HALF_A_PERCENT
-from queueing.control.advice.response import Response
+from queueing.control.advice.advise import TARGETS, parse_objective
 from queueing.control.advice.sentence import sentence
-from queueing.control.advice.what_if import forecast, usual_policies, what_ifs
+from queueing.control.words import HALF_A_PERCENT
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
@@ -33,13 +27,19 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import mean_interval
 from queueing.model import Model
+from queueing.optimization.answer import own_error, precise
+from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size
+from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.gain.known_lengths import known_lengths
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.response import Response
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.token_limit import best_token_limit
 from queueing.prediction import predict
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation.experiment import simulate_model
-from tests.queueing.advised import POLICY, capacity
+from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, seen, serve
 from tests.queueing.made import prediction_of
 from tests.server.harness import replay
@@ -258,13 +258,11 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
 
 def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> None:
     assert "elastic:max_batch_size=6" in usual_policies(
-        Knobs(policy="capped:max_batch_size=6"), LIMITS
+        Knobs(policy="capped:max_batch_size=6"), LIMITS.max_num_seqs
     )
-    assert "continuous:max_batch_size=4" in usual_policies(
-        Knobs(policy="dynamic"), Limits(max_num_seqs=4)
-    )
-    assert "capped:max_batch_size=8" in usual_policies(Knobs(policy="single"), LIMITS)
-    assert "elastic" in usual_policies(Knobs(policy="elastic"), LIMITS)
+    assert "continuous:max_batch_size=4" in usual_policies(Knobs(policy="dynamic"), 4)
+    assert "capped:max_batch_size=8" in usual_policies(Knobs(policy="single"), 16)
+    assert "elastic" in usual_policies(Knobs(policy="elastic"), 16)
 
 
 @pytest.mark.slow

@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import advise, parse_objective
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.reported import reported_slo
-from queueing.control.advice.situation import Situation
-from queueing.control.advice.what_if import what_ifs
+from queueing.control.advice.advise import parse_objective
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.distributions.token_distribution import parse_distribution
@@ -23,8 +19,12 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.reported import reported_slo
+from queueing.optimization.gain.situation import Situation
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
+from tests.queueing.advised import advise, what_ifs
 from tests.queueing.autopilot_looks import LAW as PILOTED
 from tests.queueing.autopilot_looks import LAWFUL, SEQS, seen
 from tests.queueing.estimation_runs import LAW, LENGTHS

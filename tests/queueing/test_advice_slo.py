@@ -10,20 +10,21 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice import answer, searches
-from queueing.control.advice.advise import TARGETS, advise, parse_objective
-from queueing.control.advice.forecast import Advice, Knobs
-from queueing.control.advice.measure import Measure
-from queueing.control.advice.reported import keeps_slo, largest_kept, reported_slo
+from queueing.control.advice.advise import TARGETS, parse_objective
 from queueing.control.advice.sentence import sentence
-from queueing.control.advice.situation import Situation
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
 from queueing.latency.law import parse_law
+from queueing.optimization import answer
+from queueing.optimization.forecast import Advice, Knobs
+from queueing.optimization.gain import operating_point
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.reported import keeps_slo, largest_kept, reported_slo
+from queueing.optimization.gain.situation import Situation
 from queueing.result import Prediction, Quantiles
-from tests.queueing.advised import POLICY
+from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
 LAW = parse_law("k1=1.6e-3,k2=16e-3,k3=0.08e-3,k4=3.2e-3,cv=0.05")
@@ -56,7 +57,9 @@ def test_no_advice_breaks_the_slo_by_its_own_numbers(
     metric: str, target: str, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the search, which simulates, is 7 % below or above what is reported."""
-    monkeypatch.setattr(searches, "searched", lambda *given: off(answer.searched(*given), error))
+    monkeypatch.setattr(
+        operating_point, "searched", lambda *given: off(answer.searched(*given), error)
+    )
     estimates, advised = operated(), 0
     for seconds in (0.12, 0.2, 0.3, 0.475, 0.55):
         slo = f"{metric}={seconds:g}"
@@ -97,7 +100,9 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     """The longest answers and the fewest servers that keep the SLO: one token more, or one
     server less, breaks it.
     """
-    monkeypatch.setattr(searches, "searched", lambda *given: off(answer.searched(*given), error))
+    monkeypatch.setattr(
+        operating_point, "searched", lambda *given: off(answer.searched(*given), error)
+    )
     objective = parse_objective({"slo": "p99_sojourn_time=300ms", "max_clipped_fraction": "0.9"})
     limit, servers = advise(
         operated(),

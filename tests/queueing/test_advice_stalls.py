@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import advise
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.advice.what_if import forecast, what_ifs
 from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective
-from tests.queueing.advised import POLICY, capacity
+from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 
 LIMITS = Limits(max_num_seqs=16)

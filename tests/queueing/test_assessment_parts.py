@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.estimation.anchor import Anchor
 from queueing.estimation.assess import (
     Limits,
@@ -40,6 +39,7 @@ from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, util
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
 from queueing.result import Mean, Prediction, Quantiles
 from tests.queueing.autopilot_looks import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve

@@ -11,20 +11,23 @@ import numpy as np
 import pytest
 
 from policies import SpecError
-from queueing.control.advice.answer import quick
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.autopilot.bounds import Bounds, batch_sizes, knob_between, preferred
+from queueing.control.autopilot.bounds import Bounds, knob_between
 from queueing.control.autopilot.candidates import candidates, lowest_limit, repairs
+from queueing.control.autopilot.choosing import Ranked, _gain_in
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import measured_gain
 from queueing.control.autopilot.state import State
-from queueing.control.autopilot.weighing import Weighed, gain_of, weigh
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
+from queueing.optimization.candidates import batch_sizes, preferred
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.gain import gain_of
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.situation import Situation
+from queueing.optimization.objective import Objective
 from tests.queueing.autopilot_looks import (
     BOUNDS,
     LAW,
@@ -657,44 +660,46 @@ def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
 FREE, CLIPPED = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=64)
 
 
-def gained(
-    rate: float, before: Knobs, after: Knobs, relative: float = 0.02
-) -> tuple[Weighed, Weighed, Estimate]:
-    found = seen(0.0, before, rate)
-    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits, predict=quick)
-    one, other = (weigh(situation, each, "queueing_delay") for each in (before, after))
-    return one, other, gain_of(situation, one, other, relative)
+def gained(rate: float, before: Knobs, after: Knobs, relative: float = 0.02) -> Estimate:
+    found = seen(0.0, before, rate, relative=relative)
+    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits)
+    return gain_of(situation, before, after, Measure(Objective(name="delay")))
 
 
 def test_between_two_settings_without_a_steady_state_the_loads_are_compared() -> None:
-    before, after, gain = gained(2 * capacity(CLIPPED), FREE, CLIPPED)
-    assert (before.delays, after.delays) == (None, None)
-    assert before.load > after.load > 1
-    assert gain.value == gain.low == gain.high == pytest.approx(1 - after.load / before.load)
-    assert gained(2 * capacity(CLIPPED), CLIPPED, FREE)[2].value == pytest.approx(
-        1 - before.load / after.load
-    )
+    rate = 2 * capacity(CLIPPED)
+    loads = {each: rate / capacity(each) for each in (FREE, CLIPPED)}
+    for before, after in ((FREE, CLIPPED), (CLIPPED, FREE)):
+        shown = seen(0.0, before, rate)
+        situation = Situation(estimates=shown.estimates, shape=LAW, limits=shown.limits)
+        chosen = Ranked(after, math.nan, math.inf)
+        gain = _gain_in(situation, before, chosen)
+        assert gain.value == gain.low == gain.high
+        assert gain.value == pytest.approx(1 - loads[after] / loads[before], abs=0.02)
+        assert gain_of(situation, before, after, Measure()) == UNKNOWN
 
 
 def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be_told() -> None:
     """At the lower end of the rate both have one: there the gain is a part only."""
     rate = 1.01 * capacity(FREE)
-    before, after, gain = gained(rate, FREE, CLIPPED, 0.1)
-    assert before.delays is None
-    assert after.delays is not None
+    gain = gained(rate, FREE, CLIPPED, 0.1)
     assert (gain.value, gain.high) == (1.0, 1.0)
     assert 0 < gain.low < 1.0
-    assert gained(rate, CLIPPED, FREE, 0.1)[2] == UNKNOWN
+    assert gained(rate, CLIPPED, FREE, 0.1) == UNKNOWN
 
 
 def test_a_gain_is_that_of_the_steady_means_and_its_interval_grows_with_doubt_of_the_rate() -> None:
     rate = 0.8 * capacity(FREE)
-    before, after, sharp = gained(rate, FREE, CLIPPED, 0.01)
-    vague = gained(rate, FREE, CLIPPED, 0.15)[2]
-    assert sharp.value == vague.value == pytest.approx(1 - after.mean / before.mean, rel=1e-6)
+    found = seen(0.0, FREE, rate)
+    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits)
+    before, after = (situation.predicted(each).queueing_delay.mean for each in (FREE, CLIPPED))
+    assert before is not None
+    assert after is not None
+    sharp, vague = (gained(rate, FREE, CLIPPED, relative) for relative in (0.01, 0.15))
+    assert sharp.value == vague.value == pytest.approx(1 - after / before, rel=1e-6)
     assert vague.low < sharp.low < sharp.value < sharp.high <= vague.high < 1
-    loss = gained(rate, CLIPPED, FREE, 0.01)[2]
-    assert loss.value == pytest.approx(1 - before.mean / after.mean, rel=1e-6)
+    loss = gained(rate, CLIPPED, FREE, 0.01)
+    assert loss.value == pytest.approx(1 - before / after, rel=1e-6)
     assert loss.low < loss.value < loss.high < 0
 
 

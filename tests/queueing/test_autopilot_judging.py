@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from queueing.control.advice.forecast import Knobs
-from queueing.control.autopilot.bounds import Bounds
-from queueing.control.autopilot.choosing import Chooser, _worth
+from queueing.control.autopilot.bounds import Bounds, Rules
+from queueing.control.autopilot.choosing import Chooser, Ranked, _worth
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import (
@@ -25,13 +23,12 @@ from queueing.control.autopilot.judging import (
 )
 from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Carried, State, Trial
-from queueing.control.autopilot.weighing import Weighed
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
+from queueing.optimization.forecast import Knobs
 from tests.queueing.autopilot_looks import seen
 
 START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)
@@ -245,8 +242,8 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     ]
 
 
-def weighed(mean: float | None, load: float = 0.5) -> Weighed:
-    return Weighed(START, load, None if mean is None else np.array([mean]))
+def weighed(mean: float | None, load: float = 0.5) -> Ranked:
+    return Ranked(START, load, math.inf if mean is None else mean)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +263,7 @@ def weighed(mean: float | None, load: float = 0.5) -> Weighed:
     ],
 )
 def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
-    before: Weighed, after: Weighed, worth: bool
+    before: Ranked, after: Ranked, worth: bool
 ) -> None:
     assert _worth(before, after, Rules()) == worth
 

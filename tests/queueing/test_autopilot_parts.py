@@ -11,12 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from queueing.control.advice.answer import quick
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.autopilot.bounds import Bounds, knob_between, preferred, sized
+from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
 from queueing.control.autopilot.candidates import (
     candidates,
     clipped_fraction,
@@ -26,28 +22,16 @@ from queueing.control.autopilot.candidates import (
 from queueing.control.autopilot.choosing import (
     Chooser,
     _against,
-    _ranked,
     between,
+    ranked,
     rescue,
     to_bounds,
 )
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.knowledge import Knowledge, learn
+from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
 from queueing.control.autopilot.look import LONGEST, Look, look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
-from queueing.control.autopilot.weighing import (
-    NIL,
-    REQUESTS,
-    Weighed,
-    _less,
-    _log_ratio,
-    _noise,
-    gain_of,
-    predicted_of,
-    weigh,
-)
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import judged, observed_mean
@@ -56,6 +40,10 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.measurement.batch_means import batch_means_interval
+from queueing.optimization.answer import SIMULATED
+from queueing.optimization.candidates import preferred, sized
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
@@ -179,7 +167,6 @@ def test_the_ends_of_a_load_are_those_of_rate_and_speed_together() -> None:
         speed=Estimate(2.0, 1.5, 2.2, 9.0),
     )
     assert (found.highest, found.lowest) == pytest.approx((1.3 * 1.1, 0.8 * 0.75))
-    assert found.relative == pytest.approx(math.hypot(0.25, 0.175))
     assert replace(found, rate=Estimate(10.0, -2.0, 22.0, 9.0)).lowest == 0.0
 
 
@@ -327,125 +314,41 @@ def test_in_an_unstable_queue_a_limit_is_taken_more_readily() -> None:
 def situation(rate: float = 20.0, **about: Any) -> Situation:
     shown = seen(0.0, ELASTIC, rate)
     return Situation(
-        **(
-            {"estimates": shown.estimates, "shape": LAW, "limits": shown.limits, "predict": quick}
-            | about
-        )
+        **({"estimates": shown.estimates, "shape": LAW, "limits": shown.limits} | about)
     )
 
 
-def test_a_setting_is_weighed_by_its_simulated_delays_or_sojourns() -> None:
+def test_settings_are_ranked_by_their_simulated_delays_or_sojourns() -> None:
     of = situation(0.5 * capacity(ELASTIC))
-    for quantity, field in (("queueing_delay", "queueing_delay"), ("sojourn_time", "sojourn_time")):
-        found = weigh(of, FOUR, quantity, work=1.1)  # type: ignore[arg-type]
-        model = of.model(FOUR)
-        run = simulate_run(model, 1.1 * of.rate, REQUESTS, np.random.SeedSequence(0)).after(
-            REQUESTS // 10
-        )
-        assert found.delays is not None
-        assert found.delays.tolist() == getattr(run, field).tolist()
-        assert (found.load, found.mean) == (
-            model.load(1.1 * of.rate),
-            pytest.approx(getattr(run, field).mean()),
-        )
-    assert weigh(of, FOUR, "queueing_delay", work=100.0).delays is None
-    assert weigh(of, FOUR, "queueing_delay", work=100.0).mean == math.inf
+    run = simulate_run(of.model(FOUR), of.rate, SIMULATED, np.random.SeedSequence(0)).after(
+        SIMULATED // 10
+    )
+    for quantity in ("queueing_delay", "sojourn_time"):
+        assert of.ranking_mean(FOUR, quantity) == getattr(run, quantity).mean()  # type: ignore[arg-type]
+    crowded = situation(50 * capacity(ELASTIC))
+    assert crowded.ranking_mean(FOUR, "queueing_delay") == math.inf
 
 
-def test_the_lost_are_weighed_by_their_patience_and_slots_by_their_stalls() -> None:
+def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> None:
     impatient = situation(2 * capacity(FOUR), limits=Limits(max_num_seqs=SEQS, patience=0.05))
-    lost = weigh(impatient, FOUR, "queueing_delay").delays
-    assert lost is not None
-    assert 0.3 < np.mean(lost == 0.05) < 0.7
-    assert lost.max() == 0.05
+    run = simulate_run(
+        impatient.model(FOUR), impatient.rate, SIMULATED, np.random.SeedSequence(0)
+    ).after(SIMULATED // 10)
+    assert 0.3 < np.mean(run.lost) < 0.7
+    assert impatient.ranking_mean(FOUR, "queueing_delay") == pytest.approx(
+        np.where(run.lost, 0.05, run.queueing_delay).mean()
+    )
     of = situation(0.4 * capacity(ELASTIC))
     stalling = situation(estimates=replace(of.estimates, stalls=Stalls(9, 0.05, 1.0, None, 0.5)))
     slots = Knobs(policy="continuous:max_batch_size=4")
-    calm, with_stalls = (weigh(each, slots, "sojourn_time").mean for each in (of, stalling))
+    calm, with_stalls = (each.ranking_mean(slots, "sojourn_time") for each in (of, stalling))
     model = of.model(slots)
     busy = utilisation_of(model, of.rate)
     backlog = stall_backlog(stalling.estimates.stalls, model.load(of.rate), utilisation=busy)
     assert with_stalls - calm == pytest.approx(backlog, rel=1e-6)
-    assert weigh(stalling, slots, "queueing_delay").mean == pytest.approx(
-        weigh(of, slots, "queueing_delay").mean
+    assert stalling.ranking_mean(slots, "queueing_delay") == pytest.approx(
+        of.ranking_mean(slots, "queueing_delay")
     )
-
-
-def weighed(*delays: float, load: float = 0.5) -> Weighed:
-    return Weighed(ELASTIC, load, np.array(delays) if delays else None)
-
-
-def test_the_ratio_of_two_settings_is_of_their_means_or_of_their_loads() -> None:
-    assert _log_ratio(weighed(1.0, 3.0), weighed(1.0)) == pytest.approx(math.log(0.5))
-    assert _log_ratio(weighed(load=2.0), weighed(load=3.0)) == pytest.approx(math.log(1.5))
-    assert _log_ratio(weighed(), weighed(1.0)) == -math.inf
-    assert _log_ratio(weighed(1.0), weighed()) == math.inf
-    assert _log_ratio(weighed(0.0), weighed(0.0)) == 0.0
-    assert _log_ratio(weighed(0.0), weighed(NIL)) == pytest.approx(math.log(2))
-    assert [_less(value) for value in (0.0, math.log(0.25), 699.0, 701.0)] == [
-        0.0,
-        0.75,
-        1 - math.exp(699.0),
-        -math.inf,
-    ]
-
-
-def test_the_noise_of_a_ratio_is_that_of_the_differences_on_common_random_numbers() -> None:
-    rng = np.random.default_rng(1)
-    one = rng.exponential(2.0, 1000)
-    other = 0.5 * one + 0.1 * rng.normal(size=1000) + 0.5
-    ratio = other.mean() / one.mean()
-    expected = batch_means_interval((other - ratio * one) / one.mean()).half_width / ratio
-    assert _noise(weighed(*one), weighed(*other)) == pytest.approx(expected)
-    assert _noise(weighed(*one), weighed(*(3 * one))) == pytest.approx(0.0, abs=1e-9)
-    for pair in (
-        (weighed(), weighed(1.0)),
-        (weighed(1.0), weighed()),
-        (weighed(1.0, 2.0), weighed(0.0, 0.0)),
-    ):
-        assert _noise(*pair) == 0.0
-
-
-def test_the_interval_of_a_gain_goes_as_far_as_work_lengths_and_noise_together() -> None:
-    """ln r at both ends of the work, the scatter of ln r over the parts of the lengths to either
-    side of their median, and the noise.
-    """
-    of, relative = situation(0.5 * capacity(FOUR)), 0.05
-    one, other = (weigh(of, knobs, "queueing_delay") for knobs in (ELASTIC, FOUR))
-    base = math.log(other.mean / one.mean)
-    ends = [
-        math.log(
-            weigh(of, FOUR, "queueing_delay", work=work).mean
-            / weigh(of, ELASTIC, "queueing_delay", work=work).mean
-        )
-        for work in (1 - relative, 1 + relative)
-    ]
-    assert of.lengths is not None
-    parts = np.array(
-        [
-            math.log(
-                weigh(of, FOUR, "queueing_delay", whole=part).mean
-                / weigh(of, ELASTIC, "queueing_delay", whole=part).mean
-            )
-            for part in of.lengths.parts
-        ]
-    )
-    assert len(parts) == 5
-    scale, noise = of.lengths.to_error * stats.t.ppf(0.975, 4), _noise(one, other)
-    off = parts - np.median(parts)
-    more, less = (
-        scale * math.sqrt(2 * np.mean(np.maximum(sign * off, 0) ** 2)) for sign in (1, -1)
-    )
-    up, down = max(0.0, *(end - base for end in ends)), max(0.0, *(base - end for end in ends))
-    found = gain_of(of, one, other, relative)
-    assert found.value == pytest.approx(1 - math.exp(base), rel=1e-6)
-    assert found.low == pytest.approx(
-        1 - math.exp(base + math.hypot(up, math.hypot(more, noise))), rel=1e-5
-    )
-    assert found.high == pytest.approx(
-        1 - math.exp(base - math.hypot(down, math.hypot(less, noise))), rel=1e-5
-    )
-    assert found.effective_n == of.effective_n == 500.0
 
 
 def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> None:
@@ -563,8 +466,8 @@ def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
 def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_two() -> None:
     of = at_load(0.5)
     pool = [FOUR, replace(ELASTIC, max_output_tokens=96), Knobs(policy="elastic:max_batch_size=2")]
-    found = _ranked(of.known.situations[0], ELASTIC, pool)
-    means = {knobs: weigh(of.known.situations[0], knobs, "sojourn_time").mean for knobs in pool}
+    found = ranked(of.known.situations[0], ELASTIC, pool)
+    means = {knobs: of.known.situations[0].ranking_mean(knobs, "sojourn_time") for knobs in pool}
     assert [each.knobs for each in found] == sorted(pool, key=lambda knobs: means[knobs])
     assert {each.knobs.policy: each.quantity for each in found} == {
         "capped:max_batch_size=4": "sojourn_time",

@@ -13,12 +13,9 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.forecast import Advice, Forecast, Knobs
-from queueing.control.advice.measure import Measure
 from queueing.control.advice.searches import SHOWN, _at_a_limit, _limited, _thinned, measure_of
 from queueing.control.advice.sentence import sentence, setting
-from queueing.control.advice.situation import Situation
-from queueing.control.advice.what_if import _sized, sized_policy, usual_policies, usual_token_limits
+from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.estimation.assess import Limits
@@ -26,7 +23,17 @@ from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.choices import best_batch_size, scored, with_size
+from queueing.optimization.candidates import (
+    at_sizes,
+    sized_policy,
+    usual_policies,
+    usual_sizes,
+    with_size,
+)
+from queueing.optimization.choices import best_batch_size, scored
+from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import (
@@ -382,15 +389,21 @@ def situation(**about: Any) -> Situation:
 def test_what_the_choices_of_a_target_are_compared_by() -> None:
     one = Knobs(policy="capped:max_batch_size=8")
     v1 = Objective(name="v1")
-    assert measure_of(situation(), one, DELAY, "policy") == Measure(DELAY, "sojourn_time")
-    assert measure_of(situation(), one, DELAY, "batch-size") == Measure(DELAY, "queueing_delay")
-    assert measure_of(situation(), one, v1, "batch-size") == Measure(DELAY, "queueing_delay")
-    assert measure_of(situation(), one, v1, "max-output-tokens") == Measure(v1, "queueing_delay")
-    assert measure_of(situation(), one, SLO, "servers") == Measure(SLO, "queueing_delay")
-    sojourn = Objective(name="slo", slo=parse_slo("mean_sojourn_time=2s"))
-    assert measure_of(situation(), one, sojourn, "max-output-tokens") == Measure(
-        sojourn, "sojourn_time"
+
+    def of(objective: Objective, target: str, best: Knobs = one) -> Measure:
+        return measure_of(situation(), (one, best), objective, target)
+
+    assert of(DELAY, "policy") == Measure(DELAY, "sojourn_time")
+    assert of(DELAY, "policy", Knobs(policy="single")) == Measure(DELAY, "sojourn_time")
+    assert of(DELAY, "policy", Knobs(policy="dynamic")) == Measure(DELAY, "queueing_delay"), (
+        "as the autopilot compares these two"
     )
+    assert of(DELAY, "batch-size") == Measure(DELAY, "queueing_delay")
+    assert of(v1, "batch-size") == Measure(DELAY, "queueing_delay")
+    assert of(v1, "max-output-tokens") == Measure(v1, "queueing_delay")
+    assert of(SLO, "servers") == Measure(SLO, "queueing_delay")
+    sojourn = Objective(name="slo", slo=parse_slo("mean_sojourn_time=2s"))
+    assert of(sojourn, "max-output-tokens") == Measure(sojourn, "sojourn_time")
     assert [
         _at_a_limit(each) for each in (DELAY, THROUGHPUT, SLO, v1, Objective(name="clipped"))
     ] == [DELAY, THROUGHPUT, SLO, DELAY, DELAY]
@@ -407,7 +420,7 @@ def test_what_the_choices_of_a_target_are_compared_by() -> None:
     ],
 )
 def test_the_usual_policies_have_one_size(policy: str, most: int | None, size: int) -> None:
-    found = usual_policies(Knobs(policy=policy), Limits(max_num_seqs=most))
+    found = usual_policies(Knobs(policy=policy), most)
     expected = {
         "single",
         "dynamic",
@@ -443,7 +456,8 @@ def test_the_usual_limits_are_quantiles_as_far_as_they_are_known() -> None:
 def test_other_batch_sizes_are_half_twice_and_four_times(
     policy: str, most: int | None, sizes: Any, found: list[int]
 ) -> None:
-    asked = _sized(Knobs(policy=policy), Limits(max_num_seqs=most), sizes)
+    current = Knobs(policy=policy)
+    asked = usual_sizes(current, most) if sizes is None else at_sizes(current, sizes, most)
     assert asked == [f"capped:max_batch_size={size}" for size in found]
     assert (sized_policy(parse_policy(policy)) is None) == (policy == "single")
 

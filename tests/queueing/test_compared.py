@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import advise, parse_objective
-from queueing.control.advice.forecast import Advice, Knobs
-from queueing.control.advice.percent import share
-from queueing.control.advice.what_if import forecast, what_ifs
+from queueing.control.advice.advise import parse_objective
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
+from queueing.control.words import share
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
@@ -30,11 +28,13 @@ from queueing.estimation.window.mirror import Mirror
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, best_policy
+from queueing.optimization.forecast import Advice, Knobs
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
 from queueing.result import Quantiles
 from queueing.simulation.experiment import simulate_model
+from tests.queueing.advised import advise, forecast, what_ifs
 from tests.queueing.estimation_runs import record_of
 from tests.queueing.families import (
     DELAY,

@@ -16,16 +16,14 @@ from functools import cache
 import pytest
 
 from policies import parse_policy
-from queueing.control.advice.advise import advise
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.advice.what_if import what_ifs
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
-from queueing.control.autopilot.weighing import weigh
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, parse_slo
+from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, look, model_of
 from tests.server.stalled_runs import stalled_run
@@ -127,10 +125,8 @@ def test_what_ifs_rank_policies_as_the_stalling_machine_does(in_force: str) -> N
 
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_the_autopilot_weighs_settings_as_the_stalling_machine_does(in_force: str) -> None:
-    found = {
-        policy: weigh(situation(in_force), Knobs(policy=policy), "sojourn_time").mean
-        for policy in USUAL
-    }
+    of = situation(in_force)
+    found = {policy: of.ranking_mean(Knobs(policy=policy), "sojourn_time") for policy in USUAL}
     in_order(found)
     assert found == pytest.approx(reported(in_force), rel=NOISE)
 

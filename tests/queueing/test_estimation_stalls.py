@@ -22,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies import parse_policy
-from queueing.control.advice.situation import Situation
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay, no_stalls
@@ -36,6 +35,7 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.speed import residual_cv as run_cv
 from queueing.measurement.record import Record, read_run
 from queueing.model import Model
+from queueing.optimization.gain.situation import Situation
 from queueing.prediction import predict_model
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of

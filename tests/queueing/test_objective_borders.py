@@ -12,12 +12,12 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.forecast import Forecast, Knobs
-from queueing.control.advice.measure import Measure, forbidden, parse_objective
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import UNKNOWN
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.forecast import Forecast, Knobs
+from queueing.optimization.gain.measure import Measure, forbidden, parse_objective
 from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
 from tests.queueing.made import prediction_of

@@ -16,7 +16,9 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import batch_size_by_rate, best_batch_size, best_policy
+from queueing.optimization.forecast import Knobs
 from queueing.optimization.objective import Objective, parse_slo, utilities
 from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns
@@ -296,6 +298,17 @@ def test_wrong_arguments_say_what_was_expected(arguments: list[str], part: str) 
 def run(*arguments: str) -> int:
     """Exit status of the command as the shell sees it."""
     return cli._run("optimize", [*arguments, *ARGUMENTS])
+
+
+@pytest.mark.parametrize(("given", "size"), [((), 8), (("--policy", "capped:max_batch_size=3"), 3)])
+def test_policies_are_chosen_among_those_of_the_advice(
+    given: tuple[str, ...], size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--target", "policy", *given, "--arrival-rate", "60", "--json") == 0
+    found = [point["policy"] for point in json.loads(capsys.readouterr().out)["curve"]]
+    in_force = Knobs(policy=given[1] if given else "single")
+    assert found == list(usual_policies(in_force, None))
+    assert f"fixed:batch_size={size}" in found
 
 
 def test_the_command_prints_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:

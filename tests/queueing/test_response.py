@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from queueing.control.advice.percent import HALF_A_PERCENT, seconds, share, small_share
-from queueing.control.advice.response import Asked, Response, slope
 from queueing.control.advice.sentence import percent
+from queueing.control.words import HALF_A_PERCENT, seconds, share, small_share
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.optimization.gain.response import Asked, Response, slope
 
 
 def response(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from queueing.control.advice.forecast import Knobs
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.band import (
     Sensitivity,
@@ -29,6 +28,7 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.latency.law import LatencyModel
+from queueing.optimization.forecast import Knobs
 from tests.queueing.autopilot_looks import LAW, seen
 
 RATE = 10.0

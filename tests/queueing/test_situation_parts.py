@@ -15,27 +15,6 @@ from scipy import stats
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice import answer
-from queueing.control.advice.answer import (
-    _formula,
-    own_error,
-    precise,
-    quick,
-    rough,
-    searched,
-    simulated,
-)
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.known_lengths import known_lengths
-from queueing.control.advice.measure import Measure
-from queueing.control.advice.reported import (
-    keeps_slo,
-    largest_kept,
-    reported,
-    reported_slo,
-    verified,
-)
-from queueing.control.advice.situation import STEP, Situation, _half_width
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.estimation.assess import Limits
@@ -44,6 +23,27 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import utilisation_of
 from queueing.model import Model
+from queueing.optimization import answer
+from queueing.optimization.answer import (
+    _formula,
+    own_error,
+    precise,
+    rough,
+    searched,
+    simulated,
+)
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.known_lengths import known_lengths
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.reported import (
+    keeps_slo,
+    largest_kept,
+    reported,
+    reported_slo,
+    verified,
+)
+from queueing.optimization.gain.sensitivity import STEP, _half_width
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.search import Optimum
 from queueing.result import Prediction, Quantiles
@@ -67,7 +67,6 @@ def situation(load: float = 0.5, **about: Any) -> Situation:
                 "estimates": shown.estimates,
                 "shape": LAW,
                 "limits": Limits(max_num_seqs=8),
-                "predict": quick,
             }
             | about
         )
@@ -146,16 +145,16 @@ def test_beyond_what_is_known_a_family_goes_on_or_nothing_is_said() -> None:
 
 def test_which_answer_is_exact_and_which_is_simulated() -> None:
     rate = 0.3 * model("single").largest_stable_rate
-    for policy, method_precise, method_quick in (
+    for policy, method_precise, method_searched in (
         ("single", "exact", "exact"),
         ("capped:max_batch_size=4", "exact", "simulation"),
         ("continuous:max_batch_size=4", "approximation", "approximation"),
     ):
-        assert (precise(model(policy), rate).method, quick(model(policy), rate).method) == (
+        assert (precise(model(policy), rate).method, searched(model(policy), rate).method) == (
             method_precise,
-            method_quick,
+            method_searched,
         )
-    for price in (precise, quick, searched):
+    for price in (precise, searched):
         with pytest.raises(UnstableQueueError):
             price(model("single"), 1.01 * model("single").largest_stable_rate)
     for policy, method, formula in (
@@ -298,20 +297,20 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     end, lengths by their parts.
     """
     of = situation(0.5)
-    base, rate = of._ask(FOUR, DELAY), of._ask(FOUR, DELAY, rate=1 - STEP)
-    found = of.response(FOUR, DELAY)
+    base, rate = of.sensitivity._ask(FOUR, DELAY), of.sensitivity._ask(FOUR, DELAY, rate=1 - STEP)
+    found = of.sensitivity.response(FOUR, DELAY)
     assert (found.load, found.pole, found.needs_stability) == (base.load, True, True)
     assert found.loads[:4].tolist() == pytest.approx([0.01, 0.005, 0.0, 0.0])
     per_rate = math.log(base.value * (1 - base.load) / (rate.value * (1 - rate.load))) / -math.log(
         0.95
     )
     assert found.smooth[0] == pytest.approx(0.01 * per_rate, rel=1e-4)
-    speed = of._ask(FOUR, DELAY, speed=1 - STEP)
+    speed = of.sensitivity._ask(FOUR, DELAY, speed=1 - STEP)
     per_speed = math.log(
         base.value * (1 - base.load) / (speed.value * (1 - speed.load))
     ) / -math.log(0.95)
     assert found.smooth[1] == pytest.approx(0.005 * per_speed, rel=1e-4)
-    wider = of._ask(FOUR, DELAY, cv=0.16)
+    wider = of.sensitivity._ask(FOUR, DELAY, cv=0.16)
     assert found.smooth[2] == pytest.approx(math.log(wider.value / base.value), rel=1e-4)
     assert found.smooth[3] == 0.0
     assert of.lengths is not None
@@ -320,7 +319,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     logs = np.log(heavier)
     assert found.loads[4:] == pytest.approx(scale * (logs - logs.mean()))
     parts = [
-        of._ask(FOUR, DELAY, rate=1 / each, whole=part)
+        of.sensitivity._ask(FOUR, DELAY, rate=1 / each, whole=part)
         for each, part in zip(heavier, of.lengths.parts, strict=True)
     ]
     smooth = np.array(
@@ -330,45 +329,54 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
         ]
     )
     assert found.smooth[4:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
-    assert of.response(FOUR, DELAY) is found
+    assert of.sensitivity.response(FOUR, DELAY) is found
     assert (
-        situation(limits=Limits(max_num_seqs=8, patience=9.0)).response(FOUR, DELAY).pole is False
+        situation(limits=Limits(max_num_seqs=8, patience=9.0))
+        .sensitivity.response(FOUR, DELAY)
+        .pole
+        is False
     )
 
 
 def test_another_rate_or_speed_is_asked_of_the_model_there() -> None:
     of = situation(0.5)
-    assert of._ask(FOUR, DELAY, rate=0.8).load == pytest.approx(0.8 * of._ask(FOUR, DELAY).load)
-    assert of._ask(FOUR, DELAY, speed=0.8).load == pytest.approx(0.8 * of._ask(FOUR, DELAY).load)
+    assert of.sensitivity._ask(FOUR, DELAY, rate=0.8).load == pytest.approx(
+        0.8 * of.sensitivity._ask(FOUR, DELAY).load
+    )
+    assert of.sensitivity._ask(FOUR, DELAY, speed=0.8).load == pytest.approx(
+        0.8 * of.sensitivity._ask(FOUR, DELAY).load
+    )
     assert (
-        of.at_rate(FOUR, DELAY, 0.8)
-        == of._ask(FOUR, DELAY, rate=0.8).value
-        < of.at_rate(FOUR, DELAY, 1.0)
+        of.sensitivity.at_rate(FOUR, DELAY, 0.8)
+        == of.sensitivity._ask(FOUR, DELAY, rate=0.8).value
+        < of.sensitivity.at_rate(FOUR, DELAY, 1.0)
     )
 
 
 def test_the_residual_counts_where_it_may_be_larger() -> None:
     of = situation()
-    base = of._ask(FOUR, DELAY)
+    base = of.sensitivity._ask(FOUR, DELAY)
     vague = but(of, cv=symmetric(0.15, 0.3, 9.0))
-    assert vague._by_residual(FOUR, DELAY, base) == pytest.approx(
-        math.log(of._ask(FOUR, DELAY, cv=0.45).value / base.value), rel=1e-4
+    assert vague.sensitivity._by_residual(FOUR, DELAY, base) == pytest.approx(
+        math.log(of.sensitivity._ask(FOUR, DELAY, cv=0.45).value / base.value), rel=1e-4
     )
-    assert vague._by_residual(FOUR, DELAY, base) > 0
-    assert of._by_residual(SLOTS, DELAY, base) == 0.0
-    assert but(of, cv=UNKNOWN)._by_residual(FOUR, DELAY, base) == 0.0
+    assert vague.sensitivity._by_residual(FOUR, DELAY, base) > 0
+    assert of.sensitivity._by_residual(SLOTS, DELAY, base) == 0.0
+    assert but(of, cv=UNKNOWN).sensitivity._by_residual(FOUR, DELAY, base) == 0.0
 
 
 @pytest.mark.parametrize("count", [1, 4, 100])
 def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> None:
     of = but(situation(0.4), stalls=Stalls(count, 0.05, 1.0, None, 0.5))
-    base = of._ask(FOUR, DELAY)
-    calm = of._asked(FOUR, DELAY, of.law.without_stalls(), of.lengths.whole, 1.0, stalling=False)  # type: ignore[union-attr]
+    base = of.sensitivity._ask(FOUR, DELAY)
+    calm = of.sensitivity._asked(
+        FOUR, DELAY, of.law.without_stalls(), of.lengths.whole, 1.0, stalling=False
+    )  # type: ignore[union-attr]
     assert calm.value < 0.8 * base.value
-    assert of._by_stalls(FOUR, DELAY, base) == pytest.approx(
+    assert of.sensitivity._by_stalls(FOUR, DELAY, base) == pytest.approx(
         NORMAL * (1 - calm.value / base.value) / math.sqrt(count)
     )
-    assert situation(0.4)._by_stalls(FOUR, DELAY, base) == 0.0
+    assert situation(0.4).sensitivity._by_stalls(FOUR, DELAY, base) == 0.0
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.0098, False), (0.0103, True)])

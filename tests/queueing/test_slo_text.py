@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from loadgen.compare.assertions import parse_assertions
+from loadgen.measures.goodput import Limit, parse_goodput
 from loadgen.sweep.slo import parse_slo as of_sweep
 from policies.text import SpecError
+from queueing.commands.optimize_cli import _goal
 from queueing.measurement.record import Record
-from queueing.measurement.slo import SloText, read_slo
+from queueing.measurement.slo import RECORDED, SloText, full_name, read_slo, split_slos
+from queueing.optimization.gain.measure import parse_objective
 from queueing.optimization.objective import parse_slo as of_predictions
-from server.admission.limits import delay_target
+from queueing.result import LEVELS
+from server.admission.limits import OverloadSettings, delay_target, delay_targets
 
 
 @pytest.mark.parametrize(
@@ -21,6 +26,10 @@ from server.admission.limits import delay_target
         ("p1_time_to_first_token<0.5", SloText("p1", 0.01, "time_to_first_token", 0.5)),
         (" mean_sojourn_time =500ms ", SloText("mean", None, "sojourn_time", 0.5)),
         ("p90.0_queueing_delay=2s", SloText("p90", 0.9, "queueing_delay", 2.0)),
+        ("median_ttft<1s", SloText("p50", 0.5, "time_to_first_token", 1.0)),
+        ("tpot_p99<=20ms", SloText("p99", 0.99, "time_per_output_token", 0.02)),
+        ("mean_e2el=1m30s", SloText("mean", None, "end_to_end", 90.0)),
+        ("p95_service<2s", SloText("p95", 0.95, "service_time", 2.0)),
     ],
 )
 def test_a_text_is_a_statistic_a_quantity_and_a_time(text: str, read: SloText) -> None:
@@ -52,6 +61,93 @@ def test_every_command_refuses_a_text_in_the_same_words(text: str, says: str) ->
     (message,) = messages
     assert message.startswith(f"got --slo {text!r}; ")
     assert says in message
+
+
+def by_serve(text: str) -> list[tuple[float | None, str, float]]:
+    return [(each.level, "queueing_delay", each.seconds) for each in delay_targets(text)]
+
+
+def by_advise(text: str) -> list[tuple[float | None, str, float]]:
+    slo = parse_objective({"slo": text}).slo
+    assert slo is not None
+    return [(LEVELS.get(slo.metric), slo.field, slo.seconds)]
+
+
+def by_optimize(text: str) -> list[tuple[float | None, str, float]]:
+    slo = _goal("slo", {"slo": text}).slo
+    assert slo is not None
+    return [(LEVELS.get(slo.metric), slo.field, slo.seconds)]
+
+
+def by_sweep(text: str) -> list[tuple[float | None, str, float]]:
+    found = [of_sweep(each) for each in split_slos(text)]
+    return [(each.level, each.quantity, each.bound) for each in found]
+
+
+def by_load(text: str) -> list[tuple[float | None, str, float]]:
+    found = parse_assertions([text])
+    parts = [each.name.partition("_") for each in found]
+    assert {each.operator for each in found} <= {"<", "<="}
+    return [
+        (None if head == "mean" else float(head[1:]) / 100, full_name(name), each.limit)
+        for (head, _, name), each in zip(parts, found, strict=True)
+    ]
+
+
+COMMANDS = (by_serve, by_advise, by_optimize, by_sweep, by_load)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p99_queueing_delay=2s",
+        "p99_queueing_delay<=2s",
+        " p99_queueing_delay < 2000ms ",
+        "queueing_delay_p99 <= 2s",
+        "p99_queue=2s",
+        "p99.0_queueing_delay<=0.0333333333333333333333333min",
+    ],
+)
+def test_one_text_is_read_alike_by_serve_advise_optimize_sweep_and_load(text: str) -> None:
+    for read in COMMANDS:
+        assert read(text) == [(0.99, "queueing_delay", pytest.approx(2.0))], read.__name__
+    goodput = text.replace("p99.0_", "").replace("p99_", "").replace("_p99", "")
+    assert parse_goodput([goodput]) == (Limit("queueing_delay", pytest.approx(2.0)),)
+
+
+def test_several_with_commas_are_as_many_objectives() -> None:
+    text = "p99.9_queueing_delay<=1m 30s, mean_queueing_delay=500ms"
+    several = [(pytest.approx(0.999), "queueing_delay", 90.0), (None, "queueing_delay", 0.5)]
+    for read in (by_serve, by_sweep, by_load):
+        assert read(text) == several, read.__name__
+    for one in (by_advise, by_optimize):
+        with pytest.raises(SpecError, match="expected one objective"):
+            one(text)
+    assert parse_goodput(["ttft<=100ms, e2el < 1s"]) == parse_goodput(["ttft:100 e2el:1s"])
+    assert len(OverloadSettings(slo=text).slo or "") == len(text)
+
+
+@pytest.mark.parametrize("quantity", RECORDED)
+def test_every_recorded_duration_is_read_and_who_cannot_answer_says_so(quantity: str) -> None:
+    text = f"p95_{quantity}<=2s"
+    assert read_slo(text).quantity == quantity
+    for read in COMMANDS:
+        error = ""
+        try:
+            found = read(text)
+        except SpecError as raised:
+            error = str(raised)
+        else:
+            assert found == [(0.95, quantity, 2.0)], read.__name__
+        assert not error or any(
+            words in error for words in (f"have no {quantity}", f"predicts no {quantity}")
+        )
+
+
+def test_a_variable_of_spaces_is_one_objective_in_a_sweep() -> None:
+    """Click splits a variable of a repeatable option at white space."""
+    words = ["p99_queueing_delay", "<=", "2s"]
+    assert by_sweep(" ".join(words)) == by_serve("p99_queueing_delay <= 2s")
 
 
 def test_what_a_command_cannot_answer_it_says_behind_the_reading() -> None:

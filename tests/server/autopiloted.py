@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies import Request, SpecError, parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.look import look
@@ -21,6 +20,7 @@ from queueing.estimation.band import Sensitivity
 from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
+from queueing.optimization.forecast import Knobs
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.ticket import Batch, Ticket

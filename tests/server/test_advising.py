@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from kendall import cli
-from queueing.control.advice.forecast import Advice, Forecast, Knobs
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimization.forecast import Advice, Forecast, Knobs
 from tests.queueing.made import prediction_of
 
 STABLE = prediction_of()

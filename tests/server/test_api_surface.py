@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queueing.control.advice.advise import TARGETS
-from queueing.control.advice.measure import BESIDE, FIELDS
+from queueing.optimization.gain.measure import BESIDE, FIELDS
 from queueing.optimization.objective import OBJECTIVES
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM

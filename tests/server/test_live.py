@@ -19,11 +19,11 @@ from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.feed import Feed
 from queueing.model import Model
+from queueing.optimization.forecast import Knobs
 from queueing.result import LEVELS
 from server.live import predicting
 from server.live.gauges import VERDICTS, LiveGauges

@@ -19,10 +19,10 @@ import uvloop
 
 from policies import SpecError, parse_policy
 from policies.text import counted
-from queueing.control.advice.forecast import Knobs
 from queueing.errors import UnstableQueueError
 from queueing.estimation.estimates import estimate
 from queueing.estimation.window.feed import Feed
+from queueing.optimization.forecast import Knobs
 from server.calibration.idle_probes import _niced
 from server.live import predicting
 from server.live.predictor import SIZE_BYTES, Ask, Predictor, PredictorLostError

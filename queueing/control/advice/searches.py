@@ -2,7 +2,7 @@
 queueing.optimization on the estimated model.
 
 Predictions hold the gateway's own turnaround and the stalls, as those that are reported do
-(`Situation.measured`). Of several policies the sojourn time decides
+(`OperatingPoint.measured`). Of several policies the sojourn time decides
 (queueing.optimization.quantity).
 
 batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they
@@ -14,7 +14,7 @@ max-output-tokens    v1, v2; slo: the longest limit that keeps it, if that cuts 
 servers              the fewest that keep the SLO; without an SLO more is always faster: one more
                      is shown
 
-An SLO is kept by the value that is reported (queueing.control.advice.reported).
+An SLO is kept by the value that is reported (queueing.optimization.gain.reported).
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies import format_policy, parse_policy, policy_batch_size
-from queueing.control.advice.answer import searched
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.measure import Measure
-from queueing.control.advice.percent import small_share
-from queueing.control.advice.reported import keeps_slo, largest_kept, verified
-from queueing.control.advice.situation import Situation
-from queueing.control.advice.what_if import sized_policy, usual_policies
+from queueing.control.words import small_share
 from queueing.errors import NoStableChoiceError
-from queueing.optimization.choices import best_batch_size, best_policy, with_size
+from queueing.optimization.candidates import (
+    LARGEST_SIZE,
+    sized_policy,
+    usual_policies,
+    with_size,
+)
+from queueing.optimization.choices import best_batch_size, best_policy
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.reported import keeps_slo, largest_kept, verified
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, utilities
 from queueing.optimization.quantity import compared_by
-from queueing.optimization.search import Optimum, Point, Predict, point_of
+from queueing.optimization.search import Optimum, Point, point_of
 from queueing.optimization.servers import fewest_servers
 from queueing.optimization.token_limit import best_token_limit
 
-LARGEST_SIZE, LARGEST_SERVERS = 64, 16
+LARGEST_SERVERS = 16
 NEVER = 1e-6  # limits that cut fewer requests than this are not searched
 SHOWN = 40  # points of a curve
 
@@ -76,17 +80,18 @@ def search(situation: Situation, current: Knobs, objective: Objective, target: s
         return Found(None, why="; ".join(each for each in (str(error), beyond) if each))
 
 
-def measure_of(situation: Situation, current: Knobs, objective: Objective, target: str) -> Measure:
-    """What the choices of that target are compared by; limits and servers are chosen by the SLO
-    itself.
+def measure_of(
+    situation: Situation, settings: tuple[Knobs, Knobs], objective: Objective, target: str
+) -> Measure:
+    """What two settings are compared by; limits and servers are chosen by the SLO itself. Where
+    they are one, all choices of the target.
     """
     if target in ("max-output-tokens", "servers") and objective.slo is not None:
         return Measure(objective, objective.slo.field)
-    texts = (
-        (current.policy, *usual_policies(current, situation.limits))
-        if target == "policy"
-        else (current.policy,)
-    )
+    current, best = settings
+    texts = [each.policy for each in settings]
+    if target == "policy" and current == best:
+        texts = [current.policy, *usual_policies(current, situation.limits.max_num_seqs)]
     goal = _at_a_limit(objective) if target in ("policy", "batch-size") else objective
     return Measure(goal, compared_by(map(parse_policy, texts), objective.slo))
 
@@ -105,7 +110,7 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
     model = situation.model(dataclasses.replace(current, policy=format_policy(base)))
     largest = LARGEST_SIZE if most is None else min(most, LARGEST_SIZE)
     found = best_batch_size(
-        model, situation.rate, _at_a_limit(objective), largest, _predicting(situation, objective)
+        model, situation.rate, _at_a_limit(objective), largest, situation.ranking(objective.slo)
     )
 
     def knobs(point: Point) -> Knobs:
@@ -120,13 +125,13 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
 
 
 def _policy(situation: Situation, current: Knobs, objective: Objective) -> Found:
-    among = usual_policies(current, situation.limits)
+    among = usual_policies(current, situation.limits.max_num_seqs)
     found = best_policy(
         situation.model(current),
         among,
         situation.rate,
         _at_a_limit(objective),
-        _predicting(situation, objective),
+        situation.ranking(objective.slo),
     )
 
     def knobs(point: Point) -> Knobs:
@@ -144,9 +149,7 @@ def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> 
         goal = Objective(name="clipped", max_clipped_fraction=objective.max_clipped_fraction)
     model = situation.model(dataclasses.replace(current, max_output_tokens=None))
     largest = int(min(lengths.reach, lengths.whole.quantile(1 - NEVER)))
-    found = best_token_limit(
-        model, situation.rate, goal, largest, _predicting(situation, objective)
-    )
+    found = best_token_limit(model, situation.rate, goal, largest, situation.ranking(objective.slo))
     if objective.name == "slo":
         return _longest_limit(situation, current, objective, found, largest)
     return Found(_limited(current, int(found.best["max_output_tokens"]), largest), _thinned(found))
@@ -155,44 +158,25 @@ def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> 
 def _longest_limit(
     situation: Situation, current: Knobs, objective: Objective, found: Optimum, largest: int
 ) -> Found:
-    start = int(found.best["max_output_tokens"])
     limit = largest_kept(
         lambda each: keeps_slo(situation, _limited(current, each, largest), objective),
-        start,
+        int(found.best["max_output_tokens"]),
         1,
         largest,
     )
     if limit is None:
-        return Found(
-            None,
-            why=(
-                f"no token limit keeps the SLO {objective.slo}; add servers, lower the arrival "
-                "rate, or relax the SLO"
-            ),
-        )
+        why = f"no token limit keeps the SLO {objective.slo}"
+        return Found(None, why=f"{why}; add servers, lower the arrival rate, or relax the SLO")
     knobs = _limited(current, limit, largest)
     assert situation.lengths is not None
     cut, most = situation.lengths.clipped_fraction(limit), objective.max_clipped_fraction
     if cut is not None and cut > most and knobs != current:
         why = (
             f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts "
-            f"{small_share(cut)} of the answers"
+            f"{small_share(cut)} of the answers, more than max_clipped_fraction={most:g}"
         )
-        return Found(
-            None,
-            why=(
-                f"{why}, more than max_clipped_fraction={most:g}; allow more, add servers, or "
-                "relax the SLO"
-            ),
-        )
-    choice = {
-        "max_output_tokens": limit,
-        "clipped_fraction": cut,
-        "utility": float(utilities(situation.lengths.whole)[limit]),
-    }
-    best = point_of(
-        choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs)
-    )[0] | {"score": -float(limit)}
+        return Found(None, why=f"{why}; allow more, add servers, or relax the SLO")
+    best = _limit_point(situation, knobs, limit)
     shorter = [point for point in found.curve if point["max_output_tokens"] < limit]
     longer = [
         point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit
@@ -200,6 +184,20 @@ def _longest_limit(
     return Found(
         knobs, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer]))
     )
+
+
+def _limit_point(situation: Situation, knobs: Knobs, limit: int) -> Point:
+    """The longest limit that keeps an SLO, as it is reported."""
+    assert situation.lengths is not None
+    choice = {
+        "max_output_tokens": limit,
+        "clipped_fraction": situation.lengths.clipped_fraction(limit),
+        "utility": float(utilities(situation.lengths.whole)[limit]),
+    }
+    point, _ = point_of(
+        choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs)
+    )
+    return point | {"score": -float(limit)}
 
 
 def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
@@ -210,7 +208,7 @@ def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
 
 
 def _servers(situation: Situation, current: Knobs, objective: Objective) -> Found:
-    model, predict = situation.model(current), _predicting(situation, objective)
+    model, predict = situation.model(current), situation.ranking(objective.slo)
     if objective.name == "slo":
         found = fewest_servers(model, situation.rate, objective, LARGEST_SERVERS, predict)
         return _fewest(situation, current, objective, found)
@@ -267,12 +265,6 @@ TARGETS: Sequence[str] = tuple(SEARCHES)
 def _at_a_limit(objective: Objective) -> Objective:
     return (
         objective if objective.name in ("delay", "throughput", "slo") else Objective(name="delay")
-    )
-
-
-def _predicting(situation: Situation, objective: Objective) -> Predict:
-    return situation.measured(
-        lambda model, arrival_rate: searched(model, arrival_rate, objective.slo)
     )
 
 

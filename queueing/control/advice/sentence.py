@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.text import short_number
-from queueing.control.advice.forecast import Advice, Forecast
-from queueing.control.advice.measure import Measure, forbidden
-from queueing.control.advice.percent import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
+from queueing.control.words import HALF_A_PERCENT, NO_CHANGE, seconds, share, small_share
 from queueing.estimation.interval import Estimate
+from queueing.optimization.forecast import Advice, Forecast
+from queueing.optimization.gain.measure import Measure, forbidden
 from queueing.optimization.objective import Objective
 
 

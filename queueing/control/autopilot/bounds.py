@@ -1,32 +1,26 @@
-"""What may be turned, and how far: the settings that an operator allows, and the one-knob
-neighbours of a setting.
-
-Batch sizes and token limits are preferred numbers, 2^k and 3 2^k (1, 2, 3, 4, 6, 8, 12, ...). A
-window of some thousand answers tells the length that 5 % exceed to a few per cent only; a limit
-that followed its noise would begin a new epoch every time.
+"""What may be turned, how far, how often and how surely: the settings that an operator allows, and
+the controller's own numbers.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from policies import POLICIES, Policy, SpecError, format_policy, parse_policy, policy_batch_size
+from policies import POLICIES, SpecError, parse_policy, policy_batch_size
 from policies.text import suggest
-from queueing.control.advice.forecast import Knobs
+from queueing.optimization.candidates import (
+    LARGEST_SIZE,
+    SIZED,
+    batch_sizes,
+    one_knob_away,
+    preferred,
+    sized,
+)
+from queueing.optimization.forecast import Knobs
 
 Knob = Literal["policy", "batch size", "token limit"]
-SIZED = {
-    "fixed": "batch_size",
-    "capped": "max_batch_size",
-    "elastic": "max_batch_size",
-    "continuous": "max_batch_size",
-}
-SIZE_OPTIONAL = ("elastic", "continuous")
 USUAL = ("capped", "elastic", "continuous")
-LARGEST = 64  # batch size, where neither engine nor operator says one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +73,7 @@ class Bounds:
         """The largest batch size: the engine's or the operator's, whichever is less."""
         return min(
             (each for each in (self.largest_batch_size, max_num_seqs) if each is not None),
-            default=LARGEST,
+            default=LARGEST_SIZE,
         )
 
     def allows_limit(self, limit: int | None) -> bool:
@@ -114,7 +108,7 @@ class Bounds:
                 else [sized(text, each, engine, policy) for each in dict.fromkeys((size, bound))]
             )
         ]
-        return _others(current, texts)
+        return one_knob_away(current, policies=texts)
 
     def other_sizes(self, current: Knobs, max_num_seqs: int | None) -> list[Knobs]:
         """The family in force at other batch sizes; of dynamic, capped."""
@@ -122,9 +116,36 @@ class Bounds:
         family = "capped" if policy.name == "dynamic" else policy.name
         if family not in self.policies or family not in SIZED:
             return []
-        return _others(
-            current, [sized(family, size, max_num_seqs, policy) for size in batch_sizes(bound)]
-        )
+        texts = [sized(family, size, max_num_seqs, policy) for size in batch_sizes(bound)]
+        return one_knob_away(current, sizes=texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How much better, how sure, how often, how far from the edge: gains and margins are
+    fractions, times seconds.
+    """
+
+    threshold: float = 0.05  # a gain must exceed this, and its interval must exclude 0
+    # seconds of mean delay that a change must save: less is not worth a new epoch
+    floor: float = 1e-3
+    # of the load: a setting must stay below 1 - margin at the upper ends of rate and speed
+    margin: float = 0.02
+    safer: float = 0.05  # by how much a setting must lower the load to count as the safe direction
+    think_every: float = 60.0  # between two searches while the queue is stable
+    cool_down: float = 60.0  # since the last change
+    fewest: int = 200  # requests that ended since the last change
+    after_rollback: float = 4.0  # times longer after a rollback
+    rescue_gap: float = 5.0  # between two changes while the queue is unstable
+    longest_trial: float = 300.0  # a change that could not be measured by then is kept
+    # a setting that was rolled back is not tried again, and twice as long each time
+    forbidden: float = 600.0
+    forgiven: float = 0.3  # unless the load has changed by this much
+    carried: float = 300.0  # for so long, rate and speed of an earlier epoch may stand in
+    fewest_arrivals: int = 30  # before a rate counts as known
+    fewest_ended: int = 10  # answers before lengths do
+    unseen_speed: float = 0.1  # half width of the speed, relative, where no window showed it
+    repeat: float = 300.0  # seconds between two equal things that were held back
 
 
 def knob_between(before: Knobs, after: Knobs) -> Knob:
@@ -133,35 +154,3 @@ def knob_between(before: Knobs, after: Knobs) -> Knob:
         return "token limit"
     names = {parse_policy(each.policy).name for each in (before, after)}
     return "batch size" if len(names) == 1 or names == {"dynamic", "capped"} else "policy"
-
-
-def sized(family: str, size: int, max_num_seqs: int | None, in_force: Policy | None = None) -> str:
-    """A family at a batch size, as canonical text; the engine's own bound is left out where it may
-    be.
-
-    What else the policy `in_force` has stays (`max_wait`), where it is of this family.
-    """
-    if family not in SIZED or (
-        family in SIZE_OPTIONAL and max_num_seqs is not None and size >= max_num_seqs
-    ):
-        return family
-    if in_force is not None and in_force.name == family:
-        return format_policy(dataclasses.replace(in_force, **{SIZED[family]: size}))  # type: ignore[type-var]
-    return f"{family}:{SIZED[family]}={size}"
-
-
-def batch_sizes(bound: int) -> tuple[int, ...]:
-    """Preferred numbers up to the bound, and the bound itself."""
-    return tuple(sorted({*preferred(1, bound), bound}))
-
-
-def preferred(low: int, high: int) -> tuple[int, ...]:
-    """2^k and 3 2^k in [low, high], ascending."""
-    found = {factor * 2**power for factor in (1, 3) for power in range(max(high, 1).bit_length())}
-    return tuple(sorted(number for number in found if low <= number <= high))
-
-
-def _others(current: Knobs, texts: Sequence[str]) -> list[Knobs]:
-    own = format_policy(parse_policy(current.policy))
-    canonical = dict.fromkeys(format_policy(parse_policy(text)) for text in texts)
-    return [dataclasses.replace(current, policy=text) for text in canonical if text != own]

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.look import Look
 from queueing.estimation.lengths.lengths import Lengths
+from queueing.optimization.candidates import one_knob_away
+from queueing.optimization.forecast import Knobs
 
 ONE_SIDED = 1.6448536269514722  # 95 %
 # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be
@@ -19,20 +20,24 @@ URGENT = 1.0
 
 
 def candidates(seen: Look, bounds: Bounds, *, urgent: bool = False) -> list[Knobs]:
-    """Policies, then batch sizes, then token limits; without the setting in force.
+    """What the bounds allow of the settings one knob away: policies, then batch sizes, then token
+    limits.
 
     A lower limit never makes anyone wait longer, so of the limits only the lowest that the bounds
     allow is worth asking about.
     """
     current, seqs = seen.current, seen.limits.max_num_seqs
-    found = bounds.other_policies(current, seqs) + bounds.other_sizes(current, seqs)
     limit = lowest_limit(
         seen.estimates.output_tokens, bounds, seen.longest, URGENT if urgent else ONE_SIDED
     )
-    if limit is not None and (
+    lower = limit is not None and (
         current.max_output_tokens is None or limit < current.max_output_tokens
-    ):
-        found.append(dataclasses.replace(current, max_output_tokens=limit))
+    )
+    found = [
+        *bounds.other_policies(current, seqs),
+        *bounds.other_sizes(current, seqs),
+        *one_knob_away(current, token_limits=(limit,) if lower else ()),
+    ]
     return list(dict.fromkeys(found))
 
 

@@ -9,21 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.autopilot.bounds import Bounds, knob_between
+from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
 from queueing.control.autopilot.candidates import candidates
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import forbidden
-from queueing.control.autopilot.knowledge import Knowledge
+from queueing.control.autopilot.knowledge import Knowledge, predicted_of
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import State
-from queueing.control.autopilot.weighing import Weighed, gain_of, predicted_of, weigh
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.gain import gain_of
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.situation import Situation
+from queueing.optimization.objective import Objective
 from queueing.optimization.quantity import WORDS, compared_by
 from queueing.result import Quantity
 
+DELAY = Objective(name="delay")
 TRIED = 3  # of the settings that seem better: how many are asked for a sure gain
 
 
@@ -33,6 +35,16 @@ class Proposal:
 
     decision: Decision
     against: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A setting with the mean that orders it, seconds; infinite without a steady state."""
+
+    knobs: Knobs
+    load: float
+    mean: float
+    quantity: Quantity = "queueing_delay"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,12 +171,11 @@ def search(chooser: Chooser) -> Proposal | None:
         for each in candidates(chooser.seen, chooser.bounds)
         if doubts is None or chooser.lowers(each, rules.safer)
     ]
-    ranked = _ranked(cautious, chooser.current, pool)
-    before = {
-        quantity: weigh(cautious, chooser.current, quantity)
-        for quantity in {each.quantity for each in ranked}
-    }
-    better = [each for each in ranked if _worth(before[each.quantity], each, rules)]
+    better = [
+        each
+        for each in ranked(cautious, chooser.current, pool)
+        if _worth(_ranking(cautious, chooser.current, each.quantity), each, rules)
+    ]
     if not better:
         return None
     against = [_against(chooser, each.knobs) for each in better]
@@ -173,33 +184,36 @@ def search(chooser: Chooser) -> Proposal | None:
         return Proposal(
             _described(chooser, better[0], _gain(chooser, better[0]), doubts), against[0]
         )
-    gains = []
+    unsure: Proposal | None = None
     for each in allowed[:TRIED]:
-        gains.append(_gain(chooser, each))
-        if gains[-1].low > 0:
-            return Proposal(_described(chooser, each, gains[-1], doubts))
-    return Proposal(
-        _described(chooser, allowed[0], gains[0], doubts),
-        "the gain is not sure: its interval holds 0",
-    )
+        gain = _gain(chooser, each)
+        if gain.value <= rules.threshold:
+            continue
+        found = Proposal(_described(chooser, each, gain, doubts))
+        if gain.low > 0:
+            return found
+        unsure = unsure or replace(found, against="the gain is not sure: its interval holds 0")
+    return unsure
 
 
-def _ranked(situation: Situation, current: Knobs, pool: Sequence[Knobs]) -> list[Weighed]:
-    """In the order of what compares all of them; each weighed by what compares it with the
-    setting in force.
+def ranked(situation: Situation, current: Knobs, pool: Sequence[Knobs]) -> list[Ranked]:
+    """In the order of what compares all of them; each with what compares it with the setting in
+    force.
     """
     common = between(current, *pool)
     found = sorted(
-        (weigh(situation, each, common) for each in pool), key=lambda each: (each.mean, each.load)
+        (_ranking(situation, each, common) for each in pool),
+        key=lambda each: (each.mean, each.load),
     )
-    own = [between(current, each.knobs) for each in found]
-    return [
-        each if quantity == common else weigh(situation, each.knobs, quantity)
-        for each, quantity in zip(found, own, strict=True)
-    ]
+    return [_ranking(situation, each.knobs, between(current, each.knobs)) for each in found]
 
 
-def _worth(before: Weighed, after: Weighed, rules: Rules) -> bool:
+def _ranking(situation: Situation, knobs: Knobs, quantity: Quantity) -> Ranked:
+    load = situation.model(knobs).load(situation.rate)
+    return Ranked(knobs, load, situation.ranking_mean(knobs, quantity), quantity)
+
+
+def _worth(before: Ranked, after: Ranked, rules: Rules) -> bool:
     """Whether the gain, as it is simulated, exceeds the thresholds; where neither is stable,
     whether the load falls.
     """
@@ -226,24 +240,24 @@ def between(*settings: Knobs) -> Quantity:
     return compared_by(parse_policy(each.policy) for each in settings)
 
 
-def _gain(chooser: Chooser, chosen: Weighed) -> Estimate:
-    """What holds in every situation."""
-    knobs, quantity = chosen.knobs, chosen.quantity
-    gains: Sequence[Estimate] = [
-        gain_of(
-            each,
-            weigh(each, chooser.current, quantity),
-            weigh(each, knobs, quantity),
-            chooser.known.relative,
-        )
-        for each in chooser.known.situations
-    ]
+def _gain(chooser: Chooser, chosen: Ranked) -> Estimate:
+    """What holds in every situation; where neither setting has a steady state, of the loads."""
+    gains = [_gain_in(each, chooser.current, chosen) for each in chooser.known.situations]
     return replace(
         gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains)
     )
 
 
-def _described(chooser: Chooser, chosen: Weighed, gain: Estimate, doubts: str | None) -> Decision:
+def _gain_in(situation: Situation, current: Knobs, chosen: Ranked) -> Estimate:
+    found = gain_of(situation, current, chosen.knobs, Measure(DELAY, chosen.quantity))
+    forecasts = [situation.forecast(each) for each in (current, chosen.knobs)]
+    if any(each.prediction is not None or not each.load >= 1 for each in forecasts):
+        return found
+    less = 1 - forecasts[1].load / forecasts[0].load
+    return Estimate(less, less, less, situation.effective_n)
+
+
+def _described(chooser: Chooser, chosen: Ranked, gain: Estimate, doubts: str | None) -> Decision:
     reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
     if doubts is not None:
         reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"

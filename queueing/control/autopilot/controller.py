@@ -25,18 +25,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from policies.text import SpecError
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.situation import Situation
-from queueing.control.autopilot.bounds import Bounds
+from queueing.control.autopilot.bounds import Bounds, Rules
 from queueing.control.autopilot.candidates import repairs
 from queueing.control.autopilot.choosing import Chooser, Proposal, rescue, search, to_bounds
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import judge, measurable, overwhelmed, remember
-from queueing.control.autopilot.knowledge import Knowledge, learn
+from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import State, Trial
-from queueing.control.autopilot.weighing import predicted_of
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
 
 Mode = Literal["off", "advise", "act"]
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.percent import share
 from queueing.control.autopilot.bounds import Knob
+from queueing.control.words import bounded, less
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimization.forecast import Knobs
 from queueing.optimization.quantity import WORDS
 from queueing.result import Quantity
 
@@ -110,33 +110,12 @@ def setting(knobs: Knobs) -> str:
     return f"{knobs.policy}, {limit}"
 
 
-def seconds(value: Estimate, missing: str = "without bound") -> str:
-    """A delay with its interval."""
-    if not math.isfinite(value.value):
-        return missing
-    ends = (
-        f"{_short(max(0.0, end))}" if math.isfinite(end) else "unbounded"
-        for end in (value.low, value.high)
-    )
-    return f"{_short(value.value)} ({' to '.join(ends)})"
-
-
-def percent(gain: Estimate) -> str:
-    """A gain with its interval."""
-    ends = (share(end) if math.isfinite(end) else "unbounded" for end in (gain.low, gain.high))
-    return f"{share(gain.value)} % less ({' to '.join(ends)})"
-
-
 def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:
     if not (math.isfinite(before.value) or math.isfinite(after.value)):
         return ""
-    words = f"{seconds(before, missing)} -> {seconds(after, missing)}"
+    words = f"{bounded(before, missing)} -> {bounded(after, missing)}"
     return (
-        f"{words}, {percent(gain)}"
+        f"{words}, {less(gain)}"
         if math.isfinite(gain.value) and math.isfinite(before.value)
         else words
     )
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"

@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.decision import Decision, Kind
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Failure, State, Trial
 from queueing.estimation.interval import UNKNOWN, Estimate
 
@@ -56,42 +56,32 @@ def judge(
     """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in
     force at this window's estimates.
     """
-    ratio = rate.value / trial.rate.value
-    moved = abs(math.log(ratio)) > rules.forgiven and not (
-        rate.low <= trial.rate.high and trial.rate.low <= rate.high
-    )
+    moved = _moved(rate, trial.rate, rules)
     if overwhelmed(seen, trial) and not moved:
-        return _answer(
-            seen,
-            trial,
-            "rollback",
-            f"{seen.waiting} requests wait, far more than predicted: the queue grows",
-        )
-    over = seen.now - trial.decision.at >= rules.longest_trial
+        reason = f"{seen.waiting} requests wait, far more than predicted: the queue grows"
+        return _answer(seen, trial, "rollback", reason)
     if not measurable(seen, trial, rules):
-        return (
-            _answer(
-                seen, trial, "kept", "it could not be measured in time: the queue has not settled"
-            )
-            if over
-            else None
-        )
+        over = seen.now - trial.decision.at >= rules.longest_trial
+        reason = "it could not be measured in time: the queue has not settled"
+        return _answer(seen, trial, "kept", reason) if over else None
     if trial.unstable_before:
         return _answer(seen, trial, "kept", "the queue had no steady state before the change")
     if moved:
-        return _answer(
-            seen,
-            trial,
-            "kept",
-            f"the arrival rate is {ratio:.2f} times that of before: not to be compared",
-        )
+        ratio = rate.value / trial.rate.value
+        reason = f"the arrival rate is {ratio:.2f} times that of before: not to be compared"
+        return _answer(seen, trial, "kept", reason)
     found = trial.decision
     observed = seen.observed_of(found.compared)
     if _above(observed, predicted_now) and _above(observed, found.observed_before):
-        return _answer(
-            seen, trial, "rollback", "it does clearly worse than predicted and than before"
-        )
+        reason = "it does clearly worse than predicted and than before"
+        return _answer(seen, trial, "rollback", reason)
     return _answer(seen, trial, "kept", "it does not do worse than predicted and than before")
+
+
+def _moved(rate: Estimate, before: Estimate, rules: Rules) -> bool:
+    """Whether the rate has surely changed so much that two means are not to be compared."""
+    apart = not (rate.low <= before.high and before.low <= rate.high)
+    return apart and abs(math.log(rate.value / before.value)) > rules.forgiven
 
 
 def measured_gain(before: Estimate, after: Estimate) -> Estimate:

@@ -21,14 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.text import counted
-from queueing.control.advice.answer import quick
-from queueing.control.advice.situation import Situation
+from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.look import Look
-from queueing.control.autopilot.rules import Rules
 from queueing.control.autopilot.state import Carried, State
+from queueing.errors import PredictionError
 from queueing.estimation.estimates import Estimates
-from queueing.estimation.interval import Estimate, symmetric
+from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.situation import Situation
+from queueing.result import Quantity
 
 DRIFT = 0.05  # relative, per minute
 
@@ -40,11 +42,6 @@ class Knowledge:
     situations: tuple[Situation, ...]
     rate: Estimate
     speed: Estimate
-
-    @property
-    def relative(self) -> float:
-        """Half width of rate x speed."""
-        return math.hypot(self.rate.relative, self.speed.relative)
 
     @property
     def highest(self) -> float:
@@ -80,11 +77,20 @@ def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
         speed = symmetric(value, rules.unseen_speed * value, 0.0)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
     situations = tuple(
-        Situation(estimates=each, shape=seen.shape, limits=seen.limits, predict=quick)
+        Situation(estimates=each, shape=seen.shape, limits=seen.limits)
         for each in _completed(whole, seen)
     )
     refusal = situations[0].refusal(seen.current.max_output_tokens)
     return Knowledge(situations, rate, speed) if refusal is None else refusal
+
+
+def predicted_of(situation: Situation, knobs: Knobs, quantity: Quantity) -> Estimate:
+    """The predicted mean with its interval; unknown without a steady state."""
+    try:
+        found = situation.forecast(knobs)
+    except PredictionError:
+        return UNKNOWN
+    return found.sojourn if quantity == "sojourn_time" else found.mean
 
 
 def _completed(found: Estimates, seen: Look) -> list[Estimates]:

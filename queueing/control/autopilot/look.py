@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies import parse_policy
-from queueing.control.advice.forecast import Knobs
 from queueing.estimation.assess import Assessment, Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import ENOUGH, judged
@@ -16,6 +15,7 @@ from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window.window import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import FloatArray, batch_means_interval
+from queueing.optimization.forecast import Knobs
 from queueing.result import Quantity
 
 LONGEST = 32_768  # tokens

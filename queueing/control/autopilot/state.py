@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from queueing.control.advice.forecast import Knobs
 from queueing.control.autopilot.decision import Decision
 from queueing.estimation.interval import UNKNOWN, Estimate
+from queueing.optimization.forecast import Knobs
 
 SCHEMA_VERSION = 1
 CARRIED = ("rate", "speed", "rate_before", "speed_before")

@@ -11,11 +11,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from queueing.control.advice.answer import SIMULATED, rough
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.measure import Measure
-from queueing.control.advice.situation import Situation
 from queueing.errors import UnstableQueueError
+from queueing.optimization.answer import SIMULATED, rough
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
 

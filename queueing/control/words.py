@@ -1,4 +1,12 @@
-"""Shares and durations in words of advice: light to import, for the commands too."""
+"""Shares, durations and their intervals in words of advice and decisions: light to import, for the
+commands too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from queueing.estimation.interval import Estimate
 
 HALF_A_PERCENT = 0.005
 # in a sentence of advice, where a better setting was found all the same
@@ -33,3 +41,20 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "without bound"
     return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+
+
+def bounded(value: Estimate, missing: str = "without bound") -> str:
+    """A duration with its interval."""
+    if not math.isfinite(value.value):
+        return missing
+    ends = (
+        seconds(max(0.0, end)) if math.isfinite(end) else "unbounded"
+        for end in (value.low, value.high)
+    )
+    return f"{seconds(value.value)} ({' to '.join(ends)})"
+
+
+def less(gain: Estimate) -> str:
+    """A gain with its interval."""
+    ends = (share(end) if math.isfinite(end) else "unbounded" for end in (gain.low, gain.high))
+    return f"{share(gain.value)} % less ({' to '.join(ends)})"

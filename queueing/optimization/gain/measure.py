@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from policies.text import SpecError, parse_number, short_number, suggest
-from queueing.control.advice.forecast import Forecast
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.model import Model
+from queueing.optimization.forecast import Forecast
 from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.optimization.quantity import WORDS, mean_of
 from queueing.result import Prediction, Quantity

@@ -1,9 +1,9 @@
 """Predictions of a setting at three prices.
 
-    precise    exact or an approximation where there is one for up to `LARGEST_EXACT` in a batch;
-               0.2 to 0.5 s for batches
-    quick      simulated, unless the answer is a formula (single, continuous): 40 to 60 ms,
-               standard error about 1 % at load 0.6
+    precise    what is reported: exact or an approximation where there is one for up to
+               `LARGEST_EXACT` in a batch; 0.1 to 0.5 s for batches, of long answers 1 s
+    searched   what ranks dozens: simulated, unless the answer is a formula (single, continuous);
+               30 ms, standard error about 1 % at load 0.6
     rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on
                common random numbers
 
@@ -42,14 +42,6 @@ def precise(model: Model, arrival_rate: float) -> Prediction:
     ):
         return simulated(model, arrival_rate)
     return _solved(model, arrival_rate, method)
-
-
-def quick(model: Model, arrival_rate: float) -> Prediction:
-    """The steady state. Raises UnstableQueueError."""
-    method = _checked(model, arrival_rate)
-    if _formula(model, method):
-        return _solved(model, arrival_rate, method)
-    return simulated(model, arrival_rate)
 
 
 def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ import httpx
 import typer
 from rich.console import Console
 
-from policies.text import SpecError, short_form
+from policies.text import SpecError
 from queueing.commands.environment_twins import fitting
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import (
@@ -32,34 +32,12 @@ from queueing.commands.remote import (
     server_root,
     unanswered,
 )
-from queueing.commands.terminal import Column, Table, console, say
-from queueing.control.advice.percent import NO_CHANGE, seconds, share, small_share
+from queueing.commands.terminal import console
 from queueing.errors import CommandError
+from server.operations.advice_table import show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
-COLUMNS = (
-    Column(heading="target", left=True),
-    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best found")),
-    *(Column(heading=name) for name in ("gain", "95 %")),
-    Column(heading="advice", left=True),
-)
-PREDICTED = (
-    Column(heading="target", left=True),
-    *(
-        Column(heading=heading)
-        for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")
-    ),
-)
-CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
-UNKNOWN = "unknown"
-KEEP, SET = "keep", "set"
-LEGEND = {  # of what stands in the tables instead of a number
-    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
-    "none": "none: no token limit, or no steady state and so no mean",
-    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
-    UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
-}
 
 
 @app.command()
@@ -162,7 +140,7 @@ def _read_by(objective: str | None, slo: str | None) -> set[str]:
     """The options that an objective reads: others are passed over where the environment set
     them.
     """
-    from queueing.control.advice.measure import WEIGHS  # noqa: PLC0415 - heavy
+    from queueing.optimization.gain.measure import WEIGHS  # noqa: PLC0415 - heavy
 
     name = objective or ("delay" if slo is None else "slo")
     return {
@@ -187,6 +165,16 @@ def ask(
     """The gateway's answer. Raises SpecError: no gateway there, or it refused; CommandError:
     nobody answers, or it cannot now.
     """
+    response, answer = _asked(url, params, key, trust)
+    if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
+        return {"advice": answer["advice"], "reason": answer.get("reason")}
+    raise _refusal(url, response.status_code, answer)
+
+
+def _asked(
+    url: str, params: Mapping[str, str], key: str | None, trust: Trust
+) -> tuple[httpx.Response, Any]:
+    """The response and its JSON."""
     try:
         with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
             headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -210,108 +198,21 @@ def ask(
         raise SpecError(
             f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
         ) from None
-    if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
-        return {"advice": answer["advice"], "reason": answer.get("reason")}
+    return response, answer
+
+
+def _refusal(url: str, status: int, answer: Any) -> SpecError | CommandError:
     message = (
         answer["error"].get("message")
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict)
         else None
     )
-    if message is None or response.status_code == httpx.codes.NOT_FOUND:
-        raise SpecError(
-            f"got {url}, which answers {response.status_code} to /admin/advice; {A_GATEWAY}"
-        )
-    if response.status_code in REFUSED:
-        raise SpecError(key_refusal(url, response.status_code, message, "--admin-key"))
-    refusal = f"{url} answered {response.status_code}: {message}"
-    raise CommandError(refusal) if response.is_server_error else SpecError(refusal)
-
-
-def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
-    """One row a target, what is predicted of both settings, then the sentences."""
-    rows, predicted = [], []
-    for each in advice:
-        gain = each["gain"]
-        known = gain["value"] is not None and each["current"]["stable"]
-        ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
-        now, best = (_setting(each[which], each["target"]) for which in ("current", "best"))
-        rows.append(
-            [
-                each["target"],
-                now,
-                best,
-                _percent(gain["value"]) if known else "-",
-                ends if known else "-",
-                _advised(each),
-            ]
-        )
-        means = [
-            _mean(each[which], quantity)
-            for quantity in ("queueing_delay", "sojourn_time")
-            for which in ("current", "best")
-        ]
-        predicted.append(
-            [each["target"], *means, *(_cut(each[which]) for which in ("current", "best"))]
-        )
-    say(to, f"objective {advice[0]['objective']}")
-    to.print(Table(COLUMNS, rows))
-    say(to, "predicted means")
-    cutting = any(each["target"] == "max-output-tokens" for each in advice)
-    shown_means = predicted if cutting else [row[: len(PREDICTED)] for row in predicted]
-    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
-    shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
-    if any(row[3] != "-" for row in rows):
-        say(to, "gain: reduction of the quantity that the sentence below names")
-    if any("minus much" in each["says"] for each in advice):
-        say(to, "minus much: the best setting may be more than 100 times slower")
-    for line in [
-        words for mark, words in LEGEND.items() if any(mark in cell.split(" ") for cell in shown)
-    ]:
-        say(to, line)
-    for each in advice:
-        say(to, f"{each['target']}: {each['says']}")
-
-
-def _advised(advice: Mapping[str, Any]) -> str:
-    """What the sentence says in a word."""
-    if advice["best"] is None:
-        return "-"
-    same = _setting(advice["current"], advice["target"]) == _setting(
-        advice["best"], advice["target"]
-    )
-    return KEEP if same or NO_CHANGE in advice["says"] else SET
-
-
-def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:
-    if forecast is None:
-        return "-"
-    if target == "servers":
-        return str(forecast["servers"])
-    if target == "max-output-tokens":
-        limit = forecast["max_output_tokens"]
-        return "none" if limit is None else str(limit)
-    return str(forecast["policy"])
-
-
-def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
-    """`none` without a steady state."""
-    if forecast is None:
-        return "-"
-    if not forecast["stable"]:
-        return "none"
-    found = (forecast.get(quantity) or {}).get("mean")
-    return UNKNOWN if found is None else seconds(found)
-
-
-def _cut(forecast: Mapping[str, Any] | None) -> str:
-    if forecast is None:
-        return "-"
-    cut = forecast.get("clipped_fraction")
-    return UNKNOWN if cut is None else small_share(cut)
-
-
-def _percent(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{share(value)} %"
+    if message is None or status == httpx.codes.NOT_FOUND:
+        return SpecError(f"got {url}, which answers {status} to /admin/advice; {A_GATEWAY}")
+    if status in REFUSED:
+        return SpecError(key_refusal(url, status, message, "--admin-key"))
+    refusal = f"{url} answered {status}: {message}"
+    return CommandError(refusal) if httpx.codes.is_server_error(status) else SpecError(refusal)
 
 
 if __name__ == "__main__":

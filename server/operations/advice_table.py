@@ -1,0 +1,121 @@
+"""The tables of `kendall advise`: the settings, their gains, and what is predicted of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from policies.text import short_form
+from queueing.commands.terminal import Column, Table, say
+from queueing.control.words import NO_CHANGE, seconds, share, small_share
+
+COLUMNS = (
+    Column(heading="target", left=True),
+    *(Column(heading=name, left=True, short=short_form) for name in ("in force", "best found")),
+    *(Column(heading=name) for name in ("gain", "95 %")),
+    Column(heading="advice", left=True),
+)
+PREDICTED = (
+    Column(heading="target", left=True),
+    *(
+        Column(heading=heading)
+        for heading in ("queueing delay\nin force", "\nfound", "sojourn time\nin force", "\nfound")
+    ),
+)
+CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\nfound"))
+UNKNOWN = "unknown"
+KEEP, SET = "keep", "set"
+LEGEND = {  # of what stands in the tables instead of a number
+    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
+    "none": "none: no token limit, or no steady state and so no mean",
+    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
+    UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
+}
+
+
+def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
+    """One row a target, what is predicted of both settings, then the sentences."""
+    rows = [_row(each) for each in advice]
+    cutting = any(each["target"] == "max-output-tokens" for each in advice)
+    predicted = [_predicted(each, cutting=cutting) for each in advice]
+    say(to, f"objective {advice[0]['objective']}")
+    to.print(Table(COLUMNS, rows))
+    say(to, "predicted means")
+    to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted))
+    shown = {cell for row in (*rows, *predicted) for cell in row[1:]}
+    if any(row[3] != "-" for row in rows):
+        say(to, "gain: reduction of the quantity that the sentence below names")
+    if any("minus much" in each["says"] for each in advice):
+        say(to, "minus much: the best setting may be more than 100 times slower")
+    for mark, words in LEGEND.items():
+        if any(mark in cell.split(" ") for cell in shown):
+            say(to, words)
+    for each in advice:
+        say(to, f"{each['target']}: {each['says']}")
+
+
+def _row(advice: Mapping[str, Any]) -> list[str]:
+    """The settings, the gain with its interval, and what to do."""
+    gain = advice["gain"]
+    known = gain["value"] is not None and advice["current"]["stable"]
+    ends = f"{_percent(gain['low'])} to {_percent(gain['high'])}"
+    return [
+        advice["target"],
+        *(_setting(advice[which], advice["target"]) for which in ("current", "best")),
+        _percent(gain["value"]) if known else "-",
+        ends if known else "-",
+        _advised(advice),
+    ]
+
+
+def _predicted(advice: Mapping[str, Any], *, cutting: bool) -> list[str]:
+    """Means of both settings, and the shares of the answers that they cut."""
+    both = [advice[which] for which in ("current", "best")]
+    means = [
+        _mean(each, quantity) for quantity in ("queueing_delay", "sojourn_time") for each in both
+    ]
+    return [advice["target"], *means, *(map(_cut, both) if cutting else ())]
+
+
+def _advised(advice: Mapping[str, Any]) -> str:
+    """What the sentence says in a word."""
+    if advice["best"] is None:
+        return "-"
+    same = _setting(advice["current"], advice["target"]) == _setting(
+        advice["best"], advice["target"]
+    )
+    return KEEP if same or NO_CHANGE in advice["says"] else SET
+
+
+def _setting(forecast: Mapping[str, Any] | None, target: str) -> str:
+    if forecast is None:
+        return "-"
+    if target == "servers":
+        return str(forecast["servers"])
+    if target == "max-output-tokens":
+        limit = forecast["max_output_tokens"]
+        return "none" if limit is None else str(limit)
+    return str(forecast["policy"])
+
+
+def _mean(forecast: Mapping[str, Any] | None, quantity: str) -> str:
+    """`none` without a steady state."""
+    if forecast is None:
+        return "-"
+    if not forecast["stable"]:
+        return "none"
+    found = (forecast.get(quantity) or {}).get("mean")
+    return UNKNOWN if found is None else seconds(found)
+
+
+def _cut(forecast: Mapping[str, Any] | None) -> str:
+    if forecast is None:
+        return "-"
+    cut = forecast.get("clipped_fraction")
+    return UNKNOWN if cut is None else small_share(cut)
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{share(value)} %"
