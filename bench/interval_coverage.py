@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadgen.compare.chance import sampling
+from loadgen.compare.sampling_error import sampling_error
 from loadgen.compare.comparison import Predicted
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
@@ -117,7 +117,7 @@ def _planned(model: Model, rate: float, count: int, exact: float) -> float:
     answer = Predicted(
         load=model.load(rate), queueing_delay=exact, sojourn_time=None, method="exact"
     )
-    found = sampling(model, rate, count, "queueing_delay", answer, seed=1)
+    found = sampling_error(model, rate, count, "queueing_delay", answer, seed=1)
     assert found is not None
     return found.relative_spread
 
