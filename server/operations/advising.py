@@ -55,9 +55,9 @@ CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\n
 UNKNOWN = "unknown"
 KEEP, SET = "keep", "set"
 LEGEND = {  # of what stands in the tables instead of a number
-    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
-    "none": "none: no token limit, or no steady state and so no mean",
-    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
+    "-": "-: no choice was found, or the setting in force has no steady state",
+    "none": "none: no token limit, or no steady state and therefore no mean",
+    KEEP: f"{KEEP}: the setting in force is as good, or the gain may be zero",
     UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
 }
 
@@ -88,7 +88,7 @@ def advise(
     theta: Annotated[
         float | None,
         typer.Option(
-            help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5."
+            help="Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5."
         ),
     ] = None,
     loss_cost: Annotated[
@@ -107,7 +107,7 @@ def advise(
         str | None,
         typer.Option(
             help=(
-                "Distribution family for lengths beyond the token limits that were in force, for "
+                "Distribution family for output lengths beyond the token limits in force, for "
                 "example lognormal."
             )
         ),
@@ -120,7 +120,7 @@ def advise(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
     admin_key: Annotated[
-        str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")
+        str | None, typer.Option(help="Key for a gateway with --admin-key; overrides --api-key.")
     ] = None,
     cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
@@ -207,9 +207,7 @@ def ask(
             f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
         ) from None
     except ValueError:
-        raise SpecError(
-            f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
-        ) from None
+        raise SpecError(f"got {url}, whose answer is not a gateway's; {A_GATEWAY}") from None
     if response.is_success and isinstance(answer, dict) and isinstance(answer.get("advice"), list):
         return {"advice": answer["advice"], "reason": answer.get("reason")}
     message = (
@@ -261,7 +259,7 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, shown_means))
     shown = {cell for row in (*rows, *shown_means) for cell in row[1:]}
     if any(row[3] != "-" for row in rows):
-        say(to, "gain: reduction of the quantity that the sentence below names")
+        say(to, "gain: reduction of the quantity named in the sentence below")
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
     for line in [
