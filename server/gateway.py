@@ -120,26 +120,26 @@ class Gateway:
         )
         self.metrics.gauge_of(
             "max_clipped_fraction",
-            "Largest fraction of answers that autopilot may clip (--max-clipped-fraction)",
+            "Largest fraction of answers that the autopilot may clip (--max-clipped-fraction)",
             lambda: self.settings.max_clipped_fraction,
         )
         self.metrics.gauge_of("in_service", "Sequences in service", lambda: self.batcher.in_service)
         self.metrics.gauge_of(
             "requests_in_system",
             (
-                "Requests that have arrived and are not counted by outcome yet: received = the "
-                "sum of kendall_requests_total + these"
+                "Requests that arrived and are not yet counted by outcome: "
+                "kendall_requests_received_total minus the sum of kendall_requests_total"
             ),
             lambda: self.batcher.unrecorded,
         )
         self.metrics.gauge_of(
             "engine_up",
-            "Whether the engine serves: 1 yes, 0 it restarts or has failed for good",
+            "Whether the engine serves (1: yes, 0: it is restarting or has failed for good)",
             lambda: self.supervisor.serving,
         )
         self.metrics.gauge_of(
             "engine_restarts",
-            "Restarts of a failed engine since the start",
+            "Restarts of a failed engine since the gateway started",
             lambda: self.supervisor.restarts,
         )
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
@@ -204,7 +204,7 @@ class Gateway:
         """Take requests again. Raises ApiError 409: the gateway shuts down."""
         if self.ending or self.leaving:
             raise ApiError(
-                409, "shutting_down", "the gateway shuts down; this drain cannot be undone"
+                409, "shutting_down", "the gateway is shutting down; this drain cannot be undone"
             )
         self.draining = False
         if self._batcher is not None:

@@ -120,7 +120,10 @@ class Overload:
             self._adaptive = AdaptiveLimit(self._floor, gateway.now())
             gateway.metrics.gauge_of(
                 "concurrency_limit",
-                "Most sequences that --adaptive-concurrency admits, waiting and in service",
+                (
+                    "Largest number of sequences, waiting and in service, that "
+                    "--adaptive-concurrency admits"
+                ),
                 self._concurrency,
             )
         return [self]  # a rate may be limited later

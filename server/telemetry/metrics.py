@@ -37,7 +37,7 @@ class _Failures:
     def collect(self) -> Iterator[Any]:
         """By reason."""
         family = CounterMetricFamily(
-            "kendall_failures", "Failed requests, by the code of the error", labels=["reason"]
+            "kendall_failures", "Failed requests, by error code", labels=["reason"]
         )
         for reason, count in (dict.fromkeys(FAILURES, 0) | dict(self._counts)).items():
             family.add_metric([reason], count)
@@ -56,13 +56,13 @@ class Metrics(PolicyMetrics):
         self._series: dict[str, PolicySeries] = {}
         self.received = Counter(
             "kendall_requests_received",
-            "Requests that have arrived, rejected ones included; one per prompt and choice",
+            "Requests that arrived, including rejected ones; one per prompt and choice",
             registry=self.registry,
         )
         self.refused = Counter(
             "kendall_refused_calls",
             (
-                "Calls refused before they became requests, because they are invalid or not "
+                "Calls refused before they became requests because they are invalid or not "
                 "supported, by error code"
             ),
             ["code"],
@@ -76,11 +76,11 @@ class Metrics(PolicyMetrics):
         )
         self.dropped_records = Counter(
             "kendall_dropped_records",
-            "Records that the run file (--record-file) could not take, since the start",
+            "Records that could not be written to the run file (--record-file)",
             registry=self.registry,
         )
         self.switches = Counter(
-            "kendall_policy_switches", "Policy switches since the start", registry=self.registry
+            "kendall_policy_switches", "Policy switches", registry=self.registry
         )
         self.engine_info = self._gauge(
             "engine_info",
@@ -114,36 +114,39 @@ class Metrics(PolicyMetrics):
         )
         self.what_if = self._gauge(
             "what_if_queueing_delay_seconds",
-            "Predicted queueing delay under another policy, all other settings unchanged",
+            ("Predicted queueing delay under each other policy, with all other settings unchanged"),
             ["policy", "stat"],
         )
         self.what_if_sojourn = self._gauge(
             "what_if_sojourn_time_seconds",
             (
-                "Predicted sojourn time under another policy, all other settings unchanged; "
-                "compare policies by this"
+                "Predicted sojourn time under each other policy, with all other settings "
+                "unchanged; compare policies by this one"
             ),
             ["policy", "stat"],
         )
         self.what_if_first_token = self._gauge(
             "what_if_time_to_first_token_seconds",
-            "Predicted mean time to first token under another policy, all other settings unchanged",
+            (
+                "Predicted mean time to first token under each other policy, with all other "
+                "settings unchanged"
+            ),
             ["policy", "stat"],
         )
         self.assumption_holds = self._gauge(
             "assumption_holds",
-            "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown",
+            "Whether an assumption of the model holds (1: yes, 0: no, NaN: unknown)",
             ["assumption"],
         )
         self.verdict = self._gauge(
             "prediction_verdict",
-            "1 for the current verdict on the prediction, 0 for the others",
+            "Verdict on the prediction (1: the current one, 0: the others)",
             ["verdict"],
         )
         self.check_holds = self._gauge(
             "self_check_holds",
             (
-                "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust "
+                "Whether a check of the gateway's own counters holds (1: yes, 0: no, do not trust "
                 "the measured delays)"
             ),
             ["check"],
@@ -155,25 +158,25 @@ class Metrics(PolicyMetrics):
             registry=self.registry,
         )
         self.joules = self._gauge(
-            "energy_joules", "Energy that the engine's devices report since the start"
+            "energy_joules", "Energy reported by the engine's devices since the gateway started"
         )
         self.energy = self._gauge(
             "energy_estimate_joules",
             (
-                "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per "
-                "output token"
+                "Estimated energy: beta and c0 in beta b + c0 for a batch of b sequences, and "
+                "energy per output token"
             ),
             ["term"],
         )
         self.speed = self._gauge(
             "engine_speed_ratio",
             (
-                "Measured service time divided by the service time of the calibrated latency law; "
-                "above 1 is slower"
+                "Measured service time divided by the calibrated latency law's service time; "
+                "above 1: slower than calibrated"
             ),
         )
         self.predicted_utilisation = self._gauge(
-            "predicted_utilisation", "Predicted fraction of time in which a server is busy"
+            "predicted_utilisation", "Predicted fraction of time during which a server is busy"
         )
         self.predicted_batch_size = self._gauge(
             "predicted_batch_size", "Predicted mean number of sequences per dispatch"
@@ -187,12 +190,12 @@ class Metrics(PolicyMetrics):
             "load", "Arrival rate divided by the largest stable arrival rate of the policy in force"
         )
         self.utilisation = self._gauge(
-            "utilisation", "Fraction of the last minute in which a server was busy"
+            "utilisation", "Fraction of the last minute during which a server was busy"
         )
         self.arrival_rate = self._gauge(
             "arrival_rate",
             (
-                "Calls that arrive per second, over the last minute; a call with n or several "
+                "Calls arriving per second, over the last minute; a call with n or several "
                 "prompts is one arrival"
             ),
         )
@@ -274,8 +277,8 @@ class _DroppedLines:
         family = CounterMetricFamily(
             "kendall_dropped_log_lines",
             (
-                "Log lines dropped, by reason: stderr was not read (blocked), too many of one kind "
-                "(repeated), a write failed (unwritable)"
+                "Dropped log lines, by reason: stderr was not read (blocked), too many lines of "
+                "one kind (repeated), a write failed (unwritable)"
             ),
             labels=["reason"],
         )

@@ -56,14 +56,14 @@ class PolicyMetrics:
         self.batch_forming_delay = self._histogram(
             "batch_forming_delay_seconds",
             (
-                "Time from arrival until the batch was complete or max_wait passed (policy fixed; "
-                "else 0)"
+                "Time from arrival until the batch was complete or max_wait had passed (policy "
+                "fixed; otherwise 0)"
             ),
             SECONDS,
         )
         self.service_time = self._histogram(
             "service_time_seconds",
-            "Time from a dispatch until the server could take the next one",
+            "Time from a dispatch until the server was free for the next one",
             SECONDS,
         )
         self.sojourn_time = self._histogram(
@@ -75,7 +75,9 @@ class PolicyMetrics:
             "time_to_first_token_seconds", "Time from arrival to the first token", SECONDS
         )
         self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Mean time between two tokens of an answer", SECONDS
+            "inter_token_latency_seconds",
+            "Mean time between consecutive tokens of an answer",
+            SECONDS,
         )
         self.batch_size = self._histogram(
             "batch_size",
@@ -87,19 +89,19 @@ class PolicyMetrics:
         )
         self.requests = Counter(
             "kendall_requests",
-            "Requests that have ended, by outcome",
+            "Requests that ended, by outcome",
             ["policy", "outcome"],
             registry=self.registry,
         )
         self.clipped = Counter(
             "kendall_clipped_requests",
-            "Answers that the gateway's token limit ended",
+            "Answers clipped by the gateway's token limit",
             ["policy"],
             registry=self.registry,
         )
         self.tokens = Counter(
             "kendall_generated_tokens",
-            "Output tokens generated, of failed and cancelled requests too",
+            "Output tokens generated, including those of failed and cancelled requests",
             ["policy"],
             registry=self.registry,
         )

@@ -22,5 +22,7 @@ class ProcessorTime:
         """All threads, user and system."""
         seconds = time.process_time()
         yield CounterMetricFamily(
-            "kendall_gateway_cpu_seconds", "Processor time of the gateway process", value=seconds
+            "kendall_gateway_cpu_seconds",
+            "CPU time of the gateway process, all threads, user and system",
+            value=seconds,
         )

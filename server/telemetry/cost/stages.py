@@ -32,9 +32,7 @@ class OwnTime:
     """The histogram, and who is measured."""
 
     def __init__(self, registry: CollectorRegistry, *, every: int = EVERY) -> None:
-        what = (
-            f"Time that the event loop spends on a stage of a call; one call in {every} is measured"
-        )
+        what = f"Time the event loop spends on a stage of a call; one call in {every} is measured"
         histogram = Histogram(
             "kendall_own_time_seconds", what, ["stage"], registry=registry, buckets=BUCKETS
         )
