@@ -441,7 +441,7 @@ def test_a_law_that_fits_poorly_is_stored_with_a_warning(
         assert lines == (
             [
                 f"kendall: warning: the law fits poorly: R2 {r2:.2f}, where a quiet machine gives "
-                "at least 0.9; stop what else runs on the machine and calibrate again, with more "
+                "at least 0.9; stop other work on the machine and calibrate again with more "
                 "--repeats"
             ]
             if warned
