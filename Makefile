@@ -19,13 +19,13 @@ help: ## this list
 setup: ## make .venv; FLAVOUR=cpu|cuda|emulated, PYTHON=python3.11
 	@$(PYTHON) tools/setup_env.py $(if $(FLAVOUR),--flavour $(FLAVOUR))
 
-setup-dev: ## the same and the tools of development, which test, check and the like need
+setup-dev: ## the same with the development tools that test, check and others need
 	@$(PYTHON) tools/setup_env.py --dev $(if $(FLAVOUR),--flavour $(FLAVOUR))
 
 setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the tests that use them
 	@tools/setup_system.sh
 
-demo: setup ## the gateway under load, observed beside predicted; ARGS="..."
+demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)
 
 test: setup-dev ## the quick tests in random order, the same examples every time, in two or three processes; SEED=N repeats an order, ARGS="..."
@@ -44,10 +44,10 @@ fuzz: setup-dev ## the property tests on random examples, 20 times as many; SEED
 	@$(BIN)/pytest -q --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) --randomly-seed=$(SEED) $(ARGS) \
 		|| { echo "fuzz: it was SEED=$(SEED)"; exit 1; }
 
-mutants: setup-dev ## 200 small faults in the code, each of which a quick test has to find; an hour or two; ARGS="--seed 2 --group policies"
+mutants: setup-dev ## 200 small faults in the code, each of which a quick test must detect; about 40 minutes; ARGS="--seed 2 --group policies"
 	@$(BIN)/python tools/mutants.py $(ARGS)
 
-check: setup-dev ## lint, format, types, direction of imports, spelling
+check: setup-dev ## lint, format, types, import direction, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -57,7 +57,7 @@ check: setup-dev ## lint, format, types, direction of imports, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-audit: ## known vulnerabilities in the pinned packages; fails visibly where the database cannot be reached
+audit: ## known vulnerabilities in the pinned packages; fails if the database cannot be reached
 	@$(PYTHON) tools/audit.py
 
 bench: setup-dev ## the benchmarks, one after the other
@@ -69,7 +69,7 @@ conformance: setup-dev ## openai-python's tests, schemathesis and the statuses o
 screenshots: setup-dev ## pictures of the live page in docs/page (needs Chromium; six minutes); ARGS=FOLDER
 	@$(BIN)/python -m tests.page.screenshots $(ARGS)
 
-dashboards: setup-dev ## grafana/dashboards/*.json from the code beside them
+dashboards: setup-dev ## grafana/dashboards/*.json from the code in grafana/
 	@$(BIN)/python -m grafana.generate
 
 notebooks: setup ## execute docs/notebooks and write their outputs

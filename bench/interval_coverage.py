@@ -22,8 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadgen.compare.sampling_error import sampling_error
 from loadgen.compare.comparison import Predicted
+from loadgen.compare.sampling_error import sampling_error
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel

@@ -1,7 +1,7 @@
 """The command `kendall`: each subcommand is a thin call into a package, imported only when it is
 used.
 
-Exit status: 0 done, 1 failed, 2 wrong arguments (also a key that a server refuses), 3 a check
+Exit status: 0 success, 1 failure, 2 invalid arguments (also a key that a server refuses), 3 a check
 failed or no stable choice exists. Every error is a line that begins with `kendall:`.
 """
 
@@ -28,7 +28,7 @@ COMMANDS = {
     ),
     "summary": (
         "loadgen.commands.summary_cli",
-        "print the report of a saved load run, complete or killed",
+        "print the report of a saved load run, complete or interrupted",
     ),
     "sweep": (
         "loadgen.commands.sweep_cli",
@@ -40,7 +40,7 @@ COMMANDS = {
     ),
     "audit": (
         "loadgen.commands.audit_cli",
-        "test whether the arrivals of a run are the process asked for",
+        "test whether the arrivals of a run follow the requested process",
     ),
     "calibrate": ("server.operations.cli", "measure the latency law of an engine"),
     "predict": ("queueing.commands.cli", "predict the queueing delay of a policy"),
@@ -55,7 +55,7 @@ COMMANDS = {
     ),
     "reproduce": (
         "queueing.commands.reproduce_cli",
-        "compute the papers' tables and figures and compare them",
+        "recompute the papers' tables and figures and compare",
     ),
 }
 OPTIONS = (
@@ -94,7 +94,7 @@ Commands:
 `kendall --version` or -V prints the version.
 `kendall --install-completion` installs shell completion;
 `kendall --show-completion` prints the script.
-Every option can also be set in the environment: KENDALL_<OPTION>,
+Environment variables also set options: KENDALL_<OPTION>,
 or KENDALL_<COMMAND>_<OPTION> for one command."""
 
 
@@ -388,7 +388,8 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
         if len(os.environ.get(parameter.envvar, "").split()) > 1:
             own = _twins(name, parameter)[0]
             raise SpecError(
-                f"got several keys in {parameter.envvar}; expected one to send: set {own} too"
+                f"got several keys in {parameter.envvar}; expected a single key to send: set "
+                f"{own} too"
             )
 
 

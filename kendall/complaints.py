@@ -39,7 +39,7 @@ def one_line(error: Any, command: Any, arguments: Sequence[str]) -> str:
                 f"{_expected(parameter, message)}"
             )
         case "DEFAULT":
-            expected = f"{_expected(parameter, message)}; {name} {parameter.metavar} names another"
+            expected = f"{_expected(parameter, message)}; {name} {parameter.metavar} sets another"
             return f"got the default {name} {parameter.default}; expected {expected}"
         case _:
             value = _value(parameter, arguments)

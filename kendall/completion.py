@@ -79,7 +79,7 @@ def set_up(flag: str, shell: str | None) -> int:
 
     shell = shell or _get_shell_name()
     if shell not in SHELLS:
-        got = f"shell {shell!r}" if shell else "no shell that can be detected"
+        got = f"shell {shell!r}" if shell else "a shell that cannot be detected"
         raise SpecError(
             f"got {got}; expected {flag} {' | '.join(SHELLS)}{suggest(shell or '', SHELLS)}"
         )

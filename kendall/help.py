@@ -11,13 +11,13 @@ from policies.durations import Duration
 
 KINDS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT"}
 VARIABLES = (
-    "An option can also be set in the environment: KENDALL_<OPTION> for every command that has "
-    "the option, KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag "
-    "wins."
+    "Environment variables also set options: KENDALL_<OPTION> for every command that has the "
+    "option, KENDALL_<COMMAND>_<OPTION> for one command, for example KENDALL_SEED=3. A flag "
+    "overrides them."
 )
 STATUSES = (
-    "Exit status: 0 done; 1 failed, for example because nobody answers; 2 a wrong argument, also "
-    "a key that a server refuses; 3 a check failed, or no stable choice exists."
+    "Exit status: 0 success; 1 failure, for example because no server answers; 2 an invalid "
+    "argument or a key that a server refuses; 3 a check failed or no stable choice exists."
 )
 DURATIONS = (
     "A DURATION is a number of seconds, or a number with a unit: 2s, 100ms, 500us, 1.5min "

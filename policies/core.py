@@ -1,4 +1,4 @@
-"""What a policy sees and what it answers: plain values, no clock, no I/O, no randomness.
+"""A policy's input and its decision: plain values, no clock, no I/O, no randomness.
 
 A driver (the live batcher, the simulator) shows a policy the queue as a `QueueState` and carries
 out the `Decision` it gets back. Nothing here is modified by a policy, nothing waits, nothing is
@@ -18,7 +18,7 @@ UNBOUNDED = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sequence to generate, as a policy may know it: never its true output length."""
+    """One sequence to generate, as policies see it: never its true output length."""
 
     id: str
     arrived_at: float  # instant on the driver's clock, seconds
@@ -54,7 +54,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One engine: what it has in service and the bounds within which it can form a batch."""
+    """One engine: its sequences in service and the limits on its next batch."""
 
     id: int
     in_service: Sequence[Running] = ()
@@ -97,9 +97,7 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to do now; ask again at `deadline` (an instant; infinity = only when something
-    happens).
-    """
+    """Nothing to do now; ask again at `deadline` (an instant; infinity: at the next event)."""
 
     deadline: float
 
@@ -127,7 +125,7 @@ class Policy(Protocol):
 def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
 
-    An empty server always gets the oldest: what cannot run even alone was refused at admission.
+    An empty server always gets the oldest: admission rejects requests that cannot run even alone.
     Where others are in service, what they may yet hold counts, and there may be room for none.
     """
     if size <= 0:

@@ -75,7 +75,7 @@ def _bare(text: str) -> float | None:
 
 
 def rounded_duration(seconds: float) -> str:
-    """For a person who plans by it: `90 s`, `45 min`, `2.5 h`, `12 days`."""
+    """A rounded duration for people: `90 s`, `45 min`, `2.5 h`, `12 days`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -1,9 +1,9 @@
-"""What is wrong with a text that a person wrote."""
+"""The error of a text that cannot be parsed."""
 
 from __future__ import annotations
 
 
 class SpecError(ValueError):
-    """A text that names no policy, distribution or law: what was got, what was expected, what to
-    do.
+    """A text that names no policy, distribution or law; the message says what was got, what was
+    expected and what to do.
     """

@@ -1,4 +1,4 @@
-"""Fixed batching: the one policy that makes requests wait for company."""
+"""Fixed batching: the only policy under which requests wait for a batch to form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Fixed:
     joins_running: ClassVar[bool] = False
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """Dispatch a full batch, or what is there at the deadline or when the queue is closing."""
+        """Dispatch a full batch, or all waiting requests at the deadline or when the queue is
+        closing.
+        """
         server = state.empty_server()
         if server is None or not state.waiting:
             return IDLE

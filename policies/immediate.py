@@ -1,5 +1,5 @@
-"""Policies that never wait on purpose: an empty server (or a free slot) and a waiting request
-make a dispatch.
+"""Policies that never wait for a batch to form: they dispatch as soon as a server is empty (or a
+slot is free) and a request waits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Single:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dynamic:
-    """All that wait, as one padded batch, once the server is empty."""
+    """All waiting requests, as one padded batch, once the server is empty."""
 
     order: str = "fcfs"
     name: ClassVar[str] = "dynamic"
@@ -70,8 +70,8 @@ class Capped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """As dynamic or capped, not padded: each member leaves when it is done, the server is free
-    after the last.
+    """As dynamic or capped, but not padded: each member leaves when it is complete; the server is
+    free after the last.
     """
 
     max_batch_size: int | None = None
@@ -102,7 +102,7 @@ class Continuous:
     joins_running: ClassVar[bool] = True
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """Fill the free slots of the server that has most of them, among those with memory for
+        """Fill the free slots of the server with the most free slots, among those with memory for
         the oldest request.
         """
         if not state.waiting:

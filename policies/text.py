@@ -97,8 +97,8 @@ def _as_in(example: str) -> str:
 
 
 def _filled(example: str, values: str) -> str:
-    """The example with the values that were given without their keys, where there is one for
-    each: `geometric:mean=64` for `64`.
+    """The example with the given values filled in, if there is one value for each key:
+    `geometric:mean=64` for `64`.
     """
     name, _, rest = example.partition(":")
     keys, given = [pair.partition("=")[0] for pair in rest.split(",")], values.split(",")
@@ -123,7 +123,7 @@ def short_form(text: str) -> str:
 
 
 def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """`"; did you mean X?"` where one of the known words is near, else nothing."""
+    """`"; did you mean X?"` if a known word is similar, else an empty text."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

@@ -22,8 +22,8 @@ from typing import Any
 from policies.text import short_number
 
 INFINITE_MEAN = (
-    "the mean delay is infinite: batches without a bound, whose residual makes their "
-    "sizes heavy-tailed"
+    "the mean delay is infinite: batch sizes have no bound, and residual service times make them "
+    "heavy-tailed"
 )
 SMALLER = "bound the batch size or the output tokens lower, or use the method simulation"
 

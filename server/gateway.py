@@ -327,23 +327,26 @@ def _add_gauges(gateway: Gateway, batcher: Batcher) -> None:
     metrics.gauge_of("queue_length", "Sequences waiting in the queue", lambda: batcher.queue_length)
     metrics.gauge_of(
         "max_clipped_fraction",
-        "Largest fraction of answers that autopilot may clip (--max-clipped-fraction)",
+        ("Largest fraction of answers that the autopilot may clip (--max-clipped-fraction)"),
         lambda: gateway.settings.max_clipped_fraction,
     )
     metrics.gauge_of("in_service", "Sequences in service", lambda: batcher.in_service)
     metrics.gauge_of(
         "requests_in_system",
-        "Requests that have arrived and are not counted by outcome yet: received = the "
-        "sum of kendall_requests_total + these",
+        (
+            "Requests that arrived and are not yet counted by outcome: "
+            "kendall_requests_received_total minus the sum of "
+            "kendall_requests_total"
+        ),
         lambda: batcher.unrecorded,
     )
     metrics.gauge_of(
         "engine_up",
-        "Whether the engine serves: 1 yes, 0 it restarts or has failed for good",
+        ("Whether the engine serves (1: yes, 0: it is restarting or has failed for good)"),
         lambda: supervisor.serving,
     )
     metrics.gauge_of(
         "engine_restarts",
-        "Restarts of a failed engine since the start",
+        "Restarts of a failed engine since the gateway started",
         lambda: supervisor.restarts,
     )

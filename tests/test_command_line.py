@@ -113,7 +113,7 @@ def test_long_help_is_in_panels_of_a_dozen_or_two(name: str) -> None:
 def test_help_says_which_status_a_refused_key_has(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "2 a wrong argument, also a key that a server refuses" in words(
+    assert "2 an invalid argument or a key that a server refuses" in words(
         shown(capsys, name, "--help")
     )
 
@@ -230,7 +230,8 @@ def test_calibrate_says_the_speed_first_where_only_that_was_measured() -> None:
     )
     said = " ".join(to.getvalue().split())
     assert said.startswith(
-        "speed 0.663: batches take 0.663 times as long as by the law (not measured again) law k1="
+        "speed 0.663: batches take 0.663 times as long as the law says (the law itself was "
+        "not measured again) law k1="
     )
     assert "speed=" not in said
 
@@ -717,7 +718,7 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
                 "--latency",
                 __file__,
             ),
-            ("a file that is no profile",),
+            ("a file that is not a profile",),
         ),
         (("serve", ""), ("got an empty MODEL; expected `tiny`",)),
         (("serve", "", "--engine", "emulated"), ("got an empty MODEL; expected `tiny`",)),
@@ -799,7 +800,10 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
         (("serve", "tiny", "more"), ("got 'more' too many; expected one MODEL and options",)),
         (
             ("predict", "--policy"),
-            ("got --policy without a value; expected --policy TEXT: single | dynamic",),
+            (
+                "got --policy without a value; expected --policy TEXT: batching policy: single | "
+                "dynamic",
+            ),
         ),
         (("load", "--json=3"), ("got --json with a value; expected --json alone",)),
         (
@@ -863,7 +867,7 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
         (("serve", "--record-file", "/tmp"), ("got --record-file /tmp; expected a file",)),
         (
             ("serve", "--state-file", __file__),
-            (f"got --state-file {__file__}, which holds something else; expected a state file of",),
+            (f"got --state-file {__file__}, which is not a state file; expected a state file of",),
         ),
         (
             ("load", "--request-rate", "5", "--save-timetable", "new/"),
@@ -905,7 +909,7 @@ def test_a_default_folder_that_cannot_be_written_is_called_the_default(
     monkeypatch.chdir("/proc/self")
     expected = (
         rf"got the default --output {default}; expected a folder that can be written to "
-        r"\(.*\); --output PATH names another"
+        r"\(.*\); --output PATH sets another"
     )
     assert re.fullmatch(expected, complaint(capsys, *arguments, status=2))
 

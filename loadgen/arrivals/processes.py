@@ -147,9 +147,7 @@ class Recorded:
 
     def __post_init__(self) -> None:
         if not np.all(np.isfinite(self.at)) or np.any(np.diff(self.at, prepend=0.0) < 0):
-            raise SpecError(
-                "got instants that go back or lie before 0; expected seconds >= 0 in order"
-            )
+            raise SpecError("got instants below 0 or out of order; expected seconds >= 0 in order")
 
     @property
     def mean_rate(self) -> float:
@@ -236,7 +234,7 @@ def check_end(rate: float, count: int | None, duration: float | None) -> None:
         wanted = "a number of requests (--num-prompts)" + (
             "" if math.isinf(rate) else " or seconds (--duration)"
         )
-        raise SpecError(f"got arrivals at {rate:g} requests/s without an end; expected {wanted}")
+        raise SpecError(f"got arrivals at {rate:g} requests/s with no end; expected {wanted}")
     check_expected(rate * duration if count is None and duration else 0.0)
 
 

@@ -68,7 +68,7 @@ class Timetable:
             raise ValueError(f"got arrays of {sorted(sizes)} entries; expected all of one length")
         if np.any(np.diff(self.intended_at) < 0):
             raise ValueError(
-                "got instants that go back; expected a timetable in the order of sending"
+                "got instants out of order; expected a timetable in the order of sending"
             )
 
     def __len__(self) -> int:

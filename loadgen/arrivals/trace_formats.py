@@ -164,7 +164,7 @@ def nanoseconds(text: str) -> int:
     """A date, in nanoseconds since 1970, exactly. Raises ValueError."""
     match = _DATE.fullmatch(text.strip())
     if not match:
-        raise ValueError(f"{text!r} is no date like 2023-11-16 18:15:46.6805900")
+        raise ValueError(f"{text!r} is not a date such as 2023-11-16 18:15:46.6805900")
     seconds, fraction, zone = match.groups()
     at = datetime.fromisoformat(seconds + (zone or ""))
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
@@ -176,9 +176,11 @@ def decimal_nanoseconds(text: str) -> int:
     try:
         value = Decimal(text.strip()) * 10**9
     except InvalidOperation:
-        raise ValueError(f"{text!r} is no number of seconds") from None
+        raise ValueError(f"{text!r} is not a number of seconds") from None
     if not (value.is_finite() and abs(value) < 2**63):
-        raise ValueError(f"{text!r} is no number of seconds, or beyond what nanoseconds can hold")
+        raise ValueError(
+            f"{text!r} is not a number of seconds, or beyond what nanoseconds can hold"
+        )
     return round(value)
 
 
@@ -186,7 +188,7 @@ def finite(value: Any) -> float:
     """A finite number. Raises ValueError or TypeError."""
     number = float(value)
     if not abs(number) < float("inf"):
-        raise ValueError(f"{value!r} is no finite number")
+        raise ValueError(f"{value!r} is not a finite number")
     return number
 
 
@@ -194,7 +196,7 @@ def whole(value: Any) -> int:
     """A whole number >= 0. Raises ValueError or TypeError."""
     number = float(value)
     if not (number.is_integer() and number >= 0):
-        raise ValueError(f"{value!r} is no number of tokens")
+        raise ValueError(f"{value!r} is not a number of tokens")
     return int(number)
 
 

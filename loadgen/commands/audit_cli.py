@@ -38,17 +38,14 @@ def audit_command(
         float | None,
         option(
             "--asked-rate",
-            "Requests per second that the arrivals should have. Default: the header's.",
+            "Requested arrival rate in requests per second. Default: the header's.",
         ),
     ] = None,
     process: Annotated[
         str | None,
         option(
             "--process",
-            (
-                "Process that the arrivals should follow; only poisson is tested. Default: the "
-                "header's."
-            ),
+            "Requested arrival process; only poisson is tested. Default: the header's.",
         ),
     ] = None,
     significance: Annotated[
@@ -61,7 +58,7 @@ def audit_command(
         str | None,
         option(
             "--lateness-budget",
-            "Largest lateness against the timetable. Default: mean=1ms,p99=5ms.",
+            "Largest allowed lateness against the timetable. Default: mean=1ms,p99=5ms.",
         ),
     ] = None,
     require: Annotated[
@@ -73,11 +70,11 @@ def audit_command(
     ] = None,
     json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Test whether the arrivals of a run are a Poisson process and kept their timetable, and name
-    what is wrong.
+    """Test whether the arrivals of a run are a Poisson process and kept to their timetable, and
+    name each deviation.
 
-    Each test has its statistic and p-value; all together they fail a true Poisson stream in at most
-    --significance of audits.
+    Each test reports its statistic and p-value; together they reject a true Poisson stream in at
+    most --significance of all audits.
     """
     _check(asked_rate, process, significance, require or [])
     streams = _streams(run_files, asked_rate, process)

@@ -37,14 +37,14 @@ def compare_command(
         typer.Argument(
             help=(
                 "Run files of `kendall serve --record-file` or of a simulation; add those of "
-                "`kendall load` for the client's view."
+                "`kendall load` for the delays that clients see."
             )
         ),
     ] = None,
     *,
     sweep: Annotated[
         Path | None,
-        _option("--sweep", "Folder of a sweep or a demo to compare, instead of run files."),
+        _option("--sweep", "Folder of a sweep or demo to compare, instead of run files."),
     ] = None,
     latency: Annotated[
         str | None,
@@ -61,8 +61,8 @@ def compare_command(
         _option(
             "--output-tokens",
             (
-                "Distribution of the answers' lengths, for predictions. Default: the header's, "
-                "else the run's."
+                "Distribution of output lengths, for predictions. Default: the header's, else the "
+                "run's."
             ),
         ),
     ] = None,
@@ -70,21 +70,30 @@ def compare_command(
         float | None,
         _option(
             "--request-rate",
-            "Requests per second, for predictions. Default: the header's, else the run's.",
+            (
+                "Arrival rate in requests per second, for predictions. Default: the header's, "
+                "else the run's."
+            ),
         ),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
         _option(
             "--max-num-seqs",
-            "Most sequences in the engine at once, for predictions. Default: no limit.",
+            (
+                "Largest number of sequences in the engine at once, for predictions. Default: no "
+                "limit."
+            ),
         ),
     ] = None,
     output: Annotated[
         list[Path] | None,
         _option(
             "--output",
-            "File to write; its suffix says what: .html, .csv, .png, .svg, .pdf. Repeatable.",
+            (
+                "File to write; its suffix sets the format: .html, .csv, .png, .svg, .pdf. "
+                "Repeatable."
+            ),
             parser=FileToWrite("report.html"),
         ),
     ] = None,

@@ -33,21 +33,22 @@ def demo_command(
     ] = "auto",
     port: Annotated[
         int,
-        typer.Option(min=1, max=65535, help="Port of the gateway; another one where it is in use."),
+        typer.Option(min=1, max=65535, help="Port of the gateway; another one if it is in use."),
     ] = 8080,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for arrivals and lengths.")] = 1,
     scale: Annotated[
-        float, typer.Option(min=0.01, max=100, help="Factor on the measuring time of every cell.")
+        float,
+        typer.Option(min=0.01, max=100, help="Factor applied to the measuring time of every cell."),
     ] = 1.0,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Measure this policy; repeatable. Default: all six.")
+        list[str] | None, typer.Option(help="Policy to measure; repeatable. Default: all six.")
     ] = None,
     load: Annotated[
         list[float] | None,
         typer.Option(
             help=(
-                "Measure at this load, a fraction of the policy's largest stable rate; "
-                "repeatable. Default: two loads."
+                "Load to measure, as a fraction of the policy's largest stable rate; repeatable. "
+                "Default: two loads."
             )
         ),
     ] = None,

@@ -17,9 +17,11 @@ from queueing.commands.terminal import Column, Table, say
 
 HEADINGS = ("policy", "load", "n", "observed\n(ms)", "predicted\n(ms)", "deviation", "verdict")
 NOTES = (
-    "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact "
-    "model (continuous: an approximation) from the asked rate and lengths, at the engine's speed "
-    "in the run; deviation: observed / predicted - 1",
+    (
+        "observed: mean queueing delay and half width of its 95 % interval; predicted: the exact "
+        "model (continuous: an approximation) for the requested rate and lengths, at the engine's "
+        "speed in the run; deviation: observed / predicted - 1"
+    ),
     (
         f"agree: the prediction lies in the observed interval or within {AGREE * 100:.0f} % of the "
         "observation"
@@ -69,7 +71,7 @@ def print_report(cells: Sequence[Cell], console: Console) -> None:
     if any(cell.verdict.kind == "too short" for cell in cells):
         say(
             console,
-            "A longer run on a quiet machine judges more of them: `kendall demo --scale 3`.",
+            "A longer run on a quiet machine can judge more: `kendall demo --scale 3`.",
             hang=0,
         )
 

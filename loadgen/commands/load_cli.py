@@ -72,8 +72,8 @@ def load(
         option(
             "--ready-check-timeout",
             (
-                "Longest wait for the server to become ready (0: send without a check). Default: "
-                "it must be ready at once."
+                "Longest time to wait for the server to become ready (0: send without a check). "
+                "Default: it must be ready at once."
             ),
             WHERE,
             parser=Duration(),
@@ -83,7 +83,10 @@ def load(
         bool,
         option(
             "--chat",
-            "Use /v1/chat/completions; random prompts are then text of about the drawn length.",
+            (
+                "Use /v1/chat/completions; random prompts are then text of approximately the "
+                "drawn length."
+            ),
             WHERE,
         ),
     ] = False,
@@ -96,8 +99,8 @@ def load(
         option(
             "--burstiness",
             (
-                "With --request-rate: shape of the gamma distribution of gaps; 1: Poisson, below "
-                "1: burstier, inf: constant."
+                "With --request-rate: shape of the gamma distribution of gaps (1: Poisson, below "
+                "1: burstier, inf: constant)."
             ),
             WHEN,
         ),
@@ -118,8 +121,8 @@ def load(
         option(
             "--ramp-up-strategy",
             (
-                "Ramp of the rate, linear | exponential, over --duration or about --num-prompts "
-                "requests."
+                "Shape of a rate ramp, linear | exponential, over --duration or about "
+                "--num-prompts requests."
             ),
             WHEN,
         ),
@@ -144,12 +147,14 @@ def load(
     time_scale: Annotated[
         float,
         option(
-            "--time-scale", "Factor on the instants of --trace; 0.5 replays it twice as fast.", WHEN
+            "--time-scale",
+            "Factor applied to the instants of --trace; 0.5 replays it twice as fast.",
+            WHEN,
         ),
     ] = 1.0,
     timetable: Annotated[
         Path | None,
-        option("--timetable", "Send a saved timetable again, with the seed in it.", WHEN),
+        option("--timetable", "Replay a saved timetable, with its seed.", WHEN),
     ] = None,
     num_prompts: Annotated[
         int | None,
@@ -173,8 +178,8 @@ def load(
         option(
             "--max-concurrency",
             (
-                "Alone: number of users of a closed loop. With a rate or a trace: most requests in "
-                "flight at once."
+                "Alone: number of users in a closed loop. With a rate or a trace: largest number "
+                "of requests in flight."
             ),
             WHEN,
         ),
@@ -192,7 +197,7 @@ def load(
         int | None,
         option(
             "--seed",
-            "Seed of arrivals, lengths and prompts; gaps scale with the rate. Default: 0.",
+            "Seed for arrivals, lengths and prompts; gaps scale with the rate. Default: 0.",
             WHEN,
         ),
     ] = None,
@@ -200,7 +205,10 @@ def load(
         str,
         option(
             "--prompt-tokens",
-            "Distribution of the lengths of random prompts, for example uniform:low=16,high=64.",
+            (
+                "Distribution of random prompt lengths in tokens, for example "
+                "uniform:low=16,high=64."
+            ),
             WHAT,
         ),
     ] = "deterministic:value=32",
@@ -209,8 +217,8 @@ def load(
         option(
             "--output-tokens",
             (
-                "Distribution of the answers' lengths, for example geometric:mean=64. Default: the "
-                "model ends them, after 128 tokens at most."
+                "Distribution of output lengths in tokens, for example geometric:mean=64. "
+                "Default: the model ends its answers, after at most 128 tokens."
             ),
             WHAT,
         ),
@@ -220,8 +228,8 @@ def load(
         option(
             "--max-tokens",
             (
-                "max_tokens of every request, and the largest length that is drawn. Default "
-                "without a law: 128."
+                "max_tokens of every request, and the largest length drawn. Default without a "
+                "distribution: 128."
             ),
             WHAT,
         ),
@@ -230,7 +238,10 @@ def load(
         bool,
         option(
             "--ignore-eos",
-            "Set each length by max_tokens and ignore_eos, whatever the server accepts.",
+            (
+                "Set each length with max_tokens and ignore_eos, even if the server accepts "
+                "forced lengths."
+            ),
             WHAT,
         ),
     ] = False,
@@ -239,8 +250,8 @@ def load(
         option(
             "--natural-lengths",
             (
-                "Force no length: max_tokens is --max-tokens or the drawn length, and the model "
-                "may end earlier."
+                "Do not force lengths: max_tokens is --max-tokens or the drawn length, and the "
+                "model may end earlier."
             ),
             WHAT,
         ),
@@ -249,16 +260,16 @@ def load(
         str | None,
         option(
             "--dataset-name",
-            "Source of the prompts: random | sharegpt | jsonl | custom (as jsonl).",
+            "Source of the prompts: random | sharegpt | jsonl | custom (same as jsonl).",
             WHAT,
         ),
     ] = None,
     dataset_path: Annotated[
-        Path | None, option("--dataset-path", "File of the prompts: ShareGPT, or JSON lines.", WHAT)
+        Path | None, option("--dataset-path", "File of prompts: ShareGPT, or JSON lines.", WHAT)
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        option("--tokenizer", "A tokenizer.json that counts the tokens of a dataset.", WHAT),
+        option("--tokenizer", "File tokenizer.json that counts the tokens of a dataset.", WHAT),
     ] = None,
     length_prediction: Annotated[
         str | None,
@@ -280,7 +291,7 @@ def load(
             "--token-times",
             (
                 "Record the instant of every token; implied by --save-detailed and by a metric or "
-                "condition on itl."
+                "condition on itl (inter-token latency)."
             ),
             HOW,
         ),
@@ -289,7 +300,7 @@ def load(
         float,
         option(
             "--drain-limit",
-            "Longest wait for answers after the last request was sent.",
+            "Longest wait for answers after the last request is sent.",
             HOW,
             parser=Duration(),
         ),
@@ -298,7 +309,10 @@ def load(
         int,
         option(
             "--max-errors",
-            "Stop after this many failed requests in a row, 429 and 503 not counted (0: never).",
+            (
+                "Stop after this many consecutive failed requests, not counting 429 and 503 (0: "
+                "never)."
+            ),
             HOW,
         ),
     ] = 100,
@@ -307,8 +321,8 @@ def load(
         option(
             "--lateness-budget",
             (
-                "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if "
-                "given. Default: mean=1ms,p99=5ms."
+                "Largest allowed lateness of sending; a run beyond it is INVALID, with exit "
+                "status 3 if the option is given. Default: mean=1ms,p99=5ms."
             ),
             HOW,
         ),
@@ -318,8 +332,8 @@ def load(
         option(
             "--goodput",
             (
-                "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
-                "number is milliseconds."
+                "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+                "number is in milliseconds."
             ),
             SAID,
         ),
@@ -329,8 +343,8 @@ def load(
         option(
             "--max-failed-fraction",
             (
-                "Largest fraction of failed requests, or of answers without a token; beyond it the "
-                "run is INVALID, with exit status 3."
+                "Largest allowed fraction of failed requests, or of answers without a token; a "
+                "run beyond it is INVALID, with exit status 3."
             ),
             HOW,
         ),
@@ -361,7 +375,7 @@ def load(
         option(
             "--output",
             (
-                "Run file to write, replaced if it exists, or a folder for it. Default: "
+                "Run file to write, replaced if it exists, or its folder. Default: "
                 "runs/load-<time>.jsonl."
             ),
             SAID,
@@ -374,15 +388,15 @@ def load(
         option(
             "--save-result",
             (
-                "Write run file, timetable and a result in the JSON of `vllm bench serve`; a FILE "
-                "may follow."
+                "Write the run file, the timetable and a result in the JSON format of `vllm bench "
+                "serve`; a FILE may follow."
             ),
             SAID,
             parser=file_or_folder,
         ),
     ] = None,
     save_detailed: Annotated[
-        bool, option("--save-detailed", "Add a value per request to vLLM's JSON.", SAID)
+        bool, option("--save-detailed", "Add per-request values to vLLM's JSON.", SAID)
     ] = False,
     append_result: Annotated[
         bool,
@@ -392,7 +406,10 @@ def load(
         Path | None,
         option(
             "--result-dir",
-            "Folder for the files of --save-result; alone, it saves them as load-SEED.jsonl.",
+            (
+                "Folder for the files of --save-result; given alone, it saves them as "
+                "load-SEED.jsonl."
+            ),
             SAID,
             parser=folder_to_write,
         ),
@@ -404,13 +421,13 @@ def load(
         Path | None,
         option(
             "--save-timetable",
-            "Write the timetable to this file; --timetable sends it again.",
+            "Write the timetable to this file; --timetable replays it.",
             SAID,
             parser=FileToWrite("load.timetable"),
         ),
     ] = None,
     label: Annotated[
-        str | None, option("--label", "Label in the names of the files and in vLLM's JSON.", SAID)
+        str | None, option("--label", "Label added to file names and to vLLM's JSON.", SAID)
     ] = None,
     metadata: Annotated[
         list[str] | None, option("--metadata", "KEY=VALUE pairs to store in vLLM's JSON.", SAID)
@@ -422,9 +439,9 @@ def load(
     """Send requests at instants drawn in advance and report delays measured from those instants.
 
     With --output-tokens (or a trace, a timetable, a dataset with lengths) every answer has its
-    drawn length: set by a request field that `kendall serve --allow-forced-lengths` accepts, else
-    by ignore_eos and max_tokens. Ctrl-C or SIGTERM ends the run; what was measured is printed and
-    kept.
+    drawn length, set by a request field that `kendall serve --allow-forced-lengths` accepts,
+    otherwise by ignore_eos and max_tokens. Ctrl-C or SIGTERM ends the run; the results so far are
+    printed and saved.
     """
     given = flags_first(ctx, locals(), SOURCES)
     if given["request_rate"] is None and from_environment(ctx, "burstiness"):

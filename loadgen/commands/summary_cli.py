@@ -25,7 +25,7 @@ def summary_command(
         list[Path],
         typer.Argument(
             help=(
-                "Run files of `kendall load`, complete or cut short, or result JSON of `vllm "
+                "Run files of `kendall load`, complete or interrupted, or result JSON of `vllm "
                 "bench serve`."
             )
         ),
@@ -36,8 +36,8 @@ def summary_command(
         option(
             "--goodput",
             (
-                "Report the goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
-                "number is milliseconds. Repeatable."
+                "Report goodput under these limits, for example 'ttft:100ms e2el:1s'; a bare "
+                "number is in milliseconds. Repeatable."
             ),
         ),
     ] = None,
@@ -53,8 +53,8 @@ def summary_command(
         option(
             "--lateness-budget",
             (
-                "Largest lateness of sending; beyond it the run is INVALID, with exit status 3 if "
-                "given. Default: mean=1ms,p99=5ms."
+                "Largest allowed lateness of sending; a run beyond it is INVALID, with exit "
+                "status 3 if the option is given. Default: mean=1ms,p99=5ms."
             ),
         ),
     ] = None,
@@ -63,8 +63,8 @@ def summary_command(
         option(
             "--max-failed-fraction",
             (
-                "Largest fraction of failed requests, or of answers without a token; beyond it the "
-                "run is INVALID, with exit status 3."
+                "Largest allowed fraction of failed requests, or of answers without a token; a "
+                "run beyond it is INVALID, with exit status 3."
             ),
         ),
     ] = ALLOWED,
@@ -80,10 +80,10 @@ def summary_command(
     ] = None,
     json: Annotated[bool, option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
-    """Print the report of saved load runs as `kendall load` prints it; of a killed run, the report
-    of what was recorded.
+    """Print the report of saved load runs as `kendall load` prints it; the report of a killed run
+    covers what was recorded.
 
-    The exit status is that of the run: 3 if too many requests failed, the records are wrong or a
+    The exit status is the run's: 3 if too many requests failed, the records are wrong or a
     condition does not hold, 1 if the run did not end.
     """
     reports = _reports(

@@ -39,13 +39,11 @@ def _option(panel: str, about: str, *flags: str, **settings: Any) -> Any:
 def sweep_command(
     more: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="POLICY", help="Further policies; the same as more values of --policies."
-        ),
+        typer.Argument(metavar="POLICY", help="Further policies, in addition to --policies."),
     ] = None,
     policies: Annotated[
         list[str] | None,
-        _option(GRID, "Policies; several after one flag, or repeated.", "--policies"),
+        _option(GRID, "Policies to measure; several after one flag, or repeated.", "--policies"),
     ] = None,
     loads: Annotated[
         str | None,
@@ -55,7 +53,10 @@ def sweep_command(
     ] = None,
     request_rates: Annotated[
         str | None,
-        _option(GRID, "Requests per second, the same for every policy, for example 2,4."),
+        _option(
+            GRID,
+            "Arrival rates in requests per second, the same for every policy, for example 2,4.",
+        ),
     ] = None,
     max_output_tokens: Annotated[
         str | None, _option(GRID, "Token limits of the gateway, for example 16,32,none.")
@@ -64,10 +65,7 @@ def sweep_command(
         str,
         _option(
             GRID,
-            (
-                "Defaults for options that are not given: policies (six policies at four loads) | "
-                "quick."
-            ),
+            ("Defaults for the options not given: policies (six policies at four loads) | quick."),
         ),
     ] = "policies",
     order: Annotated[
@@ -78,10 +76,10 @@ def sweep_command(
     ] = False,
     output_tokens: Annotated[
         str | None,
-        _option(REQUESTS, "Distribution of the answers' lengths, before the token limit."),
+        _option(REQUESTS, "Distribution of output lengths in tokens, before the token limit."),
     ] = None,
     prompt_tokens: Annotated[
-        str | None, _option(REQUESTS, "Distribution of the prompts' lengths.")
+        str | None, _option(REQUESTS, "Distribution of prompt lengths in tokens.")
     ] = None,
     num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
     duration: Annotated[
@@ -108,7 +106,7 @@ def sweep_command(
         int | None,
         _option(
             REQUESTS,
-            "Seed of arrivals, lengths and prompts, which are the same under every policy.",
+            "Seed for arrivals, lengths and prompts, which are the same under every policy.",
             min=0,
         ),
     ] = None,
@@ -119,32 +117,41 @@ def sweep_command(
         list[str] | None,
         _option(
             SEARCH,
-            "Search for the largest arrival rate that keeps an objective: p99_queueing_delay=2s.",
+            (
+                "Search for the largest arrival rate that meets an objective, for example "
+                "p99_queueing_delay=2s."
+            ),
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, _option(SEARCH, "Stop a search when high / low - 1 is below this number.")
+        float | None, _option(SEARCH, "Stop a search when high / low - 1 falls below this number.")
     ] = None,
-    model: Annotated[str | None, _option(GATEWAY, "Model of the gateway that is started.")] = None,
+    model: Annotated[
+        str | None, _option(GATEWAY, "Model of the gateway that the sweep starts.")
+    ] = None,
     engine: Annotated[
         str | None,
-        _option(GATEWAY, "Engine of the gateway that is started: auto | vllm | emulated."),
+        _option(GATEWAY, "Engine of the gateway that the sweep starts: auto | vllm | emulated."),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, _option(GATEWAY, "Most sequences in the engine that is started.", min=1)
+        int | None,
+        _option(GATEWAY, "Largest number of sequences in the engine that the sweep starts.", min=1),
     ] = None,
     latency: Annotated[
         str | None,
         _option(
             GATEWAY,
-            "Latency law or profile to use instead of a calibration; the emulated engine obeys it.",
+            (
+                "Latency law or profile to use instead of a calibration; the emulated engine "
+                "follows it."
+            ),
         ),
     ] = None,
     port: Annotated[
         int,
         _option(
             GATEWAY,
-            "Port of the gateway that is started; another one where it is in use.",
+            "Port of the gateway that the sweep starts; another one if it is in use.",
             min=1,
             max=65535,
         ),
@@ -172,26 +179,32 @@ def sweep_command(
     repeat_noisy: Annotated[
         int | None,
         _option(
-            GATEWAY, "Repeat a cell up to this often if the speed changed by over 15 % around it."
+            GATEWAY,
+            (
+                "Repeat a cell at most this many times if the speed changed by more than 15 % "
+                "around it."
+            ),
         ),
     ] = None,
     result_dir: Annotated[
         Path,
         _option(
             RESULT,
-            "Folder of all results; an interrupted sweep in it is continued.",
+            "Folder for all results; an interrupted sweep in it is continued.",
             "--output",
             "--result-dir",
             parser=folder_to_write,
         ),
     ] = Path("runs/sweep"),
     resume: Annotated[
-        Path | None, _option(RESULT, "Continue the sweep in this folder with its own options.")
+        Path | None, _option(RESULT, "Continue the sweep in this folder with its saved options.")
     ] = None,
     dry_run: Annotated[
         bool,
         _option(
-            RESULT, "Print cells, searches and how long they take; measure nothing.", "--dry-run"
+            RESULT,
+            "Print the cells, the searches and their expected duration; measure nothing.",
+            "--dry-run",
         ),
     ] = False,
     assertions: Annotated[
@@ -210,8 +223,8 @@ def sweep_command(
     predicted delays. Resumable.
 
     Without options: six policies at loads 0.3, 0.5, 0.7 and 0.8 on the tiny model, 24 cells, about
-    17 min in all, without the engine's start, its calibration and repeated cells. --dry-run says
-    how long other options take.
+    17 min in all, without the engine's start, its calibration and repeated cells. --dry-run prints
+    the duration for other options.
     """
     given = {
         "policies": (*(policies or ()), *(more or ())) or None,

@@ -157,8 +157,8 @@ def require_known(assertions: Iterable[Assertion], names: Iterable[str]) -> None
             )
         if assertion.unit in UNITS and not _lasts(assertion.name):
             raise SpecError(
-                f"got condition {assertion.text!r} with a unit of time; expected a plain number "
-                "or %: it is no duration"
+                f"got condition {assertion.text!r} with a unit of time; expected a plain "
+                "number or %: it is not a duration"
             )
 
 

@@ -137,7 +137,9 @@ def outcome_of(record: Record) -> Outcome:
 def parse_share(flag: str, value: float) -> float:
     """Raises SpecError."""
     if not 0 <= value <= 1:
-        raise SpecError(f"got {flag} {value:g}; expected a share between 0 and 1, for example 0.01")
+        raise SpecError(
+            f"got {flag} {value:g}; expected a fraction between 0 and 1, for example 0.01"
+        )
     return value
 
 

@@ -100,7 +100,7 @@ def _limit(pair: str) -> Limit:
     seconds = _seconds(number)
     if not 0 <= seconds < math.inf:
         raise SpecError(
-            f"got goodput limit {pair!r}; expected a duration behind the colon, for example "
+            f"got goodput limit {pair!r}; expected a duration after the colon, for example "
             f"{name}:100ms; a bare 100 is 100 ms"
         )
     return Limit(metric, seconds)

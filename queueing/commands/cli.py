@@ -35,8 +35,8 @@ PolicyText = Annotated[
     _option(
         "--policy",
         (
-            "single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | elastic | "
-            "continuous:max_batch_size=32."
+            "Batching policy: single | dynamic | capped:max_batch_size=8 | fixed:batch_size=8 | "
+            "elastic | continuous:max_batch_size=32."
         ),
     ),
 ]
@@ -51,7 +51,7 @@ OutputTokens = Annotated[
     str,
     _option(
         "--output-tokens",
-        "Distribution of the answers' lengths, for example lognormal:mu=5,sigma=0.7.",
+        "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
     ),
 ]
 Latency = Annotated[
@@ -76,17 +76,17 @@ Patience = Annotated[
         parser=Duration(),
     ),
 ]
-Servers = Annotated[int, _option("--servers", "Number of engines, fed from one queue.")]
+Servers = Annotated[int, _option("--servers", "Number of engines fed from one queue.")]
 EngineBound = Annotated[
-    int | None, _option("--max-num-seqs", "The engine's bound on the batch size. Default: none.")
+    int | None, _option("--max-num-seqs", "The engine's limit on the batch size. Default: none.")
 ]
 PromptTokens = Annotated[
     str | None,
     _option(
         "--prompt-tokens",
         (
-            "Distribution of the prompts' lengths; needs kp in the latency law. Default: prompts "
-            "cost nothing."
+            "Distribution of prompt lengths in tokens; needs kp in the latency law. Default: "
+            "prompts cost no time."
         ),
     ),
 ]
@@ -95,8 +95,8 @@ Sequences = Annotated[
     _option(
         "--sequences",
         (
-            "Distribution of the sequences in a call (n, or several prompts); they arrive "
-            "together; --arrival-rate counts calls. Default: one."
+            "Distribution of the number of sequences per call (n, or several prompts). They "
+            "arrive together; --arrival-rate counts calls. Default: one."
         ),
     ),
 ]
@@ -115,8 +115,8 @@ ArrivalScv = Annotated[
     _option(
         "--arrival-scv",
         (
-            "Squared coefficient of variation of the gaps between arrivals: 0 regular, 1 Poisson, "
-            "more for bursts; gamma gaps where simulated."
+            "Squared coefficient of variation of the gaps between arrivals (0: regular, 1: "
+            "Poisson, above 1: bursty). Simulations draw gamma gaps."
         ),
     ),
 ]
@@ -125,7 +125,7 @@ Disaggregated = Annotated[
     _option(
         "--disaggregated",
         (
-            "Prefill on one engine, decode on a second one behind it, each one request at a time "
+            "Prefill on one engine, then decode on a second one, each one request at a time "
             "(policy single)."
         ),
     ),
@@ -153,7 +153,10 @@ def predict(
         str,
         _option(
             "--method",
-            "auto (the best there is) | exact | approximation | bound | paper | simulation.",
+            (
+                "Method: auto (the best available) | exact | approximation | bound | paper | "
+                "simulation."
+            ),
         ),
     ] = "auto",
     as_json: Json = False,
@@ -200,11 +203,13 @@ def simulate(
     num_requests: Annotated[
         int,
         _option(
-            "--num-requests", "Requests per replication; the first tenth is warm-up and is dropped."
+            "--num-requests", "Requests per replication; the first tenth is discarded as warm-up."
         ),
     ] = NUM_REQUESTS,
-    seed: Annotated[int, _option("--seed", "Seed of arrivals, lengths and service times.")] = 0,
-    replications: Annotated[int, _option("--replications", "Number of independent runs.")] = 1,
+    seed: Annotated[int, _option("--seed", "Seed for arrivals, lengths and service times.")] = 0,
+    replications: Annotated[
+        int, _option("--replications", "Number of independent replications.")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Simulate a policy on Poisson arrivals, event by event, and report means with standard

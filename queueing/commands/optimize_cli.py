@@ -91,7 +91,7 @@ def optimize(
     output_tokens: OutputTokens,
     latency: Latency,
     policy: Annotated[
-        str, typer.Option("--policy", help="The policy whose limit is chosen.")
+        str, typer.Option("--policy", help="Policy whose limit is chosen.")
     ] = "single",
     candidates: Annotated[
         list[str] | None,
@@ -107,7 +107,7 @@ def optimize(
         float | None,
         typer.Option(
             "--theta",
-            help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5.",
+            help="Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5.",
         ),
     ] = None,
     loss_cost: Annotated[
@@ -116,7 +116,8 @@ def optimize(
     max_clipped_fraction: Annotated[
         float | None,
         typer.Option(
-            "--max-clipped-fraction", help="Largest fraction of clipped answers. Default: 0.05."
+            "--max-clipped-fraction",
+            help="Largest allowed fraction of clipped answers. Default: 0.05.",
         ),
     ] = None,
     slo: Annotated[

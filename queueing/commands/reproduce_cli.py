@@ -93,9 +93,9 @@ def reproduce(
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Compute the tables and figures of the papers and compare them with the printed numbers.
+    """Compute the tables and figures of the papers and compare them with the published numbers.
 
-    Exit status 3 if a printed number is neither met nor explained.
+    Exit status 3 if a published number is neither met nor explained.
     """
     artefacts = [_one(name, output) for name in chosen(what)]
     if output is not None and len(artefacts) == len(CATALOGUE):

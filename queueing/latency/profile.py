@@ -62,7 +62,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """A sentence where the law explains too little of what was measured; None elsewhere."""
         if self.r2 is None or self.r2 >= LEAST_R2:
             return None
-        advice = "stop what else runs on the machine and calibrate again, with more --repeats"
+        advice = "stop other work on the machine and calibrate again with more --repeats"
         return (
             f"the law fits poorly: R2 {self.r2:.2f}, where a quiet machine gives at least "
             f"{LEAST_R2:g}; {advice}"
@@ -171,8 +171,8 @@ def _read(path: Path) -> Profile:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SpecError(
-            f"got latency {path}, a file that is no profile ({error}); `kendall calibrate MODEL` "
-            "writes one"
+            f"got latency {path}, a file that is not a profile ({error}); `kendall calibrate "
+            "MODEL` writes one"
         ) from None
 
 

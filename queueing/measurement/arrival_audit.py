@@ -328,7 +328,7 @@ def _reasons(stream: _Stream) -> tuple[str, ...]:
 def _verdict(n: int, process: str, reasons: Sequence[str], late: Lateness | None) -> str:
     if process != "poisson":
         if late is None:
-            return f"not judged: asked to be {process}, and there is no timetable to compare with"
+            return f"not judged: {process} was requested, and there is no timetable to compare with"
         late_by = (
             f"mean {short_number(late.mean * 1e3, 3)} ms, p99 "
             f"{short_number(late.p99 * 1e3, 3)} ms late"

@@ -171,7 +171,7 @@ def _of_pauses(
     if gaps.min() > max(SLEEP, 50 * mean / gaps.size) and gaps.std() > 0.2 * mean:
         yield (
             f"no gap is shorter than {gaps.min() * 1e3:.3g} ms: something adds to every gap, as "
-            "sleeps one after the other do"
+            "successive sleeps do"
         )
     if "longest gap" not in failed:
         return
@@ -191,9 +191,9 @@ def _of_pauses(
     )
     if "rate" in failed and asked_rate is not None and abs(expected / rest.mean() - 1) < noise:
         rates = f"delivered {short_number(1 / mean)} of {short_number(asked_rate)} per second asked"
-        yield f"{words}, {rates}: schedule was lost and never made up"
+        yield f"{words}, {rates}: the sender fell behind and never caught up"
     else:
-        yield f"{words}: the sender or the network stood still"
+        yield f"{words}: the sender or the network stalled"
 
 
 def _of_counts(ordered: FloatArray, failed: Mapping[str, float]) -> Iterator[str]:

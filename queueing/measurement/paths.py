@@ -114,7 +114,7 @@ def folder_to_write(value: str | Path) -> Path:
     """
     if Path(value).is_file():
         raise SpecError(
-            f"got the file {value}; expected a folder, which is made if it does not exist"
+            f"got the file {value}; expected a folder, which is created if it does not exist"
         )
     try:
         _check_folder(Path(value))

@@ -89,7 +89,10 @@ class Overload:
             adaptive = self._adaptive = AdaptiveLimit(lambda: _floor(gateway), gateway.now())
             gateway.metrics.gauge_of(
                 "concurrency_limit",
-                "Most sequences that --adaptive-concurrency admits, waiting and in service",
+                (
+                    "Largest number of sequences, waiting and in service, that "
+                    "--adaptive-concurrency admits"
+                ),
                 lambda: adaptive.bound,
             )
         return [self]  # a rate may be limited later

@@ -58,8 +58,8 @@ class Objective:
         """One line: got, expected."""
         if self.first_token is None:
             return (
-                f"the predicted mean wait is {wait.mean:.3g} s; a wait of "
-                f"{self.delay.seconds:.3g} s cannot be kept"
+                f"the predicted mean wait is {wait.mean:.3g} s; the objective of "
+                f"{self.delay.seconds:.3g} s cannot be met"
             )
         queue = self._at_level(wait)
         level = "mean" if self.delay.level is None else f"p{100 * self.delay.level:g}"

@@ -46,12 +46,12 @@ class Waits:
         registry = gateway.metrics.registry
         self._predicted = Counter(
             "kendall_wait_predicted_seconds",
-            "Sum of the waits predicted at arrival, of dispatched requests",
+            "Sum of the waits predicted at arrival, over dispatched requests",
             registry=registry,
         )
         self._observed = Counter(
             "kendall_wait_observed_seconds",
-            "Sum of the queueing delays of requests whose wait was predicted",
+            "Sum of the queueing delays, over dispatched requests with a predicted wait",
             registry=registry,
         )
         help_text = (

@@ -75,7 +75,7 @@ class Calibrator:
                 409,
                 BUSY,
                 (
-                    "got a second calibration; expected one at a time, wait until the first one "
+                    "got a second calibration; expected one at a time: wait until the first one "
                     "has ended"
                 ),
             )
@@ -285,8 +285,7 @@ def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:
         return fit_law(measured, rng)
     except ValueError as error:
         remedy = (
-            "measure again, when the machine is calm, with longer answers, larger batches or "
-            "more repeats"
+            "measure again on a quiet machine, with longer answers, larger batches or more repeats"
         )
         raise ApiError(409, "no_law_fits", f"{error}: {remedy}") from None
 

@@ -77,7 +77,7 @@ def weigh(
     doubts = known.doubts + more
     if fit.mape > POOR or known.condition > ILL:
         says = (
-            f"the cells' means lie {fit.mape:.1%} from the best law (condition number "
+            f"the cells' means differ by {fit.mape:.1%} from the best law (condition number "
             f"{known.condition:.3g}): no law is taken from them"
         )
         return Offer(fit=fit, doubts=doubts, verdict="poor", says=says)

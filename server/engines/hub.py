@@ -21,7 +21,7 @@ _OTHER_SOURCES = ("load_format", "hf_config_path")  # vLLM may then need no file
 _STORES = ("s3://", "gs://", "az://")  # that vLLM reads models from
 FILE = "config.json"
 _CONFIGURATIONS = (FILE, "params.json")  # the second is Mistral's own format
-EXPECTED = "expected `tiny`, the directory of a model, or the name of one on the Hugging Face hub"
+EXPECTED = "expected `tiny`, a model directory, or a model name on the Hugging Face Hub"
 
 
 def check_model(model: str, engine_args: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
     ):
         return
     if not _NAME.fullmatch(model):
-        raise SpecError(f"got model {model!r}, which is no directory here; {EXPECTED}")
+        raise SpecError(f"got model {model!r}, which is not a directory here; {EXPECTED}")
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
 
     revision = engine_args.get("revision")
@@ -70,7 +70,7 @@ def check_name(model: str, engine_args: Mapping[str, Any]) -> None:
         return
     if offline():
         raise SpecError(
-            f"got model {model!r}, which is no directory here and not in the cache "
+            f"got model {model!r}, which is neither a directory here nor in the cache "
             f"(HF_HUB_OFFLINE is set); {EXPECTED}"
         )
     _ask_hub(model, revision)
@@ -95,22 +95,22 @@ def _ask_hub(model: str, revision: str | None) -> None:
         return  # a model without config.json, such as Mistral's own format: vLLM decides
     except errors.GatedRepoError:
         raise SpecError(
-            f"got model {model!r}, which is gated on the Hugging Face hub; expected HF_TOKEN of "
-            "an account with access"
+            f"got model {model!r}, which is gated on the Hugging Face Hub; expected HF_TOKEN "
+            "of an account with access"
         ) from None
     except errors.RepositoryNotFoundError:
         raise SpecError(
-            f"got model {model!r}, which is no directory here and not on the Hugging Face hub; "
-            f"{EXPECTED}"
+            f"got model {model!r}, which is neither a directory here nor on the Hugging Face "
+            f"Hub; {EXPECTED}"
         ) from None
     except errors.RevisionNotFoundError:
         raise SpecError(
-            f"got revision {revision!r}, which model {model!r} does not have on the Hugging Face "
-            "hub"
+            f"got revision {revision!r}, which model {model!r} does not have on the Hugging "
+            "Face Hub"
         ) from None
     except (errors.HTTPError, OSError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CommandError(
-            f"got model {model!r}, which is no directory here, and the Hugging Face hub cannot be "
-            f"reached ({reason}); {EXPECTED}"
+            f"got model {model!r}, which is not a directory here, and the Hugging Face Hub "
+            f"cannot be reached ({reason}); {EXPECTED}"
         ) from None

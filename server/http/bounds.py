@@ -206,7 +206,7 @@ class LimitedProtocol(StampedProtocol):
             self._set_deadline(self.body_timeout)
         elif self._in_head or self._in_body:
             self._refuse(
-                408, "request_timeout", "got a part of a request; expected the rest sooner"
+                408, "request_timeout", "got an incomplete request; expected the rest in time"
             )
         else:
             self.transport.close()  # no request that could be answered

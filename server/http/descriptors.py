@@ -91,7 +91,7 @@ class Room:
         self._refused = prometheus_client.Counter(
             "kendall_refused_connections",
             (
-                "Connections refused, by reason: descriptors (the limit on open files is near), "
+                "Refused connections, by reason: descriptors (near the limit on open files), "
                 "address (--max-connections-per-address)"
             ),
             ["reason"],
@@ -169,7 +169,7 @@ def _error(place: Place) -> ApiError:
         return ApiError(
             429,
             "too_many_connections",
-            "got too many connections from this address; close some, or use them again",
+            "got too many connections from this address; close or reuse some",
         )
     return ApiError(
         503, "too_many_connections", "the gateway has no room for another connection; retry later"

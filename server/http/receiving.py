@@ -422,7 +422,9 @@ class StampedProtocol(HttpToolsProtocol):
         request again without it (RFC 9110, 7.8).
         """
         if self.parser.get_method() == b"CONNECT":
-            self.send_400_response("got CONNECT; expected another method, this is no proxy")
+            self.send_400_response(
+                "got CONNECT; expected another method: this server is not a proxy"
+            )
             return
         stopped_at: int = sys.exc_info()[1].args[0]  # type: ignore[union-attr]  # an httptools.HttpParserUpgrade
         self._again = (

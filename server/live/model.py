@@ -128,8 +128,8 @@ class LiveModel:
             return "no latency law: POST /admin/calibrate or start with --latency"
         every = self._gateway.settings.prediction_interval
         return self.reason or (
-            f"nothing was predicted yet: that is done every {every:g} s, once {ENOUGH} "
-            "requests of this epoch have ended"
+            f"no prediction yet: one is made every {every:g} s once {ENOUGH} requests of this "
+            "epoch have ended"
         )
 
     async def run(self, interval: float) -> None:

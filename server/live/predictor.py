@@ -84,7 +84,7 @@ class Predictor:
                 await self.close()
                 raise PredictorLostError(
                     f"the predicting process did not answer within {self.longest:g} s; it is "
-                    "started anew"
+                    "being restarted"
                 ) from None
 
     async def _new(self) -> _Process:

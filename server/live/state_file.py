@@ -42,7 +42,7 @@ def check_state_file(path: Path) -> None:
         known = False
     if not known:
         raise SpecError(
-            f"got --state-file {path}, which holds something else; expected a state file of "
+            f"got --state-file {path}, which is not a state file; expected a state file of "
             "`kendall serve`, or a new name"
         )
 

@@ -28,9 +28,9 @@ CUT = tuple(Column(heading=heading) for heading in ("answers cut\nin force", "\n
 UNKNOWN = "unknown"
 KEEP, SET = "keep", "set"
 LEGEND = {  # of what stands in the tables instead of a number
-    "-": "-: no choice was found, or the setting in force has no steady state to compare with",
-    "none": "none: no token limit, or no steady state and so no mean",
-    KEEP: f"{KEEP}: what is in force is as good, or the gain may be none",
+    "-": "-: no choice was found, or the setting in force has no steady state",
+    "none": "none: no token limit, or no steady state and therefore no mean",
+    KEEP: f"{KEEP}: the setting in force is as good, or the gain may be zero",
     UNKNOWN: f"{UNKNOWN}: the observations do not bound it, or the method does not give it",
 }
 
@@ -46,7 +46,7 @@ def show(advice: Sequence[Mapping[str, Any]], to: Console) -> None:
     to.print(Table((*PREDICTED, *CUT) if cutting else PREDICTED, predicted))
     shown = {cell for row in (*rows, *predicted) for cell in row[1:]}
     if any(row[3] != "-" for row in rows):
-        say(to, "gain: reduction of the quantity that the sentence below names")
+        say(to, "gain: reduction of the quantity named in the sentence below")
     if any("minus much" in each["says"] for each in advice):
         say(to, "minus much: the best setting may be more than 100 times slower")
     for mark, words in LEGEND.items():

@@ -66,7 +66,7 @@ def advise(
     theta: Annotated[
         float | None,
         typer.Option(
-            help="Weight of the answer's utility against the delay in v1 and v2. Default: 0.5."
+            help="Weight of the answer's utility relative to the delay in v1 and v2. Default: 0.5."
         ),
     ] = None,
     loss_cost: Annotated[
@@ -85,7 +85,7 @@ def advise(
         str | None,
         typer.Option(
             help=(
-                "Distribution family for lengths beyond the token limits that were in force, for "
+                "Distribution family for output lengths beyond the token limits in force, for "
                 "example lognormal."
             )
         ),
@@ -98,7 +98,7 @@ def advise(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key sent as a bearer token.")] = None,
     admin_key: Annotated[
-        str | None, typer.Option(help="Key for a gateway with --admin-key; wins over --api-key.")
+        str | None, typer.Option(help="Key for a gateway with --admin-key; overrides --api-key.")
     ] = None,
     cacert: Annotated[Path | None, typer.Option(help=CACERT)] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help=INSECURE)] = False,
@@ -195,9 +195,7 @@ def _asked(
             f"no answer from {url} ({unanswered(error, url)}); {A_GATEWAY}"
         ) from None
     except ValueError:
-        raise SpecError(
-            f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
-        ) from None
+        raise SpecError(f"got {url}, whose answer is not a gateway's; {A_GATEWAY}") from None
     return response, answer
 
 

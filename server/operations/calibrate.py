@@ -122,8 +122,8 @@ def show(profile: Profile, place: Path | str, to: Console, *, speed_only: bool =
         say(
             to,
             (
-                f"speed     {law.speed:.3f}: batches take {law.speed:.3f} times as long as by the "
-                "law (not measured again)"
+                f"speed     {law.speed:.3f}: batches take {law.speed:.3f} times as long as the "
+                "law says (the law itself was not measured again)"
             ),
             hang=10,
         )
@@ -172,9 +172,7 @@ def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust
     try:
         answer = response.json()
     except ValueError:
-        raise SpecError(
-            f"got {url}, which answers, but not as a gateway does; {A_GATEWAY}"
-        ) from None
+        raise SpecError(f"got {url}, whose answer is not a gateway's; {A_GATEWAY}") from None
     if response.status_code != httpx.codes.OK:
         refusal = _refusal(url, response.status_code, answer)
         raise CommandError(refusal) if response.is_server_error else SpecError(refusal)

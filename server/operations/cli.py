@@ -65,23 +65,23 @@ def serve_command(
         str,
         typer.Argument(
             help=(
-                "`tiny` (a small model made locally), the directory of a model, or the name of "
-                "one on the Hugging Face hub."
+                "`tiny` (a small model built locally), a model directory, or a model name on the "
+                "Hugging Face Hub."
             ),
             envvar="KENDALL_MODEL",
         ),
     ] = "tiny",
     host: Annotated[str, _option(LISTENING, "Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, _option(LISTENING, "Port to listen on; 0: a free one.", min=0, max=65535)
+        int, _option(LISTENING, "Port to listen on (0: any free port).", min=0, max=65535)
     ] = 8080,
     served_model_name: Annotated[
         list[str] | None,
         _option(
             LISTENING,
             (
-                "Name of the model in the API; repeatable, answers carry the first. Default: the "
-                "last part of MODEL."
+                "Model name in the API; repeatable, responses carry the first. Default: the last "
+                "part of MODEL."
             ),
         ),
     ] = None,
@@ -90,8 +90,8 @@ def serve_command(
         _option(
             LISTENING,
             (
-                "Fields of requests that neither OpenAI nor vLLM has: refuse (400) | ignore. "
-                "Fields of theirs that are not supported get 501."
+                "Request fields that neither OpenAI nor vLLM defines: refuse (400) | ignore. "
+                "Fields that they define and Kendall does not support get 501."
             ),
         ),
     ] = "refuse",
@@ -103,8 +103,8 @@ def serve_command(
         _option(
             QUEUE,
             (
-                "Most output tokens of any request; longer answers are clipped. Default: no limit "
-                "but the client's."
+                "Largest number of output tokens per request; longer answers are clipped. "
+                "Default: only the client's limit."
             ),
             min=1,
         ),
@@ -114,8 +114,8 @@ def serve_command(
         _option(
             QUEUE,
             (
-                "Longest wait in the queue; a request that waits longer is answered 429. Default: "
-                "no limit."
+                "Longest wait in the queue; a request that waits longer is answered with 429. "
+                "Default: no limit."
             ),
             parser=Duration(0.001),
         ),
@@ -125,8 +125,8 @@ def serve_command(
         _option(
             QUEUE,
             (
-                "Longest time from the arrival of a request to the end of its answer; then it "
-                "fails with 504. Default: no limit."
+                "Longest time from the arrival of a request to the end of its answer; after that "
+                "it fails with 504. Default: no limit."
             ),
             parser=Duration(0.001),
         ),
@@ -136,8 +136,8 @@ def serve_command(
         _option(
             QUEUE,
             (
-                "Longest time from the arrival of a request to its first token; then it fails with "
-                "504. Default: no limit."
+                "Longest time from the arrival of a request to its first token; after that it "
+                "fails with 504. Default: no limit."
             ),
             parser=Duration(0.001),
         ),
@@ -146,18 +146,22 @@ def serve_command(
         float | None,
         _option(
             QUEUE,
-            "Order the queue by the `priority` of requests (lower first); a waiting request gains "
-            "one level per this time. Default: priorities are ignored.",
+            (
+                "Order the queue by the `priority` of requests (lower first); a request gains one "
+                "level each time it has waited this long. Default: priorities are ignored."
+            ),
             parser=Duration(),
         ),
     ] = None,
     engine: Annotated[
-        str, _option(ENGINE, "auto (vllm if installed, else emulated) | vllm | emulated.")
+        str, _option(ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated.")
     ] = "auto",
     max_num_seqs: Annotated[
         int | None,
         _option(
-            ENGINE, "Most sequences in the engine at once (vLLM's name). Default: vLLM's.", min=1
+            ENGINE,
+            "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's.",
+            min=1,
         ),
     ] = None,
     max_model_len: Annotated[
@@ -166,13 +170,13 @@ def serve_command(
     ] = None,
     engine_arg: Annotated[
         list[str] | None,
-        _option(ENGINE, "Any other engine argument of vLLM as KEY=VALUE; repeatable."),
+        _option(ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
     ] = None,
     start_timeout: Annotated[
         float,
         _option(
             ENGINE,
-            "Longest first start of the engine, the download of a model included.",
+            "Time limit of the engine's first start, including the download of a model.",
             parser=Duration(1.0),
         ),
     ] = 3600.0,
@@ -181,22 +185,25 @@ def serve_command(
         _option(
             ENGINE,
             (
-                "Restarts of a failed engine allowed in --restart-window; after one more failure "
-                "the gateway exits."
+                "Number of engine restarts allowed within --restart-window; after one more "
+                "failure the gateway exits."
             ),
             min=0,
         ),
     ] = 8,
     restart_window: Annotated[
-        float, _option(ENGINE, "Window in which restarts are counted.", parser=Duration(1.0))
+        float,
+        _option(
+            ENGINE, "Length of the window in which restarts are counted.", parser=Duration(1.0)
+        ),
     ] = 600.0,
     restart_timeout: Annotated[
         float,
         _option(
             ENGINE,
             (
-                "Longest restart of the engine. As long as the longest start so far if that is "
-                "more; doubled after each that ran out of time."
+                "Time limit of an engine restart; never below the longest start so far. Doubled "
+                "after each restart that exceeds it."
             ),
             parser=Duration(1.0),
         ),
@@ -206,8 +213,8 @@ def serve_command(
         _option(
             ENGINE,
             (
-                "Engine failures that a request may survive; after one more it fails, as it may be "
-                "the cause."
+                "Number of engine failures that a request may survive; after one more it fails, "
+                "because it may be the cause."
             ),
             min=0,
         ),
@@ -216,7 +223,10 @@ def serve_command(
         int,
         _option(
             ENGINE,
-            "Engine failures under a request after which it is tried alone, as the possible cause.",
+            (
+                "Number of engine failures during a request after which it is run alone, as a "
+                "possible cause."
+            ),
             min=1,
         ),
     ] = 2,
@@ -225,8 +235,8 @@ def serve_command(
         _option(
             ENGINE,
             (
-                "Most text prompts that wait for the tokenizer while the engine restarts; others "
-                "get 503."
+                "Largest number of text prompts that wait for the tokenizer while the engine "
+                "restarts; further ones get 503."
             ),
             min=0,
         ),
@@ -235,7 +245,7 @@ def serve_command(
         float,
         _option(
             ENGINE,
-            "Restart an engine that has work but makes no token for this long (0: never).",
+            "Restart an engine that has work but produces no token for this long (0: never).",
             parser=Duration(),
         ),
     ] = 60.0,
@@ -243,7 +253,10 @@ def serve_command(
         float,
         _option(
             ENGINE,
-            "Time after SIGTERM in which requests are still accepted while /ready answers 503.",
+            (
+                "Time after SIGTERM during which requests are still accepted while /ready answers "
+                "503."
+            ),
             parser=Duration(),
         ),
     ] = 0.0,
@@ -251,7 +264,7 @@ def serve_command(
         float,
         _option(
             ENGINE,
-            "Time that requests in service may take to finish after SIGTERM.",
+            "Time that requests in service have to finish after SIGTERM.",
             parser=Duration(),
         ),
     ] = 30.0,
@@ -261,7 +274,7 @@ def serve_command(
             MODEL,
             (
                 "Latency law (k1=..,k2=..,k3=..,k4=.. in seconds) or profile; predictions use it, "
-                "the emulated engine obeys it."
+                "the emulated engine follows it."
             ),
         ),
     ] = None,
@@ -269,7 +282,7 @@ def serve_command(
         bool,
         _option(
             MODEL,
-            "Measure the latency law of the engine before serving; requests wait meanwhile.",
+            "Measure the engine's latency law before serving; requests wait until it is done.",
             "--calibrate",
         ),
     ] = False,
@@ -278,19 +291,17 @@ def serve_command(
     ] = False,
     prediction_interval: Annotated[
         float,
-        _option(
-            MODEL, "Time between two live predictions (0: no live prediction).", parser=Duration()
-        ),
+        _option(MODEL, "Time between live predictions (0: no live prediction).", parser=Duration()),
     ] = 5.0,
     what_if_interval: Annotated[
         float,
-        _option(MODEL, "Time between two predictions of every other policy.", parser=Duration(1.0)),
+        _option(MODEL, "Time between predictions for the other policies.", parser=Duration(1.0)),
     ] = 60.0,
     prediction_window: Annotated[
         float,
         _option(
             MODEL,
-            "Length of the window that estimates and observed delays are taken from.",
+            "Length of the window over which delays are observed and estimates are made.",
             parser=Duration(10.0),
         ),
     ] = 300.0,
@@ -298,7 +309,7 @@ def serve_command(
         Path | None,
         _option(
             MODEL,
-            "File that keeps the latency law and the estimates over a restart. Default: none.",
+            "File that keeps the latency law and the estimates across restarts. Default: none.",
             parser=FileToWrite("state.json", tried=False),
         ),
     ] = None,
@@ -306,7 +317,7 @@ def serve_command(
         str,
         _option(
             AUTOPILOT,
-            "off | advise (log what it would change) | act (change policy and token limit).",
+            ("off | advise (log the changes it would make) | act (change policy and token limit)."),
         ),
     ] = "off",
     autopilot_policies: Annotated[
@@ -314,8 +325,8 @@ def serve_command(
         _option(
             AUTOPILOT,
             (
-                "Policy that autopilot may choose; repeatable. Default: the policy in force, with "
-                "any batch size."
+                "Policy that the autopilot may choose; repeatable. Default: the policy in force, "
+                "with any batch size."
             ),
         ),
     ] = None,
@@ -323,7 +334,7 @@ def serve_command(
         float,
         _option(
             AUTOPILOT,
-            "Largest fraction of answers that a token limit of autopilot may clip.",
+            "Largest fraction of answers that a token limit set by the autopilot may clip.",
             min=0,
             max=0.999,
         ),
@@ -333,8 +344,8 @@ def serve_command(
         _option(
             OVERLOAD,
             (
-                "Most sequences waiting or in service (vLLM's name); a request with n answers "
-                "counts n (0: no limit)."
+                "Largest number of sequences waiting or in service (vLLM's name); a request with "
+                "n answers counts n times (0: no limit)."
             ),
             min=0,
         ),
@@ -342,7 +353,9 @@ def serve_command(
     max_sequences_per_call: Annotated[
         int,
         _option(
-            OVERLOAD, "Most sequences of one call, prompts times n; larger calls get 400.", min=1
+            OVERLOAD,
+            "Largest number of sequences in one call, prompts times n; larger calls get 400.",
+            min=1,
         ),
     ] = MAX_SEQUENCES,
     max_num_queued_tokens: Annotated[
@@ -358,7 +371,7 @@ def serve_command(
         _option(
             OVERLOAD,
             (
-                "Reject requests that are predicted to miss this objective, for example "
+                "Reject requests predicted to miss this objective, for example "
                 "p99_queueing_delay=2s."
             ),
         ),
@@ -367,26 +380,26 @@ def serve_command(
         bool,
         _option(
             OVERLOAD,
-            "Bound the sequences in the system by the observed queueing delay (AIMD).",
+            "Adapt the limit on sequences in the system to the observed queueing delay (AIMD).",
             "--adaptive-concurrency",
         ),
     ] = False,
     rate_limit: Annotated[
         float | None,
-        _option(OVERLOAD, "Requests per second allowed for one API key. Default: no limit."),
+        _option(OVERLOAD, "Requests per second allowed per API key. Default: no limit."),
     ] = None,
     rate_limit_tokens: Annotated[
         float | None,
         _option(
             OVERLOAD,
-            "Prompt and output tokens per second allowed for one API key. Default: no limit.",
+            "Prompt and output tokens per second allowed per API key. Default: no limit.",
         ),
     ] = None,
     rate_limit_burst: Annotated[
         float,
         _option(
             OVERLOAD,
-            "Size of a burst that the rate limits allow, as the time in which they would admit it.",
+            "Burst that the rate limits allow, as the time in which they admit that much.",
             parser=Duration(),
         ),
     ] = 10.0,
@@ -394,14 +407,17 @@ def serve_command(
         int,
         _option(
             OVERLOAD,
-            "HTTP status of rejected requests and of those whose patience ran out: 429 or 503.",
+            (
+                "HTTP status for rejected requests and for requests whose patience ran out: 429 "
+                "or 503."
+            ),
         ),
     ] = 429,
     queue_events: Annotated[
         bool,
         _option(
             STREAMS,
-            "Send a stream's headers at once, and its place in the queue as SSE comments.",
+            "Send a stream's headers at once and its place in the queue as SSE comments.",
             "--queue-events",
         ),
     ] = False,
@@ -418,7 +434,7 @@ def serve_command(
         _option(
             STREAMS,
             (
-                "Time that a client may leave its response unread before it is disconnected (0: no "
+                "Time a client may leave its response unread before it is disconnected (0: no "
                 "limit)."
             ),
             parser=Duration(),
@@ -429,8 +445,8 @@ def serve_command(
         _option(
             STREAMS,
             (
-                "Send each request's place in the queue and predicted wait in response headers and "
-                "error bodies."
+                "Report each request's place in the queue and predicted wait in response headers "
+                "and error bodies."
             ),
         ),
     ] = True,
@@ -447,7 +463,10 @@ def serve_command(
         list[str] | None,
         _option(
             SECURITY,
-            "Key for /admin; repeatable. Default: one made for this run, printed in the log.",
+            (
+                "Key for /admin; repeatable. Default: a key generated for this run and printed in "
+                "the log."
+            ),
         ),
     ] = None,
     admin_key_file: Annotated[
@@ -455,9 +474,7 @@ def serve_command(
     ] = None,
     allow_unauthenticated: Annotated[
         bool,
-        _option(
-            SECURITY, "Allow other machines to connect without a key.", "--allow-unauthenticated"
-        ),
+        _option(SECURITY, "Let other machines connect without a key.", "--allow-unauthenticated"),
     ] = False,
     metrics_need_key: Annotated[
         bool, _option(SECURITY, "Require a key for /metrics and /load too.", "--metrics-need-key")
@@ -476,8 +493,8 @@ def serve_command(
         _option(
             SECURITY,
             (
-                "Largest form of an answer (JSON schema, grammar, choices) in bytes; larger ones "
-                "get 400."
+                "Largest structured-output definition (JSON schema, grammar, choices) in bytes; "
+                "larger ones get 400."
             ),
             min=64,
         ),
@@ -486,7 +503,10 @@ def serve_command(
         float,
         _option(
             SECURITY,
-            "Longest time that a form may take to compile; slower ones get 400.",
+            (
+                "Longest time a structured-output definition may take to compile; slower ones get "
+                "400."
+            ),
             parser=Duration(0.1),
         ),
     ] = MAX_FORM_COMPILE_TIME,
@@ -494,7 +514,10 @@ def serve_command(
         int | None,
         _option(
             SECURITY,
-            "Most connections from one client address; further ones get 429. Default: no limit.",
+            (
+                "Largest number of connections per client address; further ones get 429. Default: "
+                "no limit."
+            ),
             min=1,
         ),
     ] = None,
@@ -502,21 +525,27 @@ def serve_command(
         str | None,
         _option(
             SECURITY,
-            "Origins that browsers may call from (CORS), a JSON list (vLLM's name). Default: none.",
+            (
+                "Origins from which browsers may call (CORS), as a JSON list (vLLM's name). "
+                "Default: none."
+            ),
             metavar=JSON,
         ),
     ] = None,
     ssl_keyfile: Annotated[
-        Path | None, _option(SECURITY, "TLS private key, PEM (vLLM's name).")
+        Path | None, _option(SECURITY, "PEM file of the TLS private key (vLLM's name).")
     ] = None,
     ssl_certfile: Annotated[
-        Path | None, _option(SECURITY, "TLS certificate, PEM (vLLM's name).")
+        Path | None, _option(SECURITY, "PEM file of the TLS certificate (vLLM's name).")
     ] = None,
     ssl_ca_certs: Annotated[
         Path | None,
         _option(
             SECURITY,
-            "TLS certificates, PEM, one of which must have signed the client's (vLLM's name).",
+            (
+                "PEM file of the authorities that may sign client certificates; clients must "
+                "present one (vLLM's name)."
+            ),
         ),
     ] = None,
     record_file: Annotated[
@@ -524,14 +553,16 @@ def serve_command(
         _option(
             LOGS,
             (
-                "Write one JSON line per finished request to this file; an older file is renamed. "
-                "Default: none."
+                "Write one JSON line per finished request to this file; an existing file is "
+                "renamed. Default: none."
             ),
             parser=FileToWrite("gateway.jsonl", tried=False),
         ),
     ] = None,
-    log_level: Annotated[str, _option(LOGS, "debug | info | warning | error.")] = "info",
-    log_format: Annotated[str, _option(LOGS, "text | json (one object per line).")] = "text",
+    log_level: Annotated[str, _option(LOGS, "Log level: debug | info | warning | error.")] = "info",
+    log_format: Annotated[
+        str, _option(LOGS, "Log format: text | json (one object per line).")
+    ] = "text",
     log_prompts: Annotated[
         bool, _option(LOGS, "Log every prompt in full.", "--log-prompts")
     ] = False,
@@ -540,7 +571,7 @@ def serve_command(
         _option(
             LOGS,
             (
-                "Accept the request field by which `kendall load` forces output lengths (for "
+                "Accept the request field with which `kendall load` forces output lengths (for "
                 "experiments)."
             ),
         ),
@@ -550,8 +581,8 @@ def serve_command(
         _option(
             CONFIGURATION,
             (
-                "TOML file: keys named as these options, and a table [engine-args] for vLLM. "
-                "Environment and flags win over it."
+                "TOML file with these option names as keys, and a table [engine-args] for vLLM. "
+                "Environment variables and flags override it."
             ),
             is_eager=True,
             callback=take_file,
@@ -559,7 +590,7 @@ def serve_command(
     ] = None,
     show_config: Annotated[
         bool,
-        _option(CONFIGURATION, "Print every setting with its source, then exit.", "--show-config"),
+        _option(CONFIGURATION, "Print every setting and its source, then exit.", "--show-config"),
     ] = False,
     json_output: Annotated[
         bool,
@@ -703,12 +734,12 @@ def calibrate_command(
         bool,
         _option(
             MEASUREMENT,
-            "Measure the speed factor against the law in force only; takes about 5 seconds.",
+            ("Measure only the speed factor relative to the law in force; takes about 5 seconds."),
         ),
     ] = False,
     max_batch_size: Annotated[
         int | None,
-        _option(MEASUREMENT, "Largest batch to measure. Default: the engine's bound.", min=1),
+        _option(MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1),
     ] = None,
     max_output_tokens: Annotated[
         int | None,
@@ -722,27 +753,30 @@ def calibrate_command(
         int | None, _option(MEASUREMENT, "Length of every prompt, in tokens. Default: 32.", min=1)
     ] = None,
     repeats: Annotated[
-        int, _option(MEASUREMENT, "Measurements of each batch size and length.", min=2, max=100)
+        int,
+        _option(
+            MEASUREMENT, "Number of measurements of each batch size and length.", min=2, max=100
+        ),
     ] = 5,
-    seed: Annotated[int, _option(MEASUREMENT, "Seed of the order of the measurements.")] = 0,
+    seed: Annotated[int, _option(MEASUREMENT, "Seed for the order of the measurements.")] = 0,
     api_key: Annotated[
         str | None, _option(ACCESS, "Key sent to a running gateway as a bearer token.")
     ] = None,
     admin_key: Annotated[
-        str | None, _option(ACCESS, "Key for a gateway with --admin-key; wins over --api-key.")
+        str | None, _option(ACCESS, "Key for a gateway with --admin-key; overrides --api-key.")
     ] = None,
     cacert: Annotated[Path | None, _option(ACCESS, CACERT)] = None,
     insecure: Annotated[bool, _option(ACCESS, INSECURE, "--insecure")] = False,
     name: Annotated[
-        str | None, _option(RESULT, "Name of the profile. Default: the model's.")
+        str | None, _option(RESULT, "Name of the profile. Default: the model's name.")
     ] = None,
     output: Annotated[
         Path | None,
         _option(
             RESULT,
             (
-                "File to write. Default: in the user's cache; none for an emulated engine or "
-                "--speed-only."
+                "File to write. Default: a file in the user's cache; none for an emulated engine "
+                "or --speed-only."
             ),
             parser=FileToWrite("law.json"),
         ),

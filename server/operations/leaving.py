@@ -204,6 +204,8 @@ class ExitBound:
 
 
 def _end_now(seconds: float) -> None:
-    log.critical("the gateway had not stopped %g s after it was asked to; it ends now", seconds)
+    log.critical(
+        "the gateway had not stopped %g s after the request to stop; it exits now", seconds
+    )
     end_logs()
     os._exit(1)

@@ -89,7 +89,7 @@ class Reloader:
         security = now.security
         certificate = "" if self._tls() is None else ", the certificate"
         log.warning(
-            "SIGHUP: reloaded %s and %s%s, the bounds of the queue, the patience, log level %s",
+            "SIGHUP: reloaded %s and %s%s, the queue limits, the patience, log level %s",
             counted(len(security.api_keys), "API key"),
             counted(len(security.admin_keys), "admin key"),
             certificate,

@@ -55,8 +55,8 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     """
     if not settings.model.strip():
         raise SpecError(
-            "got an empty MODEL; expected `tiny`, the directory of a model, or the name of one on "
-            "the Hugging Face hub"
+            "got an empty MODEL; expected `tiny`, a model directory, or a model name on the "
+            "Hugging Face Hub"
         )
     law = load_law(settings.latency) if settings.latency else None
     if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:

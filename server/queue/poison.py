@@ -38,8 +38,8 @@ REFUSED_FOR = 600.0  # seconds
 MOST_REFUSED = 1024  # prompts; the oldest are forgotten
 CODE = "engine_killed"
 FAILED = (
-    "the engine died each time that this request was in service, the last time with no other "
-    "suspect; do not send it again"
+    "the engine died each time this request was in service, the last time with no other suspect; "
+    "do not send it again"
 )
 
 

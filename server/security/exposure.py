@@ -25,9 +25,9 @@ def check_exposure(host: str, security: SecuritySettings) -> None:
     if security.api_keys or security.allow_unauthenticated or is_loopback(host):
         return
     raise SpecError(
-        f"got --host {host or repr('')} without an API key; expected one where other machines can "
-        "reach the gateway: give --api-key or --api-key-file (or KENDALL_API_KEY), or say "
-        "--allow-unauthenticated"
+        f"got --host {host or repr('')} without an API key; expected one, because other "
+        "machines can reach the gateway: set --api-key or --api-key-file (or "
+        "KENDALL_API_KEY), or --allow-unauthenticated"
     )
 
 

@@ -24,22 +24,24 @@ WRONG_KEY = Denial(
     "wrong_key",
     401,
     "invalid_api_key",
-    "got a key that is not known here; expected one of this gateway's",
+    "got an unknown key; expected one of this gateway's keys",
 )
 NO_ADMIN_KEY = Denial(
     "no_admin_key",
     401,
     "invalid_api_key",
-    "got no admin key; expected the header `Authorization: Bearer KEY` with a key of --admin-key, "
-    "or with the one that the gateway printed at its start",
+    (
+        "got no admin key; expected the header `Authorization: Bearer KEY` with a key of "
+        "--admin-key, or the key that the gateway printed at its start"
+    ),
 )
 NOT_ADMIN = Denial(
     "not_admin",
     403,
     "admin_key_needed",
     (
-        "got an API key, which does not open /admin; expected a key of --admin-key, or the one "
-        "that the gateway printed at its start"
+        "got an API key, which gives no access to /admin; expected a key of --admin-key, or the "
+        "key that the gateway printed at its start"
     ),
 )
 NOT_HERE = Denial(
@@ -47,8 +49,8 @@ NOT_HERE = Denial(
     403,
     "admin_key_needed",
     (
-        "got an /admin call from elsewhere; expected it from this machine (as localhost, through "
-        "no proxy), or with an admin key"
+        "got an /admin call from another machine or through a proxy; expected it from this "
+        "machine (as localhost), or with an admin key"
     ),
 )
 OTHER_PAGE = Denial(
@@ -57,7 +59,7 @@ OTHER_PAGE = Denial(
     "other_page",
     (
         "got an /admin call from a page of another origin; expected it from the gateway's own "
-        "page, or from no page"
+        "page, or from outside a browser"
     ),
 )
 REASONS = tuple(
@@ -68,8 +70,8 @@ NOT_JSON = Refusal(
         400,
         "unsupported_media_type",
         (
-            "got a body that is not called application/json; expected that content type, because "
-            "any page in a browser may send the others"
+            "got a body without the content type application/json; expected it, because any page "
+            "in a browser may send the others"
         ),
     )
 )

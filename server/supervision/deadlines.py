@@ -120,7 +120,7 @@ def _seconds(name: bytes, value: bytes) -> float:
         raise ApiError(
             400,
             "invalid_request",
-            f"got {header}: {text[:80]!r}; expected milliseconds, 0 for no limit",
+            f"got {header}: {text[:80]!r}; expected milliseconds (0: no limit)",
             param=header,
         )
     return milliseconds * 1e-3 or math.inf

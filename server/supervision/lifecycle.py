@@ -89,6 +89,6 @@ class Lifecycle:
         """Take requests again. Raises ApiError 409: the gateway shuts down."""
         if self.leaving:
             raise ApiError(
-                409, "shutting_down", "the gateway shuts down; this drain cannot be undone"
+                409, "shutting_down", "the gateway is shutting down; this drain cannot be undone"
             )
         self.draining = False

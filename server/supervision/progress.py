@@ -163,18 +163,18 @@ def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
     """Take it out of the engine, and hand it over again behind the tokens it has; a second time,
     or where that is not exact, it fails.
     """
-    reason = "also after it was handed over again" if ticket.continued else detach(ticket)
+    reason = "also after it was submitted again" if ticket.continued else detach(ticket)
     if reason is not None:
-        log.error("request %s made no token for %.0f s and fails: %s", ticket.id, seconds, reason)
+        log.error("request %s got no token for %.0f s and fails: %s", ticket.id, seconds, reason)
         batcher.lose(
             ticket,
             "failed",
             STALLED,
-            f"the engine made no token of this answer for {seconds:.0f} s: {reason}",
+            f"the engine produced no token of this answer for {seconds:.0f} s: {reason}",
         )
         return
     log.warning(
-        "request %s made no token for %.0f s; it is submitted to the engine again",
+        ("request %s got no token for %.0f s; it is submitted to the engine again"),
         ticket.id,
         seconds,
     )

@@ -103,9 +103,12 @@ class Supervisor:
         try:
             await within(self._engine.stop(), LET_GO, 0.0)
         except OverdueError:
-            log.error("the engine did not stop within %g s; the gateway ends without it", LET_GO)  # noqa: TRY400 - one line
+            log.error(  # noqa: TRY400 - one line
+                "the engine did not stop within %g s; the gateway exits without waiting for it",
+                LET_GO,
+            )
         except Exception:
-            log.exception("the engine failed while it stopped")
+            log.exception("the engine failed while stopping")
 
     def refuse(self, message: str) -> None:
         """The gateway ends: those that wait for the engine to come back are told so."""
@@ -232,7 +235,7 @@ class Supervisor:
         """
         if self.state == "restarting" and task is self._task:
             reason = "it was cancelled" if task.cancelled() else f"{task.exception()!r}"
-            self._give_up(f"the restart broke off: {reason}")
+            self._give_up(f"the restart was interrupted: {reason}")
 
     def _tell_failed(self, error: Exception) -> None:
         self.last_loss = str(error) or type(error).__name__

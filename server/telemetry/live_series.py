@@ -44,20 +44,23 @@ class DelayGauges:
         )
         self.what_if = gauge_of(
             "what_if_queueing_delay_seconds",
-            "Predicted queueing delay under another policy, all other settings unchanged",
+            ("Predicted queueing delay under each other policy, with all other settings unchanged"),
             ["policy", "stat"],
         )
         self.what_if_sojourn = gauge_of(
             "what_if_sojourn_time_seconds",
             (
-                "Predicted sojourn time under another policy, all other settings unchanged; "
-                "compare policies by this"
+                "Predicted sojourn time under each other policy, with all other "
+                "settings unchanged; compare policies by this one"
             ),
             ["policy", "stat"],
         )
         self.what_if_first_token = gauge_of(
             "what_if_time_to_first_token_seconds",
-            "Predicted mean time to first token under another policy, all other settings unchanged",
+            (
+                "Predicted mean time to first token under each other policy, with all "
+                "other settings unchanged"
+            ),
             ["policy", "stat"],
         )
 
@@ -69,19 +72,19 @@ class VerdictSeries:
         gauge_of = partial(gauge, registry)
         self.assumption_holds = gauge_of(
             "assumption_holds",
-            "Whether an assumption of the model holds: 1 yes, 0 no, NaN unknown",
+            "Whether an assumption of the model holds (1: yes, 0: no, NaN: unknown)",
             ["assumption"],
         )
         self.verdict = gauge_of(
             "prediction_verdict",
-            "1 for the current verdict on the prediction, 0 for the others",
+            "Verdict on the prediction (1: the current one, 0: the others)",
             ["verdict"],
         )
         self.check_holds = gauge_of(
             "self_check_holds",
             (
-                "Whether a check of the gateway's own counters holds: 1 yes, 0 no (do not trust "
-                "the measured delays)"
+                "Whether a check of the gateway's own counters holds (1: yes, 0: no, do "
+                "not trust the measured delays)"
             ),
             ["check"],
         )
@@ -99,13 +102,13 @@ class EnergyGauges:
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge_of = partial(gauge, registry)
         self.joules = gauge_of(
-            "energy_joules", "Energy that the engine's devices report since the start"
+            "energy_joules", "Energy reported by the engine's devices since the gateway started"
         )
         self.terms = gauge_of(
             "energy_estimate_joules",
             (
-                "Estimated energy: beta and c0 of beta b + c0 for a batch of b sequences, and per "
-                "output token"
+                "Estimated energy: beta and c0 in beta b + c0 for a batch of b "
+                "sequences, and energy per output token"
             ),
             ["term"],
         )
@@ -119,12 +122,12 @@ class LoadGauges:
         self.speed = gauge_of(
             "engine_speed_ratio",
             (
-                "Measured service time divided by the service time of the calibrated latency law; "
-                "above 1 is slower"
+                "Measured service time divided by the calibrated latency law's service "
+                "time; above 1: slower than calibrated"
             ),
         )
         self.predicted_utilisation = gauge_of(
-            "predicted_utilisation", "Predicted fraction of time in which a server is busy"
+            "predicted_utilisation", "Predicted fraction of time during which a server is busy"
         )
         self.predicted_batch_size = gauge_of(
             "predicted_batch_size", "Predicted mean number of sequences per dispatch"
@@ -138,12 +141,12 @@ class LoadGauges:
             "load", "Arrival rate divided by the largest stable arrival rate of the policy in force"
         )
         self.utilisation = gauge_of(
-            "utilisation", "Fraction of the last minute in which a server was busy"
+            "utilisation", "Fraction of the last minute during which a server was busy"
         )
         self.arrival_rate = gauge_of(
             "arrival_rate",
             (
-                "Calls that arrive per second, over the last minute; a call with n or several "
-                "prompts is one arrival"
+                "Calls arriving per second, over the last minute; a call with n or "
+                "several prompts is one arrival"
             ),
         )

@@ -45,7 +45,7 @@ class _Failures:
     def collect(self) -> Iterator[Any]:
         """By reason."""
         family = CounterMetricFamily(
-            "kendall_failures", "Failed requests, by the code of the error", labels=["reason"]
+            "kendall_failures", "Failed requests, by error code", labels=["reason"]
         )
         for reason, count in (dict.fromkeys(FAILURES, 0) | dict(self._counts)).items():
             family.add_metric([reason], count)
@@ -65,12 +65,14 @@ class Metrics(PolicyMetrics):
         counter = partial(Counter, registry=self.registry)
         self.received = counter(
             "kendall_requests_received",
-            "Requests that have arrived, rejected ones included; one per prompt and choice",
+            ("Requests that arrived, including rejected ones; one per prompt and choice"),
         )
         self.refused = counter(
             "kendall_refused_calls",
-            "Calls refused before they became requests, because they are invalid or not "
-            "supported, by error code",
+            (
+                "Calls refused before they became requests because they are invalid or "
+                "not supported, by error code"
+            ),
             ["code"],
         )
         self.denied = counter(
@@ -80,9 +82,9 @@ class Metrics(PolicyMetrics):
         )
         self.dropped_records = counter(
             "kendall_dropped_records",
-            "Records that the run file (--record-file) could not take, since the start",
+            "Records that could not be written to the run file (--record-file)",
         )
-        self.switches = counter("kendall_policy_switches", "Policy switches since the start")
+        self.switches = counter("kendall_policy_switches", "Policy switches")
         gauge_of = partial(gauge, self.registry)
         self.engine_info = gauge_of(
             "engine_info", "Engine, model and Kendall version; always 1", ENGINE_LABELS
@@ -169,8 +171,8 @@ class _DroppedLines:
         family = CounterMetricFamily(
             "kendall_dropped_log_lines",
             (
-                "Log lines dropped, by reason: stderr was not read (blocked), too many of one kind "
-                "(repeated), a write failed (unwritable)"
+                "Dropped log lines, by reason: stderr was not read (blocked), too many lines of "
+                "one kind (repeated), a write failed (unwritable)"
             ),
             labels=["reason"],
         )

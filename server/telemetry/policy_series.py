@@ -53,11 +53,14 @@ class PolicyMetrics:
         )
         self.batch_forming_delay = self._histogram(
             "batch_forming_delay_seconds",
-            "Time from arrival until the batch was complete or max_wait passed "
-            "(policy fixed; else 0)",
+            (
+                "Time from arrival until the batch was complete or max_wait had passed "
+                "(policy fixed; otherwise 0)"
+            ),
         )
         self.service_time = self._histogram(
-            "service_time_seconds", "Time from a dispatch until the server could take the next one"
+            "service_time_seconds",
+            "Time from a dispatch until the server was free for the next one",
         )
         self.sojourn_time = self._histogram(
             "sojourn_time_seconds", "Time from arrival until the last byte of the answer was sent"
@@ -66,7 +69,7 @@ class PolicyMetrics:
             "time_to_first_token_seconds", "Time from arrival to the first token"
         )
         self.inter_token = self._histogram(
-            "inter_token_latency_seconds", "Mean time between two tokens of an answer"
+            "inter_token_latency_seconds", "Mean time between consecutive tokens of an answer"
         )
         self.batch_size = self._histogram(
             "batch_size",
@@ -76,12 +79,13 @@ class PolicyMetrics:
         self.output_tokens = self._histogram(
             "output_tokens", "Output tokens per completed request", TOKENS
         )
-        self.requests = self._counter("requests", "Requests that have ended, by outcome", "outcome")
+        self.requests = self._counter("requests", "Requests that ended, by outcome", "outcome")
         self.clipped = self._counter(
-            "clipped_requests", "Answers that the gateway's token limit ended"
+            "clipped_requests", "Answers clipped by the gateway's token limit"
         )
         self.tokens = self._counter(
-            "generated_tokens", "Output tokens generated, of failed and cancelled requests too"
+            "generated_tokens",
+            ("Output tokens generated, including those of failed and cancelled requests"),
         )
 
     def _histogram(

@@ -366,17 +366,17 @@ def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:
             Poisson(5.0),
             {},
             (
-                r"without an end; expected a number of requests \(--num-prompts\) or seconds "
+                r"with no end; expected a number of requests \(--num-prompts\) or seconds "
                 r"\(--duration\)$"
             ),
         ),
         (
             Poisson(math.inf),
             {"duration": 5.0},
-            r"without an end; expected a number of requests \(--num-prompts\)$",
+            r"with no end; expected a number of requests \(--num-prompts\)$",
         ),
-        (Gamma(5.0, 0.5), {}, "without an end"),
-        (Mmpp((1.0, 2.0), (1.0, 1.0)), {}, "without an end"),
+        (Gamma(5.0, 0.5), {}, "with no end"),
+        (Mmpp((1.0, 2.0), (1.0, 1.0)), {}, "with no end"),
         (Deterministic(5.0), {"count": 0}, "got 0 prompts"),
         (Ramp(1.0, 5.0, 10.0), {"duration": 0.0}, "got duration 0.0"),
         (Poisson(5.0), {"duration": math.inf}, "got duration inf"),
@@ -399,7 +399,7 @@ def test_bounds_that_give_no_end_are_refused(
 def test_other_values_out_of_range_are_named() -> None:
     with pytest.raises(SpecError, match="shape 'square'"):
         Ramp(1.0, 2.0, 3.0, "square")  # type: ignore[arg-type]
-    with pytest.raises(SpecError, match="go back"):
+    with pytest.raises(SpecError, match="out of order"):
         Recorded(np.array([1.0, 0.5]))
     with pytest.raises(SpecError, match="request rate inf"):
         at_rate(Poisson(1.0), math.inf)

@@ -84,7 +84,7 @@ def test_a_duration_needs_its_unit(bare: str) -> None:
 
 
 def test_a_unit_of_time_on_something_else_is_refused() -> None:
-    with pytest.raises(SpecError, match="it is no duration"):
+    with pytest.raises(SpecError, match="it is not a duration"):
         require_known([parse_assertion("completed < 5ms")], names())
 
 

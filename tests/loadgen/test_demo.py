@@ -134,7 +134,7 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal(
     assert (
         (
             "warning: the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; "
-            "stop what else"
+            "stop other work"
         )
         in said
     ) == (r2 < 0.9)

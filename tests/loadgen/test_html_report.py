@@ -120,7 +120,7 @@ def test_the_page_says_what_was_measured_and_why_cells_differ(report: Path) -> N
     for words in (
         "4 policies at 2 loads on emulated (tiny)",
         "machine slower than calibrated by 20\N{NO-BREAK SPACE}%",
-        "Where they part, and why",
+        "Where they differ, and why",
     ):
         assert words in shown
     for words in (
@@ -411,7 +411,7 @@ def test_the_medians_say_over_how_many_cells_and_the_rule_is_one_sentence(data: 
     judged = sum(cell.counts for cell in data.cells)
     text = page(data)
     assert f"over {judged} cells<br>theory a priori" in text
-    assert f"where {TOO_SHORT}" in text
+    assert f"if {TOO_SHORT}" in text
     assert any(TOO_SHORT in line for line in notes([widened(data.cells[0]).comparison]))
 
 

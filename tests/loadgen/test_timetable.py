@@ -119,7 +119,7 @@ def test_arguments_out_of_range_are_named(rate: float, n: int, seed: int, messag
 
 def test_a_timetable_must_be_in_order_and_of_one_length() -> None:
     ones = np.ones(2, dtype=np.int64)
-    with pytest.raises(ValueError, match="go back"):
+    with pytest.raises(ValueError, match="out of order"):
         Timetable(np.array([2.0, 1.0]), ones, ones)
     with pytest.raises(ValueError, match="one length"):
         Timetable(np.array([1.0]), ones, ones)
@@ -285,7 +285,7 @@ def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_by
         (
             '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'
             '{"intended_at":0.5,"prompt_tokens":1,"output_tokens":2}',
-            "go back",
+            "out of order",
         ),
     ],
 )

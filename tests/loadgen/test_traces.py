@@ -230,19 +230,19 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     [
         (
             AZURE + "2023-11-16 18:15:46.1,5,6\n16/11/2023,5,6\n",
-            r"line 3: got '16/11/2023,5,6'; expected TIMESTAMP.*is no date",
+            r"line 3: got '16/11/2023,5,6'; expected TIMESTAMP.*is not a date",
         ),
         (AZURE + "2023-13-16 18:15:46.1,5,6\n", "line 2.*month"),
         (AZURE + "2023-11-16 18:15:46.1,5\n", "line 2: got '2023-11-16 18:15:46.1,5'"),
         (AZURE + "2023-11-16 18:15:46.1,five,6\n", "line 2.*could not convert"),
-        (AZURE + "2023-11-16 18:15:46.1,5,-6\n", "line 2.*no number of tokens"),
+        (AZURE + "2023-11-16 18:15:46.1,5,-6\n", "line 2.*not a number of tokens"),
         (AZURE, "got no request with prompt and output tokens .0 without."),
         (
             BURST + "5,ChatGPT,472,0,472,Conversation log\n",
             "got no request with prompt and output tokens .1 without.",
         ),
-        (BURST + "nan,ChatGPT,472,3,475,Conversation log\n", "line 2.*no number of seconds"),
-        (BURST + "soon,ChatGPT,472,3,475,Conversation log\n", "line 2.*no number of seconds"),
+        (BURST + "nan,ChatGPT,472,3,475,Conversation log\n", "line 2.*not a number of seconds"),
+        (BURST + "soon,ChatGPT,472,3,475,Conversation log\n", "line 2.*not a number of seconds"),
         (
             BURST + "1e12,ChatGPT,472,3,475,Conversation log\n",
             "line 2.*beyond what nanoseconds can hold",

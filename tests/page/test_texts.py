@@ -178,7 +178,7 @@ def test_the_command_of_the_empty_page_is_broken_between_options_only(site: Site
 
 NONE_ENDED = "0 requests of this epoch have ended; 50 are needed"
 BEFORE_THE_FIRST = (
-    "nothing was predicted yet: that is done every 5 s, once 50 requests of this epoch have ended"
+    "no prediction yet: one is made every 5 s once 50 requests of this epoch have ended"
 )
 
 

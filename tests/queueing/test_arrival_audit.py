@@ -116,8 +116,8 @@ DISEASES = [
         1000,
         "of arrivals are within 1 ms of one phase: pinned to tenths of a second",
     ),
-    (re_anchored, 30.0, 1000, "schedule was lost and never made up"),
-    (drifting, 200.0, 1500, "something adds to every gap, as sleeps one after the other do"),
+    (re_anchored, 30.0, 1000, "the sender fell behind and never caught up"),
+    (drifting, 200.0, 1500, "something adds to every gap, as successive sleeps do"),
     (bursty, 10.0, 1000, "arrivals come in bursts"),
     (regular, 10.0, 1000, "arrivals are too regular"),
     (constant, 10.0, 1000, "gaps are nearly constant"),
@@ -440,7 +440,8 @@ def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
     assert broken.verdict.startswith("timetable not kept (mean 100 ms")
     assert early.verdict.startswith("timetable not kept (mean -100 ms")
     assert (
-        alone.verdict == "not judged: asked to be gamma, and there is no timetable to compare with"
+        alone.verdict
+        == "not judged: gamma was requested, and there is no timetable to compare with"
     )
     assert [audit.poisson for audit in (kept, broken, early, alone)] == [None] * 4
     assert [audit.good for audit in (kept, broken, early, alone)] == [True, False, False, True]

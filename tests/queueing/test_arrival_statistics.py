@@ -527,10 +527,10 @@ def test_a_pause_is_told_by_its_length_and_a_schedule_that_was_lost_by_the_rate(
     gaps[500] = 2.0
     rate = 1 / 0.01
     paused = said(gaps, {"longest gap": 170.0}, asked=rate)
-    assert paused == ("pauses of up to 2 s (200 mean gaps): the sender or the network stood still",)
+    assert paused == ("pauses of up to 2 s (200 mean gaps): the sender or the network stalled",)
     lost = said(gaps, {"longest gap": 170.0, "rate": 0.8}, asked=rate)
     assert lost[0].startswith("pauses of up to 2 s (200 mean gaps), delivered ")
-    assert lost[0].endswith(" of 100 per second asked: schedule was lost and never made up")
+    assert lost[0].endswith(" of 100 per second asked: the sender fell behind and never caught up")
     unasked = said(gaps, {"longest gap": 170.0})
     assert unasked[0].startswith(
         f"pauses of up to 2 s ({2 / (np.median(gaps) / math.log(2)):.0f} mean gaps)"

@@ -374,7 +374,7 @@ def test_a_mean_that_is_infinite_is_said_to_be_whatever_the_lengths(
     if method == "exact":
         with pytest.raises(
             NotConvergedError,
-            match=r"the mean delay is infinite: batches without a bound.*; bound the batch size",
+            match=r"the mean delay is infinite: batch sizes have no bound.*; bound the batch size",
         ):
             predict(*given, method=method)
         return

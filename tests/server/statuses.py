@@ -314,7 +314,7 @@ ROWS = [
         says="a form that the engine cannot keep to",
         status=400,
         code="invalid_request",
-        ask=_engine_fails("the engine could not keep the answer to the form", "invalid_request"),
+        ask=_engine_fails("the engine could not produce an answer", "invalid_request"),
     ),
     Row(
         says="a policy that is none",

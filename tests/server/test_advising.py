@@ -96,7 +96,7 @@ def test_a_table_and_the_sentence(stub: Stub, capsys: pytest.CaptureFixture[str]
         "policy: set elastic instead of dynamic",
     ):
         assert part in shown
-    assert "gain: reduction of the quantity that the sentence below names" in shown
+    assert "gain: reduction of the quantity named in the sentence below" in shown
 
 
 def test_one_json_object_and_nothing_else(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,7 +228,7 @@ def test_the_table_advises_what_the_sentence_advises(
     text = capsys.readouterr().out
     (row,) = [line for line in text.splitlines() if line.startswith("policy  ") and "%" in line]
     assert row.split()[-1] == word
-    assert ("keep: what is in force is as good" in text) == (word == "keep")
+    assert ("keep: the setting in force is as good" in text) == (word == "keep")
     assert "best found" in text
 
 

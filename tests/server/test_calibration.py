@@ -441,7 +441,7 @@ def test_a_law_that_fits_poorly_is_stored_with_a_warning(
         assert lines == (
             [
                 f"kendall: warning: the law fits poorly: R2 {r2:.2f}, where a quiet machine gives "
-                "at least 0.9; stop what else runs on the machine and calibrate again, with more "
+                "at least 0.9; stop other work on the machine and calibrate again with more "
                 "--repeats"
             ]
             if warned
@@ -533,5 +533,5 @@ def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
     said = " ".join((Path(__file__).parents[2] / "docs/operating.md").read_text().split())
     assert f"{few} to {many} of them" in said
     steps = [request.repeats * sum(max(cell.lengths) for cell in grid) for grid in grids]
-    assert "about 3,000 to 5,000 steps of the engine" in said
+    assert "about 3,000 to 5,000 engine steps" in said
     assert steps == [pytest.approx(3000, rel=0.1), pytest.approx(5000, rel=0.1)]

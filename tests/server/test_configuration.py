@@ -599,8 +599,8 @@ def test_several_names_or_keys_stand_in_one_variable_with_spaces_between(
     assert serve("--served-model-name", "one").served_model_aliases == ()
     said = complaint(capsys, "advise", "http://127.0.0.1:9")
     assert (
-        "got several keys in KENDALL_API_KEY; expected one to send: set KENDALL_ADVISE_API_KEY too"
-        in said
+        "got several keys in KENDALL_API_KEY; expected a single key to send: "
+        "set KENDALL_ADVISE_API_KEY too" in said
     )
     assert "sk-1" not in said
     assert "no answer from" in complaint(

@@ -211,7 +211,7 @@ def test_a_restart_that_breaks_off_in_any_way_is_given_up() -> None:
             for made in calls:
                 await made.task
             assert {made.status for made in calls} == {503}
-            assert ends == ["the restart broke off: it was cancelled"]
+            assert ends == ["the restart was interrupted: it was cancelled"]
             assert await probes(app) == (503, 503)
 
     run_virtual(main())

@@ -56,7 +56,7 @@ def test_a_folder_is_looked_at_before_anything_starts(
     for folder in ("./", str(tmp_path)):
         with pytest.raises(
             SpecError,
-            match=r"a folder without config\.json; expected `tiny`, the directory of a model",
+            match=r"a folder without config\.json; expected `tiny`, a model directory",
         ):
             hub.check_model(folder, {})
         hub.check_model(folder, {"hf_config_path": "elsewhere"})
@@ -79,7 +79,7 @@ def test_a_name_that_the_hub_does_not_know(answers: Any, tmp_path: Path) -> None
     answers(RepositoryNotFoundError("401 Client Error\nmore", response=Response()))
     said = complaint("nosuchmodel", tmp_path)
     assert said.startswith(
-        "got model 'nosuchmodel', which is no directory here and not on the Hugging Face hub; "
+        "got model 'nosuchmodel', which is neither a directory here nor on the Hugging Face Hub; "
         "expected `tiny`"
     )
     answers(GatedRepoError("403", response=Response()))
@@ -94,7 +94,7 @@ def test_a_hub_that_cannot_be_reached(
     answers(OSError("Name or service not known\nmore"))
     with pytest.raises(CommandError):  # the arguments may be right
         hub.check_name("owner/name", {"download_dir": str(tmp_path)})
-    assert "the Hugging Face hub cannot be reached (Name or service not known)" in complaint(
+    assert "the Hugging Face Hub cannot be reached (Name or service not known)" in complaint(
         "owner/name", tmp_path
     )
     asked = answers(None)
@@ -108,7 +108,7 @@ def test_a_hub_that_cannot_be_reached(
 )
 def test_what_cannot_be_a_name_is_not_asked_for(model: str, answers: Any, tmp_path: Path) -> None:
     asked = answers(None)
-    assert "which is no directory here" in complaint(model, tmp_path)
+    assert "which is not a directory here" in complaint(model, tmp_path)
     assert asked == []
 
 

@@ -420,4 +420,6 @@ def test_an_end_that_does_not_come_is_made() -> None:
         [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=False
     )
     assert found.returncode == 1
-    assert "the gateway had not stopped 0.1 s after it was asked to; it ends now" in found.stderr
+    assert (
+        "the gateway had not stopped 0.1 s after the request to stop; it exits now" in found.stderr
+    )

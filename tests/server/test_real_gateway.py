@@ -438,7 +438,7 @@ def test_calibration_over_http_gives_a_law_that_fits(served: Served) -> None:
 BAD_STARTS = [
     (["serve", "tiny", "--policy", "fixd"], "did you mean 'fixed'"),
     (["serve", "tiny", "--policy", "fixed"], "batch_size"),
-    (["serve", "/nowhere/model"], "no directory here"),
+    (["serve", "/nowhere/model"], "not a directory here"),
     (["serve", "tiny", "--engine-arg", "nonsense"], "KEY=VALUE"),
     (["serve", "tiny", "--engine", "other"], "auto, vllm or emulated"),
     (

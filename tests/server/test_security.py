@@ -529,7 +529,7 @@ def test_trap_without_keys_a_page_cannot_send_work_without_asking(
     if refused is not None:
         error = json.loads(refused.body)["error"]
         assert (refused.status_code, error["code"]) == (400, "unsupported_media_type")
-        assert "expected that content type" in error["message"]
+        assert "without the content type" in error["message"]
     assert Guard(SecuritySettings(api_keys=API_KEYS)).refusal(with_key(scope, API)) is None, (
         "a page has no key"
     )

@@ -263,7 +263,9 @@ def test_a_prompt_and_a_form_are_refused_beyond_their_bound() -> None:
         form=lambda: SimpleNamespace(value="ä" * 10), form_field=lambda: "guided_regex"
     )
     check_form_size(form, 22)  # two bytes each, and quotes
-    with pytest.raises(ApiError, match="got a form of 22 bytes; expected at most 21") as refused:
+    with pytest.raises(
+        ApiError, match="got a structured-output definition of 22 bytes; expected at most 21"
+    ) as refused:
         check_form_size(form, 21)
     assert (refused.value.status, refused.value.param) == (400, "guided_regex")
     nothing: Any = SimpleNamespace(form=lambda: None)

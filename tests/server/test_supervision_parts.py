@@ -562,7 +562,7 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
     [
         (False, None, None),
         (False, "it is whole", "it is whole"),
-        (True, None, "also after it was handed over again"),
+        (True, None, "also after it was submitted again"),
     ],
 )
 def test_an_answer_that_stands_still_is_handed_over_again_once(

@@ -573,7 +573,11 @@ def test_a_killed_gateway_leaves_no_engine(house: House, doomed: subprocess.Pope
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
-    [("tokenizer.json", "no tokenizer"), ("config.json", "no config.json"), ("", "no directory")],
+    [
+        ("tokenizer.json", "no tokenizer"),
+        ("config.json", "no config.json"),
+        ("", "not a directory"),
+    ],
 )
 def test_a_model_that_cannot_be_is_refused_in_one_line(
     tmp_path: Path, model: Path, spoil: str, expected: str

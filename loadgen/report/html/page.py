@@ -110,9 +110,9 @@ def _warning(data: ReportData) -> str:
     invalid = sum(cell.invalid for cell in data.cells)
     if invalid:
         said.append(
-            f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached the "
-            "gateway outside the lateness budget. They are not the run that was asked for, and "
-            "are not counted; see “Arrivals and sender”."
+            f"INVALID: in {invalid} of {counted(len(data.cells), 'cell')} requests reached "
+            "the gateway outside the lateness budget. They do not follow the requested "
+            "arrivals and are not counted; see “Arrivals and sender”."
         )
     return "".join(f'<p class="warning">{escape(line)}</p>' for line in said)
 
@@ -137,7 +137,7 @@ def _verdicts(data: ReportData) -> str:
     return _section(
         "Verdict",
         f"<p>{lead}</p>{matrix(data.cells)}"
-        + (f'<h3>Where they part, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
+        + (f'<h3>Where they differ, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
     )
 
 
@@ -161,13 +161,13 @@ def _sent(data: ReportData) -> str:
     if not data.cells:
         return ""
     lead = (
-        "What arrived at the gateway, against what was asked. Arrivals that are not the asked "
-        "process cannot judge a theory of it."
+        "Arrivals at the gateway, compared with the requested process. Arrivals that do not "
+        "follow it cannot test a theory of it."
     )
     if all(cell.lateness is None for cell in data.cells):
         lead += (
-            " The load generator’s own files are not at hand, or name no request of the "
-            "gateway’s: its lateness is not known."
+            " The load generator’s own files are missing, or name no request of the gateway’s: "
+            "its lateness is unknown."
         )
     return _section("Arrivals and sender", f"<p>{lead}</p>{senders(data.cells)}")
 
@@ -191,12 +191,12 @@ def _numbers(data: ReportData) -> str:
 
 def _missing(data: ReportData) -> str:
     lines = "".join(f"<li>{escape(event)}</li>" for event in data.events)
-    happened = f'<h3>What happened on the way</h3><ul class="prose">{lines}</ul>' if lines else ""
+    happened = f'<h3>Events during the sweep</h3><ul class="prose">{lines}</ul>' if lines else ""
     if not data.missing:
         return (
             _section(
                 "What is missing",
-                _empty("Nothing: every cell that was planned has a result.") + happened,
+                _empty("Nothing: every planned cell has a result.") + happened,
             )
             if data.events
             else ""
@@ -211,7 +211,7 @@ def _facts(data: ReportData) -> str:
     return (
         f'<dl class="facts">{pairs}</dl>'
         if pairs
-        else _empty("The run files’ headers say nothing about it.")
+        else _empty("The headers of the run files do not say.")
     )
 
 

@@ -12,7 +12,7 @@ from loadgen.compare.residual import AGREE, JOINED, SHARE
 def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
     """Name, heading and caption of every figure, in the order of the page."""
     star = (
-        " A star marks policies whose sojourn is compared."
+        " A star marks policies whose sojourn time is compared."
         if any(c.comparison.compared == "sojourn_time" for c in cells)
         else ""
     )
@@ -26,68 +26,68 @@ def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
 
 BESIDE = """
 Mean delay per policy and load on a logarithmic axis. The <strong>open diamond</strong> could be
-known before the run; the filled one takes the machine’s speed from the run’s service times; the
-square is a simulation of the very requests that arrived.
+computed before the run; the filled one uses the machine’s speed in the run’s service times; the
+square is a simulation of the requests as they arrived.
 """
 
 OVER_LOAD = """
-The curve is the formula under the law as calibrated; the band is the same formula at the slowest
-and fastest speed that the machine showed in these cells. Load = arrival rate over the largest
-stable rate of that policy.
+The curve is the formula with the calibrated law; the band is the same formula at the slowest and
+fastest speed of the machine in these cells. Load = arrival rate divided by the largest stable
+rate of that policy.
 """
 
 PARTS = """
-Observed minus predicted a priori, as parts that add up to it exactly. <strong>Full colour</strong>:
-beyond chance; pale: within chance for a run of this length, or the cell is not judged.
+Observed minus predicted a priori, split into parts that add up to it exactly. <strong>Full
+colour</strong>: larger than its sampling error; pale: within it, or the cell is not judged.
 """
 
 TAILS = """
-Share of requests that took longer than a time. Marks are predicted p50, p90, p95 and p99: where
-they lie on the curve, the prediction holds in the tail too.
+Share of requests that took longer than a given time. Marks are the predicted p50, p90, p95 and
+p99: where they are on the curve, the prediction also holds in the tail.
 """
 
 READING = """
-<p>The same requests stand beside several answers to “how long should they have waited?”. From the
-first to the last, more of the run is taken as given, so where the numbers part says what was
-wrong.</p>
+<p>Each column compares the same requests with another answer to “how long should they have
+waited?”. From the first to the last, more of the run is taken as given, so the column at which
+the numbers begin to agree shows which part of the prediction was wrong.</p>
 <dl class="facts">
-<dt>a priori</dt><dd>Asked rate and lengths, latency law as calibrated: everything known before the
-run.</dd>
-<dt>run’s speed</dt><dd>The same, with the law’s speed and scatter taken from the run’s service
-times, never from its delays.</dd>
+<dt>a priori</dt><dd>Requested rate and lengths, calibrated latency law: everything known before
+the run.</dd>
+<dt>run’s speed</dt><dd>The same, with the law’s speed and residual variance taken from the run’s
+service times, never from its delays.</dd>
 <dt>live</dt><dd>The formula with the run’s own rate and lengths as well.</dd>
-<dt>same arrivals</dt><dd>The very arrivals and lengths of the run, simulated under the law at the
+<dt>same arrivals</dt><dd>The arrivals and lengths of the run, simulated under the law at the
 run’s speed.</dd>
-<dt>measured service</dt><dd>The recursion on the run’s own batches and service times. It must meet
-the observation within 1 to 2 %, or the gateway is wrong.</dd>
-<dt>as printed</dt><dd>The formula of the papers where they have one: exact for single, an upper
-bound for uncapped padded batches without scatter, an approximation elsewhere; it knows no bound of
-the batch.</dd>
-<dt>speed, cv</dt><dd>Measured service times over the calibrated law’s (above 1 the machine was
-slower than when it was calibrated), and the coefficient of variation of what is left.</dd>
+<dt>measured service</dt><dd>The recursion on the run’s own batches and service times. It must
+agree with the observation within 1 to 2 %; otherwise the gateway is wrong.</dd>
+<dt>as printed</dt><dd>The papers’ formula where they give one: exact for single, an upper bound
+for uncapped padded batches with deterministic service times, an approximation elsewhere; it does
+not include a bound on the batch size.</dd>
+<dt>speed, cv</dt><dd>Measured service times divided by the calibrated law’s (above 1 the machine
+was slower than when it was calibrated), and the coefficient of variation of the residual.</dd>
 <dt>batch size, in use</dt><dd>Mean over batches (continuous: in service at a dispatch); share of
-the time that a server was busy. For batches it is far above the load.</dd>
+the time during which a server was busy. With batches it is far above the load.</dd>
 </dl>
 """
 
 LIMITS = f"""
-<p><strong>Intervals</strong> are 95 %. They respect that consecutive delays are correlated, and
-that a lucky run underestimates its mean and its variance. The first requests of a run are dropped
-as warm-up. A cell is <strong>too short</strong> where {TOO_SHORT}: then it is not judged. Nor is
-one that is <strong>INVALID</strong>. The title, the medians and the list of causes leave both out;
-all plots draw what was observed in them pale.</p>
+<p><strong>Intervals</strong> are 95 %. They account for the correlation of consecutive delays,
+and for runs without a long busy period, which underestimate mean and variance. The first requests
+of a run are dropped as warm-up. A cell is <strong>too short</strong> if {TOO_SHORT}; such cells
+and <strong>INVALID</strong> ones are not judged. The title, the medians and the list of causes
+leave both out; all plots draw their observations pale.</p>
 <p><strong>Agree</strong> means: the prediction made before the run lies in the observed interval,
 or within {100 * AGREE:.0f} %. Otherwise the verdict is the largest part of the difference that is
-beyond chance, has the difference’s sign and is at least {100 * SHARE:.0f} % of it; without one it
-is sampling noise.</p>
-<p><strong>Chance</strong> of the arrivals’ part is the spread of simulated runs of the same length
-under the asked process; of the other parts, batch means of paired differences. The gateway’s part
-counts the time lost before dispatches with the waiting that it caused behind them. The sender’s
-part needs the load generator’s file (it must know {100 * JOINED:.0f} % of the requests); without
-it, it is counted as arrivals.</p>
-<p><strong>Limits.</strong> Speed and scatter are taken from the run, so “run’s speed” tests the
-queueing, not the service law in advance. A speed that wanders within a run shows as the law’s
-shape. Before a continuous engine, waiting for its next step belongs to service: there the sojourn
-is compared. Predictions assume Poisson arrivals at a constant rate and lengths independent of the
-queue.</p>
+larger than its sampling error, has the sign of the difference and is at least {100 * SHARE:.0f} %
+of it; if there is none, it is sampling noise.</p>
+<p>The <strong>sampling error</strong> of the arrivals’ part is the spread of simulated runs of
+the same length under the requested process; that of the other parts comes from batch means of
+paired differences. The gateway’s part includes the time lost before dispatches and the waiting
+that it causes behind them. The sender’s part needs the load generator’s file (with at least
+{100 * JOINED:.0f} % of the requests); without it, the part is counted as arrivals.</p>
+<p><strong>Limits.</strong> Speed and residual variance are taken from the run, so “run’s speed”
+tests the queueing, not a service law known in advance. A speed that drifts within a run appears
+as the law’s shape. With a continuous engine, waiting for its next step belongs to service: there
+the sojourn is compared. Predictions assume Poisson arrivals at a constant rate and lengths
+independent of the queue.</p>
 """

@@ -26,20 +26,20 @@ KINDS = {
     "agree": ("agree", "the prediction a priori lies in the observed interval, or within 10 %"),
     "sampling noise": (
         "sampling noise",
-        "differ, but by no more than chance does in a run of this length",
+        "they differ, but by no more than sampling error allows in a run of this length",
     ),
-    "disturbed": ("disturbed", "requests of other clients were in the queue: nothing can be said"),
-    "too short": ("too short", f"{TOO_SHORT}: nothing can be said"),
+    "disturbed": ("disturbed", "requests of other clients were in the queue: not judged"),
+    "too short": ("too short", f"{TOO_SHORT}: not judged"),
     "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
-    "scatter": ("scatter", "service times scatter more or less than calibrated"),
+    "scatter": ("scatter", "service times vary more or less than when calibrated"),
     "shape": (
         "law’s shape",
-        "service times follow another form than the law, or the speed wandered",
+        "service times do not follow the form of the law, or the speed drifted",
     ),
-    "arrivals": ("arrivals", "what arrived is not the process that was asked for"),
-    "sender": ("sender", "requests were sent off their timetable"),
+    "arrivals": ("arrivals", "the arrivals do not follow the requested process"),
+    "sender": ("sender", "requests were not sent on schedule"),
     "gateway": ("gateway", "time was lost before dispatches"),
-    "theory": ("theory", "the formula is an approximation, and off here"),
+    "theory": ("theory", "the formula is an approximation, and inaccurate here"),
     "differ": ("differ", "no simulator for this queue: the difference could not be split"),
     "no prediction": ("no prediction", "no law was given, or there is no steady state"),
 }
@@ -82,8 +82,8 @@ def headline(cells: Sequence[ReportCell]) -> str:
     )
     if kinds["sampling noise"]:
         text += (
-            f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more "
-            "than chance"
+            f"; {_count(kinds['sampling noise'], 'more differs', 'more differ')} by no more than "
+            "sampling error"
         )
     if others:
         causes = [
@@ -92,8 +92,7 @@ def headline(cells: Sequence[ReportCell]) -> str:
             if chip_class(kind) == "off"
         ]
         text += (
-            f"; {_count(others, 'differs', 'differ')} for a cause that was found: "
-            f"{', '.join(causes)}"
+            f"; {_count(others, 'differs', 'differ')} for an identified cause: {', '.join(causes)}"
         )
     left_out = len(cells) - judged
     return (

@@ -124,7 +124,7 @@ class Boot(Generic[T]):
             ended = await self._ends(RETURNS, lambda: kill_fork_server(idle=True))
         if forked and not ended:
             log.error(
-                "the thread that starts vLLM does not end; an engine that it starts later is "
+                "the thread that starts vLLM did not end; an engine that it starts later is "
                 "killed at once"
             )
         return None if not ended or self._core.exception() is not None else self._core.result()

@@ -316,7 +316,9 @@ class VllmEngine:
                 self._lost(first_line(error))
                 return
             self._readers.pop(work.request.id, None)
-            reader.fail(f"vLLM failed over the request: {first_line(error)}", "engine_error")
+            reader.fail(
+                f"vLLM failed while handling the request: {first_line(error)}", "engine_error"
+            )
         else:
             self._failures = 0
 
@@ -363,7 +365,7 @@ async def _tokens(
 async def _shut_down(core: Core) -> None:
     core.stop_listening()
     try:
-        await _in_time(core.shutdown, "vLLM did not end; its processes are killed")
+        await _in_time(core.shutdown, "vLLM did not exit; its processes are killed")
     finally:
         core.kill()
 

@@ -81,7 +81,9 @@ class FormCompiler:
         if asyncio.get_running_loop().time() < until:
             raise InvalidSamplingError(message)
         if self._waiting >= MOST_WAITING:
-            raise BusyError(f"{self._waiting} forms wait to be compiled; retry later")
+            raise BusyError(
+                f"{self._waiting} structured-output definitions wait to be compiled; retry later"
+            )
         self._waiting += 1
         try:
             async with self._turn:
@@ -111,8 +113,8 @@ class FormCompiler:
             raise self._remember(
                 key,
                 (
-                    f"got a form that takes more than {self._limit:g} s to compile "
-                    "(--max-form-compile-time); expected a simpler one"
+                    f"got a structured-output definition that takes more than {self._limit:g} s "
+                    "to compile (--max-form-compile-time); expected a simpler one"
                 ),
             ) from None
         except (EOFError, OSError):
@@ -120,7 +122,11 @@ class FormCompiler:
             if self._closed:
                 raise RuntimeError("the engine is not running") from None
             raise self._remember(
-                key, "got a form that crashes its compiler; expected another one"
+                key,
+                (
+                    "got a structured-output definition that crashes its compiler; expected "
+                    "another one"
+                ),
             ) from None
         except asyncio.CancelledError:  # the client left
             self._end(worker)
@@ -208,7 +214,7 @@ def _start(work: Callable[[Connection, Any, Iterable[int]], None], configuration
     except (TimeoutError, EOFError, OSError) as error:
         worker.kill()
         raise RuntimeError(
-            f"the compiler of forms did not start: {type(error).__name__}"
+            f"the compiler of structured-output definitions did not start: {type(error).__name__}"
         ) from error
     return worker
 
@@ -264,7 +270,9 @@ class _Forms:
         except CLIENT_ERRORS as error:
             return Refused(first_line(error), getattr(error, "parameter", None))
         except Exception as error:  # noqa: BLE001 - compilers raise whatever they like
-            return Refused(f"got a form that cannot be compiled: {first_line(error)}")
+            return Refused(
+                f"got a structured-output definition that cannot be compiled: {first_line(error)}"
+            )
         form = params.structured_outputs
         if form.json is not None and not isinstance(form.json, str):
             form.json = json.dumps(form.json)  # vLLM copies it deeply for each request
@@ -289,7 +297,7 @@ class _Forms:
             allowed = manager.backend.allocate_token_bitmask(1)
             asked.grammar.fill_bitmask(allowed, 0)
             if not allowed.any():  # {"$ref": "#"}: the engine would fail at the first token
-                raise ValueError("no answer can keep to it")
+                raise ValueError("no answer can satisfy it")
 
     def _manager(self, backend: str) -> Any:
         from vllm.v1.structured_output import StructuredOutputManager  # noqa: PLC0415 - as above

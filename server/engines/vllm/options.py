@@ -174,13 +174,13 @@ def check_model(model: str, own_tokenizer: bool) -> None:
     if not folder.is_dir():
         if model.startswith(("/", ".", "~")) or model.count("/") > 1:
             raise EngineStartError(
-                f"model: got {model!r}, which is no directory; expected one with config.json and "
-                "a tokenizer"
+                f"model: got {model!r}, which is not a directory; expected one with "
+                "config.json and a tokenizer"
             )
         return
     if not (folder / "config.json").exists():
         raise EngineStartError(
-            f"model: got {model!r}, which holds no config.json; expected the directory of a model"
+            f"model: got {model!r}, which holds no config.json; expected a model directory"
         )
     if not own_tokenizer and not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise EngineStartError(

@@ -136,8 +136,10 @@ class Reader:
         if completion.finish_reason == "error":  # this request alone
             if self.work.sampling.structured is not None:
                 self.fail(
-                    "the engine could not keep the answer to the form that was asked for; change "
-                    "or simplify it",
+                    (
+                        "the engine could not produce an answer that satisfies the "
+                        "structured-output definition; change or simplify it"
+                    ),
                     "invalid_request",
                 )
             else:

@@ -38,8 +38,8 @@ def check_form_size(call: Generation, most: int) -> None:
     size = 0 if form is None else len(json.dumps(form.value, ensure_ascii=False).encode())
     if size > most:
         message = (
-            f"got a form of {size} bytes; expected at most {most}, this gateway's limit: "
-            "simplify it"
+            f"got a structured-output definition of {size} bytes; expected at most {most}, this "
+            "gateway's limit: simplify it"
         )
         raise ApiError(400, "form_too_large", message, param=call.form_field())
 

@@ -18,21 +18,22 @@ STATUSES = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     403: (
-        "An API key does not open this, it may be asked from this machine only, or a page of "
-        "another origin asked."
+        "An API key does not give access, calls are allowed from this machine only, or the call "
+        "came from a page of another origin."
     ),
     404: "No such model or path.",
-    409: "The engine is in use, or the gateway shuts down.",
+    409: "The engine is in use, or the gateway is shutting down.",
     413: "The body is too large, or has too many values.",
     429: (
-        "Overload: the queue is full, the patience ran out, a target cannot be held, or this key "
-        "sends too fast."
+        "Overload: the queue is full, the patience ran out, an objective cannot be met, or the "
+        "key exceeds its rate limit."
     ),
-    500: "The gateway or the engine failed over this request.",
-    501: "A field that this gateway or its engine does not serve.",
-    503: "No engine: starting, lost, or shutting down; overload under --overload-status 503.",
+    500: "The gateway or the engine failed while handling this request.",
+    501: "A field that this gateway or its engine does not support.",
+    503: "No engine (starting, lost or shutting down), or overload with --overload-status 503.",
     504: (
-        "A time limit of the request or of the gateway ran out, or the engine made no token for it."
+        "A time limit of the request or of the gateway expired, or the engine produced no token "
+        "for it."
     ),
 }
 ANSWERING = (400, 401, 404, 413, 429, 500, 501, 503, 504)  # of the routes that carry answers

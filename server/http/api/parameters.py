@@ -17,39 +17,42 @@ def _parameter(place: str, name: str, says: str, **schema: Any) -> dict[str, Any
 
 CALL_HEADERS = [
     _parameter(
-        "header", "x-request-id", "The caller's name for this call; it comes back.", type="string"
+        "header",
+        "x-request-id",
+        "The caller's identifier for this call, returned in the response.",
+        type="string",
     ),
     _parameter(
         "header",
         TTL.decode(),
-        "Longest time in the queue: seconds, or a duration such as 1500ms.",
+        "Longest time in the queue, in seconds or as a duration such as 1500ms.",
         type="string",
     ),
     _parameter(
         "header",
         TTFT.decode(),
-        "Refuse unless the first token is predicted within so many ms.",
+        "Reject the request unless its first token is predicted within this many ms.",
         type="number",
         exclusiveMinimum=0,
     ),
     _parameter(
         "header",
         ENVOY.decode(),
-        "Longest time to the end of the answer, in ms; 0 for no limit.",
+        "Longest time to the end of the answer, in ms (0: no limit).",
         type="number",
         minimum=0,
     ),
     _parameter(
         "header",
         ENVOY_EXPECTED.decode(),
-        "The same, as Envoy sends it to its upstream servers.",
+        "The same limit, as Envoy sends it to upstream servers.",
         type="number",
         minimum=0,
     ),
     _parameter(
         "header",
         FIRST_TOKEN_HEADER.decode(),
-        "Longest time to the first token, in ms; 0 for no limit.",
+        "Longest time to the first token, in ms (0: no limit).",
         type="number",
         minimum=0,
     ),
@@ -68,18 +71,26 @@ ADVICE_QUERY = [
         "For example p99_queueing_delay=2s or mean_time_to_first_token=1s.",
         type="string",
     ),
-    _parameter("query", "theta", "Weight of the answer's utility in v1 and v2.", type="number"),
+    _parameter(
+        "query",
+        "theta",
+        "Weight of the answer's utility relative to the delay in v1 and v2.",
+        type="number",
+    ),
     _parameter("query", "loss_cost", "Cost of a lost request in v2.", type="number"),
     _parameter(
         "query",
         "max_clipped_fraction",
-        "Largest fraction of answers that a token limit may cut; by default 0.05.",
+        "Largest fraction of answers that a token limit may clip. Default: 0.05.",
         type="number",
     ),
     _parameter(
         "query",
         "family",
-        "Law of lengths beyond the limits that were in force, for example lognormal.",
+        (
+            "Distribution family for output lengths beyond the token limits in force, for example "
+            "lognormal."
+        ),
         type="string",
     ),
     _parameter(

@@ -51,7 +51,7 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
             raise ApiError(
                 400,
                 "invalid_request",
-                f"got a body with {error.error_count()} wrong values; expected none",
+                f"got a body with {error.error_count()} invalid values; expected none",
             ) from None
         errors = error.errors(include_url=False, include_context=False)
         first = next(

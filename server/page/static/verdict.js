@@ -47,7 +47,7 @@ function unknown({ gateway, look, switches }, coming) {
   const counted = /^(\d+) requests? of this epoch ha(?:s|ve) ended; (\d+)/.exec(look?.reason ?? "");
   const collecting = "The comparison starts once enough requests have been answered under this setting.";
   if (counted && (coming || counted[1] !== "0")) return { says: [`Collecting requests: ${counted[1]} of ${counted[2]}`], aloud: "Collecting requests", short: `Collecting requests: ${counted[1]} of ${counted[2]}`, why: collecting };
-  if (!counted && look?.reason && !/too few|^nothing was predicted yet/.test(look.reason)) return { says: ["No prediction for this setting"], short: "No prediction", why: `${look.reason}.` };
+  if (!counted && look?.reason && !/too few|^no prediction yet/.test(look.reason)) return { says: ["No prediction for this setting"], short: "No prediction", why: `${look.reason}.` };
   if (coming) return { says: ["Collecting requests"], why: collecting };
   return { says: [switches?.some((each) => !each.first) ? "No requests in this epoch yet" : "No requests yet"], why: "Send some requests to compare the observed delay with the predicted one:", action: "load" };
 }

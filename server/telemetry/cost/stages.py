@@ -40,9 +40,7 @@ class OwnTime:
     """The histogram, and who is measured."""
 
     def __init__(self, registry: CollectorRegistry, *, every: int = EVERY) -> None:
-        what = (
-            f"Time that the event loop spends on a stage of a call; one call in {every} is measured"
-        )
+        what = f"Time the event loop spends on a stage of a call; one call in {every} is measured"
         histogram = Histogram(
             "kendall_own_time_seconds", what, ["stage"], registry=registry, buckets=BUCKETS
         )
@@ -105,5 +103,7 @@ class ProcessorTime:
         """All threads, user and system."""
         seconds = time.process_time()
         yield CounterMetricFamily(
-            "kendall_gateway_cpu_seconds", "Processor time of the gateway process", value=seconds
+            "kendall_gateway_cpu_seconds",
+            "CPU time of the gateway process, all threads, user and system",
+            value=seconds,
         )

@@ -126,7 +126,7 @@ def test_an_objective_is_kept_at_its_bound() -> None:
 def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
     assert (
         Objective(DelayTarget(1.5, 0.9)).refusal(Wait(2.0))
-        == "the predicted mean wait is 2 s; a wait of 1.5 s cannot be kept"
+        == "the predicted mean wait is 2 s; the objective of 1.5 s cannot be met"
     )
     own = Objective.of_first_token(1.0, service=0.25, level=0.9)
     assert (own.param, own.delay) == ("x-llm-d-slo-ttft-ms", DelayTarget(0.75, 0.9))
