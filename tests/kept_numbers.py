@@ -25,16 +25,19 @@ def _numbers(module: ModuleType) -> Iterator[str]:
     for name, value in vars(module).items():
         if name.isupper() and name != "TYPE_CHECKING" and _has_number(value):
             yield f"{name} = {_text(value)}"
-        elif getattr(value, "__module__", None) != module.__name__:
-            continue
-        elif inspect.isfunction(value):
-            yield from _defaults(name, value)
-        elif inspect.isclass(value):
-            if "__init__" in vars(value) or hasattr(value, "__struct_fields__"):
+        elif getattr(value, "__module__", None) == module.__name__:
+            if inspect.isfunction(value):
                 yield from _defaults(name, value)
-            for method, function in vars(value).items():
-                if inspect.isfunction(function) and not method.startswith("__"):
-                    yield from _defaults(f"{name}.{method}", function)
+            elif inspect.isclass(value):
+                yield from _of_class(name, value)
+
+
+def _of_class(name: str, value: type) -> Iterator[str]:
+    if "__init__" in vars(value) or hasattr(value, "__struct_fields__"):
+        yield from _defaults(name, value)
+    for method, function in vars(value).items():
+        if inspect.isfunction(function) and not method.startswith("__"):
+            yield from _defaults(f"{name}.{method}", function)
 
 
 def _defaults(name: str, function: Any) -> Iterator[str]:

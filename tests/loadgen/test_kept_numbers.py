@@ -7,4 +7,4 @@ from tests.kept_numbers import numbers_of
 
 
 def test_constants_and_defaults_are_as_kept() -> None:
-    assert is_as_kept("numbers-loadgen.txt", numbers_of("loadgen"))
+    assert is_as_kept("numbers/loadgen.txt", numbers_of("loadgen"))

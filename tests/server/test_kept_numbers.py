@@ -9,4 +9,4 @@ PACKAGES = ("server.queue", "server.admission", "server.security", "server.super
 
 
 def test_constants_and_defaults_are_as_kept() -> None:
-    assert is_as_kept("numbers-server.txt", numbers_of(*PACKAGES))
+    assert is_as_kept("numbers/server.txt", numbers_of(*PACKAGES))
