@@ -114,7 +114,11 @@ def written(folder: Path, cell: Cell, *, both: bool) -> dict[str, str]:
         name = f"cells/{cell.name}.{side}.jsonl"
         (folder / name).parent.mkdir(exist_ok=True)
         asked = {"output_tokens": PLAN.output_tokens, "model": "tiny", "max_num_seqs": 8}
-        write_run(folder / name, Header(writer=side, configuration=asked, seed=1), found)
+        write_run(
+            folder / name,
+            Header(writer="load" if side == "load" else "gateway", configuration=asked, seed=1),
+            found,
+        )
         files[name] = digest(folder / name)
     return files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ LIMIT = {"max_output_tokens": None}
 
 
 def plan(url: str, **about: Any) -> Plan:
-    given = {
+    given: dict[str, Any] = {
         "policies": ("single", "dynamic"),
         "request_rates": (60.0, 900.0),
         "num_prompts": 9,
@@ -157,7 +158,7 @@ def test_a_sweep_that_is_done_is_not_measured_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = FakeGateway(tmp_path)
-    about = {
+    about: dict[str, Any] = {
         "policies": ("dynamic",),
         "request_rates": (60.0,),
         "bracket": 0.0,
@@ -283,7 +284,7 @@ def test_a_lost_gateway_is_started_again_five_times_each_time_later(
             lambda text, seconds: (waited.append(seconds), phases.append(text)),  # type: ignore[func-returns-value]
         )
         apparatus = Apparatus(wanted, store, status, Scripted(*script), speed=2.0, restarts=before)  # type: ignore[arg-type]
-        monkeypatch.setattr(apparatus_module.asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
         try:
             await apparatus.recover("gone")
         except GatewayLostError as error:  # what `start` raises is not passed on
@@ -396,3 +397,24 @@ def test_an_own_gateway_gets_what_the_plan_says_and_a_run_file_at_each_start(
             *("--prediction-interval", "0", "--max-num-queued-reqs", "0"),
             *("--latency", "reference", "--x", "1"),
         ]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "kept"),
+    [
+        ({0}, None),
+        ({3, 1}, [1]),
+        ({5, 0, 2}, [0, 2]),
+        ({0, 1, 2, 3}, [0, 1, 2]),
+        ({0, 1, 2, 3, 4}, None),
+    ],
+)
+def test_a_sweep_leaves_the_engine_the_last_of_few_processors(
+    cpus: set[int],
+    kept: list[int] | None,
+    kept_processors: list[tuple[int, list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus, raising=False)
+    apparatus_module.share_the_gateways_cpus()
+    assert kept_processors == ([] if kept is None else [(0, kept)])
