@@ -67,9 +67,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def run(folder: Path, *speeds: float, once: bool = True, **about: Any) -> tuple[FakeGateway, str]:
     folder.mkdir(exist_ok=True)
     fake, to = FakeGateway(folder, *speeds), io.StringIO()
-    plan = Plan(
-        **({"folder": folder, "scale": 0.015, "policies": ("dynamic",), "loads": (0.3,)} | about)
-    )
+    given: dict[str, Any] = {
+        "folder": folder,
+        "scale": 0.015,
+        "policies": ("dynamic",),
+        "loads": (0.3,),
+    }
+    plan = Plan(**(given | about))
 
     async def demo() -> None:
         async with serving(fake):

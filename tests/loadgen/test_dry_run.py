@@ -49,4 +49,4 @@ def test_its_objects_are_as_kept() -> None:
     found = {name: json.loads(json.dumps(plan_as_object(plan))) for name, plan in PLANS.items()}
     assert (
         moved("dry-run.json", {name: lambda each=each: each for name, each in found.items()}) == []
-    )  # type: ignore[misc]
+    )
