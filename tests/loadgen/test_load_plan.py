@@ -227,7 +227,7 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_refusals_are_as_kept() -> None:
     def of(options: dict[str, Any]) -> Callable[[], str]:
         def said() -> str:
-            given = {"base_url": URL, "request_rate": 5.0} | options
+            given: dict[str, Any] = {"base_url": URL, "request_rate": 5.0} | options
             with pytest.raises(SpecError) as refused:
                 plan_load(LoadOptions(**given))
             return str(refused.value)
