@@ -34,6 +34,7 @@ class FakeGateway:
         self.epoch = 0
         self.records = 0
         self.status = 200  # of an answer to a completion
+        self.foreign = False  # whether another client sends a request
         self.url = ""
 
     async def state(self, _: web.Request) -> web.Response:
@@ -60,8 +61,11 @@ class FakeGateway:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
         body = await request.json()
         at, self.records = 0.02 * self.records, self.records + 1
+        if self.foreign and self.records == 3:  # another client's, in between
+            self.write(Record(request_id="x", outcome="completed", epoch=self.epoch, arrived_at=at))
         record = Record(
-            request_id=request.headers["x-request-id"],
+            request_id=f"own-{self.records}",
+            client_request_id=request.headers["x-request-id"],
             outcome="completed",
             epoch=self.epoch,
             server_id=0,
@@ -78,9 +82,12 @@ class FakeGateway:
             output_tokens=body[FORCED_FIELD],
             policy=self.asked[-1][1].get("policy", "dynamic"),
         )
+        self.write(record)
+        return await answer(request, body)
+
+    def write(self, record: Record) -> None:
         with self.record_file.open("ab") as file:
             file.write(to_line(record))
-        return await answer(request, body)
 
 
 async def _fine(_: web.Request) -> web.Response:

@@ -74,6 +74,8 @@ def test_a_sweep_measures_each_cell_between_two_speeds_and_a_noisy_one_again(
 ) -> None:
     status, fake = swept(tmp_path, 1.0, 1.02, 1.3, 1.31)
     assert status == 0
+    (single, dynamic) = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
+    assert [single["of_others"], dynamic["of_others"]] == [0, 0]
     dynamic, single = {"policy": "dynamic"} | LIMIT, {"policy": "single"} | LIMIT
     assert fake.asked == [
         ("calibrate", {"repeats": 5} | SIZES),
@@ -151,7 +153,7 @@ def test_a_sweep_measures_each_cell_between_two_speeds_and_a_noisy_one_again(
 
 
 def _number(record: Record) -> int:
-    return int(record.request_id.rpartition("-")[2])
+    return int((record.client_request_id or record.request_id).rpartition("-")[2])
 
 
 def test_a_sweep_that_is_done_is_not_measured_again(
