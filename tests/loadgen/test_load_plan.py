@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from loadgen.arrivals.timetable import save_timetable
+from loadgen.commands.load_cli import _url
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from policies.text import SpecError
@@ -277,3 +278,10 @@ def test_a_long_run_is_announced(rate: float, number: int, said: str | None) -> 
         assert announced.endswith(
             " after the start; a higher rate or fewer requests (--num-prompts) shorten the run"
         )
+
+
+def test_the_address_of_a_host() -> None:
+    assert _url("h", 8000) == "http://h:8000"
+    assert _url("::1", 81) == "http://[::1]:81"
+    with pytest.raises(SpecError, match="; --base-url takes a URL"):
+        _url("http://h", 80)

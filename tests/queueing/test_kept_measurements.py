@@ -84,7 +84,7 @@ def simulated(name: str, *, generic: bool) -> Any:
 
 def test_simulations_are_as_kept() -> None:
     cases = {
-        f"{name}{', generic' * generic}": lambda name=name, generic=generic: said(  # type: ignore[misc]
+        f"{name}{', generic' * generic}": lambda name=name, generic=generic: said(
             lambda: simulated(name, generic=generic)
         )
         for name in MODELS
@@ -202,6 +202,10 @@ def test_intervals_are_as_kept() -> None:
     assert moved("intervals.json", cases) == []
 
 
+def evenly(number: int) -> Any:
+    return np.arange(float(number))
+
+
 def visits() -> tuple[Any, Any]:
     arrived = np.cumsum(series("independent"))
     return arrived, arrived + 2 * series("independent")[::-1]
@@ -210,18 +214,20 @@ def visits() -> tuple[Any, Any]:
 def test_the_variance_of_a_single_server_is_as_kept() -> None:
     def found(number: int, gap: float = 1.0) -> Any:
         rng = np.random.default_rng(2)
-        arrived, services = np.cumsum(rng.exponential(gap, number)), rng.gamma(2.0, 0.3, number)
-        ends, delays = 0.0, np.empty(number)
+        arrived: Any = np.cumsum(rng.exponential(gap, number))
+        services: Any = rng.gamma(2.0, 0.3, number)
+        delays: Any = np.empty(number)
+        ends, regular = 0.0, evenly(number)
         for place, (at, service) in enumerate(zip(arrived, services, strict=True)):
             delays[place] = max(ends - at, 0.0)
             ends = at + delays[place] + service
         return [
             single_server_variance(arrived, delays, services),
             single_server_variance(arrived, delays / 2, services),
-            single_server_variance(np.arange(float(number)), delays, services),
+            single_server_variance(regular, delays, services),
         ]
 
-    cases = {str(n): lambda n=n: found(n) for n in (30, 400, 2000)}  # type: ignore[misc]
+    cases = {str(n): lambda n=n: found(n) for n in (30, 400, 2000)}
     assert moved("single-server-variance.json", cases) == []
 
 
@@ -264,7 +270,7 @@ def test_audits_are_as_kept() -> None:
             cases[name + title] = lambda instants=instants, about=about: said(  # type: ignore[misc]
                 lambda: audit_arrivals(instants, **about)
             )
-    cases["lengths"] = lambda: said(lambda: audit_arrivals(np.arange(3.0), intended=np.arange(2.0)))
+    cases["lengths"] = lambda: said(lambda: audit_arrivals(evenly(3), intended=evenly(3)[1:]))
     cases["not finite"] = lambda: said(lambda: audit_arrivals(np.array([0.0, np.nan, np.inf])))
     assert moved("audits.json", cases) == []
 
