@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from loadgen.commands.compare_cli import app
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.journal import digest
 from loadgen.sweep.plan import Plan, save_plan
@@ -34,7 +36,7 @@ PLAN = Plan(
     request_rates=(900.0,),
     max_output_tokens=(60,),
     output_tokens="uniform:low=1,high=60",
-    num_prompts=900,
+    num_prompts=300,
     cell_limit=90.0,
     find_saturation=True,
     slo=("p99_queueing_delay=2s",),
@@ -169,6 +171,13 @@ def test_what_is_said_is_as_kept(results: Results) -> None:
     to = io.StringIO()
     print_results(results, Console(file=to, width=110))
     assert is_as_kept("sweep-report.txt", "\n".join(lines(results)) + "\n\n" + to.getvalue())
+
+
+def test_the_folder_is_compared_as_kept(folder: Path) -> None:
+    """With a cell that is missing, a condition cannot hold everywhere."""
+    found = CliRunner().invoke(app, ["--sweep", str(folder), "--assert", "prediction_error < 50%"])
+    assert found.exit_code == 3, found.output
+    assert is_as_kept("sweep-compared.txt", f"{found.stdout}\n{found.stderr}")
 
 
 @pytest.mark.parametrize(
