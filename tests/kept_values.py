@@ -19,7 +19,7 @@ from tests.golden_files import FOLDER
 
 Scalar = float | str | bool | None
 RELATIVE, ABSOLUTE = 1e-8, 1e-11  # of another processor and another FFT; residuals are noise
-SHOWN = 24  # numbers of a long array, beside their sum
+SHOWN = 8  # numbers of a long array, beside their sum
 
 
 def moved(name: str, calculations: Mapping[str, Callable[[], Any]]) -> list[str]:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from loadgen.gateway.gateway_process import free_port
 from loadgen.sending.client.target import FORCED_FIELD
+from loadgen.sweep.status import Status
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile
 from queueing.measurement.record import Header, Record, to_line
@@ -88,6 +90,19 @@ class FakeGateway:
     def write(self, record: Record) -> None:
         with self.record_file.open("ab") as file:
             file.write(to_line(record))
+
+
+def phases_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """What a status line says is done, and how long it should take, as it comes."""
+    said: list[tuple[str, float]] = []
+    phase = Status.phase
+
+    def told(status: Status, text: str, seconds: float = 0.0) -> None:
+        said.append((text, round(seconds, 6)))
+        phase(status, text, seconds)
+
+    monkeypatch.setattr(Status, "phase", told)
+    return said
 
 
 async def _fine(_: web.Request) -> web.Response:

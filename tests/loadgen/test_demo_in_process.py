@@ -17,7 +17,8 @@ import loadgen.commands.demo as demo_module
 from loadgen.commands.demo import Plan, run_demo
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from queueing.measurement.record import Header, read_run, to_line
-from tests.loadgen.fake_gateway import LAW, FakeGateway, serving
+from tests.kept_values import moved
+from tests.loadgen.fake_gateway import LAW, FakeGateway, phases_of, serving
 
 SIZES = {"max_output_tokens": 32, "prompt_tokens": 32}
 SPEED = {"speed_only": True, "seconds": 2.0} | SIZES
@@ -86,8 +87,12 @@ def run(folder: Path, *speeds: float, once: bool = True, **about: Any) -> tuple[
 
 
 def test_two_cells_of_a_demo(
-    tmp_path: Path, drawn: list[Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    drawn: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    phases = phases_of(monkeypatch)
     (tmp_path / "gateway.jsonl").write_text("of an earlier run")
     policies = ("fixed:batch_size=4", "dynamic")
     fake, out = run(tmp_path, 1.0, 1.1, 1.2, policies=policies, port=8081, seed=3)
@@ -105,6 +110,7 @@ def test_two_cells_of_a_demo(
         ("policy", {"policy": "dynamic", "max_output_tokens": 32}),
         ("calibrate", SPEED),
     ]
+    assert moved("demo-phases.json", {"": lambda: phases}) == []
     found = json.loads((tmp_path / "comparison.json").read_text())
     assert [each.of_others for each in drawn] == [1, 0], "one request of another client"
     assert [each["policy"] for each in found] == list(policies)

@@ -117,7 +117,7 @@ def test_replays_are_as_kept() -> None:
 
     names = ("single", "dynamic", "fixed", "continuous")
     cases = {
-        f"{name} {bound}": lambda name=name, bound=bound: replayed(name, bound)  # type: ignore[misc]
+        f"{name} {bound}": lambda name=name, bound=bound: replayed(name, bound)
         for name in names
         for bound in (3, None)
     }

@@ -163,6 +163,7 @@ def test_results_and_report_are_as_kept(folder: Path, results: Results) -> None:
 def test_the_one_object_is_as_kept(folder: Path, results: Results) -> None:
     found = as_json(results, [folder / "sweep.json"])
     assert found.pop("folder") == str(folder)
+    assert found.pop("comparisons") == results.comparison_objects()
     assert found.pop("written") == [str(folder / "sweep.json")]
     assert moved("sweep-json.json", {"--json": lambda: found}) == []
 

@@ -24,7 +24,8 @@ from loadgen.sweep.session import run_session
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
 from queueing.measurement.record import Record, read_run
-from tests.loadgen.fake_gateway import LAW, FakeGateway, serving
+from tests.kept_values import moved
+from tests.loadgen.fake_gateway import LAW, FakeGateway, phases_of, serving
 
 SIZES = {"max_output_tokens": 10, "prompt_tokens": 32}
 SPEED = {"speed_only": True, "seconds": 0.2, "latency": str(LAW)} | SIZES
@@ -70,8 +71,9 @@ def notes(said: str, url: str) -> list[str]:
 
 
 def test_a_sweep_measures_each_cell_between_two_speeds_and_a_noisy_one_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    phases = phases_of(monkeypatch)
     status, fake = swept(tmp_path, 1.0, 1.02, 1.3, 1.31)
     assert status == 0
     (single, dynamic) = json.loads((tmp_path / "sweep" / "comparison.json").read_text())
@@ -112,6 +114,7 @@ def test_a_sweep_measures_each_cell_between_two_speeds_and_a_noisy_one_again(
         ("refused", {"cell": "dynamic_rate900", "reason": refusal.format("2.54")}),
         ("finished", {}),
     ]
+    assert moved("sweep-phases.json", {"": lambda: phases}) == []
     out, err = capsys.readouterr()
     single_said = "cell 1/4, single at load 0.445 (60/s): 9 of 9 completed"
     dynamic_said = "cell 2/4, dynamic at load 0.169 (60/s): "
