@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable
 from functools import cache
@@ -92,6 +93,8 @@ def test_means_and_printed_delays_are_as_kept() -> None:
             cases[f"{text} at {rate}"] = lambda policy=policy, rate=rate: [  # type: ignore[misc]
                 predict_means(policy, rate, LENGTHS, LAW, max_num_seqs=16),
                 printed_delay(policy, rate, LENGTHS, LAW, max_num_seqs=16),
+                printed_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, kp=1e-3)),
+                printed_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, cv=0.2)),
                 printed_delay(policy, rate, LENGTHS, LAW, servers=2),
                 printed_delay(
                     policy,

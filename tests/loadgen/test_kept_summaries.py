@@ -203,6 +203,7 @@ def test_growth_is_as_kept() -> None:
             "constant": np.full(at.size, 5.0),
         }.items()
     }
+    cases["from a later instant"] = lambda: growth(at + 7, noise + 2 * at, 20.0)
     cases["no rate"] = lambda: growth(at, 0 * at, 0.0)
     assert moved("growth.json", cases) == []
 

@@ -16,10 +16,13 @@ import pytest
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
 from loadgen.sweep import apparatus as apparatus_module
 from loadgen.sweep import gateway as gateway_module
+from loadgen.sweep import run as run_module
 from loadgen.sweep.apparatus import Apparatus
+from loadgen.sweep.cell import Begun
 from loadgen.sweep.gateway import OwnGateway
 from loadgen.sweep.journal import read_journal
 from loadgen.sweep.plan import Plan
+from loadgen.sweep.run import Sweep
 from loadgen.sweep.session import run_session
 from loadgen.sweep.status import Status
 from loadgen.sweep.store import Store
@@ -423,3 +426,73 @@ def test_a_sweep_leaves_the_engine_the_last_of_few_processors(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus, raising=False)
     apparatus_module.share_the_gateways_cpus()
     assert kept_processors == ([] if kept is None else [(0, kept)])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "load", "purpose", "stopped"),
+    [
+        (False, 0.5, "grid", True),
+        (False, 1.5, "grid", True),
+        (True, 0.99, "grid", True),
+        (True, 1.0, "grid", False),
+        (True, 1.5, "grid", False),
+        (True, 1.5, "saturation", True),
+        (True, 1.5, "slo", True),
+    ],
+)
+def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
+    allowed: bool,
+    load: float,
+    purpose: str,
+    stopped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {}
+
+    async def begin(client: str, record_file: Path, cell: Any, _: Any) -> Begun:
+        assert (client, cell.name) == ("the client", "x")
+        return Begun(7, record_file, 11)
+
+    def sending(**about: Any) -> Any:
+        given.update(about)
+        raise GatewayError("not sent")
+
+    async def speed_now() -> float:
+        return 1.0
+
+    monkeypatch.setattr(run_module, "begin", begin)
+    monkeypatch.setattr(run_module, "Sending", sending)
+    wanted = plan("http://a:1", allow_unstable=allowed, seed=5, processes=2)
+    store = Store.open(tmp_path / "sweep", wanted)
+    gateway = SimpleNamespace(
+        client="the client", record_file=tmp_path / "sweep" / "gateway-1.jsonl", why_lost="asked"
+    )
+    apparatus: Any = SimpleNamespace(
+        speed_now=speed_now,
+        gateway=gateway,
+        basis=SimpleNamespace(timetable=lambda cell: f"of {cell.name}"),
+        target="the target",
+        speed=2.0,
+    )
+    cell: Any = SimpleNamespace(name="x", load=load, purpose=purpose, seconds=3.0)
+
+    async def attempt() -> None:
+        status = Status(io.StringIO())
+        with pytest.raises(GatewayError, match=r"^not sent$"):
+            await Sweep(wanted, store, status, apparatus)._attempt(cell, "shown")
+
+    asyncio.run(attempt())
+    event = store.journal.last("started")
+    store.journal.close()
+    assert event is not None
+    assert (event["epoch"], event["record_file"], event["offset"]) == (7, "gateway-1.jsonl", 11)
+    assert (given["seed"], given["processes"], given["timetable"]) == (5, 2, "of x")
+    assert (given["target"], given["why_lost"]) == ("the target", "asked")
+    assert given["path"] == tmp_path / "sweep" / "cells" / "x.partial-1.load.jsonl"
+    assert given["configuration"] == {
+        "output_tokens": "uniform:low=2,high=10",
+        "prompt_tokens": "deterministic:value=32",
+    }
+    assert apparatus.speed is None, "something was run since"
+    assert given["stop_unstable"] == stopped

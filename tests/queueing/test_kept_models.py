@@ -138,11 +138,12 @@ PATIENCE: Calculations = {
     ),
     "series": lambda: [
         [
-            (series := ErlangSeries(load, 1.0, 6.3)).theta,
+            (series := ErlangSeries(load / service, service, 6.3)).theta,
             series.scaled(X),
             series.share(X),
             series.function(),
         ]
+        for service in (1.0, 0.3)
         for load in (0.4, 0.9, 1.0, 1.6, 3.5)
     ],
     "tails of M/D/1": lambda: [

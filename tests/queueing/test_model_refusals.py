@@ -199,6 +199,13 @@ def test_a_function_may_cross_zero_either_way() -> None:
     ("tokens", "slots", "share", "law", "said"),
     [
         ("uniform:low=1,high=15", 8, 0.5, LAW, False),  # 8 tokens
+        (
+            "uniform:low=1,high=15",
+            8,
+            0.95,
+            parse_law("k1=0,k2=0,k3=1e-4,k4=3e-3,turnaround=1e-3"),
+            False,
+        ),
         ("uniform:low=1,high=14", 8, 0.5, LAW, True),
         ("uniform:low=1,high=14", 7, 0.5, LAW, False),
         ("deterministic:value=20", 8, 0.95, LAW, False),
