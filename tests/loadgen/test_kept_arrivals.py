@@ -210,7 +210,7 @@ def test_timetables_are_as_kept() -> None:
     }
     cases |= table(
         parse_length_prediction,
-        ["exat", "lognormal", "lognormal:sigma=-1", "one_bit:threshold=0", "one_bit:accuracy=2"],
+        ["exactly", "lognormal", "lognormal:sigma=-1", "one_bit:threshold=0", "one_bit:accuracy=2"],
     )
     assert moved("timetables.json", cases) == []
 

@@ -200,7 +200,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "ramp alone": {"request_rate": None, "ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0},
     "ramp of no shape": {
         "request_rate": None,
-        "ramp_up_strategy": "linaer",
+        "ramp_up_strategy": "line",
         "ramp_up_start_rps": 1.0,
         "ramp_up_end_rps": 2.0,
     },
