@@ -1,0 +1,50 @@
+"""What `kendall sweep --dry-run` prints, at several widths, as kept."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from loadgen.sweep.dry_run import plan_as_object, print_plan
+from loadgen.sweep.plan import Plan
+from tests.golden_files import is_as_kept
+from tests.kept_values import moved
+
+LAW = "k1=0.0003,k2=0.001,k3=0.00002,k4=0.001"
+SHORT: dict[str, Any] = {"policies": ("single", "capped:max_batch_size=8"), "num_prompts": 400}
+PLANS: dict[str, Plan] = {
+    "loads": Plan(loads=(0.3, 0.8), latency=LAW, **SHORT),
+    "guessed": Plan(loads=(0.5,), **SHORT),
+    "limits": Plan(
+        request_rates=(20.0, 2000.0),
+        max_output_tokens=(8, None),
+        cell_limit=10.0,
+        latency=LAW,
+        **SHORT,
+    ),
+    "unstable": Plan(loads=(0.5, 1.5), allow_unstable=True, cell_limit=1.0, latency=LAW, **SHORT),
+    "searches": Plan(find_saturation=True, latency=LAW, **SHORT),
+    "cells and searches": Plan(loads=(0.5,), find_saturation=True, latency=LAW, **SHORT),
+    "whole batches": Plan(
+        policies=("fixed:batch_size=16,max_wait=30",), loads=(0.5,), duration=7.0, latency=LAW
+    ),
+}
+
+
+@pytest.mark.parametrize("width", [40, 64, 80, 120])
+def test_a_dry_run_is_as_kept(width: int) -> None:
+    to = io.StringIO()
+    console = Console(file=to, width=width)
+    for name, plan in PLANS.items():
+        to.write(f"== {name}\n")
+        print_plan(plan, console)
+    assert is_as_kept(f"dry-run-{width}.txt", to.getvalue())
+
+
+def test_its_objects_are_as_kept() -> None:
+    found = {name: json.loads(json.dumps(plan_as_object(plan))) for name, plan in PLANS.items()}
+    assert moved("dry-run.json", {"plans": lambda: found}) == []
