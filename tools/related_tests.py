@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +19,6 @@ def dotted(path: Path) -> str:
 def imports(path: Path) -> frozenset[str]:
     """Modules that a file imports or names in a string, and the names that it takes from them."""
     found: set[str] = set()
-    strings: set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
@@ -29,18 +27,8 @@ def imports(path: Path) -> frozenset[str]:
             base = ".".join((*package, *filter(None, [node.module])))
             found |= {base, *(f"{base}.{each.name}" for each in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            strings.add(node.value)
             found |= set(re.findall(r"^[a-z_]+(?:\.[a-z_]+)+$", node.value))
-    if "tests.kept_numbers" in found:  # reads every module of the packages that the file names
-        found |= {dotted(module) for name in strings for module in modules_of(name)}
     return frozenset(found)
-
-
-def modules_of(package: str) -> Iterator[Path]:
-    """Of a package by its dotted name; none of any other text."""
-    folder = ROOT / package.replace(".", "/")
-    if re.fullmatch(r"[a-z_.]+", package) and (folder / "__init__.py").is_file():
-        yield from folder.rglob("*.py")
 
 
 @cache

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loadgen.compare.chance import sampling
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.comparison import Predicted
 from loadgen.compare.group import groups
 from loadgen.compare.residual import verdict, verdict_at_speed
-from loadgen.compare.theory import predict_means, printed_delay, replay_arrivals, theory_of
+from loadgen.compare.sampling_error import sampling
+from loadgen.compare.theory import predict_means, published_delay, replay_arrivals, theory_of
 from loadgen.report.report import as_object, show
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
@@ -92,11 +92,11 @@ def test_means_and_printed_delays_are_as_kept() -> None:
         for rate in (0.0, 5.0):
             cases[f"{text} at {rate}"] = lambda policy=policy, rate=rate: [  # type: ignore[misc]
                 predict_means(policy, rate, LENGTHS, LAW, max_num_seqs=16),
-                printed_delay(policy, rate, LENGTHS, LAW, max_num_seqs=16),
-                printed_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, kp=1e-3)),
-                printed_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, cv=0.2)),
-                printed_delay(policy, rate, LENGTHS, LAW, servers=2),
-                printed_delay(
+                published_delay(policy, rate, LENGTHS, LAW, max_num_seqs=16),
+                published_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, kp=1e-3)),
+                published_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, cv=0.2)),
+                published_delay(policy, rate, LENGTHS, LAW, servers=2),
+                published_delay(
                     policy,
                     rate,
                     LENGTHS,

@@ -19,9 +19,9 @@ from loadgen.commands.compare_cli import app
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.journal import digest
 from loadgen.sweep.plan import Plan, save_plan
-from loadgen.sweep.report import as_json, lines, print_results, search_line
-from loadgen.sweep.report_data import of_sweep
-from loadgen.sweep.results import Results, results_of
+from loadgen.sweep.report.report import as_json, lines, print_results, search_line
+from loadgen.sweep.report.report_data import of_sweep
+from loadgen.sweep.report.results import Results, results_of
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.latency.profile import Profile

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
-from loadgen.sweep import apparatus as apparatus_module
 from loadgen.sweep import gateway as gateway_module
+from loadgen.sweep import rig as rig_module
 from loadgen.sweep import run as run_module
-from loadgen.sweep.apparatus import Apparatus
 from loadgen.sweep.cell import Begun
 from loadgen.sweep.gateway import OwnGateway
 from loadgen.sweep.journal import read_journal
 from loadgen.sweep.plan import Plan
+from loadgen.sweep.rig import Rig
 from loadgen.sweep.run import Sweep
 from loadgen.sweep.session import run_session
 from loadgen.sweep.status import Status
@@ -284,14 +284,14 @@ def test_a_lost_gateway_is_started_again_five_times_each_time_later(
     async def look_at(_: Any) -> Any:
         return SimpleNamespace(models=("m",), length_fields=None, kendall=True)
 
-    async def recover() -> Apparatus:
+    async def recover() -> Rig:
         status = Status(said)
         monkeypatch.setattr(
             status,
             "phase",
             lambda text, seconds: (waited.append(seconds), phases.append(text)),  # type: ignore[func-returns-value]
         )
-        apparatus = Apparatus(wanted, store, status, Scripted(*script), speed=2.0, restarts=before)  # type: ignore[arg-type]
+        apparatus = Rig(wanted, store, status, Scripted(*script), speed=2.0, restarts=before)  # type: ignore[arg-type]
         monkeypatch.setattr(asyncio, "sleep", sleep)
         try:
             await apparatus.recover("gone")
@@ -301,7 +301,7 @@ def test_a_lost_gateway_is_started_again_five_times_each_time_later(
             said.write(str(error))
         return apparatus
 
-    monkeypatch.setattr(apparatus_module, "look_at", look_at)
+    monkeypatch.setattr(rig_module, "look_at", look_at)
     apparatus = asyncio.run(recover())
     assert waited == [
         number for pair in zip(waits[1::2], waits[::2], strict=True) for number in pair
@@ -424,7 +424,7 @@ def test_a_sweep_leaves_the_engine_the_last_of_few_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus, raising=False)
-    apparatus_module.share_the_gateways_cpus()
+    rig_module.share_the_gateways_cpus()
     assert kept_processors == ([] if kept is None else [(0, kept)])
 
 

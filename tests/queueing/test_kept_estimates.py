@@ -17,14 +17,14 @@ import pytest
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.control.advice.advise import advise
-from queueing.control.advice.forecast import Knobs
-from queueing.control.advice.measure import parse_objective
 from queueing.control.advice.what_if import what_ifs
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.histogram import beside, drawn
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.window import Snapshot
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.measure import parse_objective
 from tests.kept_values import moved
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve
 
