@@ -320,7 +320,7 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "server/test_configuration.py::test_show_config_shows_no_secret",
         "server/test_admin_key.py::test_a_key_is_made_kept_privately_and_gone_at_the_end",
     ),
-    "clients that use the operator's controls": (
+    "clients that reach the operator's controls": (
         "server/test_admin_key.py::test_trap_behind_nginx_on_this_machine_nobody_drains_calibrates_or_becomes_admin",
         "server/test_security.py::test_trap_draining_and_calibrating_need_the_admin_key_always",
         "server/test_security.py::test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_none_was_given",
@@ -356,28 +356,31 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
         "page/test_feed.py::test_viewers_are_bounded_in_all_and_no_address_is_kept",
         "server/test_memory_given_back.py::test_trap_the_memory_of_every_attack_comes_back",
     ),
-    "questions that hold the live prediction": (
+    "requests that delay the live prediction": (
         "server/test_questions.py::test_trap_a_question_whose_askers_have_left_is_not_asked",
         "server/test_questions.py::test_different_questions_are_asked_one_at_a_time",
         "server/test_questions.py::test_a_look_waits_for_one_question_at_most",
         "server/test_questions.py::test_the_advice_of_two_who_ask_the_same_is_computed_once",
     ),
-    "forms that take long to compile (JSON schemas, grammars, expressions)": (
+    (
+        "structured-output definitions that take long to compile (JSON schemas, grammars, "
+        "expressions)"
+    ): (
         "server/test_real_forms.py::test_a_heavy_form_is_refused_once_and_harms_no_other_call",
         "server/test_real_forms.py::test_a_client_that_leaves_its_heavy_form_stops_the_compilation",
         "server/test_forms.py::test_a_form_that_is_too_large_is_refused_before_anybody_compiles_it",
     ),
-    "connections that use up the descriptors": (
+    "connections that exhaust the file descriptors": (
         "server/test_connection_room.py::test_probes_are_answered_when_descriptors_run_out",
         "server/test_connection_room.py::test_connections_of_one_address_are_bounded",
     ),
-    "one request that kills the engine again and again": (
+    "one request that kills the engine repeatedly": (
         "server/test_poison.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing",
         "server/test_poison.py::test_poison_alone_is_convicted_at_the_second_death_and_refused_for_its_caller_for_a_while",
         "server/test_poison.py::test_poison_alone_does_not_end_the_gateway",
         "server/test_real_recovery.py::test_ten_poison_calls_cost_a_hundred_innocents_nothing_on_the_real_engine",
     ),
-    "errors that tell too much": (
+    "errors that disclose too much": (
         "server/test_security.py::test_an_error_repeats_at_most_80_characters_of_what_was_sent",
         "server/test_security.py::test_an_error_tells_no_path_and_no_address",
         "server/test_security.py::test_no_error_text_is_longer_than_its_bound_nor_slow_to_make",
@@ -386,17 +389,17 @@ DEFENDED: dict[str, tuple[str, ...]] = {  # each row of SECURITY.md's table
     "prompts in logs and records": (
         "server/test_security.py::test_prompts_are_logged_only_where_it_is_asked_for",
     ),
-    "changes that nobody can trace": (
+    "changes that cannot be traced": (
         "server/test_audit_trail.py::test_changes_and_drains_are_logged_with_key_address_and_outcome",
         "server/test_audit_trail.py::test_every_denial_is_counted_by_its_reason",
         "server/test_audit_trail.py::test_trap_denials_do_not_fill_the_log",
     ),
-    "a log that a client fills, or that nobody reads": (
+    "a log that a client floods, or that is not read": (
         "server/test_log_writer.py::test_one_kind_of_line_has_a_rate_and_the_rest_is_one_line",
         "server/test_log_writer.py::test_the_metric_counts_by_reason",
         "server/test_leaving.py::test_neither_a_log_that_nobody_reads_nor_a_full_disk_stops_a_gateway_or_its_end",
     ),
-    "metrics that grow without bound": (
+    "unbounded metric labels": (
         "server/test_security.py::test_every_label_has_a_bound_whatever_clients_and_operators_send",
         "server/test_cost.py::test_policies_beyond_the_bound_share_one_label",
     ),
@@ -442,7 +445,7 @@ def test_every_attack_that_the_security_page_says_is_defended_has_its_tests() ->
     table = (
         (HERE.parent / "SECURITY.md")
         .read_text()
-        .partition("\n## What is defended\n")[2]
+        .partition("\n## What is protected\n")[2]
         .partition("\n## ")[0]
     )
     rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]

@@ -63,7 +63,7 @@ def test_keys_are_revoked_and_added_at_once(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert (
-        "SIGHUP: reloaded 2 API keys and 0 admin keys, the bounds of the queue, the patience, log "
+        "SIGHUP: reloaded 2 API keys and 0 admin keys, the queue limits, the patience, log "
         "level info"
     ) in caplog.text
 

@@ -80,7 +80,7 @@ def test_a_file_that_is_no_state_is_refused_and_stays(
     with pytest.raises(
         SpecError,
         match=(
-            r"^got --state-file .*/state, which holds something else; expected a state file of "
+            r"^got --state-file .*/state, which is not a state file; expected a state file of "
             r"`kendall"
         ),
     ):
