@@ -1,4 +1,4 @@
-"""Runs of every policy beside theory, as kept: each number and verdict, and what prints them."""
+"""Runs of every policy versus theory, as kept: each number and verdict, and the tables of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.comparison import Predicted
 from loadgen.compare.group import groups
 from loadgen.compare.residual import verdict, verdict_at_speed
-from loadgen.compare.sampling_error import sampling
+from loadgen.compare.sampling_error import sampling_error
 from loadgen.compare.theory import predict_means, published_delay, replay_arrivals, theory_of
 from loadgen.report.report import as_object, show
 from policies import parse_policy
@@ -84,27 +84,30 @@ def test_a_run_without_theory_is_as_kept() -> None:
     )
 
 
-def test_means_and_printed_delays_are_as_kept() -> None:
+def test_means_and_published_delays_are_as_kept() -> None:
     texts = [text for text, _, _ in RUNS.values()]
     cases: dict[str, Callable[[], Any]] = {}
     for text in dict.fromkeys(texts):
-        policy = parse_policy(text)
+        plain = Model(policy=parse_policy(text), output_tokens=LENGTHS, law=LAW)
+        bounded = dataclasses.replace(plain, max_num_seqs=16)
+        prompted = dataclasses.replace(
+            plain, prompt_tokens=parse_distribution("uniform:low=1,high=9")
+        )
+        models = [
+            bounded,
+            *(
+                dataclasses.replace(plain, law=dataclasses.replace(LAW, **about))
+                for about in ({"kp": 1e-3}, {"cv": 0.2})
+            ),
+            dataclasses.replace(plain, servers=2),
+            prompted,
+        ]
         for rate in (0.0, 5.0):
-            cases[f"{text} at {rate}"] = lambda policy=policy, rate=rate: [  # type: ignore[misc]
-                predict_means(policy, rate, LENGTHS, LAW, max_num_seqs=16),
-                published_delay(policy, rate, LENGTHS, LAW, max_num_seqs=16),
-                published_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, kp=1e-3)),
-                published_delay(policy, rate, LENGTHS, dataclasses.replace(LAW, cv=0.2)),
-                published_delay(policy, rate, LENGTHS, LAW, servers=2),
-                published_delay(
-                    policy,
-                    rate,
-                    LENGTHS,
-                    LAW,
-                    prompt_tokens=parse_distribution("uniform:low=1,high=9"),
-                ),
+            cases[f"{text} at {rate}"] = lambda models=models, rate=rate: [  # type: ignore[misc]
+                predict_means(models[0], rate),
+                *(published_delay(model, rate) for model in models),
             ]
-    assert moved("printed-delays.json", cases) == []
+    assert moved("published-delays.json", cases) == []
 
 
 def test_replays_are_as_kept() -> None:
@@ -127,12 +130,12 @@ def test_replays_are_as_kept() -> None:
     assert moved("replays.json", cases) == []
 
 
-def test_chance_is_as_kept() -> None:
+def test_sampling_errors_are_as_kept() -> None:
     model = Model(policy=parse_policy("dynamic"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
 
     def of(count: int, delay: float | None, method: Any = "exact") -> Any:
         answer = Predicted(load=0.5, queueing_delay=delay, sojourn_time=None, method=method)
-        return sampling(model, 20.0, count, "queueing_delay", answer)
+        return sampling_error(model, 20.0, count, "queueing_delay", answer)
 
     cases: dict[str, Callable[[], Any]] = {
         "exact": lambda: of(300, 0.05),
@@ -141,4 +144,4 @@ def test_chance_is_as_kept() -> None:
         "endless": lambda: of(300, float("inf")),
         "short": lambda: [of(n, 0.05) for n in (1, 2, 3)],
     }
-    assert moved("chance.json", cases) == []
+    assert moved("sampling-error.json", cases) == []

@@ -105,17 +105,17 @@ def shown(plan: LoadPlan) -> dict[str, Any]:
         "asked rate": plan.asked_rate,
         "header": dict(plan.header),
         "closed loop": None
-        if plan.closed_loop is None
+        if plan.sending.closed_loop is None
         else [
-            plan.closed_loop.users,
-            plan.closed_loop.duration,
-            plan.closed_loop.think_times,
+            plan.sending.closed_loop.users,
+            plan.sending.closed_loop.duration,
+            plan.sending.closed_loop.think_times,
         ],
-        "max concurrency": plan.max_concurrency,
-        "processes": plan.processes,
-        "token times": plan.token_times,
-        "drain limit": plan.drain_limit,
-        "max errors": plan.max_errors,
+        "max concurrency": plan.sending.max_concurrency,
+        "processes": plan.sending.processes,
+        "token times": plan.sending.token_times,
+        "drain limit": plan.sending.drain_limit,
+        "max errors": plan.sending.max_errors,
         "ready timeout": plan.ready_timeout,
         "lengths open": plan.lengths_open,
         "announced": plan.announced,

@@ -158,6 +158,9 @@ def test_results_and_report_are_as_kept(folder: Path, results: Results) -> None:
         == []
     )
     assert results.law == LAW
+    found = [cell.get("files", {}) for cell in results.to_dict()["cells"]]
+    assert any(found)
+    assert found == [{name: digest(folder / name) for name in files} for files in found]
 
 
 def test_the_one_object_is_as_kept(folder: Path, results: Results) -> None:

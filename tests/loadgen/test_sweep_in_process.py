@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
+from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sweep import gateway as gateway_module
 from loadgen.sweep import rig as rig_module
 from loadgen.sweep import run as run_module
@@ -73,7 +74,7 @@ def notes(said: str, url: str) -> list[str]:
     return [line for line in lines if not re.search(passing, line)]
 
 
-def test_a_sweep_measures_each_cell_between_two_speeds_and_a_noisy_one_again(
+def test_a_sweep_measures_each_cell_between_two_speeds_and_a_disturbed_one_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phases = phases_of(monkeypatch)
@@ -291,22 +292,22 @@ def test_a_lost_gateway_is_started_again_five_times_each_time_later(
             "phase",
             lambda text, seconds: (waited.append(seconds), phases.append(text)),  # type: ignore[func-returns-value]
         )
-        apparatus = Rig(wanted, store, status, Scripted(*script), speed=2.0, restarts=before)  # type: ignore[arg-type]
+        rig = Rig(wanted, store, status, Scripted(*script), speed=2.0, restarts=before)  # type: ignore[arg-type]
         monkeypatch.setattr(asyncio, "sleep", sleep)
         try:
-            await apparatus.recover("gone")
+            await rig.recover("gone")
         except GatewayLostError as error:  # what `start` raises is not passed on
             raise AssertionError from error
         except GatewayError as error:
             said.write(str(error))
-        return apparatus
+        return rig
 
     monkeypatch.setattr(rig_module, "look_at", look_at)
-    apparatus = asyncio.run(recover())
+    rig = asyncio.run(recover())
     assert waited == [
         number for pair in zip(waits[1::2], waits[::2], strict=True) for number in pair
     ]
-    assert apparatus.restarts == restarts
+    assert rig.restarts == restarts
     assert phases[:1] == (
         [f"the gateway was lost (gone); started again in {waits[0]} s"] if waits else []
     )
@@ -328,7 +329,7 @@ def test_a_lost_gateway_is_started_again_five_times_each_time_later(
             "and its drawn length as max_tokens",
             last,
         ]
-        assert (apparatus.speed, apparatus.target.model) == (None, "m")
+        assert (rig.speed, rig.target.model) == (None, "m")
 
 
 class Child:
@@ -424,7 +425,7 @@ def test_a_sweep_leaves_the_engine_the_last_of_few_processors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus, raising=False)
-    rig_module.share_the_gateways_cpus()
+    pin_to_gateway_cpus()
     assert kept_processors == ([] if kept is None else [(0, kept)])
 
 
@@ -468,7 +469,7 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     gateway = SimpleNamespace(
         client="the client", record_file=tmp_path / "sweep" / "gateway-1.jsonl", why_lost="asked"
     )
-    apparatus: Any = SimpleNamespace(
+    rig: Any = SimpleNamespace(
         speed_now=speed_now,
         gateway=gateway,
         basis=SimpleNamespace(timetable=lambda cell: f"of {cell.name}"),
@@ -480,7 +481,7 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     async def attempt() -> None:
         status = Status(io.StringIO())
         with pytest.raises(GatewayError, match=r"^not sent$"):
-            await Sweep(wanted, store, status, apparatus)._attempt(cell, "shown")
+            await Sweep(wanted, store, status, rig)._attempt(cell, "shown")
 
     asyncio.run(attempt())
     event = store.journal.last("started")
@@ -494,5 +495,5 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
         "output_tokens": "uniform:low=2,high=10",
         "prompt_tokens": "deterministic:value=32",
     }
-    assert apparatus.speed is None, "something was run since"
+    assert rig.speed is None, "something was run since"
     assert given["stop_unstable"] == stopped

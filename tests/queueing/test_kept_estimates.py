@@ -16,8 +16,6 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.advise import advise
-from queueing.control.advice.what_if import what_ifs
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.histogram import beside, drawn
 from queueing.estimation.speed.speed_change import speed_change
@@ -26,6 +24,7 @@ from queueing.estimation.window.window import Snapshot
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.measure import parse_objective
 from tests.kept_values import moved
+from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, gamma, modulated, poisson, seen, serve
 
 POLICY = "capped:max_batch_size=8"

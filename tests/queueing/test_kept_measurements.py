@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from policies.text import SpecError
 from queueing.measurement import arrival_tests
@@ -36,8 +38,9 @@ from queueing.measurement.quantile_interval import quantile_intervals
 from queueing.measurement.statistics import summarise
 from queueing.measurement.warm_up import find_warm_up, warm_up
 from queueing.model import Model
+from queueing.simulation import experiment
 from queueing.simulation.budget import affordable_requests
-from queueing.simulation.experiment import simulate_model
+from queueing.simulation.experiment import simulate_model, simulate_run
 from queueing.simulation.run_length import advise_model, describe
 from tests.kept_values import moved
 
@@ -76,10 +79,10 @@ def simulated(name: str, *, generic: bool) -> Any:
     policy, law, limits = MODELS[name]
     model = Model.read(policy, "uniform:low=1,high=9", law, **({"max_num_seqs": 8} | limits))
     rate = 0.6 * model.largest_stable_rate
-    return [
-        simulate_model(model, rate, num_requests=500, seed=3, replications=2, generic=generic),
-        affordable_requests(model, rate, 10**9),
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "simulate_run", partial(simulate_run, generic=generic))
+        found = simulate_model(model, rate, num_requests=500, seed=3, replications=2)
+    return [found, affordable_requests(model, rate, 10**9)]
 
 
 def test_simulations_are_as_kept() -> None:
