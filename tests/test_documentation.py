@@ -95,3 +95,12 @@ def test_the_page_of_versions_says_the_versions_that_the_code_has() -> None:
     assert "| Python | 3.11, 3.12 |" in text
     assert project["requires-python"] == ">=3.11,<3.13"
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == project["version"]
+
+
+def test_the_security_page_says_the_bounds_of_a_body_after_its_answer() -> None:
+    from server.security import early_answer
+
+    assert (
+        f"at most {early_answer.MOST_BYTES >> 20} MiB and {early_answer.MOST_SECONDS:g} s, "
+        f"or {early_answer.LINGER_BYTES >> 20} MiB and {early_answer.LINGER:g} s"
+    ) in (ROOT / "SECURITY.md").read_text()

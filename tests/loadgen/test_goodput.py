@@ -133,3 +133,10 @@ def _chain(rng: np.random.Generator, n: int, stay_good: float, stay_bad: float) 
         kept.append(good)
         good = good if draw < (stay_good if good else stay_bad) else not good
     return kept
+
+
+def test_a_run_that_was_good_in_one_half_only_counts_as_one_observation() -> None:
+    fast, slow = answered(0, 0.0), answered(0, 0.0, first=1.0)
+    found = goodput([fast] * 50 + [slow] * 50, parse_goodput(["e2el:300"]))
+    assert (found.share, found.effective_n) == (0.5, pytest.approx(1.0, abs=0.02))
+    assert (found.low, found.high) == (pytest.approx(0.05, abs=5e-3), pytest.approx(0.95, abs=5e-3))

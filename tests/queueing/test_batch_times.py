@@ -169,6 +169,12 @@ def test_slots_of_answers_without_a_length_do_not_count(wrong: dict[str, float])
     assert found.at.tolist() == [10.0, 20.0]
 
 
+def test_an_answer_that_a_limit_cut_has_a_length_of_its_slot() -> None:
+    rows = [row(number, 10.0 * number, 10.0 * number + 1, 30, ending=CENSORED) for number in (1, 2)]
+    (found,) = slot_times(window(row(0, 0.0, 1.0, 30), *rows), SLOTS)
+    assert found.at.tolist() == [10.0, 20.0]
+
+
 def test_who_comes_behind_an_end_waits_for_the_next_step_after_his_turnaround() -> None:
     """Steps of 22 ms from the last end on: 10 ms and a turnaround of 50 ms later six are left to
     the third of them.

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Request, Waiting, parse_policy
+from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
@@ -362,3 +363,10 @@ def test_without_bounds_a_batch_is_as_large_as_the_queue() -> None:
     arrived, ones = np.array([0.0] + [0.1] * 100), np.ones(101, dtype=np.int64)
     fast = replay(queue, Trace(arrived, ones, ones, [np.random.default_rng(0)]))
     assert fast.batch_size.tolist() == [1] + [100] * 100
+
+
+def test_a_simulation_has_two_requests_for_each_batch_of_its_means() -> None:
+    model = Model.read("single", UNIFORM, LAW)
+    with pytest.raises(SpecError, match="num_requests=39; .* a whole number, at least 40"):
+        simulate_model(model, 1.0, num_requests=39)
+    assert simulate_model(model, 1.0, num_requests=40).queueing_delay is not None
