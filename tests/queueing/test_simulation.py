@@ -367,6 +367,6 @@ def test_without_bounds_a_batch_is_as_large_as_the_queue() -> None:
 
 def test_a_simulation_has_two_requests_for_each_batch_of_its_means() -> None:
     model = Model.read("single", UNIFORM, LAW)
-    with pytest.raises(SpecError, match="num_requests=39; .* a whole number, at least 40"):
+    with pytest.raises(SpecError, match=r"num_requests=39; .* a whole number, at least 40"):
         simulate_model(model, 1.0, num_requests=39)
     assert simulate_model(model, 1.0, num_requests=40).queueing_delay is not None
