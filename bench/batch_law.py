@@ -107,21 +107,21 @@ class Bench:
         self._batcher.switch(policy)
         self._steps.clear()
         consumers = [Awaited() for _ in shape.seeds]
-        tickets = self._batcher.submit(
+        sequences = self._batcher.submit(
             [self._work(shape, member, rng) for member in range(size)], consumers
         )
-        for ticket, consumer in zip(tickets, consumers, strict=True):
+        for sequence, consumer in zip(sequences, consumers, strict=True):
             await consumer.answered
-            ticket.released()
+            sequence.released()
         await asyncio.sleep(0.01)  # the engine's account of its last step
-        at = tickets[0].at
+        at = sequences[0].at
         assert at.server_free is not None
         assert at.dispatched is not None
         starts = sum(step.admitted > 0 for step in self._steps)
         return Observed(
             index,
             padded,
-            tuple(t.ending.output_tokens for t in tickets),
+            tuple(t.ending.output_tokens for t in sequences),
             at.server_free - at.dispatched,
             starts,
         )

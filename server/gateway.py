@@ -307,14 +307,14 @@ def _recorder(gateway: Gateway, path: Path, capabilities: Capabilities) -> Recor
 
 def _lose_same_prompt(batcher: Batcher, work: Work) -> None:
     """It kills engines: what its caller has sent of the same prompt already fails with it."""
-    for ticket in list(batcher.unanswered_tickets()):
+    for sequence in list(batcher.unanswered_sequences()):
         same = (
-            ticket.work.caller == work.caller
-            and ticket.work.prompt_token_ids == work.prompt_token_ids
+            sequence.work.caller == work.caller
+            and sequence.work.prompt_token_ids == work.prompt_token_ids
         )
-        if same and ticket.ending.finish_reason is None:
+        if same and sequence.ending.finish_reason is None:
             batcher.lose(
-                ticket,
+                sequence,
                 "failed",
                 poison.CODE,
                 "another request with this prompt killed the engine; do not send it again",

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 
 from queueing.measurement.record import Record
-from server.queue.ticket import Batch
+from server.queue.sequence import Batch
 
 DECREASE = 0.9
 SHORTEST = 0.1  # seconds of a window
@@ -48,7 +48,7 @@ class AdaptiveLimit:
 
     def on_dispatch(self, batch: Batch) -> None:
         """The least delay; the youngest member's."""
-        youngest = max(ticket.work.request.arrived_at for ticket in batch.tickets)
+        youngest = max(sequence.work.request.arrived_at for sequence in batch.sequences)
         self._least = min(self._least, batch.dispatched_at - youngest)
         self._judge(batch.dispatched_at)
 

@@ -28,14 +28,14 @@ from server.admission.waits import Places, Waits
 from server.engines.base import Work
 from server.errors import ApiError
 from server.queue.observers import Observer
-from server.queue.ticket import Batch
+from server.queue.sequence import Batch
 from server.security.guard import CALLER
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
     from server.queue.batcher import Batcher
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 RELOADED = (  # settings that can change while the gateway serves
     *(
@@ -97,10 +97,10 @@ class Overload:
             )
         return [self]  # a rate may be limited later
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """It is told its place and wait."""
         if self.waits is not None and self.settings.wait_estimates:
-            self.waits.on_arrival(ticket)
+            self.waits.on_arrival(sequence)
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays."""
@@ -114,10 +114,10 @@ class Overload:
         if self.waits is not None:
             self.waits.on_idle(server_id, at)
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """What was made for it counts against its key's rate."""
         if self._rates is not None:
-            self._rates.answered(ticket.id, ticket.ending.output_tokens, self._gateway.now())
+            self._rates.answered(sequence.id, sequence.ending.output_tokens, self._gateway.now())
 
     def on_record(self, record: Record) -> None:
         """Service times."""

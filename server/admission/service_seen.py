@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from queueing.control.wait_ahead import BatchService, InService, SlotService
 from queueing.measurement.record import Record
-from server.queue.ticket import Batch
+from server.queue.sequence import Batch
 
 if TYPE_CHECKING:
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 OLDER = 0.95  # weight that an observation loses with each newer one of its kind
 OLDER_GAP = 0.99
@@ -114,7 +114,7 @@ class ServiceSeen:
     def __init__(self) -> None:
         self._policy_text = ""
         self._serving: dict[
-            int, tuple[float, Sequence[Ticket]]
+            int, tuple[float, Sequence[SequenceState]]
         ] = {}  # server: dispatched at, members
         self._forget()
 
@@ -138,7 +138,7 @@ class ServiceSeen:
             self._policy_text = batch.policy_text
             self._forget()
         if not batch.policy.joins_running:
-            self._serving[batch.server_id] = batch.dispatched_at, batch.tickets
+            self._serving[batch.server_id] = batch.dispatched_at, batch.sequences
 
     def on_idle(self, server_id: int, at: float) -> None:
         """A batch is over."""
@@ -148,14 +148,18 @@ class ServiceSeen:
             self._by_size.setdefault(len(members), RecentMoments(OLDER)).add(at - began, at)
             self._batches = None
 
-    def _batch_lengthened(self, began: float, members: Sequence[Ticket], at: float) -> bool:
-        if any(ticket.interruptions for ticket in members):
+    def _batch_lengthened(self, began: float, members: Sequence[SequenceState], at: float) -> bool:
+        if any(sequence.interruptions for sequence in members):
             return True
         first = min(
-            (ticket.at.first_token for ticket in members if ticket.at.first_token is not None),
+            (
+                sequence.at.first_token
+                for sequence in members
+                if sequence.at.first_token is not None
+            ),
             default=None,
         )
-        longest = max((ticket.ending.output_tokens for ticket in members), default=0)
+        longest = max((sequence.ending.output_tokens for sequence in members), default=0)
         return self._pauses.lengthened(began, first, at, longest, at)
 
     def on_record(self, record: Record, now: float, *, somebody_waits: bool) -> None:

@@ -2,7 +2,7 @@
 
 The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by
 the live model where it has looked at this policy, by what was seen where not. It is written on the
-ticket at its arrival and compared with the delay at its dispatch.
+sequence at its arrival and compared with the delay at its dispatch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from queueing.control.wait_ahead import BatchService, SlotService, Together, Wai
 from queueing.measurement.record import Record
 from server.admission.host import Host
 from server.admission.service_seen import ServiceSeen
-from server.queue.ticket import Batch
+from server.queue.sequence import Batch
 from server.telemetry.cost.instruments import Histogram
 
 if TYPE_CHECKING:
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 SHORT = 0.001  # seconds: ratios of shorter waits say nothing
@@ -71,11 +71,11 @@ class Waits:
 
     # the account
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """Tell it: it stands in the queue already."""
-        place = self._gateway.batcher.place_of(ticket.work.request) - 1
+        place = self._gateway.batcher.place_of(sequence.work.request) - 1
         found = self.wait(place, joining=0)
-        ticket.told = (
+        sequence.told = (
             place,
             None if found is None or not math.isfinite(mean := found.mean) else mean,
         )
@@ -85,9 +85,9 @@ class Waits:
         self._last = None
         self._seen.on_dispatch(batch)
         at = batch.dispatched_at
-        for ticket in batch.tickets:
-            if ticket.told is not None and (told := ticket.told[1]) is not None:
-                delay = at - ticket.work.request.arrived_at
+        for sequence in batch.sequences:
+            if sequence.told is not None and (told := sequence.told[1]) is not None:
+                delay = at - sequence.work.request.arrived_at
                 if told > SHORT or delay > SHORT:
                     self._predicted.inc(told)
                     self._observed.inc(delay)

@@ -22,7 +22,7 @@ from server.calibration.turnaround import ClosedLoop
 from server.engines.base import Capabilities, Engine, Sampling, Token, Work
 from server.errors import ApiError
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 
 LONGEST_CELL = 300.0  # seconds that one designed batch may take
 TOO_LONG = "calibration_timeout"  # code of the error
@@ -45,7 +45,7 @@ class InterruptedCellError(Exception):
 
 
 class Awaited:
-    """A consumer that lets a coroutine wait for its ticket."""
+    """A consumer that lets a coroutine wait for its sequence."""
 
     def __init__(self) -> None:
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class DesignedBatches:
         self._longest = longest
         self.batcher = Batcher(engine, capabilities, Fixed(batch_size=1))
         self._ids = itertools.count()
-        self._tickets: list[Ticket] = []  # of the batch that is served now
+        self._sequences: list[SequenceState] = []  # of the batch that is served now
         self._consumers: list[Awaited] = []
         self._interrupted = False
 
@@ -89,50 +89,52 @@ class DesignedBatches:
         engine fails or takes too long.
         """
         size = len(cell.lengths)
-        tickets = await self._serve(
+        sequences = await self._serve(
             Fixed(batch_size=size) if cell.padded else Elastic(max_batch_size=size), cell, rng
         )
-        return Measured(cell.lengths, size * cell.prompt_tokens, _held(tickets)[0])
+        return Measured(cell.lengths, size * cell.prompt_tokens, _held(sequences)[0])
 
     async def slot_time(self, loop: ClosedLoop, rng: np.random.Generator) -> float:
         """Mean seconds a slot of the continuous engine is held when the next request always
         waits. Raises as `measure`.
         """
-        tickets = await self._serve(
+        sequences = await self._serve(
             Continuous(max_batch_size=loop.slots), Cell(loop.lengths, loop.prompt_tokens), rng
         )
-        return float(np.mean(_held(tickets)))
+        return float(np.mean(_held(sequences)))
 
     def interrupt(self) -> None:
         """Give up what is being served: its server is free when this returns (an engine may
         still end the step in flight).
         """
-        tickets, self._tickets = self._tickets, []
+        sequences, self._sequences = self._sequences, []
         self._interrupted = True
-        for ticket in reversed(
-            tickets
+        for sequence in reversed(
+            sequences
         ):  # those that wait first, or they would enter in the place of the others
-            ticket.cancel()
+            sequence.cancel()
         for consumer in self._consumers:
             consumer.on_release()
 
-    async def _serve(self, policy: Policy, cell: Cell, rng: np.random.Generator) -> list[Ticket]:
+    async def _serve(
+        self, policy: Policy, cell: Cell, rng: np.random.Generator
+    ) -> list[SequenceState]:
         works = [self._work(length, cell.prompt_tokens, rng) for length in cell.lengths]
         self._interrupted = False
         self.batcher.switch(policy)
         self._consumers = [Awaited() for _ in works]
-        self._tickets = tickets = self.batcher.submit(works, self._consumers)
+        self._sequences = sequences = self.batcher.submit(works, self._consumers)
         try:
             await self._answered(cell)
             if self._interrupted:
                 raise InterruptedCellError
-            for ticket in tickets:
-                ticket.released()
+            for sequence in sequences:
+                sequence.released()
         finally:
-            for ticket in reversed(tickets):
-                ticket.cancel()  # no effect on those that were answered
-            self._tickets, self._consumers = [], []
-        return tickets
+            for sequence in reversed(sequences):
+                sequence.cancel()  # no effect on those that were answered
+            self._sequences, self._consumers = [], []
+        return sequences
 
     async def _answered(self, cell: Cell) -> None:
         try:
@@ -188,10 +190,10 @@ def design(
     ]
 
 
-def _held(tickets: Sequence[Ticket]) -> list[float]:
+def _held(sequences: Sequence[SequenceState]) -> list[float]:
     """Seconds from the dispatch of each until its server was free again."""
     return [
-        ticket.at.server_free - ticket.at.dispatched
-        for ticket in tickets
-        if ticket.at.server_free is not None and ticket.at.dispatched is not None
+        sequence.at.server_free - sequence.at.dispatched
+        for sequence in sequences
+        if sequence.at.server_free is not None and sequence.at.dispatched is not None
     ]

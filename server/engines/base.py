@@ -153,7 +153,7 @@ class Token(
 
 
 class TokenListener(Protocol):
-    """Who hears a stream: the gateway's ticket."""
+    """Who hears a stream: the gateway's sequence."""
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """More tokens, in order."""

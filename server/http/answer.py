@@ -20,7 +20,7 @@ from server.http.formats import DONE, Format, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
 from server.http.presence import watch_client
 from server.queue.batcher import Batcher
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.supervision.deadlines import Deadlines, Timeouts
 from server.telemetry.cost.stages import Timing
 
@@ -48,15 +48,15 @@ class AnswerOptions:
 
 
 class Choice:
-    """The consumer of one ticket: one choice of the answer."""
+    """The consumer of one sequence: one choice of the answer."""
 
-    __slots__ = ("_call", "_offset", "done", "index", "text", "ticket", "tokens")
+    __slots__ = ("_call", "_offset", "done", "index", "sequence", "text", "tokens")
 
     def __init__(self, call: Answer, index: int) -> None:
         self._call = call
         self._offset = 0
         self.index = index
-        self.ticket: Ticket | None = None
+        self.sequence: SequenceState | None = None
         self.text: list[str] = []
         self.tokens: list[Token] = []
         self.done = False
@@ -139,28 +139,28 @@ class Answer(Response):
 
     def with_usage_of(self, choice: Choice, chunk: bytes) -> bytes:
         """The chunk with the choice's usage so far."""
-        ticket = choice.ticket
-        if ticket is None:
+        sequence = choice.sequence
+        if sequence is None:
             return chunk
-        prompt, output = ticket.work.request.prompt_tokens, ticket.ending.output_tokens
+        prompt, output = sequence.work.request.prompt_tokens, sequence.ending.output_tokens
         return with_usage(
             chunk,
             {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the call to its end; every ticket has an outcome afterwards."""
+        """Run the call to its end; every sequence has an outcome afterwards."""
         end_watch = watch_client(scope, receive, self._on_gone)
-        tickets: list[Ticket] = []
+        sequences: list[SequenceState] = []
         try:
-            tickets = self._submit()
+            sequences = self._submit()
             if self.timing is not None:
                 send = self.timing.writing(send)
             await self._write(scope, receive, send)
         except Exception:
-            for ticket in tickets:
+            for sequence in sequences:
                 self._batcher.lose(
-                    ticket,
+                    sequence,
                     "failed",
                     "internal_error",
                     "internal error of the gateway; its log has the details",
@@ -170,27 +170,27 @@ class Answer(Response):
             end_watch()
             if self._deadlines is not None:
                 self._deadlines.close()
-            for ticket in tickets:
-                ticket.cancel()  # no effect on those with an outcome
+            for sequence in sequences:
+                sequence.cancel()  # no effect on those with an outcome
             for choice in self._choices:
-                # else call, choices and tickets hold one another until they are collected
-                choice.ticket = None
+                # else call, choices and sequences hold one another until they are collected
+                choice.sequence = None
             self._choices, self.finished = [], []
 
-    def _submit(self) -> list[Ticket]:
+    def _submit(self) -> list[SequenceState]:
         if self.timing is not None:
             self.timing.begin()
-        tickets = self._batcher.submit(self._works, self._choices, self._options.client_limit)
-        for choice, ticket in zip(self._choices, tickets, strict=True):
-            choice.ticket = ticket
-            ticket.timing = self.timing
+        sequences = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+        for choice, sequence in zip(self._choices, sequences, strict=True):
+            choice.sequence = sequence
+            sequence.timing = self.timing
         if self._options.timeouts is not None:
             self._deadlines = Deadlines(
                 self._batcher, self._options.timeouts, self._choices, self._options.arrived_at
             )
         if self.timing is not None:
             self.timing.end("submit")
-        return tickets
+        return sequences
 
     def _on_gone(self) -> None:
         self._gone = True
@@ -226,19 +226,19 @@ class Answer(Response):
     async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self.error is not None
         headers = self.error.headers() | {"x-request-id": self._options.request_id}
-        for ticket in (choice.ticket for choice in self._choices):
-            if ticket is not None:
-                ticket.cancel()
-                if ticket.at.dispatched is not None and DROPPED_REASON in headers:
+        for sequence in (choice.sequence for choice in self._choices):
+            if sequence is not None:
+                sequence.cancel()
+                if sequence.at.dispatched is not None and DROPPED_REASON in headers:
                     headers[DROPPED_REASON] = EVICTED
         await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 
     async def _write_whole(self, send: Send) -> None:
-        choices, tickets = [], []
+        choices, sequences = [], []
         for choice in self._choices:
-            assert choice.ticket is not None
-            tickets.append(choice.ticket)
-            ending = choice.ticket.ending
+            assert choice.sequence is not None
+            sequences.append(choice.sequence)
+            ending = choice.sequence.ending
             assert ending.finish_reason is not None
             whole = self.format.choice(
                 choice.index,
@@ -249,10 +249,10 @@ class Answer(Response):
             )
             choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         delays = self._delays()
-        body = self.format.whole(choices, usage_of(tickets, self._options.n, delays))
+        body = self.format.whole(choices, usage_of(sequences, self._options.n, delays))
         headers = [
             *delay_headers(*delays),
-            *early_headers(self._options.request_id, self._choices[-1].ticket),
+            *early_headers(self._options.request_id, self._choices[-1].sequence),
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
         ]
@@ -268,7 +268,7 @@ class Answer(Response):
                 "status": 200,
                 "headers": [
                     *delay_headers(self._delays()[0]),
-                    *early_headers(self._options.request_id, self._choices[-1].ticket),
+                    *early_headers(self._options.request_id, self._choices[-1].sequence),
                     *STREAM_HEADERS,
                 ],
             }
@@ -305,36 +305,36 @@ class Answer(Response):
     def _prompt(self, choice: Choice) -> Sequence[int] | None:
         """The prompt's ids, where they are to be returned."""
         return (
-            choice.ticket.work.prompt_token_ids
-            if self.format.token_ids and choice.ticket is not None
+            choice.sequence.work.prompt_token_ids
+            if self.format.token_ids and choice.sequence is not None
             else None
         )
 
     def _finish(self, choice: Choice) -> bytes:
-        assert choice.ticket is not None
-        ending = choice.ticket.ending
+        assert choice.sequence is not None
+        ending = choice.sequence.ending
         assert ending.finish_reason is not None
         return self.format.finish(choice.index, ending.finish_reason, ending.stop_reason)
 
     def _tail(self) -> bytes:
         if self._options.include_usage and not self.error:
-            tickets = [choice.ticket for choice in self._choices if choice.ticket is not None]
-            usage = usage_of(tickets, self._options.n, self._delays())
+            sequences = [choice.sequence for choice in self._choices if choice.sequence is not None]
+            usage = usage_of(sequences, self._options.n, self._delays())
             return self.format.usage(usage) + DONE
         return DONE
 
     def _release(self, choices: Sequence[Choice] | None = None) -> None:
         for choice in self._choices if choices is None else choices:
-            if choice.ticket is not None:
-                choice.ticket.released()
+            if choice.sequence is not None:
+                choice.sequence.released()
 
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
         now = self._batcher.now()
         last = -math.inf
         for choice in self._choices:
-            if choice.ticket is not None:
-                begun = choice.ticket.at.dispatched
+            if choice.sequence is not None:
+                begun = choice.sequence.at.dispatched
                 last = max(last, now if begun is None else begun)
         return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from server.engines.base import Token, TokenLogprob
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
@@ -66,12 +66,14 @@ def with_usage(chunk: bytes, usage: Mapping[str, Any]) -> bytes:
     return chunk.removesuffix(b"}\n\n") + b',"usage":' + encode(usage) + b"}\n\n"
 
 
-def usage_of(tickets: Sequence[Ticket], n: int, delays: tuple[float, float]) -> dict[str, Any]:
-    """Tokens and milliseconds of a call, whose prompts have `n` tickets each; `delays`: queueing
+def usage_of(
+    sequences: Sequence[SequenceState], n: int, delays: tuple[float, float]
+) -> dict[str, Any]:
+    """Tokens and milliseconds of a call, whose prompts have `n` sequences each; `delays`: queueing
     delay and service.
     """
-    prompt = sum([ticket.work.request.prompt_tokens for ticket in tickets[::n]])
-    output = sum([ticket.ending.output_tokens for ticket in tickets])
+    prompt = sum([sequence.work.request.prompt_tokens for sequence in sequences[::n]])
+    output = sum([sequence.ending.output_tokens for sequence in sequences])
     queue, service = delays
     return {
         "prompt_tokens": prompt,
@@ -80,7 +82,7 @@ def usage_of(tickets: Sequence[Ticket], n: int, delays: tuple[float, float]) -> 
         "kendall": {
             "queueing_delay_ms": queue,
             "service_ms": service,
-            "batch_size": tickets[0].batch_size,
+            "batch_size": sequences[0].batch_size,
         },
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from starlette.types import Message, Scope, Send
 
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
@@ -43,7 +43,7 @@ def stamped(scope: Scope, send: Send) -> Send:
     return stamping
 
 
-def early_headers(request_id: str, last: Ticket | None) -> list[tuple[bytes, bytes]]:
+def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[bytes, bytes]]:
     """What is known when the call joins the queue; `last`: its sequence that is served last."""
     headers = [(b"x-request-id", request_id.encode())]
     if last is not None and last.told is not None:

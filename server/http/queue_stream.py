@@ -59,7 +59,7 @@ class QueueStream(Answer):
         if self._places is None or not self.undispatched:
             await self._until(lambda: self.undispatched == 0)
             return
-        last = self._choices[-1].ticket
+        last = self._choices[-1].sequence
         assert last is not None
         await self._begin()
         if last.told is not None:
@@ -97,7 +97,7 @@ class QueueStream(Answer):
         if not self._begun:
             self._begun = True
             headers = [
-                *early_headers(self._options.request_id, self._choices[-1].ticket),
+                *early_headers(self._options.request_id, self._choices[-1].sequence),
                 *STREAM_HEADERS,
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -27,7 +27,7 @@ from server.live.question import ENOUGH, Question, Window
 from server.live.questions import Questions
 from server.live.self_checks import SelfChecks
 from server.live.state_file import StateKeeper
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from server.telemetry.energy.batches import MeteredBatches
 from server.telemetry.energy.meter import EnergyMeter
 
@@ -79,14 +79,14 @@ class LiveModel:
 
     # what happens
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """Counted whatever becomes of it; its instant is the kernel's, which the event loop
         cannot have shaped.
         """
-        work, now = ticket.work, self._gateway.now()
+        work, now = sequence.work, self._gateway.now()
         arrived_at = work.request.arrived_at
         received_at = arrived_at if work.received_at is None else work.received_at
-        begins = self._feed.on_arrival(received_at, retry=work.retry, call=call_of(ticket.id))
+        begins = self._feed.on_arrival(received_at, retry=work.retry, call=call_of(sequence.id))
         self._recent.saw(arrived_at, begins_call=begins)
         self._self_checks.on_arrival(arrived_at, now)
 
@@ -100,9 +100,9 @@ class LiveModel:
         self._metered.on_idle(server_id, at)
         self._busy.end(server_id, at)
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """Out of the system."""
-        self._self_checks.on_settle(ticket, self._gateway.now())
+        self._self_checks.on_settle(sequence, self._gateway.now())
 
     def on_record(self, record: Record) -> None:
         """Delay, length and service time. One that was refused never joined this queue: neither
@@ -193,7 +193,7 @@ class LiveModel:
         batcher = self._gateway.batcher
         found = self._self_checks.look(
             self._gateway.now(),
-            batcher.unanswered_tickets(),
+            batcher.unanswered_sequences(),
             batcher.queue_length,
             batcher.capabilities.servers,
         )

@@ -92,11 +92,11 @@ class Window:
     def _in_service(self, *, ended: bool) -> tuple[tuple[float, int], ...]:
         """Dispatch and tokens so far of those whose own end has come, or has not."""
         return tuple(
-            (ticket.at.dispatched, ticket.ending.output_tokens)
-            for ticket in self._gateway.batcher.unanswered_tickets()
-            if ticket.batch is not None
-            and ticket.at.dispatched is not None
-            and (ticket.ending.finish_reason is not None) == ended
+            (sequence.at.dispatched, sequence.ending.output_tokens)
+            for sequence in self._gateway.batcher.unanswered_sequences()
+            if sequence.batch is not None
+            and sequence.at.dispatched is not None
+            and (sequence.ending.finish_reason is not None) == ended
         )
 
 

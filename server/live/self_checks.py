@@ -1,7 +1,7 @@
 """Laws that hold whatever the queue, evaluated on one stretch of time after another: the gateway's
 counters against its records.
 
-The counters are moved by events as they happen; the records are what tickets say of themselves
+The counters are moved by events as they happen; the records are what sequences say of themselves
 afterwards. Conservation, Little's law and the utilisation law tie the two
 (`queueing.estimation.assumptions.checks`). Where one breaks, the measurement is wrong, not the
 theory.
@@ -20,7 +20,7 @@ from server.live.activity import BusyTime
 
 if TYPE_CHECKING:
     from queueing.estimation.assumptions.checks import Check
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 log = logging.getLogger("kendall.live")
 NEVER = float("inf")
@@ -43,7 +43,7 @@ class SelfChecks:
         self._ended: Counter[str] = Counter()  # outcomes of records
         self._stays = array("d")  # of records since the last look, a Stay after the other
         self._unrecorded: dict[
-            str, tuple[Ticket, float]
+            str, tuple[SequenceState, float]
         ] = {}  # with an outcome; padded ones until their server is free
         self._broken: frozenset[str] = frozenset()
 
@@ -55,16 +55,16 @@ class SelfChecks:
         self._number += 1
         self._arrived += 1
 
-    def on_settle(self, ticket: Ticket, now: float) -> None:
+    def on_settle(self, sequence: SequenceState, now: float) -> None:
         """It has its outcome: out of the system since its last byte left, which may be a little
         before now.
         """
-        left = now if ticket.at.released is None else ticket.at.released
+        left = now if sequence.at.released is None else sequence.at.released
         since = max(left, self._since)
         self._area += self._number * (now - self._last) - (now - since)
         self._last = now
         self._number -= 1
-        self._unrecorded[ticket.id] = ticket, left
+        self._unrecorded[sequence.id] = sequence, left
 
     def on_record(self, record: Record, now: float) -> None:
         """The record of one that has left."""
@@ -79,7 +79,7 @@ class SelfChecks:
         self._stays.extend((arrived, released, begun, free, record.server_id or 0))
 
     def look(
-        self, now: float, unanswered: Iterable[Ticket], waiting: int, servers: int
+        self, now: float, unanswered: Iterable[SequenceState], waiting: int, servers: int
     ) -> list[Check]:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""
         import numpy as np  # noqa: PLC0415 - the gateway answers `--help` without numerics
@@ -93,8 +93,8 @@ class SelfChecks:
             for each in self._unrecorded.values()
             if each[0].batch is not None and each[0].at.server_free is None
         ]
-        in_service = sum(ticket.batch is not None for ticket in here) + len(leaving)
-        going = [_stay(ticket, NEVER) for ticket in here] + [_stay(*each) for each in leaving]
+        in_service = sum(sequence.batch is not None for sequence in here) + len(leaving)
+        going = [_stay(sequence, NEVER) for sequence in here] + [_stay(*each) for each in leaving]
         stays = np.concatenate(
             (self._stays, np.array(going, dtype=np.float64).reshape(-1))
         ).reshape(-1, WIDTH)
@@ -136,13 +136,13 @@ class SelfChecks:
         self._broken = broken
 
 
-def _stay(ticket: Ticket, left: float) -> Stay:
+def _stay(sequence: SequenceState, left: float) -> Stay:
     """Of one whose record is still to come."""
-    batch, at = ticket.batch, ticket.at
+    batch, at = sequence.batch, sequence.at
     begun = NEVER if batch is None or at.dispatched is None else at.dispatched
     free = NEVER if at.server_free is None else at.server_free
     return (
-        ticket.work.request.arrived_at,
+        sequence.work.request.arrived_at,
         left,
         begun,
         free,

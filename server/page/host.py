@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from server.calibration.in_force import LatencyModelInForce
     from server.engines.base import Capabilities
     from server.live import LiveModel
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
     from server.settings import Settings
     from server.supervision.lifecycle import Lifecycle
     from server.supervision.supervisor import Supervisor
@@ -31,7 +31,7 @@ class QueueView(Protocol):
     def failures(self) -> Mapping[str, int]: ...
     @property
     def capabilities(self) -> Capabilities: ...
-    def in_service_tickets(self) -> Sequence[Sequence[Ticket]]: ...
+    def in_service_sequences(self) -> Sequence[Sequence[SequenceState]]: ...
 
 
 class Host(Protocol):

@@ -19,7 +19,7 @@ from server.page.minute import MINUTE_COLUMNS, NOTHING
 from server.supervision.lifecycle import EngineState
 
 if TYPE_CHECKING:
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 MEMBERS = 48  # of a server's batch that are drawn
 SERVERS = 8
@@ -178,15 +178,15 @@ def servers(gateway: Host) -> list[dict[str, Any]]:
     """What each server has in service: tokens so far, the limit, and whether the own end has
     come (a padded batch goes on).
     """
-    found = gateway.batcher.in_service_tickets()
+    found = gateway.batcher.in_service_sequences()
     return [
-        {"size": len(tickets), "members": [_member(ticket) for ticket in tickets[:MEMBERS]]}
-        for tickets in found[:SERVERS]
+        {"size": len(sequences), "members": [_member(sequence) for sequence in sequences[:MEMBERS]]}
+        for sequences in found[:SERVERS]
     ]
 
 
-def _member(ticket: Ticket) -> list[int]:
-    ending = ticket.ending
+def _member(sequence: SequenceState) -> list[int]:
+    ending = sequence.ending
     return [ending.output_tokens, ending.limit, int(ending.finish_reason is not None)]
 
 

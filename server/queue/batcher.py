@@ -33,8 +33,8 @@ from server.queue.ending import Ending
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
 from server.queue.recovery import Recovery
+from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from server.queue.service import Lease, Service
-from server.queue.ticket import Batch, Consumer, Ticket, forming_until
 from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
@@ -77,13 +77,13 @@ class Batcher(QueueView):
 
     def submit(
         self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None
-    ) -> list[Ticket]:
+    ) -> list[SequenceState]:
         """Put sequences into the queue, all of one call together, and ask the policy. Raises
         ValueError where an id is in use.
         """
         eos = self.capabilities.eos_token_ids
-        tickets = [
-            Ticket(
+        sequences = [
+            SequenceState(
                 self,
                 work,
                 Ending(work.sampling, eos if work.ends_by_itself else ()),
@@ -92,16 +92,16 @@ class Batcher(QueueView):
             )
             for work, consumer in zip(works, consumers, strict=True)
         ]
-        self._ledger.add(tickets)
-        for ticket in tickets:
-            self._queue.append(ticket.waiting())
-            deadline = ticket.work.request.deadline
+        self._ledger.add(sequences)
+        for sequence in sequences:
+            self._queue.append(sequence.waiting())
+            deadline = sequence.work.request.deadline
             if deadline < math.inf:
-                self._expiries[ticket.id] = self._loop.call_at(deadline, self._expire, ticket)
-            self.observers.on_arrival(ticket)
+                self._expiries[sequence.id] = self._loop.call_at(deadline, self._expire, sequence)
+            self.observers.on_arrival(sequence)
         self.lease.revoke()
         self.ask()
-        return tickets
+        return sequences
 
     def turn_away(self, record: Record) -> None:
         """Record and count a request that arrived and was refused; it is never queued."""
@@ -146,56 +146,56 @@ class Batcher(QueueView):
 
     # what ends
 
-    def cancel(self, ticket: Ticket) -> None:
-        """The client is gone: out of the queue or out of the engine. No effect on a ticket with
+    def cancel(self, sequence: SequenceState) -> None:
+        """The client is gone: out of the queue or out of the engine. No effect on a sequence with
         an outcome.
         """
-        self._drop(ticket, "cancelled")
+        self._drop(sequence, "cancelled")
 
-    def lose(self, ticket: Ticket, outcome: Outcome, code: str, message: str) -> None:
-        """No answer for this ticket; its consumer is told."""
-        if ticket.outcome is None:
-            ticket.lost_because(message)
+    def lose(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
+        """No answer for this sequence; its consumer is told."""
+        if sequence.outcome is None:
+            sequence.lost_because(message)
             if outcome == "failed":
                 self.failures[code] += 1
             try:
-                ticket.consumer.on_lost(outcome, code, message)
+                sequence.consumer.on_lost(outcome, code, message)
             except Exception:
                 log.exception("internal error while telling a client that its request failed")
-            self._drop(ticket, outcome)
+            self._drop(sequence, outcome)
 
     def lose_all(self, code: str, message: str) -> None:
-        """The engine is gone or the gateway stops: every unanswered ticket fails, once."""
+        """The engine is gone or the gateway stops: every unanswered sequence fails, once."""
         self.lease.pause(True)  # nothing may be dispatched in between
         self.recovery.trials.stop()
-        for ticket in list(self.unanswered_tickets()):
-            self.lose(ticket, "failed", code, message)
+        for sequence in list(self.unanswered_sequences()):
+            self.lose(sequence, "failed", code, message)
 
-    def member_ended(self, ticket: Ticket) -> None:
-        """A ticket met its own end: it leaves now, or with its batch."""
-        self._service.member_ended(ticket)
+    def member_ended(self, sequence: SequenceState) -> None:
+        """A sequence met its own end: it leaves now, or with its batch."""
+        self._service.member_ended(sequence)
 
-    def settle(self, ticket: Ticket, outcome: Outcome) -> None:
-        """Give a ticket its one outcome; its record leaves once its server's end is known too."""
-        self._ledger.settle(ticket, outcome)
-        self.recovery.settled(ticket)
+    def settle(self, sequence: SequenceState, outcome: Outcome) -> None:
+        """Give a sequence its one outcome; its record leaves once its server's end is known too."""
+        self._ledger.settle(sequence, outcome)
+        self.recovery.settled(sequence)
 
-    def _expire(self, ticket: Ticket) -> None:
-        if ticket.batch is None:
+    def _expire(self, sequence: SequenceState) -> None:
+        if sequence.batch is None:
             message = "the request's patience ran out while it waited"
-            self.lose(ticket, "abandoned", "queue_timeout", message)
+            self.lose(sequence, "abandoned", "queue_timeout", message)
 
-    def _drop(self, ticket: Ticket, outcome: Outcome) -> None:
-        if ticket.outcome is not None:
+    def _drop(self, sequence: SequenceState, outcome: Outcome) -> None:
+        if sequence.outcome is not None:
             return
-        if ticket.batch is None:
-            self._queue.remove(ticket.id)
-            _stop(self._expiries.pop(ticket.id, None))
-            self.settle(ticket, outcome)
+        if sequence.batch is None:
+            self._queue.remove(sequence.id)
+            _stop(self._expiries.pop(sequence.id, None))
+            self.settle(sequence, outcome)
             self.ask()
             return
-        self.settle(ticket, outcome)
-        self._service.drop(ticket)
+        self.settle(sequence, outcome)
+        self._service.drop(sequence)
 
     # asking the policy and carrying out
 
@@ -236,8 +236,8 @@ class Batcher(QueueView):
         now, policy = self.now(), self.policy
         unsettled = self._ledger.unsettled
         taken = self._queue.take(decision.request_ids)
-        tickets = [unsettled[waiting.request.id] for waiting in taken]
-        formed = forming_until(policy, tickets, self.capabilities.max_num_seqs, now)
+        sequences = [unsettled[waiting.request.id] for waiting in taken]
+        formed = forming_until(policy, sequences, self.capabilities.max_num_seqs, now)
         batch = Batch(
             next(self._batch_ids),
             decision.server_id,
@@ -245,28 +245,28 @@ class Batcher(QueueView):
             self.policy_text,
             now,
             formed,
-            tickets,
-            {ticket.id for ticket in tickets},
+            sequences,
+            {sequence.id for sequence in sequences},
         )
-        for ticket in tickets:
-            _stop(self._expiries.pop(ticket.id, None))
+        for sequence in sequences:
+            _stop(self._expiries.pop(sequence.id, None))
         self._service.begin(batch, self.epoch)
         self.observers.on_dispatch(batch)
-        for ticket in self._service.start(batch, tickets):
-            self._service.call(ticket, ticket.consumer.on_dispatched)
+        for sequence in self._service.start(batch, sequences):
+            self._service.call(sequence, sequence.consumer.on_dispatched)
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         """Back to the head of the queue, with the tokens made so far."""
-        tickets = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
-        for ticket in tickets:
-            if ticket.running is None or not ticket.running.preemptible:
+        sequences = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
+        for sequence in sequences:
+            if sequence.running is None or not sequence.running.preemptible:
                 raise ValueError(
-                    f"got a decision to preempt {ticket.id}; expected a request in service that "
+                    f"got a decision to preempt {sequence.id}; expected a request in service that "
                     "can be continued exactly (Running.preemptible)"
                 )
-        for ticket in tickets:
-            self._service.preempt(ticket, now)
-        self._queue.put_back([ticket.waiting() for ticket in tickets])
+        for sequence in sequences:
+            self._service.preempt(sequence, now)
+        self._queue.put_back([sequence.waiting() for sequence in sequences])
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

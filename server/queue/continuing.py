@@ -37,7 +37,7 @@ from server.engines.base import (
     TokenStream,
     Work,
 )
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 
 Way = Literal["behind", "again", "none"]
 FREE_OF_STATE = frozenset(
@@ -111,90 +111,92 @@ def stateful(sampling: Sampling) -> list[str]:
 
 
 class Replay:
-    """Stands between a stream and its ticket until what the client has was made again, then
+    """Stands between a stream and its sequence until what the client has was made again, then
     steps aside.
     """
 
-    def __init__(self, stream: TokenStream, ticket: Ticket) -> None:
+    def __init__(self, stream: TokenStream, sequence: SequenceState) -> None:
         self._stream = stream
-        self._ticket = ticket
-        self._known: Sequence[int] = tuple(ticket.output_token_ids)
+        self._sequence = sequence
+        self._known: Sequence[int] = tuple(sequence.output_token_ids)
         self._at = 0
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Drop what is known; hand on the rest."""
         known = self._known[self._at : self._at + len(tokens)]
         if any(token.id != known_id for token, known_id in zip(tokens, known, strict=False)):
-            self._ticket.on_failure(DIFFERS)
+            self._sequence.on_failure(DIFFERS)
             return
         self._at += len(known)
-        if self._ticket.running is not None:
-            self._ticket.running.output_tokens_so_far = self._at
+        if self._sequence.running is not None:
+            self._sequence.running.output_tokens_so_far = self._at
         if self._at == len(self._known):
-            self._stream.listener = self._ticket
+            self._stream.listener = self._sequence
             if len(tokens) > len(known):
-                self._ticket.on_tokens(tokens[len(known) :])
+                self._sequence.on_tokens(tokens[len(known) :])
 
     def on_end(self, end: EngineEnd) -> None:
         """It ended before it came to where the client is."""
         del end
-        self._ticket.on_failure(DIFFERS)
+        self._sequence.on_failure(DIFFERS)
 
     def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """Nothing to compare any more."""
-        self._ticket.on_failure(message, code)
+        self._sequence.on_failure(message, code)
 
 
-def prepare(ticket: Ticket) -> str | None:
-    """Make the ticket's work what the next engine is to do; returns why it cannot go on.
+def prepare(sequence: SequenceState) -> str | None:
+    """Make the sequence's work what the next engine is to do; returns why it cannot go on.
 
     None where it can.
     """
-    made = ticket.output_token_ids
-    match way_to_continue(ticket.work.sampling, len(made)):
+    made = sequence.output_token_ids
+    match way_to_continue(sequence.work.sampling, len(made)):
         case "behind":
-            ticket.work = msgspec.structs.replace(ticket.work, output_token_ids=tuple(made))
+            sequence.work = msgspec.structs.replace(sequence.work, output_token_ids=tuple(made))
         case "again":
-            ticket.work = msgspec.structs.replace(ticket.work, output_token_ids=())
+            sequence.work = msgspec.structs.replace(sequence.work, output_token_ids=())
         case "none":
-            return CANNOT.format(names=" and ".join(stateful(ticket.work.sampling)))
+            return CANNOT.format(names=" and ".join(stateful(sequence.work.sampling)))
     return None
 
 
-def listener(stream: TokenStream, ticket: Ticket, work: Work) -> TokenListener:
-    """Who hears the stream of `work`: the ticket, or a comparison in front of it."""
+def listener(stream: TokenStream, sequence: SequenceState, work: Work) -> TokenListener:
+    """Who hears the stream of `work`: the sequence, or a comparison in front of it."""
     return (
-        Replay(stream, ticket) if ticket.output_token_ids and not work.output_token_ids else ticket
+        Replay(stream, sequence)
+        if sequence.output_token_ids and not work.output_token_ids
+        else sequence
     )
 
 
-def listen(ticket: Ticket, stream: TokenStream) -> None:
-    """The ticket hears the engine that has its work now."""
-    ticket.stream = stream
-    stream.listener = listener(stream, ticket, ticket.work)
+def listen(sequence: SequenceState, stream: TokenStream) -> None:
+    """The sequence hears the engine that has its work now."""
+    sequence.stream = stream
+    stream.listener = listener(stream, sequence, sequence.work)
 
 
-def detach(ticket: Ticket) -> str | None:
-    """The ticket hears no more of the engine that has it, and is ready to be handed over again.
+def detach(sequence: SequenceState) -> str | None:
+    """The sequence hears no more of the engine that has it, and is ready to be handed over again.
     Returns why that would not be exact, or None.
     """
-    stream, ticket.stream = ticket.stream, None
+    stream, sequence.stream = sequence.stream, None
     if stream is not None:
         stream.listener = None
-    if ticket.ending.finish_reason is not None:  # it is whole and leaves with its batch
+    if sequence.ending.finish_reason is not None:  # it is whole and leaves with its batch
         return None
-    return prepare(ticket)
+    return prepare(sequence)
 
 
-def interrupted(ticket: Ticket, most: int) -> str | None:
+def interrupted(sequence: SequenceState, most: int) -> str | None:
     """Its engine is gone. Returns why it cannot go on with the next one, or None: it saw more than
     `most` engines die, or would not be exact.
     """
-    ticket.interruptions += 1
-    if len(ticket.deaths) > most and ticket.ending.finish_reason is None:
+    sequence.interruptions += 1
+    if len(sequence.deaths) > most and sequence.ending.finish_reason is None:
         return (
-            f"{len(ticket.deaths)} engines were lost while this request was in service: it may be "
-            "the cause"
+            f"{len(sequence.deaths)} engines were lost while this request was in service: "
+            "it may be the cause"
         )
-    reason = detach(ticket)
+    reason = detach(sequence)
     return None if reason is None else f"the engine was lost, and {reason}"

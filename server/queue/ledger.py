@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from queueing.measurement.record import Outcome
 from server.queue.observers import Observers
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 
 
 class Ledger:
@@ -18,7 +18,7 @@ class Ledger:
     def __init__(self, now: Callable[[], float], observers: Observers) -> None:
         self.now = now
         self.observers = observers
-        self.unsettled: dict[str, Ticket] = {}  # without an outcome, waiting or in service
+        self.unsettled: dict[str, SequenceState] = {}  # without an outcome, waiting or in service
         self.moved_at = now()  # last arrival, outcome or pause
         self._in_service = 0  # with an outcome, in service still: its record is not complete
         self._changed = asyncio.Event()
@@ -28,34 +28,34 @@ class Ledger:
         """Sequences that have arrived and whose record has not been handed out."""
         return len(self.unsettled) + self._in_service
 
-    def add(self, tickets: Sequence[Ticket]) -> None:
+    def add(self, sequences: Sequence[SequenceState]) -> None:
         """They have arrived. Raises ValueError where an id is in use."""
-        for ticket in tickets:
-            if ticket.id in self.unsettled:
-                raise ValueError(f"request id {ticket.id!r} is in use")
-            self.unsettled[ticket.id] = ticket
+        for sequence in sequences:
+            if sequence.id in self.unsettled:
+                raise ValueError(f"request id {sequence.id!r} is in use")
+            self.unsettled[sequence.id] = sequence
         self.moved_at = self.now()
 
-    def settle(self, ticket: Ticket, outcome: Outcome) -> None:
+    def settle(self, sequence: SequenceState, outcome: Outcome) -> None:
         """The sequence has its outcome; its record follows with the end of its service."""
-        ticket.outcome, ticket.stream = outcome, None
-        self.unsettled.pop(ticket.id, None)
+        sequence.outcome, sequence.stream = outcome, None
+        self.unsettled.pop(sequence.id, None)
         self.moved_at = self.now()
-        self.observers.on_settle(ticket)
-        if ticket.at.server_free is not None or ticket.batch is None:
-            self.observers.on_record(ticket.record())
+        self.observers.on_settle(sequence)
+        if sequence.at.server_free is not None or sequence.batch is None:
+            self.observers.on_record(sequence.record())
         else:
             self._in_service += 1
         self.notify()
 
-    def freed(self, ticket: Ticket, at: float) -> None:
+    def freed(self, sequence: SequenceState, at: float) -> None:
         """Its service ended: the instant that `on_idle` reports, too. The process may lose the
         CPU between two readings of the clock.
         """
-        ticket.at.server_free = at
-        if ticket.outcome is not None:
+        sequence.at.server_free = at
+        if sequence.outcome is not None:
             self._in_service -= 1
-            self.observers.on_record(ticket.record())
+            self.observers.on_record(sequence.record())
 
     def notify(self) -> None:
         """Wake the tasks that wait for a change."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from queueing.measurement.record import Record
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 
 log = logging.getLogger("kendall")
 
@@ -17,7 +17,7 @@ log = logging.getLogger("kendall")
 class Observer(Protocol):
     """Who is told what happens: metrics, the run file, the live model. Must not wait."""
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """A request joined the queue."""
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -26,7 +26,7 @@ class Observer(Protocol):
     def on_idle(self, server_id: int, at: float) -> None:
         """A server holds nothing any more."""
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """A request met its one outcome: it has left the system."""
 
     def on_record(self, record: Record) -> None:
@@ -48,11 +48,11 @@ class Observers:
         own = self._observers
         self._observers = (observer, *own) if first else (*own, observer)
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """See `Observer`."""
         for observer in self._observers:
             try:
-                observer.on_arrival(ticket)
+                observer.on_arrival(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
@@ -72,11 +72,11 @@ class Observers:
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """See `Observer`."""
         for observer in self._observers:
             try:
-                observer.on_settle(ticket)
+                observer.on_settle(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 

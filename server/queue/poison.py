@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from server.engines.base import Work
 from server.errors import ApiError
 from server.queue.proof import Proof
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.supervision")
@@ -53,7 +53,7 @@ class Trials:
     def __init__(
         self,
         suspect_after: int,
-        restart: Callable[[Sequence[Ticket]], None],
+        restart: Callable[[Sequence[SequenceState]], None],
         over: Callable[[], None],
         prove: Callable[[Callable[[bool], None]], Proof],
     ) -> None:
@@ -62,13 +62,13 @@ class Trials:
         self._proof: Proof | None = None  # under way
         self._loop = asyncio.get_running_loop()
         self._now = clock_of(self._loop)
-        self._suspects: deque[Ticket] = deque()
-        self._others: list[Ticket] = []
+        self._suspects: deque[SequenceState] = deque()
+        self._others: list[SequenceState] = []
         self._made = 0  # tokens that the suspect had when its trial began
         self._timer: asyncio.TimerHandle | None = None
         self._deaths = 0
         self._died_at = 0.0
-        self.suspect: Ticket | None = None  # on trial
+        self.suspect: SequenceState | None = None  # on trial
         self.convicted = 0
         # deaths by a convicted request, not yet given back to the budget
         self.explained: set[int] = set()
@@ -85,22 +85,22 @@ class Trials:
         """Whether the engine works on the gateway's own request."""
         return self._proof is not None
 
-    def died(self, tickets: Sequence[Ticket]) -> Ticket | None:
+    def died(self, sequences: Sequence[SequenceState]) -> SequenceState | None:
         """An engine died with these in service; returns the one that is now certain to be the
         cause.
         """
         self._deaths += 1
         self._died_at = self._now()
         served = [
-            ticket
-            for ticket in tickets
-            if ticket.stream is not None and ticket.ending.finish_reason is None
+            sequence
+            for sequence in sequences
+            if sequence.stream is not None and sequence.ending.finish_reason is None
         ]
         guilty = self._cause(served)
         self.stop()
         if guilty is None:
-            for ticket in served:
-                ticket.deaths = (*ticket.deaths, self._deaths)
+            for sequence in served:
+                sequence.deaths = (*sequence.deaths, self._deaths)
         else:
             self.convicted += 1
             self.explained.update({*guilty.deaths, self._deaths} - self._given_back)
@@ -113,13 +113,15 @@ class Trials:
             )
         return guilty
 
-    def resume(self, tickets: Sequence[Ticket]) -> None:
+    def resume(self, sequences: Sequence[SequenceState]) -> None:
         """Another engine serves: all of them at once, or suspects one at a time and then the
         others.
         """
-        suspects = [ticket for ticket in tickets if self._suspected(ticket)]
-        self._suspects = deque(sorted(suspects, key=lambda ticket: len(ticket.output_token_ids)))
-        self._others = [ticket for ticket in tickets if not self._suspected(ticket)]
+        suspects = [sequence for sequence in sequences if self._suspected(sequence)]
+        self._suspects = deque(
+            sorted(suspects, key=lambda sequence: len(sequence.output_token_ids))
+        )
+        self._others = [sequence for sequence in sequences if not self._suspected(sequence)]
         if suspects:
             log.warning(
                 "%d sequences in service each saw %d engines die: they are tried one at a time",
@@ -131,23 +133,23 @@ class Trials:
         else:
             self._next()
 
-    def completed(self, ticket: Ticket) -> None:
+    def completed(self, sequence: SequenceState) -> None:
         """The engine is sound if it made this answer's last token after the last death."""
-        if ticket.at.last_token is not None and ticket.at.last_token > self._died_at:
+        if sequence.at.last_token is not None and sequence.at.last_token > self._died_at:
             self._sound()
 
-    def _suspected(self, ticket: Ticket) -> bool:
-        return len(ticket.deaths) >= self._suspect_after
+    def _suspected(self, sequence: SequenceState) -> bool:
+        return len(sequence.deaths) >= self._suspect_after
 
-    def _cause(self, served: Sequence[Ticket]) -> Ticket | None:
+    def _cause(self, served: Sequence[SequenceState]) -> SequenceState | None:
         if self.suspect is not None:
             return None if self._passed(self.suspect) else self.suspect
         alone = len(served) == 1 and len(served[0].deaths) + 1 >= self._suspect_after
         return served[0] if alone else None
 
-    def _passed(self, ticket: Ticket) -> bool:
-        over = ticket.outcome is not None or ticket.ending.finish_reason is not None
-        return over or len(ticket.output_token_ids) >= self._made + TRIAL_TOKENS
+    def _passed(self, sequence: SequenceState) -> bool:
+        over = sequence.outcome is not None or sequence.ending.finish_reason is not None
+        return over or len(sequence.output_token_ids) >= self._made + TRIAL_TOKENS
 
     def _proved(self, sound: bool) -> None:
         self._proof = None
@@ -161,15 +163,15 @@ class Trials:
         """The next suspect's trial; after the last one everything else."""
         self.suspect = None
         while self._suspects:
-            ticket = self._suspects.popleft()
-            if ticket.outcome is not None:  # its client has left
+            sequence = self._suspects.popleft()
+            if sequence.outcome is not None:  # its client has left
                 continue
-            self.suspect, self._made = ticket, len(ticket.output_token_ids)
+            self.suspect, self._made = sequence, len(sequence.output_token_ids)
             self._timer = self._loop.call_later(LOOK, self._look)
-            self._restart([ticket])
+            self._restart([sequence])
             return
         others, self._others = self._others, []
-        self._restart([ticket for ticket in others if ticket.outcome is None])
+        self._restart([sequence for sequence in others if sequence.outcome is None])
         self._over()
 
     def _look(self) -> None:

@@ -8,8 +8,8 @@ from server.engines.base import Capabilities
 from server.queue.continuing import interrupted
 from server.queue.poison import CODE, FAILED, Trials
 from server.queue.proof import Proof
+from server.queue.sequence import SequenceState
 from server.queue.service import Fail, Lease, Service
-from server.queue.ticket import Ticket
 
 
 class Recovery:
@@ -37,7 +37,7 @@ class Recovery:
         """Whether the queue waits for a new engine, a trial or a proof."""
         return self.down or self.trials.holding
 
-    def interrupt(self, message: str, most: int) -> Ticket | None:
+    def interrupt(self, message: str, most: int) -> SequenceState | None:
         """The engine is gone and another one is being started: what waits keeps its place, what is
         in service stays there for `resume`.
 
@@ -46,16 +46,16 @@ class Recovery:
         """
         self._lease.revoke()
         self.down = True
-        tickets = self._service.tickets()
-        guilty = self.trials.died(tickets)
-        for ticket in tickets:
-            if ticket is guilty:
-                ticket.interruptions += 1
-                self._fail(ticket, "failed", CODE, f"{FAILED} ({message})")
-            elif ticket.stream is not None and (
-                reason := interrupted(ticket, most)
+        sequences = self._service.sequences()
+        guilty = self.trials.died(sequences)
+        for sequence in sequences:
+            if sequence is guilty:
+                sequence.interruptions += 1
+                self._fail(sequence, "failed", CODE, f"{FAILED} ({message})")
+            elif sequence.stream is not None and (
+                reason := interrupted(sequence, most)
             ):  # the others had not gone back to the engine yet
-                self._fail(ticket, "failed", "engine_unavailable", f"{reason} ({message})")
+                self._fail(sequence, "failed", "engine_unavailable", f"{reason} ({message})")
         return guilty
 
     def resume(self, capabilities: Capabilities) -> None:
@@ -65,31 +65,31 @@ class Recovery:
         self._service.capabilities, self.down = capabilities, False
         self.trials.resume(
             [
-                ticket
+                sequence
                 for batch in self._service.batches()
-                for ticket in batch.tickets
-                if ticket.id in batch.open
+                for sequence in batch.sequences
+                if sequence.id in batch.open
             ]
         )
 
-    def restart(self, tickets: Sequence[Ticket]) -> None:
+    def restart(self, sequences: Sequence[SequenceState]) -> None:
         """Back into the engine, batch by batch; a part of a batch joins the part that is there."""
-        ids = {ticket.id for ticket in tickets}
+        ids = {sequence.id for sequence in sequences}
         for batch in self._service.batches():
-            if part := [ticket for ticket in batch.tickets if ticket.id in ids]:
-                served = any(ticket.stream is not None for ticket in batch.tickets)
+            if part := [sequence for sequence in batch.sequences if sequence.id in ids]:
+                served = any(sequence.stream is not None for sequence in batch.sequences)
                 self._service.start(batch, part, joining=served)
 
-    def renew(self, ticket: Ticket) -> None:
+    def renew(self, sequence: SequenceState) -> None:
         """Out of the engine, and in again behind what it has; its place in its batch stays."""
-        assert ticket.batch is not None
-        self._service.engine.cancel([ticket.id])
-        self._service.start(ticket.batch, [ticket], joining=True)
+        assert sequence.batch is not None
+        self._service.engine.cancel([sequence.id])
+        self._service.start(sequence.batch, [sequence], joining=True)
 
-    def settled(self, ticket: Ticket) -> None:
+    def settled(self, sequence: SequenceState) -> None:
         """A completed answer can show that the engine is sound."""
-        if self.trials.explained and ticket.outcome == "completed":
-            self.trials.completed(ticket)
+        if self.trials.explained and sequence.outcome == "completed":
+            self.trials.completed(sequence)
 
     def _over(self) -> None:
         self._service.ledger.notify()

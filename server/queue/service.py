@@ -13,10 +13,10 @@ from queueing.measurement.record import Outcome
 from server.engines.base import Capabilities, Engine
 from server.queue.continuing import listen, resumable
 from server.queue.ledger import Ledger
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 
 log = logging.getLogger("kendall.batcher")
-Fail = Callable[[Ticket, Outcome, str, str], None]
+Fail = Callable[[SequenceState, Outcome, str, str], None]
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Service:
         """Sequences dispatched whose own end has not come (or whose padded batch runs on)."""
         return sum([len(slot.running) for slot in self.slots])
 
-    def tickets(self) -> list[Ticket]:
+    def sequences(self) -> list[SequenceState]:
         """Those in service, server by server."""
         unsettled = self.ledger.unsettled
         return [unsettled[request_id] for slot in self.slots for request_id in slot.running]
@@ -97,10 +97,10 @@ class Service:
         """Those with members whose own end has not come, in the order of their dispatch."""
         unsettled = self.ledger.unsettled
         found = {
-            ticket.batch
+            sequence.batch
             for slot in self.slots
             for request_id in slot.running
-            if (ticket := unsettled.get(request_id)) is not None
+            if (sequence := unsettled.get(request_id)) is not None
         }
         return sorted(
             (batch for batch in found if batch is not None and batch.open),
@@ -111,20 +111,20 @@ class Service:
         """Its members take their places on the server."""
         slot = self.slots[batch.server_id]
         slot.policy = batch.policy
-        for ticket in batch.tickets:
-            ticket.begin_service(batch, epoch)
-            ticket.running = slot.running[ticket.id] = Running(
-                ticket.work.request,
+        for sequence in batch.sequences:
+            sequence.begin_service(batch, epoch)
+            sequence.running = slot.running[sequence.id] = Running(
+                sequence.work.request,
                 batch.dispatched_at,
-                len(ticket.work.output_token_ids),
-                resumable(ticket.work.sampling),
+                len(sequence.work.output_token_ids),
+                resumable(sequence.work.sampling),
             )
-        for ticket in batch.tickets:
-            ticket.batch_size = len(slot.running)
+        for sequence in batch.sequences:
+            sequence.batch_size = len(slot.running)
 
     def start(
-        self, batch: Batch, tickets: Sequence[Ticket], *, joining: bool = False
-    ) -> Sequence[Ticket]:
+        self, batch: Batch, sequences: Sequence[SequenceState], *, joining: bool = False
+    ) -> Sequence[SequenceState]:
         """Hand a batch, or what is left of it, to the engine; returns those that it took. If the
         engine refuses, these sequences fail, not the loop.
         """
@@ -132,100 +132,102 @@ class Service:
         try:
             streams = self.engine.dispatch(
                 batch.server_id,
-                [ticket.work for ticket in tickets],
+                [sequence.work for sequence in sequences],
                 padded=policy.padded,
                 joining=joining or policy.joins_running,
             )
         except Exception as error:
             log.exception("the engine rejected a batch")
-            for ticket in tickets:
+            for sequence in sequences:
                 message = f"the engine rejected the request: {error}"
-                self._fail(ticket, "failed", "engine_error", message)
+                self._fail(sequence, "failed", "engine_error", message)
             return ()
-        for ticket, stream in zip(tickets, streams, strict=True):
-            listen(ticket, stream)
-        return tickets
+        for sequence, stream in zip(sequences, streams, strict=True):
+            listen(sequence, stream)
+        return sequences
 
-    def call(self, ticket: Ticket, notify: Callable[[], None]) -> None:
+    def call(self, sequence: SequenceState, notify: Callable[[], None]) -> None:
         """Call a consumer; a fault in one answer ends that answer, and nothing else."""
         try:
             notify()
         except Exception:
             log.exception("internal error while handling an answer")
             message = "internal error of the gateway; its log has the details"
-            self._fail(ticket, "failed", "internal_error", message)
+            self._fail(sequence, "failed", "internal_error", message)
 
-    def preempt(self, ticket: Ticket, now: float) -> None:
+    def preempt(self, sequence: SequenceState, now: float) -> None:
         """Out of the engine and of its batch, with the tokens made so far."""
-        batch = ticket.batch
+        batch = sequence.batch
         assert batch is not None
-        self.engine.cancel([ticket.id])
-        del self.slots[batch.server_id].running[ticket.id]
-        batch.open.discard(ticket.id)
-        ticket.end_stint(now)
+        self.engine.cancel([sequence.id])
+        del self.slots[batch.server_id].running[sequence.id]
+        batch.open.discard(sequence.id)
+        sequence.end_stint(now)
 
-    def drop(self, ticket: Ticket) -> None:
+    def drop(self, sequence: SequenceState) -> None:
         """Its answer is not wanted any more."""
-        batch = ticket.batch
+        batch = sequence.batch
         assert batch is not None
-        batch.open.discard(ticket.id)
-        if ticket.id in self.slots[batch.server_id].running:
-            self.engine.cancel([ticket.id])
-            self._leave(ticket, batch)
+        batch.open.discard(sequence.id)
+        if sequence.id in self.slots[batch.server_id].running:
+            self.engine.cancel([sequence.id])
+            self._leave(sequence, batch)
             self._after_departure(batch)
 
-    def member_ended(self, ticket: Ticket) -> None:
+    def member_ended(self, sequence: SequenceState) -> None:
         """A sequence met its own end: it leaves now, or with its batch."""
-        batch = ticket.batch
+        batch = sequence.batch
         assert batch is not None
-        batch.open.discard(ticket.id)
+        batch.open.discard(sequence.id)
         if not batch.policy.padded:
-            if ticket.ending.stop_reason is not None:
+            if sequence.ending.stop_reason is not None:
                 # the engine knows no stop strings, nor always the stop tokens
-                self.engine.cancel([ticket.id])
-            self._leave(ticket, batch)
-        self._after_departure(batch, leaving=ticket if batch.policy.release == "request" else None)
+                self.engine.cancel([sequence.id])
+            self._leave(sequence, batch)
+        self._after_departure(
+            batch, leaving=sequence if batch.policy.release == "request" else None
+        )
 
-    def _leave(self, ticket: Ticket, batch: Batch) -> None:
+    def _leave(self, sequence: SequenceState, batch: Batch) -> None:
         slot = self.slots[batch.server_id]
-        slot.running.pop(ticket.id, None)
+        slot.running.pop(sequence.id, None)
         if batch.policy.joins_running:
             now = self.ledger.now()
-            self.ledger.freed(ticket, now)
+            self.ledger.freed(sequence, now)
             self._report_idle(slot, now)
 
-    def _after_departure(self, batch: Batch, leaving: Ticket | None = None) -> None:
+    def _after_departure(self, batch: Batch, leaving: SequenceState | None = None) -> None:
         """The next dispatch comes first, then the answers that may leave: writing them takes
         time.
         """
-        over = not batch.open and bool(batch.tickets)
+        over = not batch.open and bool(batch.sequences)
         held = self._end(batch) if over else []
         if over or batch.policy.joins_running:
             self._ask()
-        for ticket in [leaving] if leaving is not None else held:
-            if ticket.outcome is None:
-                self.call(ticket, ticket.consumer.on_release)
+        for sequence in [leaving] if leaving is not None else held:
+            if sequence.outcome is None:
+                self.call(sequence, sequence.consumer.on_release)
 
-    def _end(self, batch: Batch) -> list[Ticket]:
+    def _end(self, batch: Batch) -> list[SequenceState]:
         """Every member has met its own end: padding stops, the server is free; returns the
         answers held back.
         """
-        tickets = [
-            ticket for ticket in batch.tickets if ticket.batch is batch
+        sequences = [
+            sequence for sequence in batch.sequences if sequence.batch is batch
         ]  # a preempted one has moved on
-        batch.tickets = []
+        batch.sequences = []
         slot = self.slots[batch.server_id]
-        padding = [ticket.id for ticket in tickets if ticket.id in slot.running]
+        padding = [sequence.id for sequence in sequences if sequence.id in slot.running]
         if padding:
             self.engine.cancel(padding)
             for request_id in padding:
                 del slot.running[request_id]
         if not batch.policy.joins_running:
             now = self.ledger.now()
-            for ticket in tickets:
-                self.ledger.freed(ticket, now)
+            for sequence in sequences:
+                self.ledger.freed(sequence, now)
             self._report_idle(slot, now)
-        return tickets if batch.policy.release == "batch" else []
+        return sequences if batch.policy.release == "batch" else []
 
     def _report_idle(self, slot: Slot, at: float) -> None:
         if not slot.running:

@@ -9,8 +9,8 @@ from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities
 from server.queue.ledger import Ledger
 from server.queue.recovery import Recovery
+from server.queue.sequence import SequenceState
 from server.queue.service import Lease, Service
-from server.queue.ticket import Ticket
 
 
 class QueueView:
@@ -80,7 +80,7 @@ class QueueView:
         busy = self.lease.blocks or self.unanswered or self.in_service
         return not (busy or self.recovery.trials.holding)
 
-    def unanswered_tickets(self) -> Iterable[Ticket]:
+    def unanswered_sequences(self) -> Iterable[SequenceState]:
         """Those without an outcome: waiting, in service, or being written."""
         return self._ledger.unsettled.values()
 
@@ -88,7 +88,7 @@ class QueueView:
         """What each server has in service."""
         return [list(slot.running.values()) for slot in self._service.slots]
 
-    def in_service_tickets(self) -> list[list[Ticket]]:
+    def in_service_sequences(self) -> list[list[SequenceState]]:
         """The same with how far each is; without those whose client is gone."""
         unsettled = self._ledger.unsettled
         return [

@@ -23,7 +23,7 @@ from server.errors import ApiError
 
 if TYPE_CHECKING:
     from server.queue.batcher import Batcher
-    from server.queue.ticket import Ticket
+    from server.queue.sequence import SequenceState
 
 WHOLE, FIRST_TOKEN = "deadline_exceeded", "first_token_timeout"  # codes of the errors
 ENVOY, ENVOY_EXPECTED = b"x-envoy-upstream-rq-timeout-ms", b"x-envoy-expected-rq-timeout-ms"
@@ -57,7 +57,7 @@ class Asks(Protocol):
 class Pending(Protocol):
     """One choice of an answer: `done` once it is whole."""
 
-    ticket: Ticket | None
+    sequence: SequenceState | None
     done: bool
 
 
@@ -148,11 +148,11 @@ class Deadlines:
 
     def _expire(self, code: str, seconds: float) -> None:
         for choice in self._choices:
-            ticket = choice.ticket
+            sequence = choice.sequence
             if (
-                ticket is None
+                sequence is None
                 or choice.done
-                or (code == FIRST_TOKEN and ticket.at.first_token is not None)
+                or (code == FIRST_TOKEN and sequence.at.first_token is not None)
             ):
                 continue
-            self._batcher.lose(ticket, "failed", code, _WORDS[code].format(seconds=seconds))
+            self._batcher.lose(sequence, "failed", code, _WORDS[code].format(seconds=seconds))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from policies.text import counted
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.runtime.clock import clock_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Stillness:
 
 class StuckWatch:
     """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck,
-    `on_still(ticket, seconds)` for one sequence.
+    `on_still(sequence, seconds)` for one sequence.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StuckWatch:
         timeout: float,
         law: Callable[[], LatencyModel | None],
         on_stuck: Callable[[str], None],
-        on_still: Callable[[Ticket, float], None] | None = None,
+        on_still: Callable[[SequenceState, float], None] | None = None,
         *,
         form_time: float = 0.0,
     ) -> None:
@@ -120,10 +120,12 @@ class StuckWatch:
         return max(self._timeout, TOKENS * law.padded(len(running), 1, prompts))
 
     def _waits_for_a_form(self) -> bool:
-        tickets = (ticket for server in self._batcher.in_service_tickets() for ticket in server)
+        sequences = (
+            sequence for server in self._batcher.in_service_sequences() for sequence in server
+        )
         return any(
-            ticket.work.sampling.structured is not None and ticket.at.first_token is None
-            for ticket in tickets
+            sequence.work.sampling.structured is not None and sequence.at.first_token is None
+            for sequence in sequences
         )
 
     def _progress(self) -> int:
@@ -139,35 +141,35 @@ class StuckWatch:
         return self._moves
 
     def _look_at_each(
-        self, now: float, limit: float, on_still: Callable[[Ticket, float], None]
+        self, now: float, limit: float, on_still: Callable[[SequenceState, float], None]
     ) -> None:
         watched: dict[str, Stillness] = {}
-        overdue: list[tuple[Ticket, float]] = []
-        for ticket in (
-            ticket for server in self._batcher.in_service_tickets() for ticket in server
+        overdue: list[tuple[SequenceState, float]] = []
+        for sequence in (
+            sequence for server in self._batcher.in_service_sequences() for sequence in server
         ):
-            if ticket.stream is None or ticket.ending.finish_reason is not None:
+            if sequence.stream is None or sequence.ending.finish_reason is not None:
                 continue  # not in the engine, or only padding
-            stillness = self._each.get(ticket.id) or Stillness()
-            seconds = stillness.look(now, self._tokens.get(ticket.id), busy=True)
+            stillness = self._each.get(sequence.id) or Stillness()
+            seconds = stillness.look(now, self._tokens.get(sequence.id), busy=True)
             if seconds > limit:
-                overdue.append((ticket, seconds))
+                overdue.append((sequence, seconds))
             else:
-                watched[ticket.id] = stillness
+                watched[sequence.id] = stillness
         self._each = watched
-        for ticket, seconds in overdue:
-            on_still(ticket, seconds)
+        for sequence, seconds in overdue:
+            on_still(sequence, seconds)
 
 
-def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
+def on_still(batcher: Batcher, sequence: SequenceState, seconds: float) -> None:
     """Take it out of the engine, and hand it over again behind the tokens it has; a second time,
     or where that is not exact, it fails.
     """
-    reason = "also after it was submitted again" if ticket.continued else detach(ticket)
+    reason = "also after it was submitted again" if sequence.continued else detach(sequence)
     if reason is not None:
-        log.error("request %s got no token for %.0f s and fails: %s", ticket.id, seconds, reason)
+        log.error("request %s got no token for %.0f s and fails: %s", sequence.id, seconds, reason)
         batcher.lose(
-            ticket,
+            sequence,
             "failed",
             STALLED,
             f"the engine produced no token of this answer for {seconds:.0f} s: {reason}",
@@ -175,8 +177,8 @@ def on_still(batcher: Batcher, ticket: Ticket, seconds: float) -> None:
         return
     log.warning(
         ("request %s got no token for %.0f s; it is submitted to the engine again"),
-        ticket.id,
+        sequence.id,
         seconds,
     )
-    ticket.continued = True
-    batcher.recovery.renew(ticket)
+    sequence.continued = True
+    batcher.recovery.renew(sequence)

@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from queueing.measurement.record import Record
 from server.errors import FAILURES
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from server.runtime.log_writer import REASONS
 from server.runtime.logs import log_writer
 from server.telemetry.cost.instruments import Counter
@@ -109,9 +109,9 @@ class Metrics(PolicyMetrics):
         """An engine came up: dashboards find the gateways of a model by this."""
         self.engine_info.labels(engine, model, metadata.version("kendall")).set(1)
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """Its outcome is counted when it is known."""
-        del ticket
+        del sequence
         self.received.count()
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -121,7 +121,7 @@ class Metrics(PolicyMetrics):
     def on_idle(self, server_id: int, at: float) -> None:
         """The live window sees to it."""
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """Counted with its record."""
 
     def on_record(self, record: Record) -> None:

@@ -9,7 +9,7 @@ import math
 from prometheus_client import CollectorRegistry
 
 from queueing.measurement.record import Record
-from server.queue.ticket import Batch
+from server.queue.sequence import Batch
 from server.telemetry.cost.instruments import Counter, Histogram
 
 OUTCOMES = ("completed", "failed", "rejected", "abandoned", "cancelled")
@@ -125,13 +125,13 @@ class PolicySeries:
 
     def dispatched(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""
-        for ticket in batch.tickets:
-            if ticket.preemptions:  # its delays were counted when it was dispatched first
+        for sequence in batch.sequences:
+            if sequence.preemptions:  # its delays were counted when it was dispatched first
                 continue
-            request = ticket.work.request
+            request = sequence.work.request
             self._queueing_delay(batch.dispatched_at - request.arrived_at)
             self._batch_forming_delay(batch.forming_delay(request))
-        self._batch_size(batch.tickets[0].batch_size or 1)
+        self._batch_size(batch.sequences[0].batch_size or 1)
 
     def ended(self, record: Record) -> None:
         """Outcome and durations."""

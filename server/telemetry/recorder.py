@@ -23,7 +23,7 @@ import msgspec
 from policies.text import counted
 from queueing.measurement.paths import put_aside
 from queueing.measurement.record import Header, Record, to_line
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 
 log = logging.getLogger("kendall")
 LONGEST_UNWRITTEN = 0.5  # seconds that a record waits in memory
@@ -58,7 +58,7 @@ class Recorder:
         self._thread.start()
         self.flush()
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         """Nothing yet."""
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -67,7 +67,7 @@ class Recorder:
     def on_idle(self, server_id: int, at: float) -> None:
         """Nothing yet."""
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         """Nothing yet."""
 
     def on_record(self, record: Record) -> None:

@@ -23,7 +23,7 @@ from queueing.measurement.record import Record
 from queueing.optimization.forecast import Knobs
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
 
@@ -36,13 +36,13 @@ class Fed(Collector):
     def __init__(self) -> None:
         super().__init__()
         self.window = Window(epoch_at=0.0)
-        self.running: dict[str, Ticket] = {}
+        self.running: dict[str, SequenceState] = {}
 
-    def on_arrival(self, ticket: Ticket) -> None:
-        self.window.on_arrival(ticket.work.request.arrived_at)
+    def on_arrival(self, sequence: SequenceState) -> None:
+        self.window.on_arrival(sequence.work.request.arrived_at)
 
     def on_dispatch(self, batch: Batch) -> None:
-        self.running.update((ticket.id, ticket) for ticket in batch.tickets)
+        self.running.update((sequence.id, sequence) for sequence in batch.sequences)
 
     def on_record(self, record: Record) -> None:
         self.running.pop(record.request_id, None)
@@ -51,9 +51,9 @@ class Fed(Collector):
     def in_service(self) -> tuple[tuple[float, int], ...]:
         """Dispatch and tokens so far of those whose own end has not come."""
         return tuple(
-            (ticket.at.dispatched, ticket.ending.output_tokens)
-            for ticket in self.running.values()
-            if ticket.at.dispatched is not None and ticket.ending.finish_reason is None
+            (sequence.at.dispatched, sequence.ending.output_tokens)
+            for sequence in self.running.values()
+            if sequence.at.dispatched is not None and sequence.ending.finish_reason is None
         )
 
 
@@ -178,6 +178,8 @@ def steered(
         limit = LONGEST if driver.limit is None else driver.limit
         request = Request(id=name, arrived_at=now, prompt_tokens=8, max_output_tokens=limit)
         consumer = Immediate()
-        (consumer.ticket,) = driver.batcher.submit([work_of(request, tokens)], [consumer], LONGEST)
+        (consumer.sequence,) = driver.batcher.submit(
+            [work_of(request, tokens)], [consumer], LONGEST
+        )
 
     return run_virtual(main())

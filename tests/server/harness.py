@@ -13,7 +13,7 @@ from queueing.measurement.record import Record, call_of
 from server.engines.base import Sampling, Token, Work
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 
 
 @dataclass
@@ -22,10 +22,10 @@ class Collector:
 
     records: list[Record] = field(default_factory=list)
 
-    def on_arrival(self, ticket: Ticket) -> None: ...
+    def on_arrival(self, sequence: SequenceState) -> None: ...
     def on_dispatch(self, batch: Batch) -> None: ...
     def on_idle(self, server_id: int, at: float) -> None: ...
-    def on_settle(self, ticket: Ticket) -> None: ...
+    def on_settle(self, sequence: SequenceState) -> None: ...
     def on_record(self, record: Record) -> None:
         self.records.append(record)
 
@@ -34,7 +34,7 @@ class Immediate:
     """A consumer whose last byte leaves at once."""
 
     def __init__(self) -> None:
-        self.ticket: Ticket | None = None
+        self.sequence: SequenceState | None = None
         self.text = ""
         self.tokens = 0
         self.lost: tuple[str, str] | None = None
@@ -45,8 +45,8 @@ class Immediate:
         self.tokens += len(tokens)
 
     def on_release(self) -> None:
-        assert self.ticket is not None
-        self.ticket.released()
+        assert self.sequence is not None
+        self.sequence.released()
 
     def on_lost(self, outcome: str, code: str, message: str) -> None:
         self.lost = (outcome, code)
@@ -58,10 +58,10 @@ def work_of(request: Request, output_tokens: int | None, **sampling: object) -> 
 
 
 def submitted(batcher: Batcher, works: Sequence[Work]) -> list[Immediate]:
-    """One call of these works; their consumers, which have their tickets."""
+    """One call of these works; their consumers, which have their sequences."""
     consumers = [Immediate() for _ in works]
-    for consumer, ticket in zip(consumers, batcher.submit(works, consumers), strict=True):
-        consumer.ticket = ticket
+    for consumer, sequence in zip(consumers, batcher.submit(works, consumers), strict=True):
+        consumer.sequence = sequence
     return consumers
 
 
@@ -81,21 +81,21 @@ async def replay(
     engine = EmulatedEngine(law, servers=servers, seed=seed, **bounds)
     collector = Collector()
     batcher = Batcher(engine, await engine.start(), policy, [collector])
-    tickets: dict[str, Ticket] = {}
+    sequences: dict[str, SequenceState] = {}
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
         for consumer in submitted(
             batcher, [work_of(request, output_tokens) for request, output_tokens in call]
         ):
-            assert consumer.ticket is not None
-            tickets[consumer.ticket.id] = consumer.ticket
+            assert consumer.sequence is not None
+            sequences[consumer.sequence.id] = consumer.sequence
 
     for (at, _), call in itertools.groupby(
         jobs, key=lambda job: (job[0].arrived_at, call_of(job[0].id) or job[0].id)
     ):
         loop.call_at(at, arrive, list(call))
     for request_id, at in (cancellations or {}).items():
-        loop.call_at(at, lambda request_id=request_id: tickets[request_id].cancel())
+        loop.call_at(at, lambda request_id=request_id: sequences[request_id].cancel())
     for at, other in switches:
         loop.call_at(at, batcher.switch, other)
     loop.call_at(

@@ -218,9 +218,9 @@ async def _drain_at_the_end(app: FastAPI, gateway: Gateway) -> Call:
 async def _no_token(app: FastAPI, gateway: Gateway) -> Call:
     made = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
     await asyncio.sleep(0.01)
-    (ticket,) = gateway.batcher.unanswered_tickets()
-    ticket.continued = True
-    on_still(gateway.batcher, ticket, 60.0)
+    (sequence,) = gateway.batcher.unanswered_sequences()
+    sequence.continued = True
+    on_still(gateway.batcher, sequence, 60.0)
     await made.task
     return made
 

@@ -63,7 +63,7 @@ async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:
             max_output_tokens=64,
         )
         consumer = Immediate()
-        (consumer.ticket,) = gateway.batcher.submit(
+        (consumer.sequence,) = gateway.batcher.submit(
             [work_of(request, int(rng.integers(4, 60)))], [consumer]
         )
 

@@ -133,8 +133,8 @@ def test_a_preempted_request_that_leaves_while_it_waits_has_its_stints_and_its_w
         await asyncio.sleep(0.02)
         submitted(batcher, [work_of(request("young", 0.02), 50)])
         await asyncio.sleep(0.01)
-        assert old.ticket is not None
-        old.ticket.cancel()
+        assert old.sequence is not None
+        old.sequence.cancel()
         (record,) = collector.records
         assert (record.outcome, record.preemptions, record.batch_id) == ("cancelled", 1, None)
         assert record.service_time == pytest.approx(0.02)
@@ -281,8 +281,8 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
         )
         await asyncio.sleep(0.01)
         assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (2, 2, 0)
-        assert leaves.ticket is not None
-        leaves.ticket.cancel()
+        assert leaves.sequence is not None
+        leaves.sequence.cancel()
         assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (1, 2, 0)
         await batcher.answered()
         await asyncio.sleep(0)
@@ -334,8 +334,8 @@ def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() ->
             for name in ("served", "waiting")
         )
         batcher.switch(Dynamic())
-        assert waiting.ticket is not None
-        waiting.ticket.cancel()
+        assert waiting.sequence is not None
+        waiting.sequence.cancel()
         await batcher.answered()
         await asyncio.sleep(0)
         found = {record.request_id: (record.policy, record.epoch) for record in collector.records}
@@ -393,10 +393,10 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
         batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
         submitted(batcher, [work_of(request(name, 0.0), 50) for name in ("one", "other")])
         await asyncio.sleep(0.01)
-        (tickets,) = batcher.in_service_tickets()
-        for suspects in (tickets, tickets[:1]):
-            engine.cancel([ticket.id for ticket in suspects])
-            assert [detach(ticket) for ticket in suspects] == [None] * len(suspects)
+        (sequences,) = batcher.in_service_sequences()
+        for suspects in (sequences, sequences[:1]):
+            engine.cancel([sequence.id for sequence in suspects])
+            assert [detach(sequence) for sequence in suspects] == [None] * len(suspects)
             batcher.recovery.restart(suspects)
         await batcher.answered()
         await asyncio.sleep(0)

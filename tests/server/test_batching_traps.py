@@ -17,7 +17,7 @@ from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from tests.server.asgi import LAW, Call, completion, running
 from tests.server.harness import Collector, Immediate, replay, work_of
 from tests.virtual_time import run_virtual
@@ -63,7 +63,7 @@ def test_the_backlog_waits_here_and_never_in_the_engine(policy: str, bound: int)
         rng = np.random.default_rng(1)
         for index in range(60):
             consumer = Immediate()
-            (consumer.ticket,) = batcher.submit(
+            (consumer.sequence,) = batcher.submit(
                 [work_of(request(f"r{index}", loop.time()), int(rng.integers(1, 9)))], [consumer]
             )
             await asyncio.sleep(float(rng.exponential(0.001)))
@@ -143,9 +143,9 @@ def test_members_that_leave_before_the_dispatch_neither_fill_nor_wedge_a_batch(p
             consumers = [Immediate() for _ in range(4)]
             for number, consumer in enumerate(consumers):
                 asked = request(f"{index}.{number}", asyncio.get_running_loop().time())
-                (consumer.ticket,) = batcher.submit([work_of(asked, 3)], [consumer])
+                (consumer.sequence,) = batcher.submit([work_of(asked, 3)], [consumer])
                 if number % 2 == 0:  # whether it waits or is served already
-                    consumer.ticket.cancel()
+                    consumer.sequence.cancel()
             await batcher.answered()
         outcomes = Counter(record.outcome for record in collector.records)
         assert outcomes == {"cancelled": 400, "completed": 400}
@@ -161,12 +161,12 @@ class Tally:
         self.arrived = 0
         self.outcomes: Counter[str] = Counter()
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         self.arrived += 1
 
     def on_dispatch(self, batch: Batch) -> None: ...
     def on_idle(self, server_id: int, at: float) -> None: ...
-    def on_settle(self, ticket: Ticket) -> None: ...
+    def on_settle(self, sequence: SequenceState) -> None: ...
     def on_record(self, record: Record) -> None:
         self.outcomes[record.outcome] += 1
 
@@ -186,9 +186,9 @@ def test_no_counter_drifts(requests: int) -> None:
             patience = math.inf if index % 3 else float(rng.exponential(2e-5))
             consumer = Immediate()
             asked = request(f"r{index}", now, deadline=now + patience)
-            (consumer.ticket,) = batcher.submit([work_of(asked, 1 + index % 4)], [consumer])
+            (consumer.sequence,) = batcher.submit([work_of(asked, 1 + index % 4)], [consumer])
             if index % 5 == 0:
-                loop.call_later(float(rng.exponential(2e-5)), consumer.ticket.cancel)
+                loop.call_later(float(rng.exponential(2e-5)), consumer.sequence.cancel)
             if index % 500 == 0:
                 batcher.switch(policies[index // 500 % len(policies)])
             if index % 4 == 0:

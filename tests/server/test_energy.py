@@ -371,12 +371,12 @@ def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
     )  # type: ignore[arg-type]
     going: deque[SimpleNamespace] = deque()
     for number in range(10_000):
-        ticket = SimpleNamespace(
+        sequence = SimpleNamespace(
             outcome=None, interruptions=0, ending=SimpleNamespace(output_tokens=number % 7)
         )
-        going.append(ticket)
+        going.append(sequence)
         batches.on_dispatch(
-            SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket])
+            SimpleNamespace(server_id=0, dispatched_at=float(number), sequences=[sequence])
         )  # type: ignore[arg-type]
         if len(going) > 20:
             going.popleft().outcome = "completed"
@@ -394,13 +394,13 @@ def test_a_stretch_with_an_interruption_in_it_is_not_metered(which: int) -> None
         SimpleNamespace(source=object(), on_batch=lambda *served: told.append(served))
     )  # type: ignore[arg-type]
     for number in range(10_000):
-        ticket = SimpleNamespace(
+        sequence = SimpleNamespace(
             outcome="completed",
             interruptions=int(number == which),
             ending=SimpleNamespace(output_tokens=1),
         )
         batches.on_dispatch(
-            SimpleNamespace(server_id=0, dispatched_at=float(number), tickets=[ticket])
+            SimpleNamespace(server_id=0, dispatched_at=float(number), sequences=[sequence])
         )  # type: ignore[arg-type]
     batches.on_idle(0, 20_000.0)
     assert told == []

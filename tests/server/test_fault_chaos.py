@@ -19,7 +19,7 @@ from queueing.measurement.record import Record
 from server.gateway import Gateway
 from server.live import LiveModel
 from server.page import history
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.supervision import restarts
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call
@@ -291,19 +291,19 @@ def test_a_hundred_thousand_calls_leave_no_task_and_no_memory_behind(
                 tell("memory", **rounds[-1])
 
     run_virtual(main())
-    assert [held["tickets"] for held in rounds] == [0] * 10
+    assert [held["sequence_states"] for held in rounds] == [0] * 10
     grown = rounds[-1]["blocks"] - rounds[1]["blocks"]
     assert grown < 0.02 * 80_000, "less than one block of memory in fifty calls"
 
 
 def what_is_held() -> dict[str, int]:
-    """Objects that the collector follows, tickets among them, and blocks of memory that the
+    """Objects that the collector follows, sequences among them, and blocks of memory that the
     interpreter gave out.
     """
     gc.collect()
     objects = gc.get_objects()
     return {
         "objects": len(objects),
-        "tickets": sum(isinstance(each, Ticket) for each in objects),
+        "sequence_states": sum(isinstance(each, SequenceState) for each in objects),
         "blocks": sys.getallocatedblocks(),
     }

@@ -459,7 +459,7 @@ def test_a_bug_in_one_answer_ends_that_answer_only(moment: str) -> None:
             calls = [ask(app, 10) for _ in range(3)]
             await asyncio.sleep(0.0005)
             assert gateway.batcher.queue_length == 3
-            victim = list(gateway.batcher.unanswered_tickets())[2]  # the blocker is the first
+            victim = list(gateway.batcher.unanswered_sequences())[2]  # the blocker is the first
 
             def fault(*_: Any) -> None:
                 raise KeyError(moment)

@@ -89,12 +89,12 @@ def submit(gateway: Gateway, count: int = 1, length: int = 8) -> list[Immediate]
         for index in range(count)
     ]
     consumers = [Immediate() for _ in requests]
-    for consumer, ticket in zip(
+    for consumer, sequence in zip(
         consumers,
         batcher.submit([work_of(request, length) for request in requests], consumers),
         strict=True,
     ):
-        consumer.ticket = ticket
+        consumer.sequence = sequence
     return consumers
 
 
@@ -179,8 +179,8 @@ def test_a_request_that_arrives_during_a_probe_is_served_at_once_and_as_fast_as_
     asked, met, interrupted = run(main())
     assert 20 < met == interrupted
     for consumer in asked:
-        assert consumer.ticket is not None
-        record = consumer.ticket.record()
+        assert consumer.sequence is not None
+        record = consumer.sequence.record()
         assert (record.outcome, record.output_tokens) == ("completed", 8)
         assert record.queueing_delay == pytest.approx(0, abs=1e-9)
         assert record.service_time == pytest.approx(LAW.padded(1, 8, 4), abs=1e-9)
@@ -194,7 +194,9 @@ def test_a_call_of_four_that_ends_a_probe_is_one_batch() -> None:
             await gateway.batcher.answered()
             return asked
 
-    assert [consumer.ticket and consumer.ticket.batch_size for consumer in run(main())] == [4] * 4
+    assert [consumer.sequence and consumer.sequence.batch_size for consumer in run(main())] == [
+        4
+    ] * 4
 
 
 def test_a_probe_interrupted_between_its_two_batches_does_not_serve_the_second() -> None:

@@ -205,9 +205,9 @@ def test_a_suspect_is_cleared_by_a_few_tokens_and_keeps_running() -> None:
                 await asyncio.sleep(0.001)
             assert not any(made.task.done() for made in calls)
             assert all(
-                ticket.deaths == ()
-                for server in gateway.batcher.in_service_tickets()
-                for ticket in server
+                sequence.deaths == ()
+                for server in gateway.batcher.in_service_sequences()
+                for sequence in server
             )
             assert (
                 min(running.output_tokens_so_far for running in gateway.batcher.running()[0])

@@ -23,7 +23,7 @@ from server.http import receiving
 from server.http.answer import Answer
 from server.http.presence import CONNECTION, Connection, HangUps, watch_client, while_present
 from server.http.receiving import CONTINUE, StampedProtocol
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.security.exposure import uvicorn_tls
 from server.security.settings import TlsSettings
 from tests.eventually import eventually
@@ -141,7 +141,7 @@ def test_a_call_over_such_a_connection_has_no_second_task() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
-    """Call, choices and tickets know one another; they let go when the answer has left."""
+    """Call, choices and sequences know one another; they let go when the answer has left."""
 
     async def main() -> None:
         async with running() as (app, _):
@@ -149,7 +149,7 @@ def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
             gc.collect()
             gc.disable()
             before = [
-                each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))
+                each for each in gc.get_objects() if issubclass(type(each), (Answer, SequenceState))
             ]  # of other tests
             try:
                 for _ in range(3):
@@ -161,7 +161,9 @@ def test_an_answered_call_leaves_nothing_to_the_collector(stream: bool) -> None:
                     )
                 await asyncio.sleep(0.1)
                 after = [
-                    each for each in gc.get_objects() if issubclass(type(each), (Answer, Ticket))
+                    each
+                    for each in gc.get_objects()
+                    if issubclass(type(each), (Answer, SequenceState))
                 ]
             finally:
                 gc.enable()

@@ -151,19 +151,19 @@ def test_a_sequence_that_is_not_heard_of_any_more_goes_on_in_the_real_engine() -
 
             lost = ask(app, [301, 302], 600, return_token_ids=True)
             while not any(  # noqa: ASYNC110
-                ticket.output_token_ids for ticket in gateway.batcher.unanswered_tickets()
+                sequence.output_token_ids for sequence in gateway.batcher.unanswered_sequences()
             ):
                 await asyncio.sleep(0.001)
-            (ticket,) = gateway.batcher.unanswered_tickets()
+            (sequence,) = gateway.batcher.unanswered_sequences()
             busy = asyncio.create_task(others())
-            assert ticket.stream is not None
-            ticket.stream.listener = None
-            made = len(ticket.output_token_ids)
+            assert sequence.stream is not None
+            sequence.stream.listener = None
+            made = len(sequence.output_token_ids)
             assert made < 600
             await lost.task
             assert lost.status == 200, lost.body
             assert lost.json()["usage"]["completion_tokens"] == 600
-            assert (ticket.continued, gateway.supervisor.restarts) == (True, 0)
+            assert (sequence.continued, gateway.supervisor.restarts) == (True, 0)
             busy.cancel()
             await asyncio.gather(busy, return_exceptions=True)
             assert "failed" not in {record.outcome for record in records}

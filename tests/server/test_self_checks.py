@@ -20,7 +20,7 @@ from server.live import self_checks
 from server.live.activity import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
 from server.queue.batcher import Batcher
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import Immediate, work_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -36,7 +36,7 @@ class Delayed:
         self._seconds = seconds
         self._steps = itertools.count(1)
 
-    def on_arrival(self, ticket: Ticket) -> None:
+    def on_arrival(self, sequence: SequenceState) -> None:
         self._stand()
 
     def on_dispatch(self, batch: Batch) -> None:
@@ -45,7 +45,7 @@ class Delayed:
     def on_idle(self, server_id: int, at: float) -> None:
         self._stand()
 
-    def on_settle(self, ticket: Ticket) -> None:
+    def on_settle(self, sequence: SequenceState) -> None:
         self._stand()
 
     def on_record(self, record: Record) -> None:
@@ -66,8 +66,8 @@ class Watched:
         self._fault = fault
         self._numbers = itertools.count()
 
-    def on_arrival(self, ticket: Ticket) -> None:
-        self.checks.on_arrival(ticket.work.request.arrived_at, self._loop.time())
+    def on_arrival(self, sequence: SequenceState) -> None:
+        self.checks.on_arrival(sequence.work.request.arrived_at, self._loop.time())
 
     def on_dispatch(self, batch: Batch) -> None:
         self.busy.begin(batch.server_id, batch.dispatched_at)
@@ -75,8 +75,8 @@ class Watched:
     def on_idle(self, server_id: int, at: float) -> None:
         self.busy.end(server_id, at)
 
-    def on_settle(self, ticket: Ticket) -> None:
-        self.checks.on_settle(ticket, self._loop.time())
+    def on_settle(self, sequence: SequenceState) -> None:
+        self.checks.on_settle(sequence, self._loop.time())
 
     def on_record(self, record: Record) -> None:
         number = next(self._numbers)
@@ -112,11 +112,11 @@ async def watched(
             id=str(number), arrived_at=loop.time(), prompt_tokens=4, max_output_tokens=64
         )
         consumer = Immediate()
-        (consumer.ticket,) = batcher.submit(
+        (consumer.sequence,) = batcher.submit(
             [work_of(request, int(rng.integers(1, 40)))], [consumer]
         )
         if number % 17 == 0:
-            loop.call_later(0.03, consumer.ticket.cancel)
+            loop.call_later(0.03, consumer.sequence.cancel)
 
     instants = np.cumsum(rng.exponential(1 / 40, 200))
     for number, at in enumerate(instants):
@@ -124,7 +124,7 @@ async def watched(
     for _ in range(6):
         await asyncio.sleep(STRETCH)
         found += observer.checks.look(
-            loop.time(), batcher.unanswered_tickets(), batcher.queue_length, capabilities.servers
+            loop.time(), batcher.unanswered_sequences(), batcher.queue_length, capabilities.servers
         )
     return found
 

@@ -102,7 +102,7 @@ def test_half_an_hour_of_virtual_time_with_all_faults(
             assert running.now() - began > 1700
 
     run_virtual(main())
-    assert {each["tickets"] for each in held} == {0}
+    assert {each["sequence_states"] for each in held} == {0}
     assert len({each["tasks"] for each in held[1:]}) == 1
     assert held[-1]["blocks"] - held[1]["blocks"] < 0.02 * calls, (
         "less than one block of memory in fifty sequences"

@@ -11,7 +11,7 @@ import pytest
 
 from policies import Request, Running
 from queueing.latency.law import LatencyModel
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from server.supervision.progress import StuckWatch
 from tests.virtual_time import run_virtual
 
@@ -44,7 +44,7 @@ class FakeBatcher:
     def running(self) -> list[list[Running]]:
         return self.servers
 
-    def in_service_tickets(self) -> list[list[Ticket]]:
+    def in_service_sequences(self) -> list[list[SequenceState]]:
         return []  # none waits for a form
 
     def ask(self) -> None:
@@ -185,15 +185,15 @@ def test_it_looks_every_second_until_it_is_cancelled_and_survives_its_own_errors
 
 
 class Moving(FakeBatcher):
-    """Two sequences; `tickets` says of each whether the engine has it and whether it is over."""
+    """Two of them; `sequences` says of each whether the engine has it and whether it is over."""
 
-    tickets: list[Any]
+    sequences: list[Any]
 
-    def in_service_tickets(self) -> list[list[Any]]:
-        return [self.tickets]
+    def in_service_sequences(self) -> list[list[Any]]:
+        return [self.sequences]
 
 
-def ticket(name: str, *, stream: object = "a stream", finish_reason: str | None = None) -> Any:
+def sequence(name: str, *, stream: object = "a stream", finish_reason: str | None = None) -> Any:
     work = SimpleNamespace(sampling=SimpleNamespace(structured=None))
     ending, at = SimpleNamespace(finish_reason=finish_reason), SimpleNamespace(first_token=0.5)
     return SimpleNamespace(id=name, stream=stream, ending=ending, work=work, at=at)
@@ -210,7 +210,7 @@ def test_a_sequence_that_stands_still_while_another_moves_is_told_alone(
     its batch to end.
     """
     batcher, told = Moving([running(3, 0)]), list[tuple[str, float, float]]()
-    batcher.tickets = [ticket("0", **about), ticket("1")]
+    batcher.sequences = [sequence("0", **about), sequence("1")]
     given: Any = batcher
     now = 0.0
 

@@ -268,13 +268,13 @@ class _Serving:
         request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)
         self._running = Running(request, 0.0)
         work = Work(request, [1], Sampling(max_tokens=9, structured=structured))
-        self.ticket = SimpleNamespace(work=work, at=SimpleNamespace(first_token=None))
+        self.sequence = SimpleNamespace(work=work, at=SimpleNamespace(first_token=None))
 
     def running(self) -> list[list[Running]]:
         return [[self._running]]
 
-    def in_service_tickets(self) -> list[list[SimpleNamespace]]:
-        return [[self.ticket]]
+    def in_service_sequences(self) -> list[list[SimpleNamespace]]:
+        return [[self.sequence]]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_sequence_that_waits_for_its_form_is_not_stuck(
 ) -> None:
     told: list[str] = []
     batcher = _Serving(structured)
-    batcher.ticket.at.first_token = first_token
+    batcher.sequence.at.first_token = first_token
     watch = StuckWatch(cast("Batcher", batcher), 6.0, lambda: None, told.append, form_time=5.0)
     seconds = 0
     while not told and seconds < 100:

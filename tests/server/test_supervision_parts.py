@@ -149,7 +149,7 @@ def test_a_cancelled_wait_cancels_its_call_and_a_call_that_another_cancelled_has
 
 
 class Heard:
-    """A ticket as a comparison sees it; it tells what it heard."""
+    """A sequence as a comparison sees it; it tells what it heard."""
 
     def __init__(self, *ids: int, sampling: dict[str, Any] | None = None) -> None:
         self.output_token_ids = list(ids)
@@ -171,8 +171,8 @@ def tokens(*ids: int) -> list[Token]:
 
 
 def replaying(*ids: int) -> tuple[Replay, Any, Heard]:
-    ticket, stream = Heard(*ids), SimpleNamespace(listener=None)
-    return Replay(stream, ticket), stream, ticket  # type: ignore[arg-type]
+    sequence, stream = Heard(*ids), SimpleNamespace(listener=None)
+    return Replay(stream, sequence), stream, sequence  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -187,25 +187,25 @@ def replaying(*ids: int) -> tuple[Replay, Any, Heard]:
 def test_what_the_client_has_is_dropped_and_what_follows_is_handed_on(
     pushes: list[tuple[int, ...]], heard: list[list[int]]
 ) -> None:
-    replay, stream, ticket = replaying(1, 2, 3)
+    replay, stream, sequence = replaying(1, 2, 3)
     made = 0
     for pushed, expected in zip(pushes, heard, strict=True):
-        if stream.listener is ticket:
+        if stream.listener is sequence:
             break
-        ticket.tokens = []
+        sequence.tokens = []
         replay.on_tokens(tokens(*pushed))
         made = min(3, made + len(pushed))
-        assert (ticket.tokens, ticket.running.output_tokens_so_far) == (expected, made)
-        assert (stream.listener is ticket) == (made == 3)
-    assert ticket.failures == []
+        assert (sequence.tokens, sequence.running.output_tokens_so_far) == (expected, made)
+        assert (stream.listener is sequence) == (made == 3)
+    assert sequence.failures == []
 
 
 @pytest.mark.parametrize("pushes", [[(9,)], [(1, 9)], [(1,), (2,), (9,)], [(1, 2, 9, 4)]])
 def test_another_token_than_the_client_has_ends_the_answer(pushes: list[tuple[int, ...]]) -> None:
-    replay, stream, ticket = replaying(1, 2, 3)
+    replay, stream, sequence = replaying(1, 2, 3)
     for pushed in pushes:
         replay.on_tokens(tokens(*pushed))
-    assert (ticket.failures, ticket.tokens, stream.listener) == (
+    assert (sequence.failures, sequence.tokens, stream.listener) == (
         [(DIFFERS, "engine_unavailable")],
         [],
         None,
@@ -213,12 +213,12 @@ def test_another_token_than_the_client_has_ends_the_answer(pushes: list[tuple[in
 
 
 def test_an_answer_that_ends_or_fails_before_the_seam_has_failed() -> None:
-    replay, _, ticket = replaying(1, 2, 3)
-    ticket.running = None
+    replay, _, sequence = replaying(1, 2, 3)
+    sequence.running = None
     replay.on_tokens(tokens(1))
     replay.on_end("stop")
     replay.on_failure("gone", "engine_error")
-    assert ticket.failures == [(DIFFERS, "engine_unavailable"), ("gone", "engine_error")]
+    assert sequence.failures == [(DIFFERS, "engine_unavailable"), ("gone", "engine_error")]
 
 
 def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
@@ -228,10 +228,10 @@ def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
         ((1, 2), {}, (1, 2), False),
         ((1, 2), {"seed": 3}, (), True),
     ):
-        ticket: Any = Heard(*ids, sampling=sampling)
-        assert prepare(ticket) is None
-        assert tuple(ticket.work.output_token_ids) == given
-        assert isinstance(listener(stream, ticket, ticket.work), Replay) == compared
+        sequence: Any = Heard(*ids, sampling=sampling)
+        assert prepare(sequence) is None
+        assert tuple(sequence.work.output_token_ids) == given
+        assert isinstance(listener(stream, sequence, sequence.work), Replay) == compared
     refused: Any = Heard(1, sampling={"presence_penalty": 0.5, "frequency_penalty": 0.5})
     why = prepare(refused) or ""
     assert why.startswith(
@@ -243,7 +243,7 @@ def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
 
 
 class Suspect:
-    """What trials read of a ticket."""
+    """What trials read of a sequence."""
 
     def __init__(self, name: str, made: int = 0, deaths: tuple[int, ...] = ()) -> None:
         self.id, self.deaths = name, deaths
@@ -269,18 +269,18 @@ class Tried:
         )  # type: ignore[arg-type]
         self.trials.on_sound = self.given_back.append
 
-    def restart(self, tickets: Any) -> None:
-        self.done.append([each.id for each in tickets])
+    def restart(self, sequences: Any) -> None:
+        self.done.append([each.id for each in sequences])
 
     def prove(self, over: Callable[[bool], None]) -> Any:
         self.proofs.append(over)
         return SimpleNamespace(stop=lambda: self.done.append("proof stopped"))
 
-    def died(self, *tickets: Suspect) -> Any:
-        return self.trials.died(tickets)  # type: ignore[arg-type]
+    def died(self, *sequences: Suspect) -> Any:
+        return self.trials.died(sequences)  # type: ignore[arg-type]
 
-    def resume(self, *tickets: Suspect) -> None:
-        self.trials.resume(tickets)  # type: ignore[arg-type]
+    def resume(self, *sequences: Suspect) -> None:
+        self.trials.resume(sequences)  # type: ignore[arg-type]
 
 
 def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -> None:
@@ -572,15 +572,15 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
     batcher: Any = SimpleNamespace(
         recovery=SimpleNamespace(renew=again.append), lose=lambda *about: lost.append(about)
     )
-    ticket: Any = SimpleNamespace(id="a", continued=continued)
+    sequence: Any = SimpleNamespace(id="a", continued=continued)
     monkeypatch.setattr(progress, "detach", lambda one: detached.append(one.id) or reason)
-    on_still(batcher, ticket, 60.0)
+    on_still(batcher, sequence, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:
-        assert (again, lost, ticket.continued) == ([ticket], [], True)
+        assert (again, lost, sequence.continued) == ([sequence], [], True)
     else:
         ((who, outcome, code, words),) = lost
-        assert (again, who, outcome, code) == ([], ticket, "failed", "sequence_stalled")
+        assert (again, who, outcome, code) == ([], sequence, "failed", "sequence_stalled")
         assert words.endswith(f"for 60 s: {said}")
 
 
@@ -714,17 +714,18 @@ def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
     async def main() -> None:
         lost: list[tuple[Any, ...]] = []
         batcher: Any = SimpleNamespace(
-            lose=lambda ticket, outcome, code, message: lost.append(
-                (ticket, outcome, code, now(), message)
+            lose=lambda sequence, outcome, code, message: lost.append(
+                (sequence, outcome, code, now(), message)
             )
         )
         made, waiting, done = (
             SimpleNamespace(at=SimpleNamespace(first_token=first)) for first in (0.5, None, None)
         )
         choices: Any = [
-            SimpleNamespace(ticket=ticket, done=ticket is done) for ticket in (made, waiting, done)
+            SimpleNamespace(sequence=sequence, done=sequence is done)
+            for sequence in (made, waiting, done)
         ]
-        choices.append(SimpleNamespace(ticket=None, done=False))
+        choices.append(SimpleNamespace(sequence=None, done=False))
         Deadlines(batcher, Timeouts(3.0, 2.0), choices, 1.0)
         await asyncio.sleep(2.9)
         assert lost == []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from server.queue.ticket import Batch, Ticket
+from server.queue.sequence import Batch, SequenceState
 from server.telemetry.energy.meter import EnergyMeter
 
 FEW = 64  # requests of a stretch that are kept without a look at whether they are over
@@ -20,24 +20,24 @@ class _Stretch:
     served: int = 0
     tokens: int = 0
     interrupted: bool = False  # a restart draws joules too
-    live: list[Ticket] = field(default_factory=list)
+    live: list[SequenceState] = field(default_factory=list)
     most: int = FEW
 
-    def add(self, tickets: list[Ticket]) -> None:
+    def add(self, sequences: list[SequenceState]) -> None:
         """A `continuous` server may never be idle: count the sequences that have an outcome and
         drop them.
         """
-        self.served += len(tickets)
-        self.live += tickets
+        self.served += len(sequences)
+        self.live += sequences
         if len(self.live) > self.most:
-            self.count(over=[ticket for ticket in self.live if ticket.outcome is not None])
-            self.live = [ticket for ticket in self.live if ticket.outcome is None]
+            self.count(over=[sequence for sequence in self.live if sequence.outcome is not None])
+            self.live = [sequence for sequence in self.live if sequence.outcome is None]
             self.most = FEW + 2 * len(self.live)
 
-    def count(self, over: list[Ticket]) -> None:
+    def count(self, over: list[SequenceState]) -> None:
         """Their tokens are known."""
-        self.tokens += sum(ticket.ending.output_tokens for ticket in over)
-        self.interrupted = self.interrupted or any(ticket.interruptions for ticket in over)
+        self.tokens += sum(sequence.ending.output_tokens for sequence in over)
+        self.interrupted = self.interrupted or any(sequence.interruptions for sequence in over)
 
 
 class MeteredBatches:
@@ -53,7 +53,7 @@ class MeteredBatches:
         """Begins a stretch, or joins it."""
         if self._meter.source is not None:
             self._going.setdefault(batch.server_id, _Stretch(batch.dispatched_at)).add(
-                batch.tickets
+                batch.sequences
             )
 
     def on_idle(self, server_id: int, at: float) -> None:

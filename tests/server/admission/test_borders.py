@@ -276,7 +276,7 @@ def test_the_least_delay_of_a_window_is_held_against_a_service(delay: float, bou
     dispatch(limit, 0.1, 3.0)
     dispatch(limit, 0.2, delay)
     mixed = FakeBatch(0.5, 5.0)
-    mixed.tickets += FakeBatch(0.5, 0.3).tickets
+    mixed.sequences += FakeBatch(0.5, 0.3).sequences
     limit.on_dispatch(mixed)  # type: ignore[arg-type]
     assert limit.bound == bound
     dispatch(limit, 0.9, 0.0)

@@ -287,7 +287,7 @@ def serve_batch(seen: ServiceSeen, began: float, took: float, interruptions: int
     )
     policy = SimpleNamespace(joins_running=False)
     batch: Any = SimpleNamespace(
-        policy_text="", policy=policy, server_id=0, dispatched_at=began, tickets=[member, member]
+        policy_text="", policy=policy, server_id=0, dispatched_at=began, sequences=[member, member]
     )
     seen.on_dispatch(batch)
     seen.on_idle(0, began + took)

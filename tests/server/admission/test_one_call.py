@@ -201,7 +201,9 @@ def test_the_sequences_of_a_call_share_what_a_client_sized() -> None:
         async with running("single") as (app, gateway):
             fields = {"stop_token_ids": list(range(9, 500)), "prompt": [[5], [6, 7]], "n": 2}
             first, *others = await full(app, 1, **fields) + await full(app, 1, seed=7, **fields)
-            sampled = [ticket.work.sampling for ticket in gateway.batcher.unanswered_tickets()]
+            sampled = [
+                sequence.work.sampling for sequence in gateway.batcher.unanswered_sequences()
+            ]
             assert len({id(sampling) for sampling in sampled[:4]}) == 1
             assert [sampling.seed for sampling in sampled[4:]] == [7, 8, 7, 8]
             assert len({id(sampling.stop_token_ids) for sampling in sampled[4:]}) == 1

@@ -169,11 +169,11 @@ class FakeBatch:
 
     dispatched_at: float
     delay: float
-    tickets: list[Any] = field(default_factory=list)
+    sequences: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         request = SimpleNamespace(arrived_at=self.dispatched_at - self.delay)
-        self.tickets = [SimpleNamespace(work=SimpleNamespace(request=request))]
+        self.sequences = [SimpleNamespace(work=SimpleNamespace(request=request))]
 
 
 def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_one() -> None:

@@ -84,13 +84,13 @@ def batch(
         "at": SimpleNamespace(first_token=None),
         "ending": SimpleNamespace(output_tokens=0),
     }
-    ticket = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
+    sequence = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
     return SimpleNamespace(
         policy=parse_policy(policy),
         policy_text="in force",
         server_id=0,
         dispatched_at=at,
-        tickets=[ticket] * size,
+        sequences=[sequence] * size,
     )
 
 

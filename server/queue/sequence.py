@@ -1,6 +1,4 @@
-"""A ticket: one sequence from its arrival to its one outcome, on the way out and on the way back;
-a batch: what one dispatch started.
-"""
+"""A sequence from its arrival to its one outcome; a batch: what one dispatch started."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ log = logging.getLogger("kendall")
 
 
 class Consumer(Protocol):
-    """Where a ticket's answer goes: an HTTP response, a calibration, a test. Called on the event
+    """Where a sequence's answer goes: an HTTP response, a calibration, a test. Called on the event
     loop; must not wait.
     """
 
@@ -33,9 +31,7 @@ class Consumer(Protocol):
         """More of the answer: `tokens` of its own (never past its end) and the text they add."""
 
     def on_release(self) -> None:
-        """The answer is whole and may leave; the consumer calls `Ticket.released` when it has
-        left.
-        """
+        """The answer is whole and may leave; the consumer calls `released` when it has left."""
 
     def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
         """No answer will come: failed, rejected or abandoned."""
@@ -50,7 +46,7 @@ class Timing(Protocol):
 
 @dataclass(slots=True)
 class Instants:
-    """When things happened to a ticket, on the event loop's clock."""
+    """When things happened to a sequence, on the event loop's clock."""
 
     first_dispatched: float | None = None
     dispatched: float | None = None  # the last time, of a preempted one
@@ -61,7 +57,7 @@ class Instants:
 
 
 class Owner(Protocol):
-    """Who moves a ticket on and hears of what happens to it: the batcher."""
+    """Who moves a sequence on and hears of what happens to it: the batcher."""
 
     now: Callable[[], float]
     policy_text: str
@@ -69,20 +65,20 @@ class Owner(Protocol):
     wants_steps: bool  # the policy in force is asked after every engine step
     decisions: DecisionLoop
 
-    def member_ended(self, ticket: Ticket) -> None:
+    def member_ended(self, sequence: SequenceState) -> None:
         """It met its own end."""
 
-    def settle(self, ticket: Ticket, outcome: Outcome) -> None:
+    def settle(self, sequence: SequenceState, outcome: Outcome) -> None:
         """It has left with its answer."""
 
-    def lose(self, ticket: Ticket, outcome: Outcome, code: str, message: str) -> None:
+    def lose(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
         """It cannot be answered."""
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, sequence: SequenceState) -> None:
         """Its client is gone."""
 
 
-class Ticket:
+class SequenceState:
     """One waiting or running sequence. Its batcher moves it on; it listens to its own token
     stream.
     """
@@ -318,7 +314,7 @@ class Batch:
     policy_text: str
     dispatched_at: float
     forming_until: float  # instant its last member arrived, or max_wait passed (fixed)
-    tickets: list[Ticket]
+    sequences: list[SequenceState]
     open: set[str]  # ids whose own end has not come
 
     def forming_delay(self, request: Request) -> float:
@@ -327,14 +323,14 @@ class Batch:
 
 
 def forming_until(
-    policy: Policy, tickets: Sequence[Ticket], max_num_seqs: int, now: float
+    policy: Policy, sequences: Sequence[SequenceState], max_num_seqs: int, now: float
 ) -> float:
     """The instant until which a batch was being formed: when its last member arrived, or
     `max_wait` ran out. Only fixed batching makes requests wait for others.
     """
     if not isinstance(policy, Fixed):
         return -math.inf
-    arrivals = [ticket.work.request.arrived_at for ticket in tickets]
-    if len(tickets) >= min(policy.batch_size, max_num_seqs):
+    arrivals = [sequence.work.request.arrived_at for sequence in sequences]
+    if len(sequences) >= min(policy.batch_size, max_num_seqs):
         return max(arrivals)
     return min(now, min(arrivals) + policy.max_wait)

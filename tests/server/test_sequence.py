@@ -1,4 +1,4 @@
-"""A ticket's way back: what of the engine's tokens is its answer, and who is told of it."""
+"""A sequence's way back: what of the engine's tokens is its answer, and who is told of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.engines.base import EngineEnd, Token, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import interrupted, listen
-from server.queue.ticket import Ticket
+from server.queue.sequence import SequenceState
 from tests.server.harness import Collector, Immediate, work_of
 from tests.virtual_time import run_virtual
 
@@ -35,7 +35,7 @@ class Wary(Immediate):
         self.pushes.append(len(tokens))
 
 
-Served = tuple[Ticket, Wary, Collector]
+Served = tuple[SequenceState, Wary, Collector]
 
 
 def serving(
@@ -53,12 +53,12 @@ def serving(
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
         request = Request(id="one", arrived_at=-2.0, prompt_tokens=2, max_output_tokens=limit)
-        (ticket,) = batcher.submit([work_of(request, None, **sampling)], [consumer])
-        consumer.ticket = ticket
-        assert ticket.running is not None
-        act((ticket, consumer, collector))
+        (sequence,) = batcher.submit([work_of(request, None, **sampling)], [consumer])
+        consumer.sequence = sequence
+        assert sequence.running is not None
+        act((sequence, consumer, collector))
         await engine.stop()
-        return ticket, consumer, collector
+        return sequence, consumer, collector
 
     return run_virtual(main())
 
@@ -119,14 +119,18 @@ def test_several_tokens_at_once_end_where_they_would_have_ended_one_by_one(
     taken: list[int],
     reason: str | None,
 ) -> None:
-    ticket, consumer, _ = serving(pushed(*pushes), limit=limit, **sampling)
+    sequence, consumer, _ = serving(pushed(*pushes), limit=limit, **sampling)
     assert (consumer.text, consumer.pushes, consumer.tokens) == (text, taken, sum(taken))
-    assert (ticket.output_token_ids, ticket.ending.output_tokens, ticket.ending.finish_reason) == (
+    assert (
+        sequence.output_token_ids,
+        sequence.ending.output_tokens,
+        sequence.ending.finish_reason,
+    ) == (
         ids,
         len(ids),
         reason,
     )
-    assert ticket.outcome == (None if reason is None else "completed")
+    assert sequence.outcome == (None if reason is None else "completed")
 
 
 def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
@@ -176,8 +180,8 @@ def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(
         served[0].on_end(end)
         served[0].on_end(end)
 
-    ticket, consumer, collector = serving(act, limit=9, stop=("cd",))
-    assert (consumer.text, ticket.ending.finish_reason, ticket.outcome) == (
+    sequence, consumer, collector = serving(act, limit=9, stop=("cd",))
+    assert (consumer.text, sequence.ending.finish_reason, sequence.outcome) == (
         text,
         reason,
         "completed",
@@ -194,25 +198,25 @@ def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(
 )
 def test_an_answer_that_is_lost_fails_once(how: str) -> None:
     def act(served: Served) -> None:
-        ticket, consumer, _ = served
+        sequence, consumer, _ = served
         pushed(FIVE[:1])(served)
         if how == "cancelled by the engine":
-            ticket.on_end("cancelled")
+            sequence.on_end("cancelled")
         elif how == "lost by the engine":
-            ticket.on_failure("no memory")
+            sequence.on_failure("no memory")
         else:
             consumer.fails = True
             pushed(FIVE[1:2])(served)
         consumer.fails = False
-        ticket.on_tokens(FIVE)
-        ticket.on_end("length")
+        sequence.on_tokens(FIVE)
+        sequence.on_end("length")
 
-    ticket, consumer, collector = serving(act, limit=9)
+    sequence, consumer, collector = serving(act, limit=9)
     code = "internal_error" if how == "a consumer that fails" else "engine_unavailable"
     assert consumer.lost == ("failed", code)
     assert consumer.text == "a"
     assert [record.outcome for record in collector.records] == ["failed"]
-    assert ticket.outcome == "failed"
+    assert sequence.outcome == "failed"
 
 
 def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the_others() -> None:
@@ -228,7 +232,7 @@ def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the
             for name, limit in NAMED
         ]
         short, long = batcher.submit(works, consumers)
-        consumers[0].ticket, consumers[1].ticket = short, long
+        consumers[0].sequence, consumers[1].sequence = short, long
         assert short.stream is not None
         assert long.stream is not None
         short.stream.push(FIVE)
@@ -255,28 +259,28 @@ NAMED = (("short", 3), ("long", 4))
 # another engine in the middle of an answer
 
 
-def resumed(ticket: Ticket, most: int = 1) -> TokenStream:
+def resumed(sequence: SequenceState, most: int = 1) -> TokenStream:
     """The engine is lost, and the next one has its work."""
-    assert interrupted(ticket, most) is None
-    stream = TokenStream(ticket.id)
-    listen(ticket, stream)
+    assert interrupted(sequence, most) is None
+    stream = TokenStream(sequence.id)
+    listen(sequence, stream)
     return stream
 
 
 def test_an_answer_without_a_seed_goes_on_behind_its_tokens() -> None:
     def act(served: Served) -> None:
-        ticket, _, _ = served
-        old = ticket.stream
+        sequence, _, _ = served
+        old = sequence.stream
         pushed(FIVE[:2])(served)
-        stream = resumed(ticket)
-        assert tuple(ticket.work.output_token_ids) == (10, 11)
-        assert stream.listener is ticket
+        stream = resumed(sequence)
+        assert tuple(sequence.work.output_token_ids) == (10, 11)
+        assert stream.listener is sequence
         assert old is not None
         old.push(FIVE)  # what the dead one still had to say
         stream.push(FIVE[2:])
 
-    ticket, consumer, _ = serving(act, limit=4)
-    assert (consumer.text, ticket.output_token_ids, ticket.interruptions, ticket.outcome) == (
+    sequence, consumer, _ = serving(act, limit=4)
+    assert (consumer.text, sequence.output_token_ids, sequence.interruptions, sequence.outcome) == (
         "abcd",
         [10, 11, 12, 13],
         1,
@@ -299,24 +303,24 @@ def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(
     seen: list[int] = []
 
     def act(served: Served) -> None:
-        ticket, _, _ = served
+        sequence, _, _ = served
         pushed(FIVE[:2])(served)
-        stream = resumed(ticket)
-        assert tuple(ticket.work.output_token_ids) == ()
-        assert ticket.running is not None
-        running = ticket.running
+        stream = resumed(sequence)
+        assert tuple(sequence.work.output_token_ids) == ()
+        assert sequence.running is not None
+        running = sequence.running
         for tokens in pushes:
             stream.push(tokens)
             seen.append(running.output_tokens_so_far)
-        assert stream.listener is ticket, "it has stepped aside"
+        assert stream.listener is sequence, "it has stepped aside"
 
-    ticket, consumer, _ = serving(act, limit=5, seed=7)
-    assert (consumer.text, consumer.tokens, ticket.output_token_ids) == (
+    sequence, consumer, _ = serving(act, limit=5, seed=7)
+    assert (consumer.text, consumer.tokens, sequence.output_token_ids) == (
         "abcde",
         5,
         [10, 11, 12, 13, 14],
     )
-    assert ticket.outcome == "completed"
+    assert sequence.outcome == "completed"
     assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], (
         "how far the new engine is"
     )
@@ -335,8 +339,8 @@ def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
         else:
             stream.fail("no memory")
 
-    ticket, consumer, _ = serving(act, limit=9, seed=7)
-    assert (consumer.lost, consumer.text, ticket.outcome) == (
+    sequence, consumer, _ = serving(act, limit=9, seed=7)
+    assert (consumer.lost, consumer.text, sequence.outcome) == (
         ("failed", "engine_unavailable"),
         "ab",
         "failed",
@@ -346,12 +350,12 @@ def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_request_that_saw_more_engines_die_than_allowed_is_given_up(most: int) -> None:
     def act(served: Served) -> None:
-        ticket, _, _ = served
+        sequence, _, _ = served
         for death in range(most):
-            ticket.deaths = (*ticket.deaths, death)
-            assert interrupted(ticket, most) is None
-        ticket.deaths = (*ticket.deaths, most)
-        assert f"{most + 1} engines" in (interrupted(ticket, most) or "")
+            sequence.deaths = (*sequence.deaths, death)
+            assert interrupted(sequence, most) is None
+        sequence.deaths = (*sequence.deaths, most)
+        assert f"{most + 1} engines" in (interrupted(sequence, most) or "")
 
     serving(act)
 
