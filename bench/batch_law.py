@@ -31,7 +31,7 @@ from queueing.latency.fit import Measured, fit_law
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware, versions
 from server.calibration.designed import Awaited
-from server.engines.base import Capabilities, Engine, Sampling, Step, Work
+from server.engines.base import Capabilities, Engine, EngineRequest, Sampling, Step
 from server.operations.serving import choose_engine
 from server.queue.batcher import Batcher
 from server.settings import Settings
@@ -108,7 +108,7 @@ class Bench:
         self._steps.clear()
         consumers = [Awaited() for _ in shape.seeds]
         sequences = self._batcher.submit(
-            [self._work(shape, member, rng) for member in range(size)], consumers
+            [self._engine_request(shape, member, rng) for member in range(size)], consumers
         )
         for sequence, consumer in zip(sequences, consumers, strict=True):
             await consumer.answered
@@ -126,7 +126,7 @@ class Bench:
             starts,
         )
 
-    def _work(self, shape: Shape, member: int, rng: np.random.Generator) -> Work:
+    def _engine_request(self, shape: Shape, member: int, rng: np.random.Generator) -> EngineRequest:
         self._count += 1
         prompt = rng.integers(5, self._capabilities.vocab_size, PROMPT_TOKENS).tolist()
         request = Request(
@@ -136,12 +136,12 @@ class Bench:
             max_output_tokens=LIMIT,
         )
         if shape.lengths is not None:
-            return Work(
+            return EngineRequest(
                 request, prompt, Sampling(max_tokens=LIMIT, temperature=0.0), shape.lengths[member]
             )
         bias = math.log((self._capabilities.vocab_size - 1) / (shape.mean_length - 1))
         eos = min(self._capabilities.eos_token_ids)
-        return Work(
+        return EngineRequest(
             request,
             prompt,
             Sampling(max_tokens=LIMIT, seed=shape.seeds[member], logit_bias={eos: bias}),

@@ -37,7 +37,7 @@ from server.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
     from server.calibration.idle_probes import IdleProbes
-    from server.engines.base import Work
+    from server.engines.base import EngineRequest
 
 log = logging.getLogger("kendall")
 
@@ -230,8 +230,8 @@ class Gateway:
                 message, self.settings.supervision.max_interruptions
             )
             if guilty is not None:
-                self.refusals.add(guilty.work)
-                _lose_same_prompt(self._batcher, guilty.work)
+                self.refusals.add(guilty.engine_request)
+                _lose_same_prompt(self._batcher, guilty.engine_request)
 
     def _on_up(self, capabilities: Capabilities) -> None:
         if self._batcher is not None:
@@ -305,12 +305,12 @@ def _recorder(gateway: Gateway, path: Path, capabilities: Capabilities) -> Recor
     return Recorder(path, header, gateway.metrics.dropped_records.inc)
 
 
-def _lose_same_prompt(batcher: Batcher, work: Work) -> None:
+def _lose_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
     """It kills engines: what its caller has sent of the same prompt already fails with it."""
     for sequence in list(batcher.unanswered_sequences()):
         same = (
-            sequence.work.caller == work.caller
-            and sequence.work.prompt_token_ids == work.prompt_token_ids
+            sequence.engine_request.caller == engine_request.caller
+            and sequence.engine_request.prompt_token_ids == engine_request.prompt_token_ids
         )
         if same and sequence.ending.finish_reason is None:
             batcher.lose(

@@ -48,7 +48,7 @@ class AdaptiveLimit:
 
     def on_dispatch(self, batch: Batch) -> None:
         """The least delay; the youngest member's."""
-        youngest = max(sequence.work.request.arrived_at for sequence in batch.sequences)
+        youngest = max(sequence.engine_request.request.arrived_at for sequence in batch.sequences)
         self._least = min(self._least, batch.dispatched_at - youngest)
         self._judge(batch.dispatched_at)
 

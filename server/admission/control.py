@@ -25,7 +25,7 @@ from server.admission.limits import OverloadSettings, delay_targets
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
 from server.admission.waits import Places, Waits
-from server.engines.base import Work
+from server.engines.base import EngineRequest
 from server.errors import ApiError
 from server.queue.observers import Observer
 from server.queue.sequence import Batch
@@ -172,22 +172,28 @@ class Overload:
             )
         return demand_of(headers, patience, self._gateway.limits.patience)
 
-    def admit(self, works: Sequence[Work], scope: Scope, demand: Demand = NOTHING) -> None:
+    def admit(
+        self, requests: Sequence[EngineRequest], scope: Scope, demand: Demand = NOTHING
+    ) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
         awaited before they are submitted.
         """
         if not self.guarded and demand.first_token is None:
             return
-        refused = self._refused(len(works), scope, works[0].request, self._objectives_of(demand))
+        refused = self._refused(
+            len(requests), scope, requests[0].request, self._objectives_of(demand)
+        )
         if refused is not None:
-            self.rejections.record(refused, works)
+            self.rejections.record(refused, requests)
             raise refused
         if self.rejections.promised_places:
             self.rejections.admitted()
         if self._rates is not None:
             now, key = self._gateway.now(), caller_of(scope)
-            for work in works:
-                self._rates.admitted(key, work.request.id, work.request.prompt_tokens, now)
+            for engine_request in requests:
+                self._rates.admitted(
+                    key, engine_request.request.id, engine_request.request.prompt_tokens, now
+                )
 
     def state(self) -> dict[str, Any]:
         """For `/admin/state`: what is asked for, what holds now, where waits come from."""

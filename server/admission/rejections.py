@@ -13,7 +13,7 @@ from queueing.measurement.record import Record
 from server.admission.host import Host
 from server.admission.limits import OverloadSettings
 from server.admission.waits import Waits
-from server.engines.base import Work
+from server.engines.base import EngineRequest
 from server.errors import ApiError, loss_error
 from server.queue import poison
 from server.supervision import deadlines
@@ -64,10 +64,10 @@ class Rejections:
         self._counter.labels(reason).inc(sequences)
         self._gateway.metrics.received.count(sequences)
 
-    def record(self, error: ApiError, works: Sequence[Work]) -> None:
+    def record(self, error: ApiError, requests: Sequence[EngineRequest]) -> None:
         """The sequences of a call that is refused."""
-        for work in works:
-            self._record(error, _record_of(work))
+        for engine_request in requests:
+            self._record(error, _record_of(engine_request))
 
     def _record(self, error: ApiError, record: Record) -> None:
         batcher = self._gateway.batcher
@@ -202,13 +202,13 @@ class Rejections:
         return None if wait is None else wait.mean
 
 
-def _record_of(work: Work) -> Record:
-    request = work.request
+def _record_of(engine_request: EngineRequest) -> Record:
+    request = engine_request.request
     return Record(
         request_id=request.id,
-        client_request_id=work.client_request_id,
+        client_request_id=engine_request.client_request_id,
         outcome="rejected",
-        received_at=work.received_at,
+        received_at=engine_request.received_at,
         arrived_at=request.arrived_at,
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,

@@ -73,7 +73,7 @@ class Waits:
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """Tell it: it stands in the queue already."""
-        place = self._gateway.batcher.place_of(sequence.work.request) - 1
+        place = self._gateway.batcher.place_of(sequence.engine_request.request) - 1
         found = self.wait(place, joining=0)
         sequence.told = (
             place,
@@ -87,7 +87,7 @@ class Waits:
         at = batch.dispatched_at
         for sequence in batch.sequences:
             if sequence.told is not None and (told := sequence.told[1]) is not None:
-                delay = at - sequence.work.request.arrived_at
+                delay = at - sequence.engine_request.request.arrived_at
                 if told > SHORT or delay > SHORT:
                     self._predicted.inc(told)
                     self._observed.inc(delay)

@@ -19,7 +19,7 @@ import numpy as np
 from policies import Continuous, Elastic, Fixed, Policy, Request
 from queueing.latency.fit import Measured
 from server.calibration.turnaround import ClosedLoop
-from server.engines.base import Capabilities, Engine, Sampling, Token, Work
+from server.engines.base import Capabilities, Engine, EngineRequest, Sampling, Token
 from server.errors import ApiError
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
@@ -119,11 +119,13 @@ class DesignedBatches:
     async def _serve(
         self, policy: Policy, cell: Cell, rng: np.random.Generator
     ) -> list[SequenceState]:
-        works = [self._work(length, cell.prompt_tokens, rng) for length in cell.lengths]
+        requests = [
+            self._engine_request(length, cell.prompt_tokens, rng) for length in cell.lengths
+        ]
         self._interrupted = False
         self.batcher.switch(policy)
-        self._consumers = [Awaited() for _ in works]
-        self._sequences = sequences = self.batcher.submit(works, self._consumers)
+        self._consumers = [Awaited() for _ in requests]
+        self._sequences = sequences = self.batcher.submit(requests, self._consumers)
         try:
             await self._answered(cell)
             if self._interrupted:
@@ -154,7 +156,9 @@ class DesignedBatches:
                 f"calibration: {got}; expected an engine that answers, or ask for smaller batches",
             ) from None
 
-    def _work(self, length: int, prompt_tokens: int, rng: np.random.Generator) -> Work:
+    def _engine_request(
+        self, length: int, prompt_tokens: int, rng: np.random.Generator
+    ) -> EngineRequest:
         limit = self._capabilities.max_model_len - prompt_tokens
         request = Request(
             id=f"calibrate-{id(self):x}-{next(self._ids)}",
@@ -163,7 +167,7 @@ class DesignedBatches:
             max_output_tokens=limit,
         )
         prompt = rng.integers(5, self._capabilities.vocab_size, prompt_tokens).tolist()
-        return Work(request, prompt, Sampling(max_tokens=limit, temperature=0.0), length)
+        return EngineRequest(request, prompt, Sampling(max_tokens=limit, temperature=0.0), length)
 
 
 def design(

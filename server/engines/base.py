@@ -106,7 +106,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Work(msgspec.Struct, frozen=True):
+class EngineRequest(msgspec.Struct, frozen=True):
     """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment:
     only an engine reads it.
     """
@@ -287,7 +287,12 @@ class Engine(PromptReader, Protocol):
         """Text of token ids."""
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
         """Start these together (in one engine step unless `joining` a running server). Does not
         wait.

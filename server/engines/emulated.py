@@ -22,6 +22,7 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
 from server.engines.base import (
     Capabilities,
+    EngineRequest,
     InvalidPromptError,
     InvalidSamplingError,
     Sampling,
@@ -30,7 +31,6 @@ from server.engines.base import (
     TokenLogprob,
     TokenStream,
     UnsupportedError,
-    Work,
 )
 from server.runtime.clock import clock_of
 
@@ -153,10 +153,15 @@ class EmulatedEngine:
         return "".join(VOCABULARY[token_id % len(VOCABULARY)] for token_id in token_ids)
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
         """Enter the law's next step together."""
-        return self._servers[server_id].dispatch(works, padded=padded, joining=joining)
+        return self._servers[server_id].dispatch(requests, padded=padded, joining=joining)
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         """Out at once; the step in flight keeps its end."""
@@ -164,32 +169,36 @@ class EmulatedEngine:
             for request_id in request_ids:
                 server.cancel(request_id)
 
-    def natural_length(self, work: Work) -> int:
+    def natural_length(self, engine_request: EngineRequest) -> int:
         """Where this answer would end by itself: forced, never (`ignore_eos`), or a geometric
         draw.
         """
-        if work.forced_output_tokens is not None:
-            return work.forced_output_tokens
-        if work.sampling.ignore_eos:
-            return work.sampling.max_tokens + 1
+        if engine_request.forced_output_tokens is not None:
+            return engine_request.forced_output_tokens
+        if engine_request.sampling.ignore_eos:
+            return engine_request.sampling.max_tokens + 1
         return max(
-            len(work.output_token_ids) + int(self._lengths.geometric(1 / self._mean)),
-            work.sampling.min_tokens,
+            len(engine_request.output_token_ids) + int(self._lengths.geometric(1 / self._mean)),
+            engine_request.sampling.min_tokens,
         )  # without memory
 
 
 class _Answer:
     """One answer in the making: where it ends, and its next token."""
 
-    def __init__(self, stream: TokenStream, work: Work, natural_length: int) -> None:
+    def __init__(
+        self, stream: TokenStream, engine_request: EngineRequest, natural_length: int
+    ) -> None:
         self.stream = stream
-        self._forced = work.forced_output_tokens is not None
-        self._made_before = len(work.output_token_ids)
-        self._logprobs = work.sampling.logprobs
+        self._forced = engine_request.forced_output_tokens is not None
+        self._made_before = len(engine_request.output_token_ids)
+        self._logprobs = engine_request.sampling.logprobs
         self._ends_at = natural_length
-        length = min(natural_length, work.sampling.max_tokens) - self._made_before
+        length = min(natural_length, engine_request.sampling.max_tokens) - self._made_before
         self.member = Member(
-            work.request.id, len(work.prompt_token_ids) + self._made_before, max(1, length)
+            engine_request.request.id,
+            len(engine_request.prompt_token_ids) + self._made_before,
+            max(1, length),
         )
 
     def token(self) -> Token:
@@ -229,11 +238,17 @@ class _EmulatedServer:
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._now = loop, clock_of(loop)
 
-    def dispatch(self, works: Sequence[Work], *, padded: bool, joining: bool) -> list[TokenStream]:
+    def dispatch(
+        self, requests: Sequence[EngineRequest], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
         self._padded = padded
         answers = [
-            _Answer(TokenStream(work.request.id), work, self.engine.natural_length(work))
-            for work in works
+            _Answer(
+                TokenStream(engine_request.request.id),
+                engine_request,
+                self.engine.natural_length(engine_request),
+            )
+            for engine_request in requests
         ]
         self._answers.update((answer.stream.request_id, answer) for answer in answers)
         self.process.admit(

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
-from server.engines.base import Token, Work
+from server.engines.base import EngineRequest, Token
 from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
 from server.http.formats import DONE, Format, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
@@ -107,22 +107,26 @@ class Answer(Response):
     """
 
     def __init__(
-        self, batcher: Batcher, works: list[Work], answer_format: Format, options: AnswerOptions
+        self,
+        batcher: Batcher,
+        requests: list[EngineRequest],
+        answer_format: Format,
+        options: AnswerOptions,
     ) -> None:
         self.background = None
         self.format = answer_format
         self.stream = options.stream
         self.continuous_usage = options.continuous_usage
-        self.undispatched = len(works)
+        self.undispatched = len(requests)
         self.chunks: list[bytes] = []
         self.finished: list[Choice] = []  # whole, not yet sent
         self.error: ApiError | None = None
         self.loss = options.loss
         self.timing: Timing | None = None  # of the few calls that are measured
         self._batcher = batcher
-        self._works = works
+        self._requests = requests
         self._options = options
-        self._choices = [Choice(self, index) for index in range(len(works))]
+        self._choices = [Choice(self, index) for index in range(len(requests))]
         self._loop = asyncio.get_running_loop()
         # the writer, while there is nothing for it to do
         self.sleeping: asyncio.Future[None] | None = None
@@ -142,7 +146,10 @@ class Answer(Response):
         sequence = choice.sequence
         if sequence is None:
             return chunk
-        prompt, output = sequence.work.request.prompt_tokens, sequence.ending.output_tokens
+        prompt, output = (
+            sequence.engine_request.request.prompt_tokens,
+            sequence.ending.output_tokens,
+        )
         return with_usage(
             chunk,
             {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
@@ -180,7 +187,7 @@ class Answer(Response):
     def _submit(self) -> list[SequenceState]:
         if self.timing is not None:
             self.timing.begin()
-        sequences = self._batcher.submit(self._works, self._choices, self._options.client_limit)
+        sequences = self._batcher.submit(self._requests, self._choices, self._options.client_limit)
         for choice, sequence in zip(self._choices, sequences, strict=True):
             choice.sequence = sequence
             sequence.timing = self.timing
@@ -305,7 +312,7 @@ class Answer(Response):
     def _prompt(self, choice: Choice) -> Sequence[int] | None:
         """The prompt's ids, where they are to be returned."""
         return (
-            choice.sequence.work.prompt_token_ids
+            choice.sequence.engine_request.prompt_token_ids
             if self.format.token_ids and choice.sequence is not None
             else None
         )
@@ -336,7 +343,7 @@ class Answer(Response):
             if choice.sequence is not None:
                 begun = choice.sequence.at.dispatched
                 last = max(last, now if begun is None else begun)
-        return _milliseconds(last - self._works[0].request.arrived_at), _milliseconds(now - last)
+        return _milliseconds(last - self._requests[0].request.arrived_at), _milliseconds(now - last)
 
 
 def _milliseconds(seconds: float) -> float:

@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from server.admission.control import caller_of
 from server.admission.rejections import EARLY
-from server.engines.base import Work
+from server.engines.base import EngineRequest
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.answer import Answer, AnswerOptions
+from server.http.api.engine_requests import Arrival, engine_requests_of
 from server.http.api.limits import check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
-from server.http.api.works import Arrival, works_of
 from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.headers import asked_id, stamped
@@ -74,10 +74,10 @@ async def answer(
             log_prompt(arrival.own_id or arrival.call_id, _prompt_of(call))
         demand = gateway.overload.demand(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
-        making = works_of(gateway, call, arrival, demand.patience)
+        making = engine_requests_of(gateway, call, arrival, demand.patience)
         waiting = making if call.formless else while_present(scope, receive, making)
-        works = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
-        gateway.refusals.check(works)
+        requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
+        gateway.refusals.check(requests)
     except ApiError as error:
         if error.code in EARLY:
             _record_unserved(gateway, error, arrival, sequences)
@@ -85,8 +85,8 @@ async def answer(
     if timing is not None:
         timing.end("prompt")
     gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
-    gateway.overload.admit(works, scope, demand)
-    made = _answer_to(call, gateway, batcher, works, arrival, timeouts=timeouts)
+    gateway.overload.admit(requests, scope, demand)
+    made = _answer_to(call, gateway, batcher, requests, arrival, timeouts=timeouts)
     made.timing = timing
     return made
 
@@ -120,7 +120,7 @@ def _answer_to(
     call: CompletionRequest | ChatRequest,
     gateway: Gateway,
     batcher: Batcher,
-    works: list[Work],
+    requests: list[EngineRequest],
     arrival: Arrival,
     *,
     timeouts: Timeouts | None,
@@ -143,14 +143,14 @@ def _answer_to(
         arrival.call_id,
         int(time.time()),  # noqa: TID251 - a date, not a clock
         gateway.settings.served_model_name,  # the first one, as vLLM has it
-        works[0].sampling.logprobs,
+        requests[0].sampling.logprobs,
         token_ids=call.return_token_ids,
     )
     settings, places = gateway.settings.overload, gateway.overload.places
     if not call.stream or (places is None and not settings.sse_keep_alive_interval):
-        return Answer(batcher, works, form, options)
+        return Answer(batcher, requests, form, options)
     keep_alive = settings.sse_keep_alive_interval or math.inf
-    return QueueStream(batcher, works, form, options, places=places, keep_alive=keep_alive)
+    return QueueStream(batcher, requests, form, options, places=places, keep_alive=keep_alive)
 
 
 def _prompt_of(call: CompletionRequest | ChatRequest) -> object:

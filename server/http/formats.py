@@ -72,7 +72,7 @@ def usage_of(
     """Tokens and milliseconds of a call, whose prompts have `n` sequences each; `delays`: queueing
     delay and service.
     """
-    prompt = sum([sequence.work.request.prompt_tokens for sequence in sequences[::n]])
+    prompt = sum([sequence.engine_request.request.prompt_tokens for sequence in sequences[::n]])
     output = sum([sequence.ending.output_tokens for sequence in sequences])
     queue, service = delays
     return {

@@ -83,10 +83,14 @@ class LiveModel:
         """Counted whatever becomes of it; its instant is the kernel's, which the event loop
         cannot have shaped.
         """
-        work, now = sequence.work, self._gateway.now()
-        arrived_at = work.request.arrived_at
-        received_at = arrived_at if work.received_at is None else work.received_at
-        begins = self._feed.on_arrival(received_at, retry=work.retry, call=call_of(sequence.id))
+        engine_request, now = sequence.engine_request, self._gateway.now()
+        arrived_at = engine_request.request.arrived_at
+        received_at = (
+            arrived_at if engine_request.received_at is None else engine_request.received_at
+        )
+        begins = self._feed.on_arrival(
+            received_at, retry=engine_request.retry, call=call_of(sequence.id)
+        )
         self._recent.saw(arrived_at, begins_call=begins)
         self._self_checks.on_arrival(arrived_at, now)
 

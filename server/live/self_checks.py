@@ -142,7 +142,7 @@ def _stay(sequence: SequenceState, left: float) -> Stay:
     begun = NEVER if batch is None or at.dispatched is None else at.dispatched
     free = NEVER if at.server_free is None else at.server_free
     return (
-        sequence.work.request.arrived_at,
+        sequence.engine_request.request.arrived_at,
         left,
         begun,
         free,

@@ -27,7 +27,7 @@ from policies import (
 )
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
-from server.engines.base import Capabilities, Engine, Work
+from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop
 from server.queue.ending import Ending
 from server.queue.ledger import Ledger
@@ -76,7 +76,10 @@ class Batcher(QueueView):
     # what comes in
 
     def submit(
-        self, works: Sequence[Work], consumers: Sequence[Consumer], client_limit: int | None = None
+        self,
+        requests: Sequence[EngineRequest],
+        consumers: Sequence[Consumer],
+        client_limit: int | None = None,
     ) -> list[SequenceState]:
         """Put sequences into the queue, all of one call together, and ask the policy. Raises
         ValueError where an id is in use.
@@ -85,17 +88,17 @@ class Batcher(QueueView):
         sequences = [
             SequenceState(
                 self,
-                work,
-                Ending(work.sampling, eos if work.ends_by_itself else ()),
+                engine_request,
+                Ending(engine_request.sampling, eos if engine_request.ends_by_itself else ()),
                 consumer,
                 client_limit,
             )
-            for work, consumer in zip(works, consumers, strict=True)
+            for engine_request, consumer in zip(requests, consumers, strict=True)
         ]
         self._ledger.add(sequences)
         for sequence in sequences:
             self._queue.append(sequence.waiting())
-            deadline = sequence.work.request.deadline
+            deadline = sequence.engine_request.request.deadline
             if deadline < math.inf:
                 self._expiries[sequence.id] = self._loop.call_at(deadline, self._expire, sequence)
             self.observers.on_arrival(sequence)

@@ -30,12 +30,12 @@ import msgspec
 
 from server.engines.base import (
     EngineEnd,
+    EngineRequest,
     FailureCode,
     Sampling,
     Token,
     TokenListener,
     TokenStream,
-    Work,
 )
 from server.queue.sequence import SequenceState
 
@@ -146,34 +146,39 @@ class Replay:
 
 
 def prepare(sequence: SequenceState) -> str | None:
-    """Make the sequence's work what the next engine is to do; returns why it cannot go on.
-
+    """Make the sequence's request what the next engine is to do; returns why it cannot continue,
     None where it can.
     """
     made = sequence.output_token_ids
-    match way_to_continue(sequence.work.sampling, len(made)):
+    match way_to_continue(sequence.engine_request.sampling, len(made)):
         case "behind":
-            sequence.work = msgspec.structs.replace(sequence.work, output_token_ids=tuple(made))
+            sequence.engine_request = msgspec.structs.replace(
+                sequence.engine_request, output_token_ids=tuple(made)
+            )
         case "again":
-            sequence.work = msgspec.structs.replace(sequence.work, output_token_ids=())
+            sequence.engine_request = msgspec.structs.replace(
+                sequence.engine_request, output_token_ids=()
+            )
         case "none":
-            return CANNOT.format(names=" and ".join(stateful(sequence.work.sampling)))
+            return CANNOT.format(names=" and ".join(stateful(sequence.engine_request.sampling)))
     return None
 
 
-def listener(stream: TokenStream, sequence: SequenceState, work: Work) -> TokenListener:
-    """Who hears the stream of `work`: the sequence, or a comparison in front of it."""
+def listener(
+    stream: TokenStream, sequence: SequenceState, engine_request: EngineRequest
+) -> TokenListener:
+    """Who hears the stream of `engine_request`: the sequence, or a comparison in front of it."""
     return (
         Replay(stream, sequence)
-        if sequence.output_token_ids and not work.output_token_ids
+        if sequence.output_token_ids and not engine_request.output_token_ids
         else sequence
     )
 
 
 def listen(sequence: SequenceState, stream: TokenStream) -> None:
-    """The sequence hears the engine that has its work now."""
+    """The sequence hears the engine that has its request now."""
     sequence.stream = stream
-    stream.listener = listener(stream, sequence, sequence.work)
+    stream.listener = listener(stream, sequence, sequence.engine_request)
 
 
 def detach(sequence: SequenceState) -> str | None:

@@ -25,7 +25,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from server.engines.base import Work
+from server.engines.base import EngineRequest
 from server.errors import ApiError
 from server.queue.proof import Proof
 from server.queue.sequence import SequenceState
@@ -215,23 +215,23 @@ class Refusals:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, work: Work) -> None:
+    def add(self, engine_request: EngineRequest) -> None:
         """From now on, for a while."""
-        mark = _mark(work)
+        mark = _mark(engine_request)
         self._until.pop(mark, None)
         self._until[mark] = self._now() + REFUSED_FOR
         while len(self._until) > MOST_REFUSED:
             del self._until[next(iter(self._until))]
 
-    def check(self, works: Sequence[Work]) -> None:
+    def check(self, requests: Sequence[EngineRequest]) -> None:
         """Raises ApiError 400 where one of them is refused."""
         if not self._until:
             return
         prompts = {
-            id(work.prompt_token_ids): work for work in works
+            id(engine_request.prompt_token_ids): engine_request for engine_request in requests
         }  # the choices of a prompt share it
-        for work in prompts.values():
-            left = self._until.get(_mark(work), 0.0) - self._now()
+        for engine_request in prompts.values():
+            left = self._until.get(_mark(engine_request), 0.0) - self._now()
             if left > 0:
                 raise ApiError(
                     400,
@@ -241,7 +241,7 @@ class Refusals:
                 )
 
 
-def _mark(work: Work) -> tuple[str, bytes]:
-    return work.caller, hashlib.blake2b(
-        array("q", work.prompt_token_ids).tobytes(), digest_size=16
+def _mark(engine_request: EngineRequest) -> tuple[str, bytes]:
+    return engine_request.caller, hashlib.blake2b(
+        array("q", engine_request.prompt_token_ids).tobytes(), digest_size=16
     ).digest()

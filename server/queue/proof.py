@@ -8,7 +8,15 @@ import logging
 from collections.abc import Callable, Sequence
 
 from policies import Request
-from server.engines.base import Engine, EngineEnd, FailureCode, Sampling, Token, TokenStream, Work
+from server.engines.base import (
+    Engine,
+    EngineEnd,
+    EngineRequest,
+    FailureCode,
+    Sampling,
+    Token,
+    TokenStream,
+)
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.supervision")
@@ -41,7 +49,7 @@ class Proof:
         sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         try:
             (self._stream,) = engine.dispatch(
-                0, [Work(request, list(PROMPT), sampling)], padded=False, joining=False
+                0, [EngineRequest(request, list(PROMPT), sampling)], padded=False, joining=False
             )
         except Exception:
             log.exception("the engine rejected the gateway's own request")

@@ -12,7 +12,7 @@ import msgspec
 
 from policies import Fixed, Policy, Request, Running, Waiting
 from queueing.measurement.record import Outcome, Record
-from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
+from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 from server.queue.decision_loop import DecisionLoop
 from server.queue.ending import Ending
 
@@ -94,6 +94,7 @@ class SequenceState:
         "continued",
         "deaths",
         "ending",
+        "engine_request",
         "epoch",
         "id",
         "interruptions",
@@ -105,20 +106,19 @@ class SequenceState:
         "stream",
         "timing",
         "told",
-        "work",
     )
 
     def __init__(
         self,
         owner: Owner,
-        work: Work,
+        engine_request: EngineRequest,
         ending: Ending,
         consumer: Consumer,
         client_limit: int | None,
     ) -> None:
         self._owner = owner
-        self.work = work
-        self.id = work.request.id
+        self.engine_request = engine_request
+        self.id = engine_request.request.id
         self.ending = ending
         self.consumer = consumer
         # the client's own max_tokens, for telling what was clipped
@@ -143,7 +143,7 @@ class SequenceState:
 
     def waiting(self) -> Waiting:
         """Itself as policies see it in the queue."""
-        return Waiting(self.work.request, len(self.work.output_token_ids))
+        return Waiting(self.engine_request.request, len(self.engine_request.output_token_ids))
 
     @property
     def clipped(self) -> bool:
@@ -228,17 +228,17 @@ class SequenceState:
 
     def record(self) -> Record:
         """What happened, as the run file has it."""
-        request, at, batch = self.work.request, self.at, self.batch
+        request, at, batch = self.engine_request.request, self.at, self.batch
         return Record(
             request_id=request.id,
-            client_request_id=self.work.client_request_id,
+            client_request_id=self.engine_request.client_request_id,
             outcome=self.outcome or "failed",
             policy=batch.policy_text if batch else self._owner.policy_text,
             epoch=self.epoch if batch else self._owner.epoch,
             server_id=batch.server_id if batch else None,
             batch_id=batch.id if batch else None,
             batch_size=self.batch_size,
-            received_at=self.work.received_at,
+            received_at=self.engine_request.received_at,
             arrived_at=request.arrived_at,
             first_dispatched_at=at.first_dispatched,
             dispatched_at=at.dispatched,
@@ -268,7 +268,7 @@ class SequenceState:
             until = at.dispatched
         else:
             until = self._owner.now() if at.released is None else at.released
-        return until - self.work.request.arrived_at - self.served
+        return until - self.engine_request.request.arrived_at - self.served
 
     def _service_time(self) -> float | None:
         """Of all its stints; None where the last one has not ended."""
@@ -295,8 +295,8 @@ class SequenceState:
         self.batch = self.running = None
         self.preemptions += 1
         self.served += at - self.at.dispatched
-        self.work = msgspec.structs.replace(
-            self.work, output_token_ids=tuple(self.output_token_ids)
+        self.engine_request = msgspec.structs.replace(
+            self.engine_request, output_token_ids=tuple(self.output_token_ids)
         )
 
     def lost_because(self, message: str) -> None:
@@ -330,7 +330,7 @@ def forming_until(
     """
     if not isinstance(policy, Fixed):
         return -math.inf
-    arrivals = [sequence.work.request.arrived_at for sequence in sequences]
+    arrivals = [sequence.engine_request.request.arrived_at for sequence in sequences]
     if len(sequences) >= min(policy.batch_size, max_num_seqs):
         return max(arrivals)
     return min(now, min(arrivals) + policy.max_wait)

@@ -114,10 +114,10 @@ class Service:
         for sequence in batch.sequences:
             sequence.begin_service(batch, epoch)
             sequence.running = slot.running[sequence.id] = Running(
-                sequence.work.request,
+                sequence.engine_request.request,
                 batch.dispatched_at,
-                len(sequence.work.output_token_ids),
-                resumable(sequence.work.sampling),
+                len(sequence.engine_request.output_token_ids),
+                resumable(sequence.engine_request.sampling),
             )
         for sequence in batch.sequences:
             sequence.batch_size = len(slot.running)
@@ -132,7 +132,7 @@ class Service:
         try:
             streams = self.engine.dispatch(
                 batch.server_id,
-                [sequence.work for sequence in sequences],
+                [sequence.engine_request for sequence in sequences],
                 padded=policy.padded,
                 joining=joining or policy.joins_running,
             )

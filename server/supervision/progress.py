@@ -124,7 +124,8 @@ class StuckWatch:
             sequence for server in self._batcher.in_service_sequences() for sequence in server
         )
         return any(
-            sequence.work.sampling.structured is not None and sequence.at.first_token is None
+            sequence.engine_request.sampling.structured is not None
+            and sequence.at.first_token is None
             for sequence in sequences
         )
 

@@ -128,7 +128,7 @@ class PolicySeries:
         for sequence in batch.sequences:
             if sequence.preemptions:  # its delays were counted when it was dispatched first
                 continue
-            request = sequence.work.request
+            request = sequence.engine_request.request
             self._queueing_delay(batch.dispatched_at - request.arrived_at)
             self._batch_forming_delay(batch.forming_delay(request))
         self._batch_size(batch.sequences[0].batch_size or 1)

@@ -24,7 +24,7 @@ from queueing.optimization.forecast import Knobs
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
-from tests.server.harness import Collector, Immediate, work_of
+from tests.server.harness import Collector, Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
 LONGEST = 2048  # tokens: the engine's context
@@ -39,7 +39,7 @@ class Fed(Collector):
         self.running: dict[str, SequenceState] = {}
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        self.window.on_arrival(sequence.work.request.arrived_at)
+        self.window.on_arrival(sequence.engine_request.request.arrived_at)
 
     def on_dispatch(self, batch: Batch) -> None:
         self.running.update((sequence.id, sequence) for sequence in batch.sequences)
@@ -179,7 +179,7 @@ def steered(
         request = Request(id=name, arrived_at=now, prompt_tokens=8, max_output_tokens=limit)
         consumer = Immediate()
         (consumer.sequence,) = driver.batcher.submit(
-            [work_of(request, tokens)], [consumer], LONGEST
+            [engine_request_of(request, tokens)], [consumer], LONGEST
         )
 
     return run_virtual(main())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from policies import Policy, Request
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
-from server.engines.base import Sampling, Token, Work
+from server.engines.base import EngineRequest, Sampling, Token
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
@@ -52,15 +52,17 @@ class Immediate:
         self.lost = (outcome, code)
 
 
-def work_of(request: Request, output_tokens: int | None, **sampling: object) -> Work:
+def engine_request_of(
+    request: Request, output_tokens: int | None, **sampling: object
+) -> EngineRequest:
     options = {"max_tokens": request.max_output_tokens} | sampling
-    return Work(request, [1] * request.prompt_tokens, Sampling(**options), output_tokens)
+    return EngineRequest(request, [1] * request.prompt_tokens, Sampling(**options), output_tokens)
 
 
-def submitted(batcher: Batcher, works: Sequence[Work]) -> list[Immediate]:
-    """One call of these works; their consumers, which have their sequences."""
-    consumers = [Immediate() for _ in works]
-    for consumer, sequence in zip(consumers, batcher.submit(works, consumers), strict=True):
+def submitted(batcher: Batcher, requests: Sequence[EngineRequest]) -> list[Immediate]:
+    """One call of these requests; returns their consumers, which have their sequences."""
+    consumers = [Immediate() for _ in requests]
+    for consumer, sequence in zip(consumers, batcher.submit(requests, consumers), strict=True):
         consumer.sequence = sequence
     return consumers
 
@@ -85,7 +87,7 @@ async def replay(
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
         for consumer in submitted(
-            batcher, [work_of(request, output_tokens) for request, output_tokens in call]
+            batcher, [engine_request_of(request, output_tokens) for request, output_tokens in call]
         ):
             assert consumer.sequence is not None
             sequences[consumer.sequence.id] = consumer.sequence

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from loadgen.gateway.gateway_child import end_with
 from loadgen.gateway.gateway_process import GatewayProcess
-from server.engines.base import EngineEnd, FailureCode, Token, TokenStream, Work
+from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 from server.engines.vllm import engine as vllm_engine
 from server.telemetry import recorder
 
@@ -48,15 +48,20 @@ class MarkedEngine(vllm_engine.VllmEngine):
     """
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        streams = super().dispatch(server_id, works, padded=padded, joining=joining)
+        streams = super().dispatch(server_id, requests, padded=padded, joining=joining)
         loop = asyncio.get_running_loop()
-        for work, stream in zip(works, streams, strict=True):
-            mark = work.prompt_token_ids[0]
+        for engine_request, stream in zip(requests, streams, strict=True):
+            mark = engine_request.prompt_token_ids[0]
             if mark == POISON:
                 loop.call_soon(_kill, self.process_id)
-            elif mark == LOST and not work.output_token_ids:
+            elif mark == LOST and not engine_request.output_token_ids:
                 loop.call_soon(Deaf, stream)  # by then it has its listener
         return streams
 

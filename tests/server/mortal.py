@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import Record
-from server.engines.base import Capabilities, EngineStartError, Token, TokenStream, Work
+from server.engines.base import Capabilities, EngineRequest, EngineStartError, Token, TokenStream
 from server.engines.emulated import VOCABULARY, EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
@@ -29,7 +29,7 @@ class Given:
     """One dispatch as the engine saw it."""
 
     life: int
-    works: tuple[Work, ...]
+    requests: tuple[EngineRequest, ...]
     padded: bool
     joining: bool
 
@@ -71,11 +71,16 @@ class MortalEngine(EmulatedEngine):
         return await super().encode(text, special_tokens=special_tokens)
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
         assert self.alive, "a dispatch to an engine that is down"
-        self.given.append(Given(self.life, tuple(works), padded, joining))
-        return super().dispatch(server_id, works, padded=padded, joining=joining)
+        self.given.append(Given(self.life, tuple(requests), padded, joining))
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
     def kill(self, reason: str = "killed") -> None:
         """As the real one: it says so, then the streams fail that still have a listener."""
@@ -102,9 +107,14 @@ class Forgetful(MortalEngine):
     """Its second life answers differently."""
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        streams = super().dispatch(server_id, works, padded=padded, joining=joining)
+        streams = super().dispatch(server_id, requests, padded=padded, joining=joining)
         if self.life > 1:
             for stream in streams:
                 answer = self._servers[server_id]._answers[stream.request_id]

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from queueing.latency.law import parse_law
 from server.admission.limits import OverloadSettings
-from server.engines.base import Capabilities, FailureCode, TokenStream, Work
+from server.engines.base import Capabilities, EngineRequest, FailureCode, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
@@ -172,8 +172,8 @@ async def _engine_refuses(app: FastAPI, gateway: Gateway) -> Call:
 
 def _engine_fails(message: str, code: FailureCode) -> Ask:
     async def ask(app: FastAPI, gateway: Gateway) -> Call:
-        def fail(_: int, works: Sequence[Work], **__: object) -> list[TokenStream]:
-            streams = [TokenStream(work.request.id) for work in works]
+        def fail(_: int, requests: Sequence[EngineRequest], **__: object) -> list[TokenStream]:
+            streams = [TokenStream(engine_request.request.id) for engine_request in requests]
             for stream in streams:
                 asyncio.get_running_loop().call_soon(stream.fail, message, code)
             return streams

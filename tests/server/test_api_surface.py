@@ -222,13 +222,13 @@ def test_what_cannot_be_is_refused_before_it_queues(
 @pytest.mark.parametrize("salt", ["s", "s" * 1024, "any character \N{SNOWMAN}\n/"])
 def test_a_cache_salt_is_any_text_as_vllm_takes_it(salt: str) -> None:
     async def main(app: Any, gateway: Any) -> None:
-        works: list[Any] = []
+        requests: list[Any] = []
         dispatch = gateway.engine.dispatch
         gateway.engine.dispatch = lambda server, given, **how: (
-            works.extend(given) or dispatch(server, given, **how)
+            requests.extend(given) or dispatch(server, given, **how)
         )
         assert (await post(app, "completions", cache_salt=salt)).status == 200
-        assert [work.cache_salt for work in works] == [salt]
+        assert [engine_request.cache_salt for engine_request in requests] == [salt]
 
     on_gateway(main)
 
@@ -697,8 +697,8 @@ def test_all_that_a_client_says_of_sampling_reaches_the_engine() -> None:
     async def main(app: Any, gateway: Any) -> None:
         seen: list[Any] = []
         dispatch = gateway.engine.dispatch
-        gateway.engine.dispatch = lambda server, works, **how: (
-            seen.extend(works) or dispatch(server, works, **how)
+        gateway.engine.dispatch = lambda server, requests, **how: (
+            seen.extend(requests) or dispatch(server, requests, **how)
         )
         asked = await post(
             app,
@@ -711,8 +711,8 @@ def test_all_that_a_client_says_of_sampling_reaches_the_engine() -> None:
             **fields,
         )
         assert asked.status == 200
-        for work, seed in zip(seen, (11, 12), strict=True):
-            sampling = work.sampling
+        for engine_request, seed in zip(seen, (11, 12), strict=True):
+            sampling = engine_request.sampling
             for name, value in (fields | {"seed": seed, "stop": ("a", "b")}).items():
                 assert getattr(sampling, name) == value
             assert (sampling.stop_token_ids, sampling.logit_bias, sampling.max_tokens) == (
@@ -720,7 +720,7 @@ def test_all_that_a_client_says_of_sampling_reaches_the_engine() -> None:
                 {3: -5.0},
                 4,
             )
-            assert (work.cache_salt, work.request.priority) == ("salt", 4)
+            assert (engine_request.cache_salt, engine_request.request.priority) == ("salt", 4)
 
     on_gateway(main)
 

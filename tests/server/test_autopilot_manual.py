@@ -18,7 +18,7 @@ from server.gateway import Gateway
 from server.live import model, predicting
 from server.queue.change import PolicyChange
 from tests.server.asgi import call, running
-from tests.server.harness import Immediate, work_of
+from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
 SLOW = "capped:max_batch_size=1"  # about 31 requests/s are the most
@@ -64,7 +64,7 @@ async def loaded(gateway: Gateway, rate: float, seconds: float) -> None:
         )
         consumer = Immediate()
         (consumer.sequence,) = gateway.batcher.submit(
-            [work_of(request, int(rng.integers(4, 60)))], [consumer]
+            [engine_request_of(request, int(rng.integers(4, 60)))], [consumer]
         )
 
 

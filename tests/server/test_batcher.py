@@ -23,11 +23,11 @@ from policies import (
     WaitUntil,
 )
 from queueing.latency.law import parse_law
-from server.engines.base import TokenStream, Work
+from server.engines.base import EngineRequest, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
-from tests.server.harness import Collector, Immediate, submitted, work_of
+from tests.server.harness import Collector, Immediate, engine_request_of, submitted
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
@@ -91,13 +91,13 @@ def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         capabilities = await engine.start()
         undisturbed = Batcher(engine, capabilities, Single())
-        (alone,) = submitted(undisturbed, [work_of(request("alone", 0.0), 50)])
+        (alone,) = submitted(undisturbed, [engine_request_of(request("alone", 0.0), 50)])
         await undisturbed.answered()
         batcher = Batcher(engine, capabilities, YoungestFirst(), [collector])
         loop = asyncio.get_running_loop()
-        (old,) = submitted(batcher, [work_of(request("old", loop.time()), 50)])
+        (old,) = submitted(batcher, [engine_request_of(request("old", loop.time()), 50)])
         await asyncio.sleep(0.02)
-        (young,) = submitted(batcher, [work_of(request("young", loop.time()), 10)])
+        (young,) = submitted(batcher, [engine_request_of(request("young", loop.time()), 10)])
         await batcher.answered()
         assert [record.request_id for record in collector.records] == ["young", "old"]
         assert (young.tokens, old.tokens) == (10, 50)
@@ -129,9 +129,9 @@ def test_a_preempted_request_that_leaves_while_it_waits_has_its_stints_and_its_w
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), YoungestFirst(), [collector])
-        (old,) = submitted(batcher, [work_of(request("old", 0.0), 50)])
+        (old,) = submitted(batcher, [engine_request_of(request("old", 0.0), 50)])
         await asyncio.sleep(0.02)
-        submitted(batcher, [work_of(request("young", 0.02), 50)])
+        submitted(batcher, [engine_request_of(request("young", 0.02), 50)])
         await asyncio.sleep(0.01)
         assert old.sequence is not None
         old.sequence.cancel()
@@ -151,10 +151,10 @@ def test_what_cannot_go_on_exactly_is_not_preempted(sampling: dict[str, object])
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), YoungestFirst(), [collector])
-        submitted(batcher, [work_of(request("old", 0.0), 30, **sampling)])
+        submitted(batcher, [engine_request_of(request("old", 0.0), 30, **sampling)])
         await asyncio.sleep(0.02)
         assert [each.preemptible for each in batcher.running()[0]] == [False]
-        submitted(batcher, [work_of(request("young", 0.02), 10)])
+        submitted(batcher, [engine_request_of(request("young", 0.02), 10)])
         assert batcher.decisions.failing is not None
         assert "got a decision to preempt old" in batcher.decisions.failing
         await batcher.answered()
@@ -188,7 +188,7 @@ def test_a_policy_that_wants_steps_is_asked_after_every_step_of_the_engine() -> 
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Quantum(), [collector])
-        asked = submitted(batcher, [work_of(request(name, 0.0), 12) for name in "ab"])
+        asked = submitted(batcher, [engine_request_of(request(name, 0.0), 12) for name in "ab"])
         await batcher.answered()
         assert [consumer.tokens for consumer in asked] == [12, 12]
         assert [(each.request_id, each.preemptions) for each in collector.records] == [
@@ -212,7 +212,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         batcher.pause_dispatch(True)
         assert batcher.unrecorded == batcher.unanswered == 0
         for index in range(5):
-            batcher.submit([work_of(request(str(index), 0.0), 3)], [Immediate()])
+            batcher.submit([engine_request_of(request(str(index), 0.0), 3)], [Immediate()])
         assert batcher.unrecorded == batcher.unanswered == 5
         view = batcher._state().waiting
         assert len(view) == 5
@@ -222,7 +222,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         with pytest.raises(IndexError):
             view[5]
         with pytest.raises(ValueError, match="in use"):
-            batcher.submit([work_of(request("0", 0.0), 3)], [Immediate()])
+            batcher.submit([engine_request_of(request("0", 0.0), 3)], [Immediate()])
 
     run_virtual(main())
 
@@ -238,7 +238,9 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
         batcher.lease.acquire(lambda: told.append(batcher.lease.blocks))
         assert (batcher.lease.blocks, told) == (True, [])
         act = {
-            "submit": lambda: submitted(batcher, [work_of(request(f"{len(told)}", 0.0), 3)]),
+            "submit": lambda: submitted(
+                batcher, [engine_request_of(request(f"{len(told)}", 0.0), 3)]
+            ),
             "hold": lambda: batcher.pause_dispatch(False),
             "close": batcher.close,
             "lose_all": lambda: batcher.lose_all("engine_unavailable", "gone"),
@@ -261,10 +263,14 @@ def test_a_batch_is_over_without_those_who_were_preempted() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Evicting(), [collector])
         first = submitted(
-            batcher, [work_of(request("evicted", 0.0), 50), work_of(request("stays", 0.0), 30)]
+            batcher,
+            [
+                engine_request_of(request("evicted", 0.0), 50),
+                engine_request_of(request("stays", 0.0), 30),
+            ],
         )
         await asyncio.sleep(0.01)
-        last = submitted(batcher, [work_of(request("last", 0.01), 5)])
+        last = submitted(batcher, [engine_request_of(request("last", 0.01), 5)])
         await batcher.answered()
         assert [record.request_id for record in collector.records] == ["stays", "last", "evicted"]
         assert [consumer.tokens for consumer in (*first, *last)] == [50, 30, 5]
@@ -277,7 +283,7 @@ def test_who_left_a_padded_batch_is_recorded_with_it() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
         leaves, _ = submitted(
-            batcher, [work_of(request(name, 0.0), 50) for name in ("leaves", "stays")]
+            batcher, [engine_request_of(request(name, 0.0), 50) for name in ("leaves", "stays")]
         )
         await asyncio.sleep(0.01)
         assert (batcher.unanswered, batcher.unrecorded, len(collector.records)) == (2, 2, 0)
@@ -305,7 +311,7 @@ def test_an_answer_that_ends_with_a_stop_token_leaves_the_engine_to_the_next(
         (stopped,) = submitted(
             batcher,
             [
-                work_of(
+                engine_request_of(
                     request("stopped", 0.0),
                     None,
                     max_tokens=100,
@@ -314,7 +320,7 @@ def test_an_answer_that_ends_with_a_stop_token_leaves_the_engine_to_the_next(
                 )
             ],
         )
-        (after,) = submitted(batcher, [work_of(request("after", 0.0), 5)])
+        (after,) = submitted(batcher, [engine_request_of(request("after", 0.0), 5)])
         await batcher.answered()
         assert (stopped.tokens, after.tokens) == (4, 5)
         assert [record.outcome for record in collector.records] == ["completed", "completed"]
@@ -330,7 +336,7 @@ def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() ->
         engine, collector = EmulatedEngine(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Single(), [collector])
         served, waiting = (
-            submitted(batcher, [work_of(request(name, 0.0), 50)])[0]
+            submitted(batcher, [engine_request_of(request(name, 0.0), 50)])[0]
             for name in ("served", "waiting")
         )
         batcher.switch(Dynamic())
@@ -349,18 +355,23 @@ class Refusing(EmulatedEngine):
     """Takes no batch with a request called `bad`."""
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        if any(work.request.id == "bad" for work in works):
+        if any(engine_request.request.id == "bad" for engine_request in requests):
             raise ValueError("no such batch")
-        return super().dispatch(server_id, works, padded=padded, joining=joining)
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
 
 def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
     async def main() -> None:
         engine, collector = Refusing(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Single(), [collector])
-        submitted(batcher, [work_of(request(name, 0.0), 5) for name in ("bad", "good")])
+        submitted(batcher, [engine_request_of(request(name, 0.0), 5) for name in ("bad", "good")])
         await batcher.answered()
         await asyncio.sleep(0)
         assert [(record.request_id, record.outcome) for record in collector.records] == [
@@ -376,10 +387,15 @@ class Noting(EmulatedEngine):
     """Notes how many it is given at once, and whether they join others."""
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        given.append((len(works), joining))
-        return super().dispatch(server_id, works, padded=padded, joining=joining)
+        given.append((len(requests), joining))
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
 
 given: list[tuple[int, bool]] = []
@@ -391,7 +407,7 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
     async def main() -> None:
         engine, collector = Noting(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
-        submitted(batcher, [work_of(request(name, 0.0), 50) for name in ("one", "other")])
+        submitted(batcher, [engine_request_of(request(name, 0.0), 50) for name in ("one", "other")])
         await asyncio.sleep(0.01)
         (sequences,) = batcher.in_service_sequences()
         for suspects in (sequences, sequences[:1]):

@@ -19,7 +19,7 @@ from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
 from tests.server.asgi import LAW, Call, completion, running
-from tests.server.harness import Collector, Immediate, replay, work_of
+from tests.server.harness import Collector, Immediate, engine_request_of, replay
 from tests.virtual_time import run_virtual
 
 FAST = LatencyModel(k1=1e-6, k2=1e-6, k3=1e-6, k4=1e-6)
@@ -44,8 +44,10 @@ class Engine(EmulatedEngine):
 
     most = 0
 
-    def dispatch(self, server_id: int, works: Sequence, *, padded: bool, joining: bool) -> Sequence:  # type: ignore[type-arg]
-        streams = super().dispatch(server_id, works, padded=padded, joining=joining)
+    def dispatch(
+        self, server_id: int, requests: Sequence, *, padded: bool, joining: bool
+    ) -> Sequence:  # type: ignore[type-arg]
+        streams = super().dispatch(server_id, requests, padded=padded, joining=joining)
         self.most = max(self.most, sum(len(server._answers) for server in self._servers))
         return streams
 
@@ -64,7 +66,8 @@ def test_the_backlog_waits_here_and_never_in_the_engine(policy: str, bound: int)
         for index in range(60):
             consumer = Immediate()
             (consumer.sequence,) = batcher.submit(
-                [work_of(request(f"r{index}", loop.time()), int(rng.integers(1, 9)))], [consumer]
+                [engine_request_of(request(f"r{index}", loop.time()), int(rng.integers(1, 9)))],
+                [consumer],
             )
             await asyncio.sleep(float(rng.exponential(0.001)))
         assert batcher.queue_length > 10
@@ -143,7 +146,7 @@ def test_members_that_leave_before_the_dispatch_neither_fill_nor_wedge_a_batch(p
             consumers = [Immediate() for _ in range(4)]
             for number, consumer in enumerate(consumers):
                 asked = request(f"{index}.{number}", asyncio.get_running_loop().time())
-                (consumer.sequence,) = batcher.submit([work_of(asked, 3)], [consumer])
+                (consumer.sequence,) = batcher.submit([engine_request_of(asked, 3)], [consumer])
                 if number % 2 == 0:  # whether it waits or is served already
                     consumer.sequence.cancel()
             await batcher.answered()
@@ -186,7 +189,9 @@ def test_no_counter_drifts(requests: int) -> None:
             patience = math.inf if index % 3 else float(rng.exponential(2e-5))
             consumer = Immediate()
             asked = request(f"r{index}", now, deadline=now + patience)
-            (consumer.sequence,) = batcher.submit([work_of(asked, 1 + index % 4)], [consumer])
+            (consumer.sequence,) = batcher.submit(
+                [engine_request_of(asked, 1 + index % 4)], [consumer]
+            )
             if index % 5 == 0:
                 loop.call_later(float(rng.exponential(2e-5)), consumer.sequence.cancel)
             if index % 500 == 0:

@@ -20,7 +20,7 @@ from server.http.formats import CompletionFormat
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running
-from tests.server.harness import Collector, work_of
+from tests.server.harness import Collector, engine_request_of
 from tests.server.mortal import faulty
 from tests.virtual_time import run_virtual
 
@@ -128,7 +128,7 @@ def test_limits_count_from_the_calls_own_arrival_though_a_form_was_compiled_sinc
             )
             made = Answer(
                 gateway.batcher,
-                [work_of(request, 5)],
+                [engine_request_of(request, 5)],
                 CompletionFormat("late", 0, "tiny", None),
                 options,
             )

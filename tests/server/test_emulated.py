@@ -12,7 +12,7 @@ from queueing.latency.law import LatencyModel
 from server.engines.base import Step, Token
 from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
 from tests.eventually import eventually
-from tests.server.harness import work_of
+from tests.server.harness import engine_request_of
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k4=1e-3)
@@ -49,8 +49,8 @@ def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> 
         engine = EmulatedEngine(LAW)
         await engine.start()
         listener = Listener()
-        work = work_of(request("a", 70), 70)
-        (stream,) = engine.dispatch(0, [work], padded=padded, joining=False)
+        engine_request = engine_request_of(request("a", 70), 70)
+        (stream,) = engine.dispatch(0, [engine_request], padded=padded, joining=False)
         stream.listener = listener
         time.sleep(0.08)  # noqa: ASYNC251 - on purpose
         counts = []
@@ -76,7 +76,7 @@ def test_a_step_tells_how_many_began_in_it() -> None:
         engine.on_step = steps.append
         for name, after in (("a", 0.0005), ("b", 0.002)):
             for stream in engine.dispatch(
-                0, [work_of(request(name, 4), 4)], padded=False, joining=True
+                0, [engine_request_of(request(name, 4), 4)], padded=False, joining=True
             ):
                 stream.listener = Listener()
             await asyncio.sleep(after)
@@ -102,8 +102,8 @@ def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> 
         engine = EmulatedEngine(LAW)
         await engine.start()
         listener = Listener()
-        works = [work_of(request(name, 25), 25) for name in ("a", "b")]
-        staying, leaving = engine.dispatch(0, works, padded=False, joining=True)
+        requests = [engine_request_of(request(name, 25), 25) for name in ("a", "b")]
+        staying, leaving = engine.dispatch(0, requests, padded=False, joining=True)
         staying.listener, leaving.listener = listener, Listener()
         time.sleep(0.02)  # noqa: ASYNC251 - on purpose
         engine.cancel(["b"])
@@ -119,8 +119,8 @@ def test_an_answer_that_ends_by_itself_ends_with_the_engines_own_token_which_is_
         capabilities = await engine.start()
         for number in range(20):
             listener = Listener()
-            work = work_of(request(str(number), 1000), None)
-            (stream,) = engine.dispatch(0, [work], padded=False, joining=True)
+            engine_request = engine_request_of(request(str(number), 1000), None)
+            (stream,) = engine.dispatch(0, [engine_request], padded=False, joining=True)
             stream.listener = listener
             await asyncio.sleep(1.1)
             last = listener.tokens[-1]
@@ -138,14 +138,16 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
         engine = EmulatedEngine(LAW)
         await engine.start()
         before, after = Listener(), Listener()
-        (stream,) = engine.dispatch(0, [work_of(request("a", 70), 70)], padded=False, joining=True)
+        (stream,) = engine.dispatch(
+            0, [engine_request_of(request("a", 70), 70)], padded=False, joining=True
+        )
         stream.listener = before
         await asyncio.sleep(0.0205)
         await getattr(engine, end)()
         assert len(before.tokens) == 20
         if end == "start":
             (stream,) = engine.dispatch(
-                0, [work_of(request("a", 5), 5)], padded=False, joining=True
+                0, [engine_request_of(request("a", 5), 5)], padded=False, joining=True
             )
             stream.listener = after
         await asyncio.sleep(1)

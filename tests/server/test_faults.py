@@ -106,8 +106,8 @@ def test_a_padded_batch_goes_on_as_one_and_its_answers_leave_together() -> None:
             engine.kill()
             await asyncio.gather(*(made.task for made in calls))
             again = engine.given[-1]
-            assert (again.life, again.padded, len(again.works)) == (2, True, 2)
-            assert all(work.output_token_ids for work in again.works)
+            assert (again.life, again.padded, len(again.requests)) == (2, True, 2)
+            assert all(engine_request.output_token_ids for engine_request in again.requests)
             assert len({record.released_at for record in records}) == 1
             assert [text_of(made) for made in calls] == [words(length) for length in (3, 50, 80)]
 
@@ -208,10 +208,10 @@ def test_a_seeded_answer_is_made_again_and_compared() -> None:
             engine.kill()
             await asyncio.gather(seeded.task, plain.task)
             again = {
-                work.sampling.seed: len(work.output_token_ids)
+                engine_request.sampling.seed: len(engine_request.output_token_ids)
                 for given in engine.given
                 if given.life == 2
-                for work in given.works
+                for engine_request in given.requests
             }
             assert again[7] == 0
             assert again[None] > 0

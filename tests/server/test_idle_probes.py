@@ -32,7 +32,7 @@ from server.calibration.turnaround import ClosedLoop, slot_time
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.settings import Settings
-from tests.server.harness import Immediate, work_of
+from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=50e-6,k4=0.9e-3,turnaround=1.5e-3")
@@ -91,7 +91,7 @@ def submit(gateway: Gateway, count: int = 1, length: int = 8) -> list[Immediate]
     consumers = [Immediate() for _ in requests]
     for consumer, sequence in zip(
         consumers,
-        batcher.submit([work_of(request, length) for request in requests], consumers),
+        batcher.submit([engine_request_of(request, length) for request in requests], consumers),
         strict=True,
     ):
         consumer.sequence = sequence

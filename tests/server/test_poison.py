@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queueing.latency.law import parse_law
-from server.engines.base import TokenStream, Work
+from server.engines.base import EngineRequest, TokenStream
 from server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
 from server.queue.proof import LIMIT
 from server.supervision.restarts import RestartBudget
@@ -43,13 +43,19 @@ class Poisoned(MortalEngine):
     behind = 0
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        streams = super().dispatch(server_id, works, padded=padded, joining=joining)
+        streams = super().dispatch(server_id, requests, padded=padded, joining=joining)
         life = self.life
-        for work in works:
+        for engine_request in requests:
             if self.always or (
-                MARK in work.prompt_token_ids and len(work.output_token_ids) >= self.behind
+                MARK in engine_request.prompt_token_ids
+                and len(engine_request.output_token_ids) >= self.behind
             ):
                 asyncio.get_running_loop().call_later(0.0005, self._poisoned, life)
         return streams
@@ -130,11 +136,19 @@ def test_poison_that_kills_in_the_middle_of_its_answer_is_found_too() -> None:
 
     class Late(Poisoned):
         def dispatch(
-            self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+            self,
+            server_id: int,
+            requests: Sequence[EngineRequest],
+            *,
+            padded: bool,
+            joining: bool,
         ) -> list[TokenStream]:
-            if any(MARK in work.prompt_token_ids and not work.output_token_ids for work in works):
+            if any(
+                MARK in engine_request.prompt_token_ids and not engine_request.output_token_ids
+                for engine_request in requests
+            ):
                 asyncio.get_running_loop().call_later(0.02, self.kill, "poison")
-            return super().dispatch(server_id, works, padded=padded, joining=joining)
+            return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
     async def main() -> None:
         engine = Late(parse_law(LAW))
@@ -173,13 +187,13 @@ def test_innocents_that_saw_two_engines_die_are_tried_one_at_a_time_and_complete
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.001)
             assert gateway.batcher.recovery.trials.suspect is not None
-            assert [len(given.works) for given in engine.given if given.life == 3] == [1]
+            assert [len(given.requests) for given in engine.given if given.life == 3] == [1]
             assert (await call(app, "GET", "/ready")).status == 503
             assert gateway.batcher.queue_length == 1
             await asyncio.gather(*(made.task for made in (blocker, *calls, later)))
             assert [text_of(made) for made in calls] == [words(60 + number) for number in range(4)]
             assert text_of(later) == words(5)
-            assert [len(given.works) for given in engine.given if given.life == 3][:4] == [1] * 4
+            assert [len(given.requests) for given in engine.given if given.life == 3][:4] == [1] * 4
             assert (await call(app, "GET", "/ready")).status == 200
             assert Counter(record.outcome for record in records) == {"completed": 6}
             assert gateway.batcher.recovery.trials.convicted == 0
@@ -343,11 +357,16 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
 
     class Mute(Poisoned):
         def dispatch(
-            self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+            self,
+            server_id: int,
+            requests: Sequence[EngineRequest],
+            *,
+            padded: bool,
+            joining: bool,
         ) -> list[TokenStream]:
-            if works[0].request.id.startswith("proof"):
-                return [TokenStream(works[0].request.id)]
-            return super().dispatch(server_id, works, padded=padded, joining=joining)
+            if requests[0].request.id.startswith("proof"):
+                return [TokenStream(requests[0].request.id)]
+            return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
     async def main() -> None:
         async with faulty("single", Mute(parse_law(LAW))) as (app, gateway, engine, _):

@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from queueing.measurement.record import Record
-from server.engines.base import TokenStream, Work
+from server.engines.base import EngineRequest, TokenStream
 from server.engines.tiny import make_tiny
 from server.engines.vllm.engine import VllmEngine, prepare
 from server.gateway import Gateway
@@ -49,11 +49,16 @@ class Poisoned(VllmEngine):
     """
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
-        if any(list(work.prompt_token_ids[:1]) == [MARK] for work in works):
+        if any(list(engine_request.prompt_token_ids[:1]) == [MARK] for engine_request in requests):
             asyncio.get_running_loop().call_later(0.02, self._kill, self.process_id)
-        return super().dispatch(server_id, works, padded=padded, joining=joining)
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
     @staticmethod
     def _kill(pid: int) -> None:

@@ -21,7 +21,7 @@ from server.live.activity import BusyTime
 from server.live.self_checks import WIDTH, SelfChecks
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
-from tests.server.harness import Immediate, work_of
+from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 
 LAW = LatencyModel(k1=0.001, k2=0.004, k3=0.0001, k4=0.001)
@@ -67,7 +67,7 @@ class Watched:
         self._numbers = itertools.count()
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        self.checks.on_arrival(sequence.work.request.arrived_at, self._loop.time())
+        self.checks.on_arrival(sequence.engine_request.request.arrived_at, self._loop.time())
 
     def on_dispatch(self, batch: Batch) -> None:
         self.busy.begin(batch.server_id, batch.dispatched_at)
@@ -113,7 +113,7 @@ async def watched(
         )
         consumer = Immediate()
         (consumer.sequence,) = batcher.submit(
-            [work_of(request, int(rng.integers(1, 40)))], [consumer]
+            [engine_request_of(request, int(rng.integers(1, 40)))], [consumer]
         )
         if number % 17 == 0:
             loop.call_later(0.03, consumer.sequence.cancel)

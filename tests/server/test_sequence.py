@@ -14,7 +14,7 @@ from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import interrupted, listen
 from server.queue.sequence import SequenceState
-from tests.server.harness import Collector, Immediate, work_of
+from tests.server.harness import Collector, Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.01, k2=0.1, k3=0.01, k4=0.05)
@@ -53,7 +53,7 @@ def serving(
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
         request = Request(id="one", arrived_at=-2.0, prompt_tokens=2, max_output_tokens=limit)
-        (sequence,) = batcher.submit([work_of(request, None, **sampling)], [consumer])
+        (sequence,) = batcher.submit([engine_request_of(request, None, **sampling)], [consumer])
         consumer.sequence = sequence
         assert sequence.running is not None
         act((sequence, consumer, collector))
@@ -225,13 +225,13 @@ def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the
         batcher = Batcher(
             engine, await engine.start(), parse_policy("fixed:batch_size=2"), [collector]
         )
-        works = [
-            work_of(
+        requests = [
+            engine_request_of(
                 Request(id=name, arrived_at=0.0, prompt_tokens=2, max_output_tokens=limit), None
             )
             for name, limit in NAMED
         ]
-        short, long = batcher.submit(works, consumers)
+        short, long = batcher.submit(requests, consumers)
         consumers[0].sequence, consumers[1].sequence = short, long
         assert short.stream is not None
         assert long.stream is not None
@@ -260,7 +260,7 @@ NAMED = (("short", 3), ("long", 4))
 
 
 def resumed(sequence: SequenceState, most: int = 1) -> TokenStream:
-    """The engine is lost, and the next one has its work."""
+    """The engine is lost, and the next one has its request."""
     assert interrupted(sequence, most) is None
     stream = TokenStream(sequence.id)
     listen(sequence, stream)
@@ -273,7 +273,7 @@ def test_an_answer_without_a_seed_goes_on_behind_its_tokens() -> None:
         old = sequence.stream
         pushed(FIVE[:2])(served)
         stream = resumed(sequence)
-        assert tuple(sequence.work.output_token_ids) == (10, 11)
+        assert tuple(sequence.engine_request.output_token_ids) == (10, 11)
         assert stream.listener is sequence
         assert old is not None
         old.push(FIVE)  # what the dead one still had to say
@@ -306,7 +306,7 @@ def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(
         sequence, _, _ = served
         pushed(FIVE[:2])(served)
         stream = resumed(sequence)
-        assert tuple(sequence.work.output_token_ids) == ()
+        assert tuple(sequence.engine_request.output_token_ids) == ()
         assert sequence.running is not None
         running = sequence.running
         for tokens in pushes:

@@ -128,7 +128,7 @@ def test_a_sequence_that_is_lost_twice_fails_with_504_and_has_its_own_counter() 
             busy = asyncio.create_task(others(app))
             await asyncio.sleep(0.01)
             forget(engine, gateway)
-            while len([given for given in engine.given if given.works[0].output_token_ids]) == 0:  # noqa: ASYNC110
+            while len([given for given in engine.given if given.requests[0].output_token_ids]) == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             forget(engine, gateway)
             await lost.task

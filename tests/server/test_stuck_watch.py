@@ -194,9 +194,11 @@ class Moving(FakeBatcher):
 
 
 def sequence(name: str, *, stream: object = "a stream", finish_reason: str | None = None) -> Any:
-    work = SimpleNamespace(sampling=SimpleNamespace(structured=None))
+    engine_request = SimpleNamespace(sampling=SimpleNamespace(structured=None))
     ending, at = SimpleNamespace(finish_reason=finish_reason), SimpleNamespace(first_token=0.5)
-    return SimpleNamespace(id=name, stream=stream, ending=ending, work=work, at=at)
+    return SimpleNamespace(
+        id=name, stream=stream, ending=ending, engine_request=engine_request, at=at
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from policies import Request, Running
-from server.engines.base import Sampling, Structured, Work
+from server.engines.base import EngineRequest, Sampling, Structured
 from server.engines.vllm.watch import (
     IDLE_PING_EVERY,
     PING,
@@ -267,8 +267,10 @@ class _Serving:
     def __init__(self, structured: Structured | None) -> None:
         request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)
         self._running = Running(request, 0.0)
-        work = Work(request, [1], Sampling(max_tokens=9, structured=structured))
-        self.sequence = SimpleNamespace(work=work, at=SimpleNamespace(first_token=None))
+        engine_request = EngineRequest(request, [1], Sampling(max_tokens=9, structured=structured))
+        self.sequence = SimpleNamespace(
+            engine_request=engine_request, at=SimpleNamespace(first_token=None)
+        )
 
     def running(self) -> list[list[Running]]:
         return [[self._running]]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policies import Request
-from server.engines.base import Sampling, Token, Work
+from server.engines.base import EngineRequest, Sampling, Token
 from server.errors import ApiError
 from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
@@ -157,7 +157,9 @@ class Heard:
         self.tokens: list[int] = []
         self.failures: list[tuple[str, str]] = []
         request = Request(id="r", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)
-        self.work = Work(request, [1], Sampling(max_tokens=9, **(sampling or {})))
+        self.engine_request = EngineRequest(
+            request, [1], Sampling(max_tokens=9, **(sampling or {}))
+        )
 
     def on_tokens(self, tokens: Any) -> None:
         self.tokens += [token.id for token in tokens]
@@ -230,8 +232,8 @@ def test_who_hears_a_stream_and_what_the_next_engine_gets() -> None:
     ):
         sequence: Any = Heard(*ids, sampling=sampling)
         assert prepare(sequence) is None
-        assert tuple(sequence.work.output_token_ids) == given
-        assert isinstance(listener(stream, sequence, sequence.work), Replay) == compared
+        assert tuple(sequence.engine_request.output_token_ids) == given
+        assert isinstance(listener(stream, sequence, sequence.engine_request), Replay) == compared
     refused: Any = Heard(1, sampling={"presence_penalty": 0.5, "frequency_penalty": 0.5})
     why = prepare(refused) or ""
     assert why.startswith(
@@ -422,47 +424,51 @@ def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
     runs(main)
 
 
-def work(prompt: list[int], caller: str = "") -> Work:
+def engine_request(prompt: list[int], caller: str = "") -> EngineRequest:
     request = Request(id="r", arrived_at=0.0, prompt_tokens=len(prompt), max_output_tokens=4)
-    return Work(request, prompt, Sampling(max_tokens=4), caller=caller)
+    return EngineRequest(request, prompt, Sampling(max_tokens=4), caller=caller)
 
 
 def test_a_prompt_is_refused_to_its_caller_for_ten_minutes() -> None:
     at = [1000.0]
     refusals = Refusals(lambda: at[0])
-    refusals.check([work([1, 2])])
-    refusals.add(work([1, 2], "key"))
+    refusals.check([engine_request([1, 2])])
+    refusals.add(engine_request([1, 2], "key"))
     assert len(refusals) == 1
-    for other in (work([1, 2]), work([1, 2, 3], "key"), work([2, 1], "key")):
+    for other in (
+        engine_request([1, 2]),
+        engine_request([1, 2, 3], "key"),
+        engine_request([2, 1], "key"),
+    ):
         refusals.check([other])
     for seconds, left in ((0.0, "600 s"), (599.0, "1 s"), (599.9, "0 s")):
         at[0] = 1000.0 + seconds
         with pytest.raises(ApiError, match=f"refused for {left} more") as refused:
-            refusals.check([work([9]), work([1, 2], "key")])
+            refusals.check([engine_request([9]), engine_request([1, 2], "key")])
         assert (refused.value.status, refused.value.code, refused.value.param) == (
             400,
             "engine_killed",
             "prompt",
         )
     at[0] = 1600.0
-    refusals.check([work([1, 2], "key")])
-    refusals.add(work([1, 2], "key"))
+    refusals.check([engine_request([1, 2], "key")])
+    refusals.add(engine_request([1, 2], "key"))
     at[0] = 2199.0
     with pytest.raises(ApiError):
-        refusals.check([work([1, 2], "key")])
+        refusals.check([engine_request([1, 2], "key")])
 
 
 def test_the_oldest_of_many_refused_prompts_is_forgotten() -> None:
     refusals = Refusals(lambda: 0.0)
     for number in range(MOST_REFUSED):
-        refusals.add(work([number]))
-    refusals.add(work([0]))  # again: it is the newest now
-    refusals.add(work([MOST_REFUSED]))
+        refusals.add(engine_request([number]))
+    refusals.add(engine_request([0]))  # again: it is the newest now
+    refusals.add(engine_request([MOST_REFUSED]))
     assert len(refusals) == MOST_REFUSED
-    refusals.check([work([1])])
+    refusals.check([engine_request([1])])
     for kept in (0, 2, MOST_REFUSED):
         with pytest.raises(ApiError):
-            refusals.check([work([kept])])
+            refusals.check([engine_request([kept])])
 
 
 # the gateway's own request
@@ -480,8 +486,8 @@ class Proven:
         given: Any = self
         self.proof = Proof(given, lambda sound: self.over.append((sound, now())))
 
-    def dispatch(self, server_id: int, works: Any, *, padded: bool, joining: bool) -> list[Any]:
-        self.given.append((server_id, works, padded, joining))
+    def dispatch(self, server_id: int, requests: Any, *, padded: bool, joining: bool) -> list[Any]:
+        self.given.append((server_id, requests, padded, joining))
         if self.rejects:
             raise ValueError("too long")
         return [self.stream]

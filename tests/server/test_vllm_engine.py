@@ -24,13 +24,13 @@ from policies import Request
 from server.engines.base import (
     Capabilities,
     EngineEnd,
+    EngineRequest,
     EngineStartError,
     InvalidPromptError,
     PromptTooLongError,
     Sampling,
     Step,
     Token,
-    Work,
 )
 from server.engines.tiny import EOS, VOCABULARY, make_tiny
 from server.engines.vllm.engine import VllmEngine, prepare
@@ -111,19 +111,19 @@ _NUMBERS = itertools.count()
 ENDLESS = 1900  # tokens: what the context has room for behind the prompts here
 
 
-def work(
+def engine_request(
     limit: int,
     *,
     prompt: int = 16,
     forced: int | None = None,
     made: Sequence[int] = (),
     **sampling: Any,
-) -> Work:
+) -> EngineRequest:
     tokens = [300 + (place * 37) % (VOCABULARY - 300) for place in range(prompt)]
     request = Request(
         id=f"r{next(_NUMBERS)}", arrived_at=0.0, prompt_tokens=prompt, max_output_tokens=limit
     )
-    return Work(request, tokens, Sampling(max_tokens=limit, **sampling), forced, made)
+    return EngineRequest(request, tokens, Sampling(max_tokens=limit, **sampling), forced, made)
 
 
 class House:
@@ -145,22 +145,26 @@ class House:
 
         return self.runner.run(bounded())
 
-    def dispatch(self, *works: Work, padded: bool = False, joining: bool = False) -> list[Heard]:
-        heard = [Heard() for _ in works]
+    def dispatch(
+        self, *requests: EngineRequest, padded: bool = False, joining: bool = False
+    ) -> list[Heard]:
+        heard = [Heard() for _ in requests]
         for stream, listener in zip(
-            self.engine.dispatch(0, works, padded=padded, joining=joining), heard, strict=True
+            self.engine.dispatch(0, requests, padded=padded, joining=joining),
+            heard,
+            strict=True,
         ):
             stream.listener = listener
         return heard
 
-    async def served(self, *works: Work, padded: bool = False) -> list[Heard]:
-        heard = self.dispatch(*works, padded=padded)
+    async def served(self, *requests: EngineRequest, padded: bool = False) -> list[Heard]:
+        heard = self.dispatch(*requests, padded=padded)
         await asyncio.gather(*(one.over.wait() for one in heard))
         return heard
 
-    def serve(self, *works: Work, padded: bool = False) -> list[Heard]:
+    def serve(self, *requests: EngineRequest, padded: bool = False) -> list[Heard]:
         async def call() -> list[Heard]:
-            return await self.served(*works, padded=padded)
+            return await self.served(*requests, padded=padded)
 
         heard: list[Heard] = self.run(call())
         return heard
@@ -230,24 +234,26 @@ def test_capabilities_say_what_came_up(house: House) -> None:
 def test_forced_lengths_are_met_exactly_and_their_last_token_says_so(house: House) -> None:
     lengths = [1, 2, 7, 20, 33]
     for length, heard in zip(
-        lengths, house.serve(*(work(50, forced=length) for length in lengths)), strict=True
+        lengths,
+        house.serve(*(engine_request(50, forced=length) for length in lengths)),
+        strict=True,
     ):
         assert [token.ends for token in heard.tokens] == [False] * (length - 1) + [True]
         assert heard.ends == ["length"]
 
 
 def test_the_limit_in_force_ends_a_forced_length_that_is_longer(house: House) -> None:
-    (heard,) = house.serve(work(5, forced=50))
+    (heard,) = house.serve(engine_request(5, forced=50))
     assert len(heard.tokens) == 5
     assert not any(token.ends for token in heard.tokens)
 
 
 def test_padded_members_run_on_behind_their_own_end_until_they_are_cancelled(house: House) -> None:
     async def call() -> tuple[list[Heard], list[int]]:
-        works = [work(ENDLESS, forced=3), work(ENDLESS, forced=30)]
-        short, long = house.dispatch(*works, padded=True)
+        requests = [engine_request(ENDLESS, forced=3), engine_request(ENDLESS, forced=30)]
+        short, long = house.dispatch(*requests, padded=True)
         await long.at_least(30)
-        house.engine.cancel([one.request.id for one in works])
+        house.engine.cancel([one.request.id for one in requests])
         counts = [len(short.tokens), len(long.tokens)]
         await house.idle()
         await asyncio.sleep(0.05)
@@ -264,7 +270,9 @@ def test_padded_members_run_on_behind_their_own_end_until_they_are_cancelled(hou
 def test_padded_members_stop_at_no_end_of_sequence_and_at_the_largest_limit(house: House) -> None:
     eager = {EOS: 100.0}
     short, long = house.serve(
-        work(4, logit_bias=eager), work(12, stop_token_ids=(EOS,), logit_bias=eager), padded=True
+        engine_request(4, logit_bias=eager),
+        engine_request(12, stop_token_ids=(EOS,), logit_bias=eager),
+        padded=True,
     )
     assert short.ids == long.ids == [EOS] * 12
     assert short.ends == long.ends == ["length"]
@@ -272,9 +280,9 @@ def test_padded_members_stop_at_no_end_of_sequence_and_at_the_largest_limit(hous
 
 def test_unpadded_ends_at_the_end_of_sequence_and_at_stop_tokens(house: House) -> None:
     natural, stopped, deaf = house.serve(
-        work(9, logit_bias={EOS: 100.0}),
-        work(9, logit_bias={500: 100.0}, stop_token_ids=(500,)),
-        work(9, logit_bias={EOS: 100.0}, ignore_eos=True),
+        engine_request(9, logit_bias={EOS: 100.0}),
+        engine_request(9, logit_bias={500: 100.0}, stop_token_ids=(500,)),
+        engine_request(9, logit_bias={EOS: 100.0}, ignore_eos=True),
     )
     assert (natural.ids, natural.ends) == ([EOS], ["stop"])
     assert (stopped.ids, stopped.ends) == ([500], ["stop"])
@@ -285,7 +293,7 @@ def test_unpadded_ends_at_the_end_of_sequence_and_at_stop_tokens(house: House) -
 def test_a_batch_begins_in_one_step(house: House, size: int) -> None:
     for _ in range(3):
         house.steps.clear()
-        house.serve(*(work(4, prompt=64, forced=4) for _ in range(size)))
+        house.serve(*(engine_request(4, prompt=64, forced=4) for _ in range(size)))
         assert [(step.admitted, step.running) for step in house.steps] == [(size, size)] + [
             (0, size)
         ] * 3
@@ -296,10 +304,10 @@ def test_one_that_joins_does_not_hold_up_the_others_and_cancelling_frees_the_eng
     house: House,
 ) -> None:
     async def call() -> None:
-        running = work(ENDLESS)
+        running = engine_request(ENDLESS)
         (first,) = house.dispatch(running)
         await first.at_least(5)
-        joining = work(6, forced=6)
+        joining = engine_request(6, forced=6)
         (second,) = house.dispatch(joining, joining=True)
         await second.over.wait()
         assert len(second.tokens) == 6
@@ -313,12 +321,12 @@ def test_one_that_joins_does_not_hold_up_the_others_and_cancelling_frees_the_eng
 def test_a_cancel_right_behind_its_dispatch_is_not_lost(house: House) -> None:
     async def call() -> None:
         for breaths in range(6):  # event loop turns between the two
-            works = [work(ENDLESS) for _ in range(3)]
-            heard = house.dispatch(*works)
+            requests = [engine_request(ENDLESS) for _ in range(3)]
+            heard = house.dispatch(*requests)
             for _ in range(breaths):
                 await asyncio.sleep(0)
-            house.engine.cancel([one.request.id for one in works])
-            (after,) = await house.served(work(2, forced=2))
+            house.engine.cancel([one.request.id for one in requests])
+            (after,) = await house.served(engine_request(2, forced=2))
             assert after.ends == ["length"]
             await house.idle()
             assert all(one.ends == one.failures == [] for one in heard)
@@ -328,7 +336,7 @@ def test_a_cancel_right_behind_its_dispatch_is_not_lost(house: House) -> None:
 
 def test_a_listener_may_cancel_while_it_hears(house: House) -> None:
     async def call() -> None:
-        one = work(ENDLESS)
+        one = engine_request(ENDLESS)
 
         class Stopper(Heard):
             def on_tokens(self, tokens: Sequence[Token]) -> None:
@@ -358,7 +366,7 @@ def test_a_listener_that_fails_harms_no_other_sequence(house: House) -> None:
         )
         broken, whole = Broken(), Heard()
         streams = house.engine.dispatch(
-            0, [work(50), work(50, forced=20)], padded=False, joining=False
+            0, [engine_request(50), engine_request(50, forced=20)], padded=False, joining=False
         )
         streams[0].listener, streams[1].listener = broken, whole
         await asyncio.gather(broken.over.wait(), whole.over.wait())
@@ -371,22 +379,25 @@ def test_a_listener_that_fails_harms_no_other_sequence(house: House) -> None:
 
 
 def test_a_seed_reproduces_even_behind_a_long_prompt(house: House) -> None:
-    again = [house.serve(work(12, prompt=1900, seed=7, ignore_eos=True))[0].ids for _ in range(2)]
-    other = house.serve(work(12, prompt=1900, seed=8, ignore_eos=True))[0].ids
+    again = [
+        house.serve(engine_request(12, prompt=1900, seed=7, ignore_eos=True))[0].ids
+        for _ in range(2)
+    ]
+    other = house.serve(engine_request(12, prompt=1900, seed=8, ignore_eos=True))[0].ids
     assert again[0] == again[1] != other
 
 
 def test_output_so_far_is_continued_not_repeated(house: House) -> None:
-    (whole,) = house.serve(work(24, temperature=0.0, ignore_eos=True))
-    (rest,) = house.serve(work(24, temperature=0.0, ignore_eos=True, made=whole.ids[:10]))
+    (whole,) = house.serve(engine_request(24, temperature=0.0, ignore_eos=True))
+    (rest,) = house.serve(engine_request(24, temperature=0.0, ignore_eos=True, made=whole.ids[:10]))
     assert rest.ids == whole.ids[10:]
     assert rest.text == "".join(token.text for token in whole.tokens[10:])
-    (forced,) = house.serve(work(24, forced=24, made=whole.ids[:10]))
+    (forced,) = house.serve(engine_request(24, forced=24, made=whole.ids[:10]))
     assert [token.ends for token in forced.tokens] == [False] * 13 + [True]
 
 
 def test_the_pieces_are_the_text(house: House) -> None:
-    (heard,) = house.serve(work(200, ignore_eos=True, seed=3))
+    (heard,) = house.serve(engine_request(200, ignore_eos=True, seed=3))
     whole = house.engine.decode(heard.ids)
     assert len(heard.text) > 100
     assert whole.startswith(heard.text)
@@ -408,7 +419,7 @@ def test_characters_of_several_tokens_come_whole(house: House) -> None:
 
 
 def test_logprobs_come_with_each_token(house: House) -> None:
-    (heard,) = house.serve(work(5, logprobs=3, ignore_eos=True))
+    (heard,) = house.serve(engine_request(5, logprobs=3, ignore_eos=True))
     for token in heard.tokens:
         assert token.logprobs is not None
         assert len(token.logprobs) in {3, 4}  # the chosen one beside the best three
@@ -418,10 +429,12 @@ def test_logprobs_come_with_each_token(house: House) -> None:
 
 def test_min_tokens_holds_off_the_end(house: House) -> None:
     eager = {EOS: 50.0}
-    unpadded = house.serve(work(20, min_tokens=6, logit_bias=eager))[0]
+    unpadded = house.serve(engine_request(20, min_tokens=6, logit_bias=eager))[0]
     assert (unpadded.ids.index(EOS), unpadded.ends) == (6, ["stop"])
-    house.serve(work(3, logprobs=2))
-    padded = house.serve(work(20, min_tokens=6, logit_bias=eager), work(20), padded=True)[0]
+    house.serve(engine_request(3, logprobs=2))
+    padded = house.serve(
+        engine_request(20, min_tokens=6, logit_bias=eager), engine_request(20), padded=True
+    )[0]
     assert padded.ids.index(EOS) == 6
 
 
@@ -495,7 +508,7 @@ def test_a_text_longer_than_the_context_is_the_clients_fault(house: House) -> No
 
 
 def test_a_refused_request_fails_alone(house: House) -> None:
-    bad, good = house.serve(work(5, logprobs=9999), work(5, forced=5))
+    bad, good = house.serve(engine_request(5, logprobs=9999), engine_request(5, forced=5))
     assert len(bad.failures) == 1
     assert bad.codes == ["invalid_request"], "its own fault: nobody is to ask again"
     assert "\n" not in bad.failures[0]
@@ -504,14 +517,14 @@ def test_a_refused_request_fails_alone(house: House) -> None:
 
 def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> None:
     async def call() -> None:
-        heard = house.dispatch(work(ENDLESS), work(ENDLESS))
+        heard = house.dispatch(engine_request(ENDLESS), engine_request(ENDLESS))
         await heard[0].at_least(3)
         os.kill(house.engine.process_id, signal.SIGKILL)
         async with asyncio.timeout(20):  # 0.1 s on a quiet machine
             await asyncio.gather(*(one.over.wait() for one in heard))
         await asyncio.sleep(0.3)
         assert [len(one.failures) for one in heard] == [1, 1]
-        (late,) = house.dispatch(work(5))
+        (late,) = house.dispatch(engine_request(5))
         await late.over.wait()
         assert late.failures
 
@@ -521,7 +534,7 @@ def test_death_fails_every_stream_and_a_new_start_serves_again(house: House) -> 
     house.run(house.engine.start(), 600)
     # a first request as short as this: before the AMX registers were asked for, vLLM died of it on
     # CPUs that have them
-    assert house.serve(work(5, prompt=3, forced=5))[0].ends == ["length"]
+    assert house.serve(engine_request(5, prompt=3, forced=5))[0].ends == ["length"]
 
 
 def test_an_idle_engines_death_is_noticed_and_named_and_stop_leaves_no_process(
@@ -548,7 +561,7 @@ def test_a_stopped_process_is_noticed_by_its_silence(house: House) -> None:
     house.deaths.clear()
 
     async def call() -> None:
-        (heard,) = house.dispatch(work(ENDLESS))
+        (heard,) = house.dispatch(engine_request(ENDLESS))
         await heard.at_least(3)
         os.kill(house.engine.process_id, signal.SIGSTOP)
         house.engine._hang_timeout = 1.0

@@ -29,7 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from queueing.measurement.machine import hardware
-from server.engines.base import Capabilities, Sampling, Structured, Work
+from server.engines.base import Capabilities, EngineRequest, Sampling, Structured
 from server.engines.vllm.boot import Forks
 from server.engines.vllm.process import kill_tree
 
@@ -309,10 +309,11 @@ def _structured(structured: Structured | None) -> StructuredOutputsParams | None
     return StructuredOutputsParams(**{structured.kind: structured.value}, **structured.options)
 
 
-def prompt_of(work: Work) -> Any:
+def prompt_of(engine_request: EngineRequest) -> Any:
     """The prompt as vLLM takes it, with what has been made already behind it."""
     return tokens_input(
-        [*work.prompt_token_ids, *work.output_token_ids], cache_salt=work.cache_salt
+        [*engine_request.prompt_token_ids, *engine_request.output_token_ids],
+        cache_salt=engine_request.cache_salt,
     )
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from server.engines.base import (
     Capabilities,
+    EngineRequest,
     EngineStartError,
     InvalidPromptError,
     InvalidSamplingError,
@@ -24,7 +25,6 @@ from server.engines.base import (
     Sampling,
     Step,
     TokenStream,
-    Work,
 )
 from server.engines.vllm.boot import STOPS, Boot, Forks
 from server.engines.vllm.forms import FormCompiler
@@ -265,17 +265,25 @@ class VllmEngine:
     # ---- sequences ----
 
     def dispatch(
-        self, server_id: int, works: Sequence[Work], *, padded: bool, joining: bool
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
     ) -> list[TokenStream]:
         """See `Engine`."""
         del server_id  # there is one
         core, submitter = self._core, self._submitter
         if core is None or submitter is None or self._watch is None:
-            return [_stillborn(work) for work in works]
+            return [_stillborn(engine_request) for engine_request in requests]
         readers = [
-            Reader(TokenStream(work.request.id), work, core.tokenizer, self._lost) for work in works
+            Reader(
+                TokenStream(engine_request.request.id), engine_request, core.tokenizer, self._lost
+            )
+            for engine_request in requests
         ]
-        self._readers |= {reader.work.request.id: reader for reader in readers}
+        self._readers |= {reader.engine_request.request.id: reader for reader in readers}
         submitter.put(Start(readers, together=not joining, padded=padded))
         return [reader.stream for reader in readers]
 
@@ -294,28 +302,34 @@ class VllmEngine:
     async def _begin(self, reader: Reader, padded_length: int | None) -> None:
         from server.engines.vllm.core import CLIENT_ERRORS, prompt_of, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
 
-        core, work = self._running_core(), reader.work
+        core, engine_request = self._running_core(), reader.engine_request
         assert self._capabilities is not None
         try:
             sampling = sampling_params(
-                work.sampling,
-                max_tokens=stop_after(work, padded_length, self._capabilities.max_model_len),
-                made=len(work.output_token_ids),
-                runs_on=padded_length is not None or work.forced_output_tokens is not None,
+                engine_request.sampling,
+                max_tokens=stop_after(
+                    engine_request, padded_length, self._capabilities.max_model_len
+                ),
+                made=len(engine_request.output_token_ids),
+                runs_on=padded_length is not None
+                or engine_request.forced_output_tokens is not None,
                 keep_seed=not core.drops_seed,
             )
             reader.internal_id = await core.add(
-                work.request.id, prompt_of(work), sampling, functools.partial(self._receive, reader)
+                engine_request.request.id,
+                prompt_of(engine_request),
+                sampling,
+                functools.partial(self._receive, reader),
             )
         except CLIENT_ERRORS as error:
-            self._readers.pop(work.request.id, None)
+            self._readers.pop(engine_request.request.id, None)
             reader.fail(f"vLLM rejected the request: {first_line(error)}", "invalid_request")
         except Exception as error:  # noqa: BLE001  # whatever vLLM raises
             self._failures += 1
             if core.dead or self._failures >= MOST_FAILURES:
                 self._lost(first_line(error))
                 return
-            self._readers.pop(work.request.id, None)
+            self._readers.pop(engine_request.request.id, None)
             reader.fail(
                 f"vLLM failed while handling the request: {first_line(error)}", "engine_error"
             )
@@ -332,13 +346,13 @@ class VllmEngine:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a token listener failed", "exception": error}
             )
-            self.cancel([reader.work.request.id])
+            self.cancel([reader.engine_request.request.id])
             reader.closed = False
             reader.fail(
                 f"internal error while handling a token: {first_line(error)}", "internal_error"
             )
-        if reader.closed and self._readers.get(reader.work.request.id) is reader:
-            del self._readers[reader.work.request.id]
+        if reader.closed and self._readers.get(reader.engine_request.request.id) is reader:
+            del self._readers[reader.engine_request.request.id]
 
 
 async def _tokens(
@@ -378,9 +392,9 @@ async def _in_time(work: Callable[[], None], otherwise: str) -> None:
         log.error(otherwise)  # noqa: TRY400 - one line
 
 
-def _stillborn(work: Work) -> TokenStream:
+def _stillborn(engine_request: EngineRequest) -> TokenStream:
     """A stream that fails as soon as its listener is there."""
-    stream = TokenStream(work.request.id)
+    stream = TokenStream(engine_request.request.id)
     asyncio.get_running_loop().call_soon(stream.fail, NOT_RUNNING)
     return stream
 

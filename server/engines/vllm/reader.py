@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from server.engines.base import FailureCode, Token, TokenLogprob, TokenStream, Work
+from server.engines.base import EngineRequest, FailureCode, Token, TokenLogprob, TokenStream
 
 # prompt tokens that the decoder sees before the first piece: some tokenizers drop a text's leading
 # space
@@ -84,17 +84,18 @@ def _whole_characters(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
     return context
 
 
-def detokenizer(tokenizer: Any, work: Work) -> Detokenizer:
+def detokenizer(tokenizer: Any, engine_request: EngineRequest) -> Detokenizer:
     """A detokenizer that stands behind the prompt and the output so far."""
-    skip = work.sampling.skip_special_tokens
+    skip = engine_request.sampling.skip_special_tokens
     made: Detokenizer
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        made = FastDetokenizer(backend, work.prompt_token_ids, skip)
+        made = FastDetokenizer(backend, engine_request.prompt_token_ids, skip)
     else:
         made = SlowDetokenizer(
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip)), work.prompt_token_ids
+            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip)),
+            engine_request.prompt_token_ids,
         )
-    for token_id in work.output_token_ids:
+    for token_id in engine_request.output_token_ids:
         made.piece(token_id)
     return made
 
@@ -106,17 +107,30 @@ class Reader:
     `lost` is called with a reason when the engine fails the sequence or drops it unasked.
     """
 
-    __slots__ = ("_decode", "_lost", "_pieces", "closed", "internal_id", "made", "stream", "work")
+    __slots__ = (
+        "_decode",
+        "_lost",
+        "_pieces",
+        "closed",
+        "engine_request",
+        "internal_id",
+        "made",
+        "stream",
+    )
 
     def __init__(
-        self, stream: TokenStream, work: Work, tokenizer: Any, lost: Callable[[str], None]
+        self,
+        stream: TokenStream,
+        engine_request: EngineRequest,
+        tokenizer: Any,
+        lost: Callable[[str], None],
     ) -> None:
         self.stream = stream
-        self.work = work
-        self.made = len(work.output_token_ids)
+        self.engine_request = engine_request
+        self.made = len(engine_request.output_token_ids)
         self.closed = False
         self.internal_id: str | None = None  # vLLM's, once it has the sequence
-        self._pieces = detokenizer(tokenizer, work)
+        self._pieces = detokenizer(tokenizer, engine_request)
         self._decode = tokenizer.decode
         self._lost = lost
 
@@ -134,7 +148,7 @@ class Reader:
             self._lost("the engine aborted a request that was not cancelled")
             return
         if completion.finish_reason == "error":  # this request alone
-            if self.work.sampling.structured is not None:
+            if self.engine_request.sampling.structured is not None:
                 self.fail(
                     (
                         "the engine could not produce an answer that satisfies the "
@@ -157,8 +171,8 @@ class Reader:
 
     def prompt_ahead(self) -> int:
         """Prompt tokens that the engine still has to compute."""
-        before = len(self.work.output_token_ids)
-        return 0 if self.made > before else len(self.work.prompt_token_ids) + before
+        before = len(self.engine_request.output_token_ids)
+        return 0 if self.made > before else len(self.engine_request.prompt_token_ids) + before
 
     def fail(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """Close it with a failure, once."""
@@ -172,7 +186,7 @@ class Reader:
         tokens = []
         for place, token_id in enumerate(ids):
             self.made += 1
-            ends = self.made == self.work.forced_output_tokens
+            ends = self.made == self.engine_request.forced_output_tokens
             candidates = self._candidates(logprobs[place]) if logprobs else None
             tokens.append(Token(token_id, self._pieces.piece(token_id), ends, candidates))
         return tokens

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.engines.base import Work
+from server.engines.base import EngineRequest
 from server.engines.vllm.reader import Reader
 
 
@@ -31,26 +31,30 @@ class Cancel:
     readers: Sequence[Reader]
 
 
-def remaining(work: Work) -> int:
+def remaining(engine_request: EngineRequest) -> int:
     """Output tokens that the limit in force still allows, at least one."""
-    return max(1, work.request.max_output_tokens - len(work.output_token_ids))
+    return max(1, engine_request.request.max_output_tokens - len(engine_request.output_token_ids))
 
 
-def longest(works: Sequence[Work]) -> int:
+def longest(requests: Sequence[EngineRequest]) -> int:
     """The largest limit of a batch: a padded member runs on to it."""
-    return max(remaining(work) for work in works)
+    return max(remaining(engine_request) for engine_request in requests)
 
 
-def stop_after(work: Work, padded_length: int | None, max_model_len: int) -> int:
+def stop_after(engine_request: EngineRequest, padded_length: int | None, max_model_len: int) -> int:
     """How many tokens the engine is told to make.
 
     A forced length is read only where the engine ends the sequence by itself, never in a padded
     batch: there the gateway alone knows when the last has met its end.
     """
-    room = max_model_len - len(work.prompt_token_ids) - len(work.output_token_ids)
-    wanted = remaining(work) if padded_length is None else padded_length
-    if padded_length is None and work.forced_output_tokens is not None:
-        wanted = min(wanted, work.forced_output_tokens - len(work.output_token_ids))
+    room = (
+        max_model_len - len(engine_request.prompt_token_ids) - len(engine_request.output_token_ids)
+    )
+    wanted = remaining(engine_request) if padded_length is None else padded_length
+    if padded_length is None and engine_request.forced_output_tokens is not None:
+        wanted = min(
+            wanted, engine_request.forced_output_tokens - len(engine_request.output_token_ids)
+        )
     return max(1, min(wanted, room))
 
 
@@ -101,7 +105,9 @@ class Submitter:
                     await self._cancel(readers)
 
     async def _start(self, start: Start) -> None:
-        length = longest([reader.work for reader in start.readers]) if start.padded else None
+        length = (
+            longest([reader.engine_request for reader in start.readers]) if start.padded else None
+        )
         live = [reader for reader in start.readers if not reader.closed]
         gated = start.together and len(live) > 1
         if gated:

@@ -30,7 +30,9 @@ def test_a_small_body_that_asks_for_131072_sequences_is_refused_before_anything_
     """No prompt is tokenised, no sequence made, none recorded: not even by a gateway that
     refuses every call.
     """
-    monkeypatch.setattr(calls, "works_of", lambda *_, **__: pytest.fail("sequences were built"))
+    monkeypatch.setattr(
+        calls, "engine_requests_of", lambda *_, **__: pytest.fail("sequences were built")
+    )
 
     async def main() -> None:
         async with running() as (app, gateway):
@@ -202,7 +204,8 @@ def test_the_sequences_of_a_call_share_what_a_client_sized() -> None:
             fields = {"stop_token_ids": list(range(9, 500)), "prompt": [[5], [6, 7]], "n": 2}
             first, *others = await full(app, 1, **fields) + await full(app, 1, seed=7, **fields)
             sampled = [
-                sequence.work.sampling for sequence in gateway.batcher.unanswered_sequences()
+                sequence.engine_request.sampling
+                for sequence in gateway.batcher.unanswered_sequences()
             ]
             assert len({id(sampling) for sampling in sampled[:4]}) == 1
             assert [sampling.seed for sampling in sampled[4:]] == [7, 8, 7, 8]

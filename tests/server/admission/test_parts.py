@@ -173,7 +173,7 @@ class FakeBatch:
 
     def __post_init__(self) -> None:
         request = SimpleNamespace(arrived_at=self.dispatched_at - self.delay)
-        self.sequences = [SimpleNamespace(work=SimpleNamespace(request=request))]
+        self.sequences = [SimpleNamespace(engine_request=SimpleNamespace(request=request))]
 
 
 def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_one() -> None:

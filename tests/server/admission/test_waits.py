@@ -78,13 +78,15 @@ def batch(
     policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None
 ) -> Any:
     """What waits read of a dispatch."""
-    work = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
+    engine_request = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
     untouched = {
         "interruptions": 0,
         "at": SimpleNamespace(first_token=None),
         "ending": SimpleNamespace(output_tokens=0),
     }
-    sequence = SimpleNamespace(work=work, told=None if told is None else (0, told), **untouched)
+    sequence = SimpleNamespace(
+        engine_request=engine_request, told=None if told is None else (0, told), **untouched
+    )
     return SimpleNamespace(
         policy=parse_policy(policy),
         policy_text="in force",

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from policies import Request
-from server.engines.base import Sampling, Work
+from server.engines.base import EngineRequest, Sampling
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
@@ -33,18 +33,18 @@ class Arrival(Struct, frozen=True):
     headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
 
 
-async def works_of(
+async def engine_requests_of(
     gateway: Gateway,
     call: CompletionRequest | ChatRequest,
     arrival: Arrival,
     patience: float | None,
-) -> list[Work]:
+) -> list[EngineRequest]:
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine
     refuses.
     """
     prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
     deadline = math.inf if patience is None else arrival.at + patience
-    works: list[Work] = []
+    requests: list[EngineRequest] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
     for prompt in prompts:
         limit = _limit(gateway, call, len(prompt))
@@ -52,13 +52,15 @@ async def works_of(
             shared = sampling_of(call, limit, call.seed)
         elif limit != shared.max_tokens:
             shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
-        works += _choices(call, arrival, prompt, shared, deadline, first=len(works))
+        requests += _choices(call, arrival, prompt, shared, deadline, first=len(requests))
     checked = await check_sampling(
-        gateway.steady, works[0].sampling, call
+        gateway.steady, requests[0].sampling, call
     )  # the others differ in limit and seed only
-    if checked is works[0].sampling:
-        return works
-    return [_with_form(work, checked, gateway.now(), patience) for work in works]
+    if checked is requests[0].sampling:
+        return requests
+    return [
+        _with_form(engine_request, checked, gateway.now(), patience) for engine_request in requests
+    ]
 
 
 def _choices(
@@ -69,9 +71,9 @@ def _choices(
     deadline: float,
     *,
     first: int,
-) -> list[Work]:
+) -> list[EngineRequest]:
     """The sequences of one prompt; `first`: how many the call has before them."""
-    works = []
+    requests = []
     for choice in range(call.n):
         request = Request(
             id=f"{arrival.call_id}-{first + choice}",
@@ -85,7 +87,7 @@ def _choices(
         sampling = shared
         if call.seed is not None and choice:
             sampling = replace(shared, seed=call.seed + choice)
-        work = Work(
+        engine_request = EngineRequest(
             request,
             prompt,
             sampling,
@@ -97,17 +99,23 @@ def _choices(
             call.cache_salt,
             arrival.caller,
         )
-        works.append(work)
-    return works
+        requests.append(engine_request)
+    return requests
 
 
-def _with_form(work: Work, checked: Sampling, now: float, patience: float | None) -> Work:
+def _with_form(
+    engine_request: EngineRequest, checked: Sampling, now: float, patience: float | None
+) -> EngineRequest:
     """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
     request = dataclasses.replace(
-        work.request, arrived_at=now, deadline=math.inf if patience is None else now + patience
+        engine_request.request,
+        arrived_at=now,
+        deadline=math.inf if patience is None else now + patience,
     )
     return replace(
-        work, request=request, sampling=replace(work.sampling, structured=checked.structured)
+        engine_request,
+        request=request,
+        sampling=replace(engine_request.sampling, structured=checked.structured),
     )
 
 
