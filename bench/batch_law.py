@@ -121,7 +121,7 @@ class Bench:
         return Observed(
             index,
             padded,
-            tuple(t.ending.output_tokens for t in sequences),
+            tuple(t.stop_detector.output_tokens for t in sequences),
             at.server_free - at.dispatched,
             starts,
         )

@@ -312,7 +312,7 @@ def _lose_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
             sequence.engine_request.caller == engine_request.caller
             and sequence.engine_request.prompt_token_ids == engine_request.prompt_token_ids
         )
-        if same and sequence.ending.finish_reason is None:
+        if same and sequence.stop_detector.finish_reason is None:
             batcher.lose(
                 sequence,
                 "failed",

@@ -117,7 +117,9 @@ class Overload:
     def on_settle(self, sequence: SequenceState) -> None:
         """What was made for it counts against its key's rate."""
         if self._rates is not None:
-            self._rates.answered(sequence.id, sequence.ending.output_tokens, self._gateway.now())
+            self._rates.answered(
+                sequence.id, sequence.stop_detector.output_tokens, self._gateway.now()
+            )
 
     def on_record(self, record: Record) -> None:
         """Service times."""

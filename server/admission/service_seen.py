@@ -159,7 +159,7 @@ class ServiceSeen:
             ),
             default=None,
         )
-        longest = max((sequence.ending.output_tokens for sequence in members), default=0)
+        longest = max((sequence.stop_detector.output_tokens for sequence in members), default=0)
         return self._pauses.lengthened(began, first, at, longest, at)
 
     def on_record(self, record: Record, now: float, *, somebody_waits: bool) -> None:

@@ -148,7 +148,7 @@ class Answer(Response):
             return chunk
         prompt, output = (
             sequence.engine_request.request.prompt_tokens,
-            sequence.ending.output_tokens,
+            sequence.stop_detector.output_tokens,
         )
         return with_usage(
             chunk,
@@ -245,14 +245,14 @@ class Answer(Response):
         for choice in self._choices:
             assert choice.sequence is not None
             sequences.append(choice.sequence)
-            ending = choice.sequence.ending
-            assert ending.finish_reason is not None
+            detector = choice.sequence.stop_detector
+            assert detector.finish_reason is not None
             whole = self.format.choice(
                 choice.index,
                 "".join(choice.text),
                 choice.tokens,
-                ending.finish_reason,
-                ending.stop_reason,
+                detector.finish_reason,
+                detector.stop_reason,
             )
             choices.append(self.format.with_ids(whole, choice.tokens, self._prompt(choice)))
         delays = self._delays()
@@ -319,9 +319,9 @@ class Answer(Response):
 
     def _finish(self, choice: Choice) -> bytes:
         assert choice.sequence is not None
-        ending = choice.sequence.ending
-        assert ending.finish_reason is not None
-        return self.format.finish(choice.index, ending.finish_reason, ending.stop_reason)
+        detector = choice.sequence.stop_detector
+        assert detector.finish_reason is not None
+        return self.format.finish(choice.index, detector.finish_reason, detector.stop_reason)
 
     def _tail(self) -> bytes:
         if self._options.include_usage and not self.error:

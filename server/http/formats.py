@@ -73,7 +73,7 @@ def usage_of(
     delay and service.
     """
     prompt = sum([sequence.engine_request.request.prompt_tokens for sequence in sequences[::n]])
-    output = sum([sequence.ending.output_tokens for sequence in sequences])
+    output = sum([sequence.stop_detector.output_tokens for sequence in sequences])
     queue, service = delays
     return {
         "prompt_tokens": prompt,

@@ -92,11 +92,11 @@ class Window:
     def _in_service(self, *, ended: bool) -> tuple[tuple[float, int], ...]:
         """Dispatch and tokens so far of those whose own end has come, or has not."""
         return tuple(
-            (sequence.at.dispatched, sequence.ending.output_tokens)
+            (sequence.at.dispatched, sequence.stop_detector.output_tokens)
             for sequence in self._gateway.batcher.unanswered_sequences()
             if sequence.batch is not None
             and sequence.at.dispatched is not None
-            and (sequence.ending.finish_reason is not None) == ended
+            and (sequence.stop_detector.finish_reason is not None) == ended
         )
 
 

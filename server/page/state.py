@@ -186,8 +186,8 @@ def servers(gateway: Host) -> list[dict[str, Any]]:
 
 
 def _member(sequence: SequenceState) -> list[int]:
-    ending = sequence.ending
-    return [ending.output_tokens, ending.limit, int(ending.finish_reason is not None)]
+    detector = sequence.stop_detector
+    return [detector.output_tokens, detector.limit, int(detector.finish_reason is not None)]
 
 
 def _look(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:

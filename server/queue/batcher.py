@@ -29,12 +29,12 @@ from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop
-from server.queue.ending import Ending
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
 from server.queue.recovery import Recovery
 from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from server.queue.service import Lease, Service
+from server.queue.stop_detector import StopDetector
 from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
@@ -89,7 +89,7 @@ class Batcher(QueueView):
             SequenceState(
                 self,
                 engine_request,
-                Ending(engine_request.sampling, eos if engine_request.ends_by_itself else ()),
+                StopDetector(engine_request.sampling, eos if engine_request.ends_by_itself else ()),
                 consumer,
                 client_limit,
             )

@@ -16,7 +16,7 @@ State in the output alone: presence and frequency penalties count output tokens,
 The repetition penalty counts prompt and output alike and may go on. `FREE_OF_STATE` names what is
 known to; any other parameter that was set is taken to have a state, one that is added later too.
 Stop strings, limits and half characters are the gateway's own affair and are carried over the seam
-(`Ending`, the engine's detokenizer).
+(`StopDetector`, the engine's detokenizer).
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def detach(sequence: SequenceState) -> str | None:
     stream, sequence.stream = sequence.stream, None
     if stream is not None:
         stream.listener = None
-    if sequence.ending.finish_reason is not None:  # it is whole and leaves with its batch
+    if sequence.stop_detector.finish_reason is not None:  # it is whole and leaves with its batch
         return None
     return prepare(sequence)
 
@@ -198,7 +198,7 @@ def interrupted(sequence: SequenceState, most: int) -> str | None:
     `most` engines die, or would not be exact.
     """
     sequence.interruptions += 1
-    if len(sequence.deaths) > most and sequence.ending.finish_reason is None:
+    if len(sequence.deaths) > most and sequence.stop_detector.finish_reason is None:
         return (
             f"{len(sequence.deaths)} engines were lost while this request was in service: "
             "it may be the cause"

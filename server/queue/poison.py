@@ -94,7 +94,7 @@ class Trials:
         served = [
             sequence
             for sequence in sequences
-            if sequence.stream is not None and sequence.ending.finish_reason is None
+            if sequence.stream is not None and sequence.stop_detector.finish_reason is None
         ]
         guilty = self._cause(served)
         self.stop()
@@ -148,7 +148,7 @@ class Trials:
         return served[0] if alone else None
 
     def _passed(self, sequence: SequenceState) -> bool:
-        over = sequence.outcome is not None or sequence.ending.finish_reason is not None
+        over = sequence.outcome is not None or sequence.stop_detector.finish_reason is not None
         return over or len(sequence.output_token_ids) >= self._made + TRIAL_TOKENS
 
     def _proved(self, sound: bool) -> None:

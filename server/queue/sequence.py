@@ -14,7 +14,7 @@ from policies import Fixed, Policy, Request, Running, Waiting
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 from server.queue.decision_loop import DecisionLoop
-from server.queue.ending import Ending
+from server.queue.stop_detector import StopDetector
 
 log = logging.getLogger("kendall")
 
@@ -93,7 +93,6 @@ class SequenceState:
         "consumer",
         "continued",
         "deaths",
-        "ending",
         "engine_request",
         "epoch",
         "id",
@@ -103,6 +102,7 @@ class SequenceState:
         "preemptions",
         "running",
         "served",
+        "stop_detector",
         "stream",
         "timing",
         "told",
@@ -112,14 +112,14 @@ class SequenceState:
         self,
         owner: Owner,
         engine_request: EngineRequest,
-        ending: Ending,
+        stop_detector: StopDetector,
         consumer: Consumer,
         client_limit: int | None,
     ) -> None:
         self._owner = owner
         self.engine_request = engine_request
         self.id = engine_request.request.id
-        self.ending = ending
+        self.stop_detector = stop_detector
         self.consumer = consumer
         # the client's own max_tokens, for telling what was clipped
         self.client_limit = client_limit
@@ -148,25 +148,25 @@ class SequenceState:
     @property
     def clipped(self) -> bool:
         """Whether the gateway's limit ended it where the client's own was larger or absent."""
-        return self.ending.finish_reason == "length" and (
-            self.client_limit is None or self.client_limit > self.ending.limit
+        return self.stop_detector.finish_reason == "length" and (
+            self.client_limit is None or self.client_limit > self.stop_detector.limit
         )
 
     def on_tokens(self, tokens: Sequence[Token]) -> None:
         """Tokens from the engine; those behind the own end (padding) are dropped."""
-        if self.ending.finish_reason is not None or self.outcome is not None:
+        if self.stop_detector.finish_reason is not None or self.outcome is not None:
             return
         now = self._owner.now()
         if self.at.first_token is None:
             self.at.first_token = now
-        ending = self.ending
+        detector = self.stop_detector
         if len(tokens) == 1:  # nearly always
-            text = ending.feed(tokens[0])
+            text = detector.feed(tokens[0])
             self.output_token_ids.append(tokens[0].id)
         else:
             text, tokens = self._take(tokens)
         assert self.running is not None
-        self.running.output_tokens_so_far = ending.output_tokens
+        self.running.output_tokens_so_far = detector.output_tokens
         try:
             self.consumer.on_text(text, tokens)
         except Exception:
@@ -180,7 +180,7 @@ class SequenceState:
             return
         if self.timing is not None:
             self.timing.took("token", now)
-        if ending.finish_reason is not None:
+        if detector.finish_reason is not None:
             self.at.last_token = now
             self._owner.member_ended(self)
         if self._owner.wants_steps:
@@ -188,12 +188,12 @@ class SequenceState:
 
     def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
         """Those up to the own end, and the text they add."""
-        ending, text, taken = self.ending, "", 0
+        detector, text, taken = self.stop_detector, "", 0
         for token in tokens:
-            text += ending.feed(token)
+            text += detector.feed(token)
             self.output_token_ids.append(token.id)
             taken += 1
-            if ending.finish_reason is not None:
+            if detector.finish_reason is not None:
                 break
         return text, tokens[:taken]
 
@@ -201,12 +201,12 @@ class SequenceState:
         """The engine stopped by itself before we saw an end: at the edge of its context, or
         cancelled it.
         """
-        if self.ending.finish_reason is not None or self.outcome is not None:
+        if self.stop_detector.finish_reason is not None or self.outcome is not None:
             return
         if end == "cancelled":
             self.on_failure("the engine dropped the request")
             return
-        text = self.ending.cut(end)
+        text = self.stop_detector.cut(end)
         if text:
             self.consumer.on_text(text, ())
         self.at.last_token = self._owner.now()
@@ -251,10 +251,10 @@ class SequenceState:
             service_time=self._service_time(),
             sojourn_time=None if at.released is None else at.released - request.arrived_at,
             prompt_tokens=request.prompt_tokens,
-            output_tokens=self.ending.output_tokens,
+            output_tokens=self.stop_detector.output_tokens,
             max_output_tokens=request.max_output_tokens,
             predicted_output_tokens=request.predicted_output_tokens,
-            finish_reason=self.ending.finish_reason,
+            finish_reason=self.stop_detector.finish_reason,
             clipped=self.clipped,
             preemptions=self.preemptions,
             interruptions=self.interruptions,

@@ -180,7 +180,7 @@ class Service:
         assert batch is not None
         batch.open.discard(sequence.id)
         if not batch.policy.padded:
-            if sequence.ending.stop_reason is not None:
+            if sequence.stop_detector.stop_reason is not None:
                 # the engine knows no stop strings, nor always the stop tokens
                 self.engine.cancel([sequence.id])
             self._leave(sequence, batch)

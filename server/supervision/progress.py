@@ -149,7 +149,7 @@ class StuckWatch:
         for sequence in (
             sequence for server in self._batcher.in_service_sequences() for sequence in server
         ):
-            if sequence.stream is None or sequence.ending.finish_reason is not None:
+            if sequence.stream is None or sequence.stop_detector.finish_reason is not None:
                 continue  # not in the engine, or only padding
             stillness = self._each.get(sequence.id) or Stillness()
             seconds = stillness.look(now, self._tokens.get(sequence.id), busy=True)

@@ -51,9 +51,9 @@ class Fed(Collector):
     def in_service(self) -> tuple[tuple[float, int], ...]:
         """Dispatch and tokens so far of those whose own end has not come."""
         return tuple(
-            (sequence.at.dispatched, sequence.ending.output_tokens)
+            (sequence.at.dispatched, sequence.stop_detector.output_tokens)
             for sequence in self.running.values()
-            if sequence.at.dispatched is not None and sequence.ending.finish_reason is None
+            if sequence.at.dispatched is not None and sequence.stop_detector.finish_reason is None
         )
 
 

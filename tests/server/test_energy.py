@@ -372,7 +372,7 @@ def test_a_server_that_is_never_idle_keeps_no_requests_that_are_over() -> None:
     going: deque[SimpleNamespace] = deque()
     for number in range(10_000):
         sequence = SimpleNamespace(
-            outcome=None, interruptions=0, ending=SimpleNamespace(output_tokens=number % 7)
+            outcome=None, interruptions=0, stop_detector=SimpleNamespace(output_tokens=number % 7)
         )
         going.append(sequence)
         batches.on_dispatch(
@@ -397,7 +397,7 @@ def test_a_stretch_with_an_interruption_in_it_is_not_metered(which: int) -> None
         sequence = SimpleNamespace(
             outcome="completed",
             interruptions=int(number == which),
-            ending=SimpleNamespace(output_tokens=1),
+            stop_detector=SimpleNamespace(output_tokens=1),
         )
         batches.on_dispatch(
             SimpleNamespace(server_id=0, dispatched_at=float(number), sequences=[sequence])

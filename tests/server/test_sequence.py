@@ -123,8 +123,8 @@ def test_several_tokens_at_once_end_where_they_would_have_ended_one_by_one(
     assert (consumer.text, consumer.pushes, consumer.tokens) == (text, taken, sum(taken))
     assert (
         sequence.output_token_ids,
-        sequence.ending.output_tokens,
-        sequence.ending.finish_reason,
+        sequence.stop_detector.output_tokens,
+        sequence.stop_detector.finish_reason,
     ) == (
         ids,
         len(ids),
@@ -181,7 +181,7 @@ def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(
         served[0].on_end(end)
 
     sequence, consumer, collector = serving(act, limit=9, stop=("cd",))
-    assert (consumer.text, sequence.ending.finish_reason, sequence.outcome) == (
+    assert (consumer.text, sequence.stop_detector.finish_reason, sequence.outcome) == (
         text,
         reason,
         "completed",
@@ -237,7 +237,7 @@ def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the
         assert long.stream is not None
         short.stream.push(FIVE)
         short.stream.push(FIVE)
-        assert (consumers[0].text, short.ending.finish_reason, short.outcome) == (
+        assert (consumers[0].text, short.stop_detector.finish_reason, short.outcome) == (
             "abc",
             "length",
             None,

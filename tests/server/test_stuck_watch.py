@@ -195,9 +195,9 @@ class Moving(FakeBatcher):
 
 def sequence(name: str, *, stream: object = "a stream", finish_reason: str | None = None) -> Any:
     engine_request = SimpleNamespace(sampling=SimpleNamespace(structured=None))
-    ending, at = SimpleNamespace(finish_reason=finish_reason), SimpleNamespace(first_token=0.5)
+    detector, at = SimpleNamespace(finish_reason=finish_reason), SimpleNamespace(first_token=0.5)
     return SimpleNamespace(
-        id=name, stream=stream, ending=ending, engine_request=engine_request, at=at
+        id=name, stream=stream, stop_detector=detector, engine_request=engine_request, at=at
     )
 
 

@@ -252,7 +252,7 @@ class Suspect:
         self.output_token_ids = [0] * made
         self.stream: Any = object()
         self.outcome: str | None = None
-        self.ending = SimpleNamespace(finish_reason=None)
+        self.stop_detector = SimpleNamespace(finish_reason=None)
         self.at = SimpleNamespace(last_token=None)
 
     def __repr__(self) -> str:
@@ -329,7 +329,7 @@ def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
         assert (of.done, by_name["c"].deaths) == ([["b"], ["c"], ["a"]], (1, 2)), (
             "who left is not cleared"
         )
-        by_name["a"].ending.finish_reason = "stop"
+        by_name["a"].stop_detector.finish_reason = "stop"
         await asyncio.sleep(LOOK)
         assert of.done == [["b"], ["c"], ["a"], ["d"], "over"]
         assert (of.trials.suspect, by_name["a"].deaths) == (None, ())
@@ -380,7 +380,7 @@ def test_who_is_not_in_the_engine_is_charged_with_no_death() -> None:
             Suspect("b", deaths=(1,)),
             Suspect("c", deaths=(1,)),
         )
-        parked.stream, padding.ending.finish_reason = None, "stop"
+        parked.stream, padding.stop_detector.finish_reason = None, "stop"
         assert of.died(parked, padding, served) is served, (
             "the only one in service, for the second time"
         )

@@ -36,7 +36,7 @@ class _Stretch:
 
     def count(self, over: list[SequenceState]) -> None:
         """Their tokens are known."""
-        self.tokens += sum(sequence.ending.output_tokens for sequence in over)
+        self.tokens += sum(sequence.stop_detector.output_tokens for sequence in over)
         self.interrupted = self.interrupted or any(sequence.interruptions for sequence in over)
 
 

@@ -281,9 +281,11 @@ def test_a_batch_across_a_restart_or_a_pause_is_left_out(
 
 def serve_batch(seen: ServiceSeen, began: float, took: float, interruptions: int) -> None:
     """Of two requests of one token."""
-    ending = SimpleNamespace(output_tokens=1)
+    detector = SimpleNamespace(output_tokens=1)
     member = SimpleNamespace(
-        at=SimpleNamespace(first_token=began + took), ending=ending, interruptions=interruptions
+        at=SimpleNamespace(first_token=began + took),
+        stop_detector=detector,
+        interruptions=interruptions,
     )
     policy = SimpleNamespace(joins_running=False)
     batch: Any = SimpleNamespace(

@@ -82,7 +82,7 @@ def batch(
     untouched = {
         "interruptions": 0,
         "at": SimpleNamespace(first_token=None),
-        "ending": SimpleNamespace(output_tokens=0),
+        "stop_detector": SimpleNamespace(output_tokens=0),
     }
     sequence = SimpleNamespace(
         engine_request=engine_request, told=None if told is None else (0, told), **untouched

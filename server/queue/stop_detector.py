@@ -15,7 +15,7 @@ from server.engines.base import Sampling, Token
 FinishReason = Literal["stop", "length"]
 
 
-class Ending:
+class StopDetector:
     """Feeds on tokens, gives back the text that may be shown and says when the answer is over."""
 
     __slots__ = (
