@@ -90,7 +90,7 @@ class ApiError(Exception):
 OWN_FAULTS = frozenset(
     {"engine_error", "engine_killed"}
 )  # the engine fails over this request alone, and would again
-STATUS_OF_LOSS = {
+STATUS_OF_FAILURE = {
     "queue_timeout": 429,
     "queue_full": 429,
     "engine_unavailable": 503,
@@ -106,9 +106,9 @@ FAILURES = (  # codes of requests that failed
 )
 
 
-def loss_error(code: str, message: str) -> ApiError:
-    """The error of a request that was lost after it had arrived."""
-    return ApiError(STATUS_OF_LOSS.get(code, 500), code, message)
+def failure_error(code: str, message: str) -> ApiError:
+    """The error of a request that failed after it had arrived."""
+    return ApiError(STATUS_OF_FAILURE.get(code, 500), code, message)
 
 
 def not_started() -> ApiError:

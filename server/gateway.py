@@ -202,7 +202,7 @@ class Gateway:
         self.lifecycle.end()
         self.supervisor.refuse(message)
         if self._batcher is not None:
-            self._batcher.lose_all("shutting_down", message)
+            self._batcher.fail_all("shutting_down", message)
 
     def flush(self) -> None:
         """What is known is in the run file, unless the disk is full or hangs."""
@@ -231,7 +231,7 @@ class Gateway:
             )
             if guilty is not None:
                 self.refusals.add(guilty.engine_request)
-                _lose_same_prompt(self._batcher, guilty.engine_request)
+                _fail_same_prompt(self._batcher, guilty.engine_request)
 
     def _on_up(self, capabilities: Capabilities) -> None:
         if self._batcher is not None:
@@ -249,7 +249,7 @@ class Gateway:
             ApiError(503, "engine_unavailable", f"calibration: the engine is gone: {message}")
         )
         if self._batcher is not None:
-            self._batcher.lose_all("engine_unavailable", "the engine is gone")
+            self._batcher.fail_all("engine_unavailable", "the engine is gone")
         if self.on_given_up is not None:
             self.on_given_up(message)
 
@@ -305,7 +305,7 @@ def _recorder(gateway: Gateway, path: Path, capabilities: Capabilities) -> Recor
     return Recorder(path, header, gateway.metrics.dropped_records.inc)
 
 
-def _lose_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
+def _fail_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
     """It kills engines: what its caller has sent of the same prompt already fails with it."""
     for sequence in list(batcher.unanswered_sequences()):
         same = (
@@ -313,7 +313,7 @@ def _lose_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
             and sequence.engine_request.prompt_token_ids == engine_request.prompt_token_ids
         )
         if same and sequence.stop_detector.finish_reason is None:
-            batcher.lose(
+            batcher.fail(
                 sequence,
                 "failed",
                 poison.CODE,

@@ -14,7 +14,7 @@ from server.admission.host import Host
 from server.admission.limits import OverloadSettings
 from server.admission.waits import Waits
 from server.engines.base import EngineRequest
-from server.errors import ApiError, loss_error
+from server.errors import ApiError, failure_error
 from server.queue import poison
 from server.supervision import deadlines
 
@@ -127,10 +127,10 @@ class Rejections:
 
     # what a refusal says
 
-    def loss(self, code: str, message: str) -> ApiError:
-        """The error of one that had arrived and was lost."""
+    def failure(self, code: str, message: str) -> ApiError:
+        """The error of one that had arrived and failed."""
         if code != "queue_timeout":
-            return loss_error(code, message)
+            return failure_error(code, message)
         place = max(
             0, self._gateway.batcher.queue_length - 1
         )  # it is in the queue still, and would come back to one without it

@@ -61,7 +61,7 @@ class Awaited:
         if not self.answered.done():
             self.answered.set_result(None)
 
-    def on_lost(self, outcome: str, code: str, message: str) -> None:
+    def on_failed(self, outcome: str, code: str, message: str) -> None:
         """The measurement fails with it."""
         del outcome
         if not self.answered.done():

@@ -187,7 +187,7 @@ class TokenStream:
             self.listener.on_end(end)
 
     def fail(self, message: str, code: FailureCode = "engine_unavailable") -> None:
-        """Say that the sequence is lost, and whether by its own fault."""
+        """Say that the sequence failed, and whether by its own fault."""
         if self.listener is not None:
             self.listener.on_failure(message, code)
 

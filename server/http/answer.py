@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
-from server.errors import DROPPED_REASON, EVICTED, ApiError, loss_error
+from server.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
 from server.http.formats import DONE, Format, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
 from server.http.presence import watch_client
@@ -42,8 +42,8 @@ class AnswerOptions:
     continuous_usage: bool  # vLLM gives it with `include_usage` only
     n: int
     client_limit: int | None
-    # the error of a sequence that is lost, by its code and message
-    loss: Callable[[str, str], ApiError] = loss_error
+    # the error of a sequence that fails, by its code and message
+    failure: Callable[[str, str], ApiError] = failure_error
     timeouts: Timeouts | None = None  # of the call
 
 
@@ -94,10 +94,10 @@ class Choice:
         self._call.finished.append(self)
         self._call.wake()
 
-    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+    def on_failed(self, outcome: Outcome, code: str, message: str) -> None:
         """Nothing more will come."""
         del outcome
-        self._call.error = self._call.error or self._call.loss(code, message)
+        self._call.error = self._call.error or self._call.failure(code, message)
         self._call.wake()
 
 
@@ -121,7 +121,7 @@ class Answer(Response):
         self.chunks: list[bytes] = []
         self.finished: list[Choice] = []  # whole, not yet sent
         self.error: ApiError | None = None
-        self.loss = options.loss
+        self.failure = options.failure
         self.timing: Timing | None = None  # of the few calls that are measured
         self._batcher = batcher
         self._requests = requests
@@ -166,7 +166,7 @@ class Answer(Response):
             await self._write(scope, receive, send)
         except Exception:
             for sequence in sequences:
-                self._batcher.lose(
+                self._batcher.fail(
                     sequence,
                     "failed",
                     "internal_error",

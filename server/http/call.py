@@ -136,7 +136,7 @@ def _answer_to(
         continuous_usage=usage and streaming is not None and streaming.continuous_usage_stats,
         n=call.n,
         client_limit=call.client_limit(),
-        loss=gateway.overload.rejections.loss,
+        failure=gateway.overload.rejections.failure,
         timeouts=timeouts,
     )
     form = (ChatFormat if isinstance(call, ChatRequest) else CompletionFormat)(

@@ -7,8 +7,8 @@ where it stands.
                                                              seconds without a byte
 
 Clients ignore comments; proxies count them as bytes. Without `--queue-events` the headers wait for
-the dispatch, or for the first keep-alive, whichever is sooner. Once they have left, a loss can only
-be told in the stream.
+the dispatch, or for the first keep-alive, whichever is sooner. Once they have left, only the stream
+can report a failure.
 """
 
 from __future__ import annotations

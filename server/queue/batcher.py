@@ -67,8 +67,8 @@ class Batcher(QueueView):
         self.decisions = DecisionLoop(self._step)
         self.lease = Lease()
         self._ledger = Ledger(self.now, self.observers)
-        self._service = Service(engine, capabilities, self._ledger, self.ask, self.lose)
-        self.recovery = Recovery(self._service, self.lease, self.ask, self.lose, suspect_after)
+        self._service = Service(engine, capabilities, self._ledger, self.ask, self.fail)
+        self.recovery = Recovery(self._service, self.lease, self.ask, self.fail, suspect_after)
         self._queue = WaitingQueue() if queue is None else queue
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
@@ -155,24 +155,24 @@ class Batcher(QueueView):
         """
         self._drop(sequence, "cancelled")
 
-    def lose(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
+    def fail(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
         """No answer for this sequence; its consumer is told."""
         if sequence.outcome is None:
-            sequence.lost_because(message)
+            sequence.failed_because(message)
             if outcome == "failed":
                 self.failures[code] += 1
             try:
-                sequence.consumer.on_lost(outcome, code, message)
+                sequence.consumer.on_failed(outcome, code, message)
             except Exception:
                 log.exception("internal error while telling a client that its request failed")
             self._drop(sequence, outcome)
 
-    def lose_all(self, code: str, message: str) -> None:
+    def fail_all(self, code: str, message: str) -> None:
         """The engine is gone or the gateway stops: every unanswered sequence fails, once."""
         self.lease.pause(True)  # nothing may be dispatched in between
         self.recovery.trials.stop()
         for sequence in list(self.unanswered_sequences()):
-            self.lose(sequence, "failed", code, message)
+            self.fail(sequence, "failed", code, message)
 
     def member_ended(self, sequence: SequenceState) -> None:
         """A sequence met its own end: it leaves now, or with its batch."""
@@ -186,7 +186,7 @@ class Batcher(QueueView):
     def _expire(self, sequence: SequenceState) -> None:
         if sequence.batch is None:
             message = "the request's patience ran out while it waited"
-            self.lose(sequence, "abandoned", "queue_timeout", message)
+            self.fail(sequence, "abandoned", "queue_timeout", message)
 
     def _drop(self, sequence: SequenceState, outcome: Outcome) -> None:
         if sequence.outcome is not None:

@@ -33,7 +33,7 @@ class Consumer(Protocol):
     def on_release(self) -> None:
         """The answer is whole and may leave; the consumer calls `released` when it has left."""
 
-    def on_lost(self, outcome: Outcome, code: str, message: str) -> None:
+    def on_failed(self, outcome: Outcome, code: str, message: str) -> None:
         """No answer will come: failed, rejected or abandoned."""
 
 
@@ -71,7 +71,7 @@ class Owner(Protocol):
     def settle(self, sequence: SequenceState, outcome: Outcome) -> None:
         """It has left with its answer."""
 
-    def lose(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
+    def fail(self, sequence: SequenceState, outcome: Outcome, code: str, message: str) -> None:
         """It cannot be answered."""
 
     def cancel(self, sequence: SequenceState) -> None:
@@ -84,7 +84,7 @@ class SequenceState:
     """
 
     __slots__ = (
-        "_lost",
+        "_failure",
         "_owner",
         "at",
         "batch",
@@ -139,7 +139,7 @@ class SequenceState:
         self.stream: TokenStream | None = None
         # at its arrival: how many waited before it, and seconds to wait
         self.told: tuple[int, float | None] | None = None
-        self._lost: str | None = None
+        self._failure: str | None = None
 
     def waiting(self) -> Waiting:
         """Itself as policies see it in the queue."""
@@ -171,7 +171,7 @@ class SequenceState:
             self.consumer.on_text(text, tokens)
         except Exception:
             log.exception("internal error while handling a token of an answer")
-            self._owner.lose(
+            self._owner.fail(
                 self,
                 "failed",
                 "internal_error",
@@ -214,7 +214,7 @@ class SequenceState:
 
     def on_failure(self, message: str, code: FailureCode = "engine_unavailable") -> None:
         """The engine lost it, or fails over it."""
-        self._owner.lose(self, "failed", code, message)
+        self._owner.fail(self, "failed", code, message)
 
     def released(self) -> None:
         """The consumer's last byte has left: the sojourn ends here."""
@@ -258,7 +258,7 @@ class SequenceState:
             clipped=self.clipped,
             preemptions=self.preemptions,
             interruptions=self.interruptions,
-            error=self._lost,
+            error=self._failure,
         )
 
     def _queueing_delay(self) -> float:
@@ -299,9 +299,9 @@ class SequenceState:
             self.engine_request, output_token_ids=tuple(self.output_token_ids)
         )
 
-    def lost_because(self, message: str) -> None:
+    def failed_because(self, message: str) -> None:
         """Keep the reason for the record."""
-        self._lost = message
+        self._failure = message
 
 
 @dataclass(slots=True, eq=False)

@@ -155,4 +155,4 @@ class Deadlines:
                 or (code == FIRST_TOKEN and sequence.at.first_token is not None)
             ):
                 continue
-            self._batcher.lose(sequence, "failed", code, _WORDS[code].format(seconds=seconds))
+            self._batcher.fail(sequence, "failed", code, _WORDS[code].format(seconds=seconds))

@@ -169,7 +169,7 @@ def on_still(batcher: Batcher, sequence: SequenceState, seconds: float) -> None:
     reason = "also after it was submitted again" if sequence.continued else detach(sequence)
     if reason is not None:
         log.error("request %s got no token for %.0f s and fails: %s", sequence.id, seconds, reason)
-        batcher.lose(
+        batcher.fail(
             sequence,
             "failed",
             STALLED,

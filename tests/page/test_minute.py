@@ -69,7 +69,7 @@ def test_what_was_not_answered_is_counted_by_its_reason() -> None:
             await asyncio.sleep(0.1)
             calls[1].leave()
             await asyncio.sleep(0.1)
-            gateway.batcher.lose_all("engine_unavailable", "the engine is gone")
+            gateway.batcher.fail_all("engine_unavailable", "the engine is gone")
             await asyncio.gather(*(each.task for each in calls), return_exceptions=True)
             await asyncio.sleep(9.8)
             found = dict(zip(MINUTE_COLUMNS, minute.read(), strict=True))

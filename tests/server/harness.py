@@ -37,7 +37,7 @@ class Immediate:
         self.sequence: SequenceState | None = None
         self.text = ""
         self.tokens = 0
-        self.lost: tuple[str, str] | None = None
+        self.failed: tuple[str, str] | None = None
 
     def on_dispatched(self) -> None: ...
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
@@ -48,8 +48,8 @@ class Immediate:
         assert self.sequence is not None
         self.sequence.released()
 
-    def on_lost(self, outcome: str, code: str, message: str) -> None:
-        self.lost = (outcome, code)
+    def on_failed(self, outcome: str, code: str, message: str) -> None:
+        self.failed = (outcome, code)
 
 
 def engine_request_of(

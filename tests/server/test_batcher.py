@@ -227,7 +227,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("event", ["submit", "hold", "close", "lose_all", "interrupt", "take_back"])
+@pytest.mark.parametrize("event", ["submit", "hold", "close", "fail_all", "interrupt", "take_back"])
 def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
     """Who has it is told at once and once; what waits afterwards is served."""
 
@@ -243,13 +243,13 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
             ),
             "hold": lambda: batcher.pause_dispatch(False),
             "close": batcher.close,
-            "lose_all": lambda: batcher.lose_all("engine_unavailable", "gone"),
+            "fail_all": lambda: batcher.fail_all("engine_unavailable", "gone"),
             "interrupt": lambda: batcher.recovery.interrupt("gone", 3),
             "take_back": batcher.lease.revoke,
         }[event]
         act()
         assert told == [False]
-        assert batcher.lease.blocks is (event == "lose_all")
+        assert batcher.lease.blocks is (event == "fail_all")
         act()
         assert told == [False]
 

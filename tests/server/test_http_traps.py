@@ -79,7 +79,7 @@ def test_trap_1_the_table_is_emptied_even_where_no_caller_ever_runs_again() -> N
                 Call(app, "POST", "/v1/completions", completion(max_tokens=500)) for _ in range(3)
             ]
             await asyncio.sleep(0.01)
-            gateway.batcher.lose_all("shutting_down", "over")  # no caller's task has run since
+            gateway.batcher.fail_all("shutting_down", "over")  # no caller's task has run since
             assert held(gateway)[0] == 0
             assert outcomes(gateway) == {"failed": 3}
             for made in calls:
@@ -254,7 +254,7 @@ def test_a_stream_whose_engine_is_lost_ends_with_an_error_event_and_done() -> No
         async with running("continuous:max_batch_size=4") as (app, gateway):
             made = Call(app, "POST", "/v1/completions", completion(max_tokens=500, stream=True))
             await asyncio.sleep(0.05)
-            gateway.batcher.lose_all("engine_unavailable", "the engine is gone")
+            gateway.batcher.fail_all("engine_unavailable", "the engine is gone")
             await made.task
             *before, error, done = made.events()
             assert (made.status, made.whole, done) == (200, True, "[DONE]")

@@ -213,7 +213,7 @@ def test_an_answer_that_is_lost_fails_once(how: str) -> None:
 
     sequence, consumer, collector = serving(act, limit=9)
     code = "internal_error" if how == "a consumer that fails" else "engine_unavailable"
-    assert consumer.lost == ("failed", code)
+    assert consumer.failed == ("failed", code)
     assert consumer.text == "a"
     assert [record.outcome for record in collector.records] == ["failed"]
     assert sequence.outcome == "failed"
@@ -340,7 +340,7 @@ def test_a_seeded_answer_that_is_not_reproduced_fails(how: str) -> None:
             stream.fail("no memory")
 
     sequence, consumer, _ = serving(act, limit=9, seed=7)
-    assert (consumer.lost, consumer.text, sequence.outcome) == (
+    assert (consumer.failed, consumer.text, sequence.outcome) == (
         ("failed", "engine_unavailable"),
         "ab",
         "failed",

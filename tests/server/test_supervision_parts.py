@@ -574,18 +574,18 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
 def test_an_answer_that_stands_still_is_handed_over_again_once(
     continued: bool, reason: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again, lost, detached = list[Any](), list[Any](), list[str]()
+    again, failed, detached = list[Any](), list[Any](), list[str]()
     batcher: Any = SimpleNamespace(
-        recovery=SimpleNamespace(renew=again.append), lose=lambda *about: lost.append(about)
+        recovery=SimpleNamespace(renew=again.append), fail=lambda *about: failed.append(about)
     )
     sequence: Any = SimpleNamespace(id="a", continued=continued)
     monkeypatch.setattr(progress, "detach", lambda one: detached.append(one.id) or reason)
     on_still(batcher, sequence, 60.0)
     assert detached == ([] if continued else ["a"])
     if said is None:
-        assert (again, lost, sequence.continued) == ([sequence], [], True)
+        assert (again, failed, sequence.continued) == ([sequence], [], True)
     else:
-        ((who, outcome, code, words),) = lost
+        ((who, outcome, code, words),) = failed
         assert (again, who, outcome, code) == ([], sequence, "failed", "sequence_stalled")
         assert words.endswith(f"for 60 s: {said}")
 
@@ -718,9 +718,9 @@ def test_limits_are_those_that_there_are_the_shortest_first() -> None:
 
 def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
     async def main() -> None:
-        lost: list[tuple[Any, ...]] = []
+        failed: list[tuple[Any, ...]] = []
         batcher: Any = SimpleNamespace(
-            lose=lambda sequence, outcome, code, message: lost.append(
+            fail=lambda sequence, outcome, code, message: failed.append(
                 (sequence, outcome, code, now(), message)
             )
         )
@@ -734,22 +734,22 @@ def test_the_first_token_and_the_whole_answer_have_their_own_timers() -> None:
         choices.append(SimpleNamespace(sequence=None, done=False))
         Deadlines(batcher, Timeouts(3.0, 2.0), choices, 1.0)
         await asyncio.sleep(2.9)
-        assert lost == []
+        assert failed == []
         await asyncio.sleep(2.0)
-        assert [entry[:4] for entry in lost] == [
+        assert [entry[:4] for entry in failed] == [
             (waiting, "failed", FIRST_TOKEN, 3.0),
             (made, "failed", WHOLE, 4.0),
             (waiting, "failed", WHOLE, 4.0),
         ]
-        assert "within 2 s" in lost[0][4]
-        assert "within 3 s" in lost[1][4]
+        assert "within 2 s" in failed[0][4]
+        assert "within 3 s" in failed[1][4]
         closed = Deadlines(batcher, Timeouts(3.0), choices, now())
         closed.close()
         assert all(
             timer.cancelled() for timer in closed._timers
         )  # a timer would keep the call in memory
         await asyncio.sleep(5.0)
-        assert len(lost) == 3
+        assert len(failed) == 3
 
     runs(main)
 
