@@ -45,7 +45,7 @@ class ApiError(Exception):
         self.message = public(message)  # whatever library it came from
         self.param = None if param is None else brief(param)
         self.retry_after = retry_after  # seconds; None where nothing is known
-        self.details = details  # of a refusal: where the queue stood
+        self.details = details  # of a rejection: where the queue stood
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""

@@ -82,7 +82,7 @@ class Gateway:
     async def start(self) -> None:
         """Bring the engine up. Raises EngineStartError."""
         self.now = clock_of(asyncio.get_running_loop())
-        self.refusals = poison.Refusals(self.now)
+        self.rejected_prompts = poison.RejectedPrompts(self.now)
         capabilities = await self.supervisor.start()
         self._open_queue(capabilities)
         self._watch_progress()
@@ -230,7 +230,7 @@ class Gateway:
                 message, self.settings.supervision.max_interruptions
             )
             if guilty is not None:
-                self.refusals.add(guilty.engine_request)
+                self.rejected_prompts.add(guilty.engine_request)
                 _fail_same_prompt(self._batcher, guilty.engine_request)
 
     def _on_up(self, capabilities: Capabilities) -> None:

@@ -40,7 +40,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ),
     "bodies are parsed before they are refused (SMG #2247)": (
         "server/admission/test_admission.py::test_a_full_queue_refuses_before_it_reads_and_says_when_there_is_room",
-        "server/admission/test_refusal.py::test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends",
+        "server/admission/test_early_rejection.py::test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_before_it_ends",
         "server/test_security.py::test_the_hot_routes_refuse_before_the_body_is_read",
     ),
     "overflow leaves clients without an answer (SGLang #33858)": (

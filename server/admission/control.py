@@ -1,7 +1,7 @@
 """Which calls may join the queue: every bound in one place, asked before a body is read and again
 when the call is known.
 
-A call that is refused is part of the offered arrivals (`/admin/state`, which audits the clients),
+A call that is rejected is part of the offered arrivals (`/admin/state`, which audits the clients),
 not of the live model's: the queue that is predicted is the one of the admitted.
 """
 
@@ -59,12 +59,12 @@ class Overload:
         settings: OverloadSettings = gateway.settings.overload
         self._gateway = gateway
         self.settings = settings
-        self.guarded = settings.bounded
+        self.bounded = settings.bounded
         self._objectives = _objectives(settings)
         self._level = _level(self._objectives)
         self._rates = _rate_limits(settings)
         self._adaptive: AdaptiveLimit | None = None
-        self.waits = Waits(gateway) if settings.wait_estimates or self.guarded else None
+        self.waits = Waits(gateway) if settings.wait_estimates or self.bounded else None
         self.places: Places | None = None  # who listens to its place in the queue
         self.rejections = Rejections(gateway, settings, self.waits)
 
@@ -142,7 +142,7 @@ class Overload:
         """
         before, self.settings = self.settings, settings
         self.rejections.change(settings)
-        self.guarded = settings.bounded
+        self.bounded = settings.bounded
         self._objectives = _objectives(settings)
         self._level = _level(self._objectives)
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
@@ -152,14 +152,14 @@ class Overload:
 
     # calls
 
-    def door(self, scope: Scope) -> ApiError | None:
+    def precheck(self, scope: Scope) -> ApiError | None:
         """Why a call whose body has not been read is rejected; None where it may come in."""
         gateway = self._gateway
         lifecycle = gateway.lifecycle
         if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
         by_place = self.settings.priority_aging is None  # else its place is in its body
-        return self._refused(1, scope, None, self._objectives if by_place else ())
+        return self._rejection(1, scope, None, self._objectives if by_place else ())
 
     def demand(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
@@ -180,14 +180,14 @@ class Overload:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
         awaited before they are submitted.
         """
-        if not self.guarded and demand.first_token is None:
+        if not self.bounded and demand.first_token is None:
             return
-        refused = self._refused(
+        rejection = self._rejection(
             len(requests), scope, requests[0].request, self._objectives_of(demand)
         )
-        if refused is not None:
-            self.rejections.record(refused, requests)
-            raise refused
+        if rejection is not None:
+            self.rejections.record(rejection, requests)
+            raise rejection
         if self.rejections.promised_places:
             self.rejections.admitted()
         if self._rates is not None:
@@ -219,7 +219,7 @@ class Overload:
             Objective.of_first_token(demand.first_token, service, self._level),
         )
 
-    def _refused(
+    def _rejection(
         self, sequences: int, scope: Scope, request: Request | None, objectives: Sequence[Objective]
     ) -> ApiError | None:
         batcher = self._gateway.batcher
@@ -228,11 +228,11 @@ class Overload:
             if self._rates is None
             else self._too_fast(sequences, self._rates, caller_of(scope))
         )
-        refused = too_fast or self._full(sequences, batcher)
+        rejection = too_fast or self._full(sequences, batcher)
         # an idle gateway admits one call whatever is predicted: only a service can correct a
         # prediction that is too long
-        if refused is not None or not objectives or self.waits is None or not batcher.unanswered:
-            return refused
+        if rejection is not None or not objectives or self.waits is None or not batcher.unanswered:
+            return rejection
         return self._too_late(sequences, request, objectives, self.waits)
 
     def _too_fast(self, sequences: int, rates: RateLimits, key: str) -> ApiError | None:
@@ -297,7 +297,7 @@ class Overload:
         after = min(missed.seconds_until_kept(wait), math.inf if idle is None else idle)
         return self.rejections.error(
             "slo_unattainable",
-            missed.refusal(wait),
+            missed.rejection(wait),
             after,
             place=place,
             wait=wait.mean,

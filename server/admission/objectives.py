@@ -54,7 +54,7 @@ class Objective:
             else max(0.0, self._at_level(wait) - self.delay.seconds)
         )
 
-    def refusal(self, wait: Waiting) -> str:
+    def rejection(self, wait: Waiting) -> str:
         """One line: got, expected."""
         if self.first_token is None:
             return (

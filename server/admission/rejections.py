@@ -18,9 +18,9 @@ from server.errors import ApiError, failure_error
 from server.queue import poison
 from server.supervision import deadlines
 
-# codes of the refusals of a gateway that serves nobody now; also their reasons
+# codes of the rejections of a gateway that serves nobody now; also their reasons
 UNSERVED = ("shutting_down", "engine_unavailable")
-# codes of refusals that are recorded before there are sequences
+# codes of rejections that are recorded before there are sequences
 EARLY = (*UNSERVED, poison.CODE, deadlines.WHOLE, deadlines.FIRST_TOKEN)
 REASONS = (
     *("rate_limit", "adaptive_concurrency", "max_num_queued_reqs", "max_num_queued_tokens", "slo"),
@@ -77,7 +77,9 @@ class Rejections:
             )
         )
 
-    def record_at_door(self, error: ApiError, client_request_id: str | None, *, retry: bool) -> str:
+    def record_at_precheck(
+        self, error: ApiError, client_request_id: str | None, *, retry: bool
+    ) -> str:
         """Record a call that is refused before its body is read; returns its id."""
         gateway, now = self._gateway, self._gateway.now()
         call_id = gateway.call_ids.next("refused")
@@ -125,7 +127,7 @@ class Rejections:
                     msgspec.structs.replace(record, policy=gateway.limits.policy_text)
                 )
 
-    # what a refusal says
+    # what a rejection says
 
     def failure(self, code: str, message: str) -> ApiError:
         """The error of one that had arrived and failed."""

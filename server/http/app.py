@@ -34,8 +34,8 @@ from server.page import Feed, add_page
 from server.queue.change import PolicyChange
 from server.security.audit import Audit
 from server.security.cors import cors
+from server.security.denials import Denial
 from server.security.guard import Guard
-from server.security.refusals import Denial
 from server.security.routes import ADMIN
 from server.telemetry.metrics import exposition
 
@@ -63,10 +63,10 @@ class _App(FastAPI):
         """Whatever comes in passes the guard first."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
-        elif (refusal := self.guard.refusal(scope)) is not None:
-            if isinstance(refusal, Denial):
-                self.audit.denied(scope, refusal.reason)
-            await refusal(scope, receive, stamped(scope, send))
+        elif (rejection := self.guard.rejection(scope)) is not None:
+            if isinstance(rejection, Denial):
+                self.audit.denied(scope, rejection.reason)
+            await rejection(scope, receive, stamped(scope, send))
         elif scope["method"] == "POST" and (call := self.direct.get(scope["path"])) is not None:
             await call(scope, receive, send)
         else:
@@ -264,7 +264,7 @@ def _poison(gateway: Gateway) -> dict[str, Any]:
         "on_trial": trials.suspect is not None,
         "proving": trials.proving,
         "convicted": trials.convicted,
-        "refused_prompts": len(gateway.refusals),
+        "refused_prompts": len(gateway.rejected_prompts),
     }
 
 

@@ -32,7 +32,7 @@ from server.http.receiving import RECEIVED_AT
 from server.live.arrivals_seen import is_retry
 from server.queue.batcher import Batcher
 from server.runtime.logs import log_prompt
-from server.security.early_answer import Refusal
+from server.security.early_answer import RejectionResponse
 from server.supervision.deadlines import Timeouts, timeouts_of
 
 log = logging.getLogger("kendall")
@@ -77,7 +77,7 @@ async def answer(
         making = engine_requests_of(gateway, call, arrival, demand.patience)
         waiting = making if call.formless else while_present(scope, receive, making)
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
-        gateway.refusals.check(requests)
+        gateway.rejected_prompts.check(requests)
     except ApiError as error:
         if error.code in EARLY:
             _record_unserved(gateway, error, arrival, sequences)
@@ -159,11 +159,11 @@ def _prompt_of(call: CompletionRequest | ChatRequest) -> object:
     return call.prompt
 
 
-def _rejected_at_door(gateway: Gateway, scope: Scope, error: ApiError) -> Response:
+def _rejected_at_precheck(gateway: Gateway, scope: Scope, error: ApiError) -> Response:
     headers = scope["headers"]
     own_id = asked_id(headers)
-    call_id = gateway.overload.rejections.record_at_door(error, own_id, retry=is_retry(headers))
-    return Refusal(error, own_id or call_id)
+    call_id = gateway.overload.rejections.record_at_precheck(error, own_id, retry=is_retry(headers))
+    return RejectionResponse(error, own_id or call_id)
 
 
 def direct(
@@ -176,22 +176,23 @@ def direct(
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         overload = gateway.overload
         try:
-            refused = overload.door(scope) if overload.guarded else None
+            rejection = overload.precheck(scope) if overload.bounded else None
             response: Response = (
                 await answer(gateway, scope, receive, model)
-                if refused is None
-                else _rejected_at_door(gateway, scope, refused)
+                if rejection is None
+                else _rejected_at_precheck(gateway, scope, rejection)
             )
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            if (
-                error.status not in (429, 503) and error.code not in EARLY
-            ):  # those are counted as rejections
+            # the others are counted as rejections
+            if error.status not in (429, 503) and error.code not in EARLY:
                 gateway.metrics.refused.labels(error.code).inc()
             cut = error.code == "body_too_large"  # before the body's end
             response = (
-                Refusal(error) if cut else JSONResponse(error.body(), error.status, error.headers())
+                RejectionResponse(error)
+                if cut
+                else JSONResponse(error.body(), error.status, error.headers())
             )
             send = stamped(scope, send)
         except Exception:

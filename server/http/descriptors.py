@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from policies.text import counted
 from server.errors import ApiError
 from server.http.headers import stamped
-from server.security.early_answer import Refusal
+from server.security.early_answer import RejectionResponse
 
 log = logging.getLogger("kendall")
 ENOUGH = 65536  # more is not asked for: some programs walk through every number below their limit
@@ -129,7 +129,7 @@ class Room:
             if self._of_address[client[0]] <= 0:
                 del self._of_address[client[0]]
 
-    def refusal(self, place: Place) -> bytes:
+    def rejection(self, place: Place) -> bytes:
         """The answer to a connection beyond the limit; the connection is then closed."""
         error = _error(place)
         body = json.dumps(error.body()).encode()
@@ -148,7 +148,9 @@ class Room:
 
         async def probed(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http" and scope["path"] not in PROBES:
-                await Refusal(_error("descriptors"))(scope, receive, stamped(scope, _closing(send)))
+                await RejectionResponse(_error("descriptors"))(
+                    scope, receive, stamped(scope, _closing(send))
+                )
             else:
                 await app(scope, receive, _closing(send))
 

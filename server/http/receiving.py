@@ -300,7 +300,7 @@ class StampedProtocol(HttpToolsProtocol):
             self.app = cast("Any", self.room.probes_only(cast("Any", self.app)))
             self.loop.call_later(self.room.longest_probe, self._end_probe)
         else:
-            self.transport.write(self.room.refusal(place))
+            self.transport.write(self.room.rejection(place))
             self.transport.close()
         return False
 

@@ -205,7 +205,7 @@ class Trials:
             self._timer = None
 
 
-class Refusals:
+class RejectedPrompts:
     """Prompts that killed engines, by caller and hash; neither is kept in the clear."""
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -15,8 +15,8 @@ from prometheus_client import Counter
 from starlette.types import Message, Scope, Send
 
 from server.runtime.wording import brief
+from server.security.denials import REASONS
 from server.security.guard import CALLER
-from server.security.refusals import REASONS
 
 log = logging.getLogger("kendall.audit")
 LINES = 10  # of one reason

@@ -1,7 +1,7 @@
 """Which pages in a browser may call: none, unless --allowed-origins names them.
 
 The layer stands before the guard: a browser asks with OPTIONS, without a key, and must be able to
-read a refusal.
+read a rejection.
 """
 
 from __future__ import annotations

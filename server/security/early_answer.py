@@ -1,10 +1,11 @@
 """An answer to a call whose body has not been read: at once, and without leaving the connection in
 disorder.
 
-The refusal is written first. Then what the client is still sending is read and thrown away, so that
-the connection can carry the next call; where that would be too much, or the client waits for leave
-to send (`Expect: 100-continue`), the connection is closed, after a while in which the refusal can
-be read: a close with unread bytes would be a reset, which takes the refusal away from the client.
+The rejection is written first. Then what the client is still sending is read and thrown away, so
+that the connection can carry the next call; where that would be too much, or the client waits for
+leave to send (`Expect: 100-continue`), the connection is closed, after a while in which the
+rejection can be read: a close with unread bytes would be a reset, which takes it away from the
+client.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LINGER = 1.0  # seconds before a close
 LINGER_BYTES = 16 << 20
 
 
-class Refusal(JSONResponse):
+class RejectionResponse(JSONResponse):
     """`error` to a call whose body may still be on its way."""
 
     def __init__(self, error: ApiError, request_id: str | None = None) -> None:

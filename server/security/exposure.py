@@ -1,4 +1,4 @@
-"""What must hold before the gateway listens: no open door that nobody asked for, and
+"""What must hold before the gateway listens: open to others only where that was asked for, and
 certificates that can be used.
 """
 

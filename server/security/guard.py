@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from queueing.commands.remote import is_loopback
-from server.security import refusals
+from server.security import denials
 from server.security.keys import holder
 from server.security.routes import ADMIN, PAGE_FILES, WORK, paths
 from server.security.settings import SecuritySettings
@@ -62,10 +62,10 @@ class Guard:
         self._all_keys = (*settings.api_keys, *self._admin_keys)
         self._keyless = settings.keyless_admin and not (settings.api_keys or settings.admin_keys)
         self._max_body_bytes = settings.max_body_bytes
-        self._too_large = refusals.too_large(settings.max_body_bytes)
+        self._too_large = denials.too_large(settings.max_body_bytes)
         self._metrics_need_key = settings.metrics_need_key
 
-    def refusal(self, scope: Scope) -> Response | None:
+    def rejection(self, scope: Scope) -> Response | None:
         """The answer to a call that may not be; None where it may. Does not read the body."""
         path = scope["path"]
         asks = scope["method"] == "OPTIONS"  # a browser, without a key, what it may do
@@ -91,7 +91,7 @@ class Guard:
         if self._api_keys or (self._metrics_need_key and path in self._probes):
             return self._client_refused(scope, headers)
         return (
-            refusals.NOT_JSON
+            denials.NOT_JSON
             if path in WORK and scope["method"] == "POST" and not _may_be_json(headers)
             else None
         )
@@ -99,26 +99,26 @@ class Guard:
     def _client_refused(self, scope: Scope, headers: Headers) -> Response | None:
         token = _bearer(headers)
         if token is None:
-            return refusals.NO_KEY
+            return denials.NO_KEY
         key = holder(self._all_keys, token)
         if key is None:
-            return refusals.WRONG_KEY
+            return denials.WRONG_KEY
         scope[CALLER] = key.name
         return None
 
     def _admin_refused(self, scope: Scope, path: str, headers: Headers) -> Response | None:
         if headers.get(b"sec-fetch-site") in OTHER_PAGES:
-            return refusals.OTHER_PAGE
+            return denials.OTHER_PAGE
         token = _bearer(headers)
         key = None if token is None else holder(self._admin_keys, token)
         if key is not None:
             scope[CALLER] = key.name
             return None
         if self._keyless and path not in self._key_always:
-            return None if _from_this_machine(scope, headers) else refusals.NOT_HERE
+            return None if _from_this_machine(scope, headers) else denials.NOT_HERE
         if token is None:
-            return refusals.NO_ADMIN_KEY
-        return refusals.NOT_ADMIN if holder(self._api_keys, token) else refusals.WRONG_KEY
+            return denials.NO_ADMIN_KEY
+        return denials.NOT_ADMIN if holder(self._api_keys, token) else denials.WRONG_KEY
 
 
 def _from_this_machine(scope: Scope, headers: Headers) -> bool:

@@ -67,7 +67,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._served_from: float | None = None
         self._parked = 0
-        self._refusal: str | None = None  # why those that are parked wait no longer
+        self._rejection: str | None = None  # why those that are parked wait no longer
         self._death: str | None = None  # of an engine that came up, before it was known to serve
         self.state: State = "starting"
         self.restarts = 0  # that came up
@@ -112,7 +112,7 @@ class Supervisor:
 
     def refuse(self, message: str) -> None:
         """The gateway ends: those that wait for the engine to come back are told so."""
-        self._refusal = message
+        self._rejection = message
         self._up.set()
 
     def lost(self, reason: str) -> None:
@@ -186,12 +186,12 @@ class Supervisor:
             )
         self._parked += 1
         try:
-            if self._refusal is None:
+            if self._rejection is None:
                 await self._up.wait()
         finally:
             self._parked -= 1
-        if self._refusal is not None:
-            raise ApiError(503, "shutting_down", self._refusal, retry_after=10)
+        if self._rejection is not None:
+            raise ApiError(503, "shutting_down", self._rejection, retry_after=10)
 
     async def _start(self, limit: float) -> Capabilities:
         """One start, within `limit` seconds. Raises what the engine raises, OverdueError,

@@ -159,9 +159,9 @@ def test_the_key_of_the_run_survives_a_reload_and_keys_that_come_with_it_close_a
     bare = [(b"host", b"127.0.0.1:8080")]
     for security, open_to_this_machine in ((before.security, True), (now.security, False)):
         guard = Guard(security)
-        assert (guard.refusal(head | {"headers": bare}) is None) == open_to_this_machine
+        assert (guard.rejection(head | {"headers": bare}) is None) == open_to_this_machine
         assert (
-            guard.refusal(
+            guard.rejection(
                 head | {"headers": [*bare, (b"authorization", b"Bearer " + ADMIN.encode())]}
             )
             is None

@@ -13,8 +13,8 @@ import pytest
 
 from server.runtime.logs import JsonFormatter
 from server.security.audit import LINES, MINUTE
+from server.security.denials import REASONS
 from server.security.keys import read_keys
-from server.security.refusals import REASONS
 from server.security.settings import SecuritySettings
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual

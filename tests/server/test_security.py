@@ -258,7 +258,7 @@ def test_the_callers_key_has_a_name_for_limits_and_logs() -> None:
         "method": "POST",
         "headers": [(b"authorization", b"Bearer " + API.encode())],
     }
-    assert Guard(SecuritySettings(api_keys=API_KEYS)).refusal(scope) is None
+    assert Guard(SecuritySettings(api_keys=API_KEYS)).rejection(scope) is None
     assert re.fullmatch("[0-9a-f]{8}", scope[CALLER])
     assert scope[CALLER] == API_KEYS[0].name
 
@@ -377,19 +377,21 @@ def test_without_an_admin_key_only_this_machine_may_call_admin(
         Guard(SecuritySettings(api_keys=keys, made_admin_keys=ADMIN_KEYS))
         for keys in ((), API_KEYS)
     )
-    refused = open_guard.refusal(scope)
+    refused = open_guard.rejection(scope)
     assert (refused is None) == allowed
     if refused is not None:
         assert (refused.status_code, json.loads(refused.body)["error"]["code"]) == (
             403,
             "admin_key_needed",
         )
-    assert open_guard.refusal(with_key(scope, ADMIN)) is None, "with the key from anywhere"
-    assert reason_of(keyed.refusal(scope)) == "no_admin_key", (
+    assert open_guard.rejection(with_key(scope, ADMIN)) is None, "with the key from anywhere"
+    assert reason_of(keyed.rejection(scope)) == "no_admin_key", (
         "where there are API keys, this machine needs an admin key"
     )
-    assert reason_of(keyed.refusal(with_key(scope, API))) == "not_admin", "and no API key opens it"
-    assert keyed.refusal(with_key(scope, ADMIN)) is None
+    assert reason_of(keyed.rejection(with_key(scope, API))) == "not_admin", (
+        "and no API key opens it"
+    )
+    assert keyed.rejection(with_key(scope, ADMIN)) is None
 
 
 @pytest.mark.parametrize("path", ["/admin/drain", "/admin/calibrate"])
@@ -402,10 +404,10 @@ def test_trap_draining_and_calibrating_need_the_admin_key_always(
         Guard(SecuritySettings(api_keys=api_keys, made_admin_keys=ADMIN_KEYS)),
         admin_scope(path=path),
     )
-    assert reason_of(guard.refusal(scope)) == "no_admin_key"
-    assert reason_of(guard.refusal(with_key(scope, "wrong"))) == "wrong_key"
-    assert guard.refusal(with_key(scope, ADMIN)) is None
-    assert reason_of(Guard(SecuritySettings()).refusal(scope)) == "no_admin_key", (
+    assert reason_of(guard.rejection(scope)) == "no_admin_key"
+    assert reason_of(guard.rejection(with_key(scope, "wrong"))) == "wrong_key"
+    assert guard.rejection(with_key(scope, ADMIN)) is None
+    assert reason_of(Guard(SecuritySettings()).rejection(scope)) == "no_admin_key", (
         "closed where there is no key at all"
     )
 
@@ -433,7 +435,7 @@ def test_this_machine_needs_no_key_only_where_no_other_reaches_the_gateway_and_n
         max_form_compile_time=5.0,
     )
     found = read_security(host, plain, KeyFlags(**keys))
-    assert (Guard(found).refusal(admin_scope()) is None) == keyless
+    assert (Guard(found).rejection(admin_scope()) is None) == keyless
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -456,7 +458,7 @@ def test_trap_no_page_of_another_origin_calls_admin_with_or_without_a_key(
         )
         scope = admin_scope(path=path, sec_fetch_site=site, origin="https://chat.example")
         for asked in (scope, with_key(scope, ADMIN)):
-            assert reason_of(guard.refusal(asked)) == "other_page"
+            assert reason_of(guard.rejection(asked)) == "other_page"
 
 
 def test_trap_allowed_origins_open_chat_and_not_admin() -> None:
@@ -524,13 +526,13 @@ def test_trap_without_keys_a_page_cannot_send_work_without_asking(
     """
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"path": path, "method": "POST", "headers": raw}
-    refused = Guard(SecuritySettings()).refusal(scope)
+    refused = Guard(SecuritySettings()).rejection(scope)
     assert (refused is None) == taken
     if refused is not None:
         error = json.loads(refused.body)["error"]
         assert (refused.status_code, error["code"]) == (400, "unsupported_media_type")
         assert "without the content type" in error["message"]
-    assert Guard(SecuritySettings(api_keys=API_KEYS)).refusal(with_key(scope, API)) is None, (
+    assert Guard(SecuritySettings(api_keys=API_KEYS)).rejection(with_key(scope, API)) is None, (
         "a page has no key"
     )
 

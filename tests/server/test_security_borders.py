@@ -32,11 +32,11 @@ from server.runtime.wording import brief, excerpt, public
 from server.security import audit
 from server.security.audit import LINES, Audit, _Rate
 from server.security.cors import cors, read_origins
+from server.security.denials import NO_KEY, REASONS
 from server.security.exposure import no_password, uvicorn_tls, warn_of
 from server.security.flags import KeyFlags, read_security
 from server.security.guard import Guard
 from server.security.keys import holder, read_keys
-from server.security.refusals import NO_KEY, REASONS
 from server.security.settings import SecuritySettings, TlsSettings
 from tests.virtual_time import run_virtual
 
@@ -199,7 +199,7 @@ def test_a_body_is_as_large_as_its_head_may_say(length: bytes | None, refused: b
         (b"content-type", b"application/json"),
         *([] if length is None else [(b"content-length", length)]),
     ]
-    found = guard.refusal({"path": "/v1/completions", "method": "POST", "headers": headers})
+    found = guard.rejection({"path": "/v1/completions", "method": "POST", "headers": headers})
     assert (found is not None) == refused
     if found is not None:
         assert found.status_code == 413
@@ -222,7 +222,7 @@ def test_a_key_comes_as_a_bearer_token(value: bytes, token: bool) -> None:
         "method": "GET",
         "headers": [(b"authorization", value)],
     }
-    assert (Guard(SecuritySettings(api_keys=KEYS)).refusal(scope) is None) == token
+    assert (Guard(SecuritySettings(api_keys=KEYS)).rejection(scope) is None) == token
     assert (scope.get("kendall.api_key") == KEYS[0].name) == token
 
 
@@ -235,9 +235,9 @@ def test_an_options_request_and_the_pages_files_need_no_key() -> None:
         ("GET", "/metrics", False),
         ("GET", "/v1/models", False),
     ):
-        assert (guard.refusal({"path": path, "method": method, "headers": []}) is None) == taken
+        assert (guard.rejection({"path": path, "method": method, "headers": []}) is None) == taken
     assert (
-        Guard(SecuritySettings(api_keys=KEYS)).refusal(
+        Guard(SecuritySettings(api_keys=KEYS)).rejection(
             {"path": "/metrics", "method": "GET", "headers": []}
         )
         is None

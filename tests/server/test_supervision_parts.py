@@ -19,7 +19,7 @@ from server.engines.base import EngineRequest, Sampling, Token
 from server.errors import ApiError
 from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
-from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, Refusals, Trials
+from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
 from server.queue.proof import Proof
 from server.supervision import progress, restarts, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
@@ -431,44 +431,44 @@ def engine_request(prompt: list[int], caller: str = "") -> EngineRequest:
 
 def test_a_prompt_is_refused_to_its_caller_for_ten_minutes() -> None:
     at = [1000.0]
-    refusals = Refusals(lambda: at[0])
-    refusals.check([engine_request([1, 2])])
-    refusals.add(engine_request([1, 2], "key"))
-    assert len(refusals) == 1
+    rejected = RejectedPrompts(lambda: at[0])
+    rejected.check([engine_request([1, 2])])
+    rejected.add(engine_request([1, 2], "key"))
+    assert len(rejected) == 1
     for other in (
         engine_request([1, 2]),
         engine_request([1, 2, 3], "key"),
         engine_request([2, 1], "key"),
     ):
-        refusals.check([other])
+        rejected.check([other])
     for seconds, left in ((0.0, "600 s"), (599.0, "1 s"), (599.9, "0 s")):
         at[0] = 1000.0 + seconds
         with pytest.raises(ApiError, match=f"refused for {left} more") as refused:
-            refusals.check([engine_request([9]), engine_request([1, 2], "key")])
+            rejected.check([engine_request([9]), engine_request([1, 2], "key")])
         assert (refused.value.status, refused.value.code, refused.value.param) == (
             400,
             "engine_killed",
             "prompt",
         )
     at[0] = 1600.0
-    refusals.check([engine_request([1, 2], "key")])
-    refusals.add(engine_request([1, 2], "key"))
+    rejected.check([engine_request([1, 2], "key")])
+    rejected.add(engine_request([1, 2], "key"))
     at[0] = 2199.0
     with pytest.raises(ApiError):
-        refusals.check([engine_request([1, 2], "key")])
+        rejected.check([engine_request([1, 2], "key")])
 
 
 def test_the_oldest_of_many_refused_prompts_is_forgotten() -> None:
-    refusals = Refusals(lambda: 0.0)
+    rejected = RejectedPrompts(lambda: 0.0)
     for number in range(MOST_REFUSED):
-        refusals.add(engine_request([number]))
-    refusals.add(engine_request([0]))  # again: it is the newest now
-    refusals.add(engine_request([MOST_REFUSED]))
-    assert len(refusals) == MOST_REFUSED
-    refusals.check([engine_request([1])])
+        rejected.add(engine_request([number]))
+    rejected.add(engine_request([0]))  # again: it is the newest now
+    rejected.add(engine_request([MOST_REFUSED]))
+    assert len(rejected) == MOST_REFUSED
+    rejected.check([engine_request([1])])
     for kept in (0, 2, MOST_REFUSED):
         with pytest.raises(ApiError):
-            refusals.check([engine_request([kept])])
+            rejected.check([engine_request([kept])])
 
 
 # the gateway's own request

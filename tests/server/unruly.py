@@ -172,7 +172,7 @@ async def pipelined(c: Client) -> None:
 
 
 async def pipelined_behind_a_body(c: Client) -> None:
-    """Chunks, a refusal in the middle, and one more that is in order."""
+    """Chunks, a rejection in the middle, and one more that is in order."""
     chunked = _POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n\r\n"
     await c.send(chunked + call(2) + post(b"{") + call(1, more=CLOSE))
     await c.read()

@@ -26,7 +26,7 @@ class ErrorDetail(BaseModel):
     type: str
     param: str | None
     code: str
-    kendall: Backlog | None = None  # of a refusal
+    kendall: Backlog | None = None  # of a rejection
 
 
 class ErrorAnswer(BaseModel):

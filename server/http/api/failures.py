@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from server.errors import ApiError
 from server.runtime.wording import brief
-from server.security.early_answer import Refusal
+from server.security.early_answer import RejectionResponse
 
 log = logging.getLogger("kendall")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -32,7 +32,7 @@ def add_failures(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "error")
-        page = Refusal(
+        page = RejectionResponse(
             ApiError(
                 error.status_code,
                 code,

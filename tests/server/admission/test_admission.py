@@ -1,4 +1,4 @@
-"""Bounds at the door and behind it, on virtual time: who is refused, what they are told, and
+"""Bounds before a body is read and after, on virtual time: who is refused, what they are told, and
 that each is recorded once.
 """
 
@@ -150,8 +150,8 @@ def test_the_bound_on_waiting_tokens_counts_prompts_that_wait() -> None:
 
 
 def test_every_call_has_one_outcome_and_one_record(tmp_path: Path) -> None:
-    """Admitted, refused at the door, refused behind it: conservation by records, by counters and
-    by the self-checks.
+    """Admitted, rejected before the body is read, rejected after: conservation by records, by
+    counters and by the self-checks.
     """
 
     async def main() -> None:
@@ -279,7 +279,7 @@ def test_a_call_may_name_its_budget_where_no_bound_is_set() -> None:
     async def main() -> None:
         unbounded = OverloadSettings(max_num_queued_reqs=None)
         async with running("single", overload=unbounded) as (app, gateway):
-            assert not gateway.overload.guarded
+            assert not gateway.overload.bounded
             await warm(app)
             calls = await full(app, 2)
             late = await call(app, "POST", PATH, completion(), {"x-llm-d-slo-ttft-ms": "300"})

@@ -28,10 +28,10 @@ from server.admission.waits import Places
 from server.errors import ApiError
 from server.http import descriptors
 from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
-from server.security import early_answer as refusal
-from server.security.early_answer import Refusal
+from server.security import early_answer
+from server.security.early_answer import RejectionResponse
+from tests.server.admission.test_early_rejection import part, refuse
 from tests.server.admission.test_parts import FakeBatch
-from tests.server.admission.test_refusal import part, refuse
 from tests.server.admission.test_waits import BATCHES, SLOTS, batch, waits
 from tests.virtual_time import run_virtual
 
@@ -51,7 +51,11 @@ def test_what_holds_unless_an_operator_says_otherwise() -> None:
         False,
         True,
     )
-    assert (refusal.MOST_BYTES, refusal.MOST_SECONDS, refusal.LINGER) == (1 << 20, 5.0, 1.0)
+    assert (early_answer.MOST_BYTES, early_answer.MOST_SECONDS, early_answer.LINGER) == (
+        1 << 20,
+        5.0,
+        1.0,
+    )
     assert (descriptors.KEPT, descriptors.OWN, descriptors.LOG_EVERY, descriptors.ENOUGH) == (
         64,
         16,
@@ -125,19 +129,19 @@ def test_an_objective_is_kept_at_its_bound() -> None:
 
 def test_a_refusal_says_what_was_predicted_and_what_is_kept() -> None:
     assert (
-        Objective(DelayTarget(1.5, 0.9)).refusal(Wait(2.0))
+        Objective(DelayTarget(1.5, 0.9)).rejection(Wait(2.0))
         == "the predicted mean wait is 2 s; the objective of 1.5 s cannot be met"
     )
     own = Objective.of_first_token(1.0, service=0.25, level=0.9)
     assert (own.param, own.delay) == ("x-llm-d-slo-ttft-ms", DelayTarget(0.75, 0.9))
     assert Objective(DelayTarget(1.5, 0.9)).param is None
-    assert own.refusal(Wait(2.0)) == (
+    assert own.rejection(Wait(2.0)) == (
         "the predicted p90 of the time to first token is 2.25 s (2 s in the queue, 0.25 s in "
         "service); expected at most 1 s: retry later, or allow more"
     )
     assert "the predicted mean of the time to first token is 2.25 s" in Objective(
         DelayTarget(0.75, None), 1.0, 0.25
-    ).refusal(Wait(2.0))
+    ).rejection(Wait(2.0))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(
     assert _level([Objective(delay) for delay in objectives]) == level
 
 
-# admission: what a refusal says
+# admission: what a rejection says
 
 
 def overload(**batcher: Any) -> Any:
@@ -503,7 +507,7 @@ def test_slots_seen_are_those_of_all_servers() -> None:
 
 
 class Logged:
-    """A room with its refusals by reason."""
+    """A room with its rejections by reason."""
 
     def __init__(self, **limits: Any) -> None:
         self.registry = CollectorRegistry()
@@ -599,7 +603,7 @@ def test_refused_connections_are_logged_every_ten_seconds_with_their_number(
     ],
 )
 def test_a_refused_connection_gets_one_whole_answer(place: Any, line: bytes) -> None:
-    head, _, body = Room(CollectorRegistry(), limit=1000).refusal(place).partition(b"\r\n\r\n")
+    head, _, body = Room(CollectorRegistry(), limit=1000).rejection(place).partition(b"\r\n\r\n")
     first, *headers = head.split(b"\r\n")
     assert first == line
     named = dict(header.split(b": ") for header in headers)
@@ -689,7 +693,7 @@ def test_a_connection_for_probes_answers_them_and_closes() -> None:
     run_virtual(main())
 
 
-# a refusal that overtakes its body
+# a rejection that overtakes its body
 
 
 @pytest.mark.parametrize(("size", "keeps"), [(1 << 20, True), ((1 << 20) + 1, False)])
@@ -711,7 +715,7 @@ def test_a_length_that_is_none_is_not_believed(length: bytes) -> None:
 def test_a_message_without_more_is_the_end_of_a_body() -> None:
     _, read, took = run_virtual(refuse([{"type": "http.request"}], [(b"content-length", b"1")]))
     assert (read, took) == ([0, 0, 1], 0.0)
-    assert "x-request-id" not in Refusal(ApiError(429, "queue_full", "no")).headers
+    assert "x-request-id" not in RejectionResponse(ApiError(429, "queue_full", "no")).headers
 
 
 # places in the queue

@@ -1,4 +1,4 @@
-"""Twenty times what the engine serves, over 2,000 connections: refusals are quick, memory is
+"""Twenty times what the engine serves, over 2,000 connections: rejections are quick, memory is
 bounded, the admitted keep their delay.
 
 Counts are judged in every run; costs, memory and times in slow ones. Times that fall short are a
@@ -98,7 +98,7 @@ def conserved(process: GatewayProcess, seconds: float) -> Flood:
     summary = {status: len(each) for status, each in found.latencies.items()}
     counts = f"sent {found.sent}, held back {found.held_back}, by status {summary}"
     times = (
-        f"refusals p50 {found.quantile(429, 0.5) * 1e3:.1f} ms, p99 "
+        f"rejections p50 {found.quantile(429, 0.5) * 1e3:.1f} ms, p99 "
         f"{found.quantile(429, 0.99) * 1e3:.1f} ms"
     )
     log.info(
@@ -131,7 +131,7 @@ def shortfalls(found: Flood, seconds: float) -> list[str]:
     instants = len({round(each) for each in found.retry_after})
     judged = {
         f"sent back at {instants} instants": instants > 50,
-        f"p99 of refusals {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99)
+        f"p99 of rejections {found.quantile(429, 0.99) * 1e3:.0f} ms": found.quantile(429, 0.99)
         < 0.05,
         f"sent {found.sent}, held back {found.held_back}": found.sent
         > 0.99 * 20 * CAPACITY * seconds,

@@ -1,4 +1,4 @@
-"""A refusal leaves before the body is in, and the connection behaves afterwards: raw ASGI, and
+"""A rejection leaves before the body is in, and the connection behaves afterwards: raw ASGI, and
 sockets to a real server.
 """
 
@@ -20,8 +20,8 @@ from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.receiving import StampedProtocol
-from server.security import early_answer as refusal
-from server.security.early_answer import Refusal
+from server.security import early_answer
+from server.security.early_answer import RejectionResponse
 from server.settings import Settings
 from tests.eventually import eventually
 from tests.server.asgi import SLOW
@@ -54,7 +54,7 @@ async def refuse(
         read_before.append(read)
 
     began = asyncio.get_running_loop().time()
-    await Refusal(ERROR, "id-1")({"type": "http", "headers": headers}, receive, send)
+    await RejectionResponse(ERROR, "id-1")({"type": "http", "headers": headers}, receive, send)
     return sent, read_before, asyncio.get_running_loop().time() - began
 
 
@@ -84,9 +84,9 @@ def test_the_refusal_is_whole_before_the_body_is_read_and_the_body_is_read_befor
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
-        ([(b"content-length", b"20")], refusal.MOST_SECONDS),  # a slow client
-        ([(b"content-length", b"99999999")], refusal.LINGER),  # more than is worth reading
-        ([(b"transfer-encoding", b"chunked")], refusal.LINGER),  # nobody knows how much
+        ([(b"content-length", b"20")], early_answer.MOST_SECONDS),  # a slow client
+        ([(b"content-length", b"99999999")], early_answer.LINGER),  # more than is worth reading
+        ([(b"transfer-encoding", b"chunked")], early_answer.LINGER),  # nobody knows how much
         (
             [(b"content-length", b"20"), (b"expect", b"100-continue")],
             0.0,
@@ -99,7 +99,7 @@ def test_nobody_holds_a_refused_connection_for_long(
     sent, _, took = run_virtual(refuse([part(1, more=True), None], headers))
     assert took == pytest.approx(seconds)
     assert (dict(sent[0]["headers"]).get(b"connection") == b"close") == (
-        seconds < refusal.MOST_SECONDS
+        seconds < early_answer.MOST_SECONDS
     )
     assert sent[-1]["more_body"] is False
 
@@ -107,8 +107,10 @@ def test_nobody_holds_a_refused_connection_for_long(
 def test_of_a_body_that_is_refused_no_more_is_read_than_a_body_may_have() -> None:
     endless = [part(1 << 20, more=True)] * 100
     sent, read_before, took = run_virtual(refuse(endless, [(b"transfer-encoding", b"chunked")]))
-    assert read_before == [0, 0, refusal.LINGER_BYTES >> 20]
-    assert took == pytest.approx(refusal.LINGER), "the client has the time to read the refusal"
+    assert read_before == [0, 0, early_answer.LINGER_BYTES >> 20]
+    assert took == pytest.approx(early_answer.LINGER), (
+        "the client has the time to read the rejection"
+    )
     assert sent[-1]["more_body"] is False
 
 
@@ -183,10 +185,10 @@ async def occupy(port: int, gateway: Gateway) -> tuple[asyncio.StreamReader, asy
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is still sent behind a refusal may take its time."""
-    assert (refusal.MOST_SECONDS, refusal.LINGER) == (5.0, 1.0)
-    monkeypatch.setattr(refusal, "MOST_SECONDS", PATIENCE)
-    monkeypatch.setattr(refusal, "LINGER", PATIENCE)
+    """What is still sent behind a rejection may take its time."""
+    assert (early_answer.MOST_SECONDS, early_answer.LINGER) == (5.0, 1.0)
+    monkeypatch.setattr(early_answer, "MOST_SECONDS", PATIENCE)
+    monkeypatch.setattr(early_answer, "LINGER", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from server.errors import ApiError
-from server.security.early_answer import Refusal
+from server.security.early_answer import RejectionResponse
 
 
-class Denial(Refusal):
+class Denial(RejectionResponse):
     """An answer that can be sent any number of times; `reason` is what the audit trail calls it."""
 
     def __init__(self, reason: str, status: int, code: str, message: str) -> None:
@@ -65,7 +65,7 @@ OTHER_PAGE = Denial(
 REASONS = tuple(
     denial.reason for denial in (NO_KEY, WRONG_KEY, NO_ADMIN_KEY, NOT_ADMIN, NOT_HERE, OTHER_PAGE)
 )
-NOT_JSON = Refusal(
+NOT_JSON = RejectionResponse(
     ApiError(
         400,
         "unsupported_media_type",
@@ -77,8 +77,8 @@ NOT_JSON = Refusal(
 )
 
 
-def too_large(most: int) -> Refusal:
+def too_large(most: int) -> RejectionResponse:
     """For a body that says itself that it is larger: nobody waits for its end."""
-    return Refusal(
+    return RejectionResponse(
         ApiError(413, "body_too_large", f"got a body of more than {most} bytes; expected less")
     )
