@@ -30,8 +30,8 @@ from server.runtime.ids import CallIds
 from server.settings import Settings
 from server.supervision.lifecycle import Lifecycle
 from server.supervision.progress import StuckWatch, on_still
-from server.supervision.steady import Steady
 from server.supervision.supervisor import Supervisor
+from server.supervision.tokenizer import RestartSafeTokenizer
 from server.telemetry.metrics import Metrics
 from server.telemetry.recorder import Recorder
 
@@ -65,7 +65,7 @@ class Gateway:
             on_given_up=self._on_given_up,
         )
         self.lifecycle = Lifecycle(self.supervisor)
-        self.steady = Steady(engine, self.supervisor)
+        self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()

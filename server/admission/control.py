@@ -19,11 +19,11 @@ from queueing.simulation.waiting import WaitingQueue
 from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
-from server.admission.demand import NOTHING, Demand, demand_of
 from server.admission.host import Host
 from server.admission.limits import OverloadSettings, delay_targets
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
+from server.admission.request_deadlines import NO_DEADLINES, RequestDeadlines, request_deadlines_of
 from server.admission.waits import Places, Waits
 from server.engines.base import EngineRequest
 from server.errors import ApiError
@@ -161,9 +161,9 @@ class Overload:
         by_place = self.settings.priority_aging is None  # else its place is in its body
         return self._rejection(1, scope, None, self._objectives if by_place else ())
 
-    def demand(
+    def deadlines_of(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int
-    ) -> Demand:
+    ) -> RequestDeadlines:
         """What the call asks of its wait. Raises ApiError 400."""
         if self.settings.priority_aging is not None and abs(priority) > MOST:
             raise ApiError(
@@ -172,18 +172,21 @@ class Overload:
                 f"got priority {priority}; expected -{MOST} to {MOST}",
                 param="priority",
             )
-        return demand_of(headers, patience, self._gateway.limits.patience)
+        return request_deadlines_of(headers, patience, self._gateway.limits.patience)
 
     def admit(
-        self, requests: Sequence[EngineRequest], scope: Scope, demand: Demand = NOTHING
+        self,
+        requests: Sequence[EngineRequest],
+        scope: Scope,
+        deadlines: RequestDeadlines = NO_DEADLINES,
     ) -> None:
         """All sequences of a call, or raise ApiError and record them as rejected. Nothing may be
         awaited before they are submitted.
         """
-        if not self.bounded and demand.first_token is None:
+        if not self.bounded and deadlines.first_token is None:
             return
         rejection = self._rejection(
-            len(requests), scope, requests[0].request, self._objectives_of(demand)
+            len(requests), scope, requests[0].request, self._objectives_of(deadlines)
         )
         if rejection is not None:
             self.rejections.record(rejection, requests)
@@ -210,13 +213,13 @@ class Overload:
 
     # the bounds
 
-    def _objectives_of(self, demand: Demand) -> Sequence[Objective]:
-        if demand.first_token is None:
+    def _objectives_of(self, deadlines: RequestDeadlines) -> Sequence[Objective]:
+        if deadlines.first_token is None:
             return self._objectives
         service = 0.0 if self.waits is None else self.waits.first_token()
         return (
             *self._objectives,
-            Objective.of_first_token(demand.first_token, service, self._level),
+            Objective.of_first_token(deadlines.first_token, service, self._level),
         )
 
     def _rejection(

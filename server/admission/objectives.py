@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 
 from queueing.control.wait_ahead import Waiting
-from server.admission.demand import TTFT
 from server.admission.limits import DelayTarget
+from server.admission.request_deadlines import TTFT
 
 
 @dataclass(frozen=True, slots=True)

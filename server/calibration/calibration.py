@@ -265,7 +265,7 @@ async def calibrate_at_start(gateway: Host) -> None:
             log.error("the calibration at the start failed: %s", error.message)  # noqa: TRY400 - one line
             if last or gateway.lifecycle.draining or error.code in (CANCELLED, BUSY):
                 break
-            await gateway.supervisor.steadily(_at_once)
+            await gateway.supervisor.across_restarts(_at_once)
         else:
             log.info("calibrated: %s", profile.law.rounded())
             warn_of_fit(profile)
@@ -276,7 +276,7 @@ async def calibrate_at_start(gateway: Host) -> None:
 
 
 async def _at_once() -> None:
-    """Awaited through `Supervisor.steadily`: returns when an engine serves."""
+    """Awaited through `Supervisor.across_restarts`: returns when an engine serves."""
 
 
 def _fit(measured: Sequence[Measured], rng: np.random.Generator) -> Fit:

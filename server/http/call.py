@@ -72,9 +72,9 @@ async def answer(
         check_fields(gateway.settings, call, len(body))
         if gateway.settings.logs.prompts:
             log_prompt(arrival.own_id or arrival.call_id, _prompt_of(call))
-        demand = gateway.overload.demand(arrival.headers, call.patience, call.priority)
+        deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
-        making = engine_requests_of(gateway, call, arrival, demand.patience)
+        making = engine_requests_of(gateway, call, arrival, deadlines.patience)
         waiting = making if call.formless else while_present(scope, receive, making)
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
         gateway.rejected_prompts.check(requests)
@@ -85,7 +85,7 @@ async def answer(
     if timing is not None:
         timing.end("prompt")
     gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
-    gateway.overload.admit(requests, scope, demand)
+    gateway.overload.admit(requests, scope, deadlines)
     made = _answer_to(call, gateway, batcher, requests, arrival, timeouts=timeouts)
     made.timing = timing
     return made

@@ -151,7 +151,7 @@ class Supervisor:
             "parked": self._parked,
         }
 
-    async def steadily(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def across_restarts(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """`call()` by an engine that serves: it waits for a restart, and is made again where the
         engine was lost meanwhile.
 

@@ -108,8 +108,8 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
     from loadgen.sweep.slo import parse_slo as sweep_slo
     from policies.text import format_policy, parse_policy
     from queueing.optimization.objective import parse_slo
-    from server.admission.demand import demand_of
     from server.admission.limits import delay_target
+    from server.admission.request_deadlines import request_deadlines_of
 
     for text, seconds in (
         ("500us", 0.0005),
@@ -123,7 +123,8 @@ def test_every_grammar_that_holds_a_duration_reads_the_same_one() -> None:
         assert delay_target(f"p99_queueing_delay={text}").seconds == seconds
         assert parse_budget(f"mean={text}").mean == seconds
         assert (
-            demand_of([(b"x-llm-d-inference-ttl", text.encode())], None, None).patience == seconds
+            request_deadlines_of([(b"x-llm-d-inference-ttl", text.encode())], None, None).patience
+            == seconds
         )
         assert parse_policy(f"fixed:batch_size=8,max_wait={text}").max_wait == seconds  # type: ignore[attr-defined]
     assert (

@@ -28,7 +28,7 @@ from server.supervision.lifecycle import EngineState, Lifecycle
 from server.supervision.progress import on_still
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
-from server.supervision.steady import MOST_AT_ONCE, Steady
+from server.supervision.tokenizer import MOST_AT_ONCE, RestartSafeTokenizer
 from tests.virtual_time import run_virtual
 
 
@@ -640,11 +640,11 @@ def test_a_drain_is_not_undone_once_the_process_is_about_to_end(step: str) -> No
 
 def test_each_question_goes_to_the_engine_as_it_was_asked_and_is_made_steadily() -> None:
     async def main() -> None:
-        steadily, threads = list[Any](), list[bool]()
+        results, threads = list[Any](), list[bool]()
 
         async def made(call: Callable[[], Any]) -> Any:
-            steadily.append(await call())
-            return steadily[-1]
+            results.append(await call())
+            return results[-1]
 
         def decode(token_ids: Any) -> str:
             threads.append(threading.current_thread() is threading.main_thread())
@@ -656,8 +656,8 @@ def test_each_question_goes_to_the_engine_as_it_was_asked_and_is_made_steadily()
         engine: Any = SimpleNamespace(
             encode=answered, encode_chat=answered, check_sampling=answered, decode=decode
         )
-        supervisor: Any = SimpleNamespace(steadily=made)
-        asked, of = Sampling(max_tokens=3), Steady(engine, supervisor)
+        supervisor: Any = SimpleNamespace(across_restarts=made)
+        asked, of = Sampling(max_tokens=3), RestartSafeTokenizer(engine, supervisor)
         assert await of.encode("a") == ("a", {"special_tokens": True})
         assert await of.encode("a", special_tokens=False) == ("a", {"special_tokens": False})
         assert await of.encode_chat([{"role": "user"}], {"b": 1}) == (
@@ -669,7 +669,7 @@ def test_each_question_goes_to_the_engine_as_it_was_asked_and_is_made_steadily()
         assert [
             len(await of.decode(range(count))) for count in (1, MOST_AT_ONCE, MOST_AT_ONCE + 1)
         ] == [1, MOST_AT_ONCE, MOST_AT_ONCE + 1]
-        assert (threads, len(steadily)) == ([True, True, False], 7), "a long one in a thread"
+        assert (threads, len(results)) == ([True, True, False], 7), "a long one in a thread"
 
     asyncio.run(main())
 

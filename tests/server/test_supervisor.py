@@ -210,7 +210,7 @@ def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
         assert of.supervisor.state == "lost"
         assert [what for what, *_ in of.told] == ["down", "up", "given up"]
         with pytest.raises(ApiError) as refused:
-            await of.supervisor.steadily(nothing)
+            await of.supervisor.across_restarts(nothing)
         assert (refused.value.status, refused.value.code, refused.value.retry_after) == (
             503,
             "engine_unavailable",
@@ -244,9 +244,9 @@ def test_a_call_waits_for_the_restart_and_is_then_made() -> None:
     async def main() -> None:
         of = Supervised(3.0)
         await of.supervisor.start()
-        assert await of.supervisor.steadily(nothing) == "done"
+        assert await of.supervisor.across_restarts(nothing) == "done"
         of.supervisor.lost("gone")
-        call = asyncio.create_task(of.supervisor.steadily(nothing))
+        call = asyncio.create_task(of.supervisor.across_restarts(nothing))
         await asyncio.sleep(2.9)
         assert not call.done()
         assert of.supervisor.statistics() == {
@@ -267,10 +267,10 @@ def test_so_many_calls_wait_for_a_restart_and_no_more() -> None:
         of = Supervised(3.0, max_parked=2)
         await of.supervisor.start()
         of.supervisor.lost("gone")
-        calls = [asyncio.create_task(of.supervisor.steadily(nothing)) for _ in range(2)]
+        calls = [asyncio.create_task(of.supervisor.across_restarts(nothing)) for _ in range(2)]
         await asyncio.sleep(0.1)
         with pytest.raises(ApiError) as refused:
-            await of.supervisor.steadily(nothing)
+            await of.supervisor.across_restarts(nothing)
         assert (refused.value.status, refused.value.retry_after) == (503, 2)
         assert await asyncio.gather(*calls) == ["done", "done"]
 
@@ -300,11 +300,11 @@ def test_a_call_is_made_again_if_it_failed_with_its_engine_and_not_if_it_failed_
             of.supervisor.lost("gone")
             raise InvalidPromptError("too long")
 
-        assert await of.supervisor.steadily(dies_once) == 2
+        assert await of.supervisor.across_restarts(dies_once) == 2
         with pytest.raises(RuntimeError, match="no such thing"):
-            await of.supervisor.steadily(fails)
+            await of.supervisor.across_restarts(fails)
         with pytest.raises(InvalidPromptError):
-            await of.supervisor.steadily(wrong)
+            await of.supervisor.across_restarts(wrong)
         assert next(made) == 5, "one call each of the last two"
 
     runs(main)
@@ -328,7 +328,7 @@ def test_a_call_whose_engine_was_lost_is_made_again_also_where_the_next_one_serv
                 raise RuntimeError("the connection is closed")
             return count
 
-        assert await of.supervisor.steadily(outlives_its_engine) == 2
+        assert await of.supervisor.across_restarts(outlives_its_engine) == 2
 
     runs(main)
 
@@ -368,7 +368,9 @@ def test_those_that_wait_for_a_restart_are_told_at_once_that_there_is_none(
         of, never = Supervised("no", "no", max_restarts=2 if ends == "give up" else 8), pytest.fail
         await of.supervisor.start()
         of.supervisor.lost("gone")
-        waiting = asyncio.ensure_future(of.supervisor.steadily(lambda: never("there is no engine")))
+        waiting = asyncio.ensure_future(
+            of.supervisor.across_restarts(lambda: never("there is no engine"))
+        )
         await asyncio.sleep(0.1)
         assert of.supervisor.statistics()["parked"] == 1
         if ends == "stop":

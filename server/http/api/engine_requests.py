@@ -42,7 +42,7 @@ async def engine_requests_of(
     """Raises ApiError: a prompt or a limit beyond what is served, a form that the engine
     refuses.
     """
-    prompts = await encode(gateway.steady, gateway.batcher.capabilities, call)
+    prompts = await encode(gateway.tokenizer, gateway.batcher.capabilities, call)
     deadline = math.inf if patience is None else arrival.at + patience
     requests: list[EngineRequest] = []
     shared: Sampling | None = None  # by the sequences of one limit: its lists may be long
@@ -54,7 +54,7 @@ async def engine_requests_of(
             shared = replace(shared, max_tokens=limit, min_tokens=min(call.min_tokens, limit))
         requests += _choices(call, arrival, prompt, shared, deadline, first=len(requests))
     checked = await check_sampling(
-        gateway.steady, requests[0].sampling, call
+        gateway.tokenizer, requests[0].sampling, call
     )  # the others differ in limit and seed only
     if checked is requests[0].sampling:
         return requests

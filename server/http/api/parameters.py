@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.admission.demand import TTFT, TTL
+from server.admission.request_deadlines import TTFT, TTL
 from server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")

@@ -81,14 +81,14 @@ def add_tokenizing(app: FastAPI, gateway: Gateway) -> None:
                 f"got a token id outside the vocabulary of {vocabulary}",
                 param="tokens",
             )
-        return {"prompt": await gateway.steady.decode(call.tokens)}
+        return {"prompt": await gateway.tokenizer.decode(call.tokens)}
 
 
 async def _texts(gateway: Gateway, tokens: Sequence[int]) -> list[str]:
     """Of each token; others have their turn on the event loop in between."""
     texts = []
     for place, token in enumerate(tokens, 1):
-        texts.append(await gateway.steady.decode([token]))
+        texts.append(await gateway.tokenizer.decode([token]))
         if place % MOST_AT_ONCE == 0:
             await asyncio.sleep(0)
     return texts
@@ -116,7 +116,7 @@ async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
     try:
         if call.prompt is not None:
             _refuse_template(call)
-            return await gateway.steady.encode(
+            return await gateway.tokenizer.encode(
                 call.prompt, special_tokens=call.add_special_tokens is not False
             )
         if call.add_special_tokens:
@@ -126,6 +126,6 @@ async def _tokens(gateway: Gateway, call: TokenizeRequest) -> list[int]:
                 "got add_special_tokens for a conversation; leave it out",
                 param="add_special_tokens",
             )
-        return await chat_tokens(gateway.steady, call.messages or [], call)
+        return await chat_tokens(gateway.tokenizer, call.messages or [], call)
     except InvalidPromptError as error:
         raise refused_prompt(error, "prompt" if call.messages is None else "messages") from None

@@ -19,10 +19,10 @@ from queueing.control.wait_ahead import BatchService, SlotService, Together, Wai
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.control import Overload, _floor, _level
-from server.admission.demand import Demand
 from server.admission.limits import DelayTarget, OverloadSettings, check_sequences
 from server.admission.objectives import Objective
 from server.admission.rejections import Rejections
+from server.admission.request_deadlines import RequestDeadlines
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
 from server.admission.waits import Places
 from server.errors import ApiError
@@ -213,8 +213,8 @@ def test_the_turn_goes_round_the_backlog() -> None:
 def test_a_calls_own_limit_stands_beside_the_operators() -> None:
     of = overload()
     of._objectives = (Objective(DelayTarget(3.0, 0.5)),)
-    assert Overload._objectives_of(of, Demand()) == of._objectives
-    assert Overload._objectives_of(of, Demand(first_token=1.0)) == (
+    assert Overload._objectives_of(of, RequestDeadlines()) == of._objectives
+    assert Overload._objectives_of(of, RequestDeadlines(first_token=1.0)) == (
         *of._objectives,
         Objective(DelayTarget(0.75, 0.9), 1.0, 0.25),
     )
@@ -229,12 +229,12 @@ def test_a_priority_is_at_most_a_hundred_either_way(priority: int, taken: bool) 
         _gateway=SimpleNamespace(limits=SimpleNamespace(patience=None)),
     )
     if taken:
-        Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
+        Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
     else:
         with pytest.raises(ApiError, match="expected -100 to 100"):
-            Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
+            Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
     of.settings = OverloadSettings()
-    Overload.demand(of, [], None, priority)  # type: ignore[arg-type]
+    Overload.deadlines_of(of, [], None, priority)  # type: ignore[arg-type]
 
 
 # the adaptive limit

@@ -14,8 +14,8 @@ from policies import SpecError
 from queueing.measurement.record import Record
 from server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
 from server.admission.concurrency import AdaptiveLimit
-from server.admission.demand import NOTHING, demand_of
 from server.admission.limits import DelayTarget, OverloadSettings, delay_target
+from server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
 from server.admission.service_seen import RecentMoments, ServiceSeen
 from server.errors import ApiError
 
@@ -104,14 +104,14 @@ def test_nothing_but_the_queue_is_bounded_until_something_is_named() -> None:
 def test_patience_is_the_least_that_anybody_named(
     headers: Any, body: float | None, default: float | None, patience: float | None
 ) -> None:
-    assert demand_of(headers, body, default).patience == (
+    assert request_deadlines_of(headers, body, default).patience == (
         None if patience is None else pytest.approx(patience)
     )
 
 
 def test_a_call_that_asks_nothing_costs_nothing() -> None:
-    assert demand_of([(b"host", b"x")], None, None) is NOTHING
-    asked = demand_of([(b"x-llm-d-slo-ttft-ms", b"250")], None, None)
+    assert request_deadlines_of([(b"host", b"x")], None, None) is NO_DEADLINES
+    asked = request_deadlines_of([(b"x-llm-d-slo-ttft-ms", b"250")], None, None)
     assert (asked.patience, asked.first_token) == (None, pytest.approx(0.25))
 
 
@@ -119,7 +119,7 @@ def test_a_call_that_asks_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize("name", [b"x-llm-d-inference-ttl", b"x-llm-d-slo-ttft-ms"])
 def test_a_header_that_cannot_be_read_is_one_clear_error(name: bytes, value: bytes) -> None:
     with pytest.raises(ApiError, match="expected") as refused:
-        demand_of([(name, value)], None, None)
+        request_deadlines_of([(name, value)], None, None)
     assert (refused.value.status, refused.value.param) == (400, name.decode())
 
 

@@ -21,19 +21,19 @@ _NAMES = frozenset((TTL, TTFT))
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequestDeadlines:
     """Seconds; None where nothing is asked."""
 
     patience: float | None = None
     first_token: float | None = None
 
 
-NOTHING = Demand()
+NO_DEADLINES = RequestDeadlines()
 
 
-def demand_of(
+def request_deadlines_of(
     headers: Sequence[tuple[bytes, bytes]], patience: float | None, default: float | None
-) -> Demand:
+) -> RequestDeadlines:
     """By the headers, the body's `patience` and the server's `default`. Raises ApiError 400."""
     asked = patience
     first_token = None
@@ -44,7 +44,11 @@ def demand_of(
             else:
                 first_token = _milliseconds(value)
     asked = _least(asked, default)
-    return NOTHING if asked is None and first_token is None else Demand(asked, first_token)
+    return (
+        NO_DEADLINES
+        if asked is None and first_token is None
+        else RequestDeadlines(asked, first_token)
+    )
 
 
 def _least(one: float | None, other: float | None) -> float | None:

@@ -1,5 +1,5 @@
-"""The calls of an engine that are waited for before anything queues, made so that a restart in
-the middle does not fail them.
+"""Tokenizer and sampling checks of the engine, needed before a call queues: a restart in the middle
+does not fail them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from server.supervision.supervisor import Supervisor
 MOST_AT_ONCE = 4096  # tokens that become text on the event loop
 
 
-class Steady:
+class RestartSafeTokenizer:
     """A `PromptReader`: each call waits for a restart, and is made again where the engine was
-    lost meanwhile (`Supervisor.steadily`).
+    lost meanwhile (`Supervisor.across_restarts`).
     """
 
     def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
@@ -25,7 +25,7 @@ class Steady:
 
     async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.steadily(
+        return await self._supervisor.across_restarts(
             lambda: self._engine.encode(text, special_tokens=special_tokens)
         )
 
@@ -33,13 +33,13 @@ class Steady:
         self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
     ) -> list[int]:
         """See `Engine`."""
-        return await self._supervisor.steadily(
+        return await self._supervisor.across_restarts(
             lambda: self._engine.encode_chat(messages, template_arguments)
         )
 
     async def check_sampling(self, sampling: Sampling) -> Sampling:
         """See `Engine`."""
-        return await self._supervisor.steadily(lambda: self._engine.check_sampling(sampling))
+        return await self._supervisor.across_restarts(lambda: self._engine.check_sampling(sampling))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """See `Engine`; it needs the tokenizer, which goes with the engine."""
@@ -49,4 +49,4 @@ class Steady:
                 return self._engine.decode(token_ids)
             return await asyncio.to_thread(self._engine.decode, token_ids)
 
-        return await self._supervisor.steadily(decoded)
+        return await self._supervisor.across_restarts(decoded)
