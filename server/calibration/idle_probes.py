@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from server.calibration.calibration import profile_of
+from server.calibration.candidate_law import CandidateLaw, KnownLaw, weigh
 from server.calibration.designed import (
     LONGEST_CELL,
     PROMPT_TOKENS,
@@ -33,8 +34,7 @@ from server.calibration.designed import (
     design,
 )
 from server.calibration.host import Host
-from server.calibration.offer import KnownLaw, Offer, weigh
-from server.calibration.probe_book import LOOP, Limits, ProbeBook
+from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
 from server.calibration.turnaround import ClosedLoop
 from server.errors import ApiError
 from server.runtime.pools import end_at_once
@@ -48,8 +48,8 @@ NOTE = "measured in idle moments"
 
 
 class IdleProbes:
-    """One loop. `on_offer` is told of every refit and whether it was taken; a law that was is in
-    force by then, and an epoch under it has begun.
+    """One loop. `on_candidate` gets every refit and whether it was taken; by then a law that was
+    taken is in force, and an epoch under it has begun.
     """
 
     def __init__(
@@ -59,28 +59,28 @@ class IdleProbes:
         *,
         executor: Callable[[], Executor] | None = None,
         seed: int = 0,
-        on_offer: Callable[[Offer, bool], None] | None = None,
+        on_candidate: Callable[[CandidateLaw, bool], None] | None = None,
     ) -> None:
         self._gateway = gateway
         self._batcher = gateway.batcher
         self._limits = limits or Limits()
         self._executor = executor or _niced
         self._rng = np.random.default_rng(seed)
-        self._on_offer = on_offer
+        self._on_candidate = on_candidate
         bounds = self._batcher.capabilities
         self._batches = DesignedBatches(
             gateway.engine, bounds, gateway.settings.supervision.stuck_timeout or LONGEST_CELL
         )
         lengths = tuple(int(length) for length in self._rng.integers(*LOOP_LENGTHS, LOOP_REQUESTS))
         loop = ClosedLoop(min(4, bounds.max_num_seqs), lengths, PROMPT_TOKENS)
-        self.book = ProbeBook(
+        self.schedule = ProbeSchedule(
             design(bounds, max_output_tokens=gateway.limits.max_output_tokens or 64),
             loop,
             self._limits,
         )
         self._rested_at = gateway.now()
-        self.offer: Offer | None = None  # the last
-        # the last offer would replace the law in force: it is measured afresh
+        self.candidate: CandidateLaw | None = None  # the last
+        # the last candidate would replace the law in force: it is measured afresh
         self.suspected = False
         self.seconds = 0.0  # of the engine's time used so far
         self.measured = self.interrupted = 0
@@ -101,21 +101,21 @@ class IdleProbes:
 
     def state(self) -> dict[str, Any]:
         """For `/admin/state`."""
-        offer = self.offer
+        candidate = self.candidate
         return {
             "measured": self.measured,
             "interrupted": self.interrupted,
             "seconds": self.seconds,
-            "rounds": self.book.rounds,
-            "cells": len(self.book.admitted()),
+            "rounds": self.schedule.rounds,
+            "cells": len(self.schedule.admitted()),
             "suspected": self.suspected,
             "offer": None
-            if offer is None
+            if candidate is None
             else {
-                "law": str(offer.fit.law),
-                "verdict": offer.verdict,
-                "says": offer.says,
-                "doubts": list(offer.doubts),
+                "law": str(candidate.fit.law),
+                "verdict": candidate.verdict,
+                "says": candidate.says,
+                "doubts": list(candidate.doubts),
             },
         }
 
@@ -130,7 +130,7 @@ class IdleProbes:
 
     async def _turn(self) -> None:
         """One cell, a rest, and at the end of a round a look at the law."""
-        index = self.book.next(self._rng)
+        index = self.schedule.next(self._rng)
         began = self._gateway.now()
         if index is None:
             log.info(
@@ -138,14 +138,14 @@ class IdleProbes:
                 "follows later",
                 self._limits.longest * 1e3,
             )
-            self.book.forget_smallest()
+            self.schedule.forget_smallest()
             self._rested_at = began + self._limits.retry
             return
         await self._probe(index)
         took = self._gateway.now() - began
         self.seconds += took
-        self._rested_at = self._gateway.now() + self.book.rest(took)
-        if self.book.due_for_fit():
+        self._rested_at = self._gateway.now() + self.schedule.rest(took)
+        if self.schedule.due_for_fit():
             await self._refit()
 
     async def _probe(self, index: int) -> None:
@@ -160,7 +160,7 @@ class IdleProbes:
             if error.code == TOO_LONG:
                 gateway.supervisor.lost(str(error))
         else:
-            self.book.add(index, found)
+            self.schedule.add(index, found)
             self.measured += 1
         finally:
             self._batcher.lease.revoke()
@@ -168,67 +168,71 @@ class IdleProbes:
     async def _measure(self, index: int) -> Any:
         """The engine warmed by a short batch of the same size, then the cell."""
         cell = (
-            Cell(self.book.loop.lengths, PROMPT_TOKENS) if index == LOOP else self.book.grid[index]
+            Cell(self.schedule.loop.lengths, PROMPT_TOKENS)
+            if index == LOOP
+            else self.schedule.grid[index]
         )
-        size = self.book.loop.slots if index == LOOP else len(cell.lengths)
+        size = self.schedule.loop.slots if index == LOOP else len(cell.lengths)
         await self._batches.measure(
             Cell((min(WARM, *cell.lengths),) * size, cell.prompt_tokens), self._rng
         )
         if index == LOOP:
-            return await self._batches.slot_time(self.book.loop, self._rng)
+            return await self._batches.slot_time(self.schedule.loop, self._rng)
         return await self._batches.measure(cell, self._rng)
 
     async def _refit(self) -> None:
-        gateway, book = self._gateway, self.book
+        gateway, schedule = self._gateway, self.schedule
         profile = gateway.latency.profile
         cells = [] if profile is None else [cell["lengths"] for cell in profile.cells]
         known = gateway.latency.law
         reach = max(map(len, cells), default=0), max(map(max, cells), default=0)
         in_force = None if known is None else KnownLaw(known, *reach)
         question = (
-            book.measured(),
+            schedule.measured(),
             in_force,
-            book.loop,
-            book.slot_time(),
+            schedule.loop,
+            schedule.slot_time(),
             int(self._rng.integers(2**31)),
         )
         executor = self._executor()
         try:
-            offer = await asyncio.get_running_loop().run_in_executor(executor, weigh, *question)
+            candidate = await asyncio.get_running_loop().run_in_executor(executor, weigh, *question)
         except Exception:
             log.exception("no latency law could be fitted to the idle probes")
             return
         finally:
             await end_at_once(executor)
         if gateway.latency.law is known and not gateway.latency.calibrating:
-            self._decide(offer)
+            self._decide(candidate)
 
-    def _decide(self, offer: Offer) -> None:
-        self.offer = offer
-        taken = offer.verdict == "first" or (offer.verdict == "replaces" and self.suspected)
+    def _decide(self, candidate: CandidateLaw) -> None:
+        self.candidate = candidate
+        taken = candidate.verdict == "first" or (candidate.verdict == "replaces" and self.suspected)
         if taken:
             self._gateway.latency.adopt(
-                profile_of(self._gateway, offer.fit, self.book.measured(), PROMPT_TOKENS, note=NOTE)
+                profile_of(
+                    self._gateway, candidate.fit, self.schedule.measured(), PROMPT_TOKENS, note=NOTE
+                )
             )
-        self.suspected = offer.verdict == "replaces" and not taken
+        self.suspected = candidate.verdict == "replaces" and not taken
         if self.suspected:
-            self.book.clear()
+            self.schedule.clear()
         word = "in force" if taken else "measured afresh" if self.suspected else "kept aside"
-        law, r2 = offer.fit.law.rounded(), offer.fit.r2
+        law, r2 = candidate.fit.law.rounded(), candidate.fit.r2
         log.info(
             "latency law from idle probes %s (%s): %s; R2 %.4f; %s",
             word,
-            offer.verdict,
+            candidate.verdict,
             law,
             r2,
-            offer.says,
+            candidate.says,
         )
         if taken:
-            for doubt in offer.doubts:
+            for doubt in candidate.doubts:
                 log.info("  doubt: %s", doubt)
             self._gateway.limits.begin_epoch()  # under another law
-        if self._on_offer is not None:
-            self._on_offer(offer, taken)
+        if self._on_candidate is not None:
+            self._on_candidate(candidate, taken)
 
 
 def _niced() -> Executor:

@@ -24,10 +24,10 @@ from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile
 from queueing.measurement.record import read_run
 from server.calibration.calibration import CalibrationRequest, Calibrator
+from server.calibration.candidate_law import CandidateLaw, Comparison, KnownLaw, _verdict, weigh
 from server.calibration.designed import Cell, DesignedBatches, InterruptedCellError, design
 from server.calibration.idle_probes import IdleProbes, _niced
-from server.calibration.offer import Comparison, KnownLaw, Offer, _verdict, weigh
-from server.calibration.probe_book import LOOP, Limits, ProbeBook
+from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
 from server.calibration.turnaround import ClosedLoop, slot_time
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
@@ -133,11 +133,11 @@ def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
     assert max(map(abs, errors)) < 0.03
     assert law.turnaround == pytest.approx(LAW.turnaround, abs=0.5e-3)
     assert 0.03 < law.cv < 0.07
-    assert probes.offer is not None
-    assert probes.offer.verdict == "first"
+    assert probes.candidate is not None
+    assert probes.candidate.verdict == "first"
     assert gateway.latency.profile is not None
     assert gateway.latency.profile.note == "measured in idle moments"
-    assert len(gateway.latency.profile.cells) == 3 * len(probes.book.grid)
+    assert len(gateway.latency.profile.cells) == 3 * len(probes.schedule.grid)
 
 
 def test_the_share_of_idle_time_is_kept() -> None:
@@ -292,28 +292,30 @@ def test_a_gateway_that_stops_in_the_middle_of_a_probe_leaves_the_engine_free() 
 def test_a_law_of_another_shape_is_replaced_and_the_same_shape_at_another_speed_is_not() -> None:
     """And the first only after a second look, on measurements of its own."""
 
-    async def main(known: LatencyModel, looks: int) -> tuple[LatencyModel | None, Offer | None]:
+    async def main(
+        known: LatencyModel, looks: int
+    ) -> tuple[LatencyModel | None, CandidateLaw | None]:
         async with probing(NOISY, known) as (gateway, probes):
             for _ in range(looks):
-                before = probes.offer
-                await until(lambda before=before: probes.offer is not before, step=0.1)
-            assert probes.book.rounds == (0 if probes.suspected else QUICK.fewest)
-            return gateway.latency.law, probes.offer
+                before = probes.candidate
+                await until(lambda before=before: probes.candidate is not before, step=0.1)
+            assert probes.schedule.rounds == (0 if probes.suspected else QUICK.fewest)
+            return gateway.latency.law, probes.candidate
 
     other = dataclasses.replace(LAW, k3=LAW.k3 * 4)
     assert run(main(other, 1))[0] is other
-    law, offer = run(main(other, 2))
-    assert offer is not None
-    assert offer.verdict == "replaces"
-    assert "k3" in offer.says
+    law, candidate = run(main(other, 2))
+    assert candidate is not None
+    assert candidate.verdict == "replaces"
+    assert "k3" in candidate.says
     assert law is not None
     assert law.k3 == pytest.approx(LAW.k3, rel=0.2)
 
     slower = LAW.at_speed(0.5)
-    law, offer = run(main(slower, 1))
+    law, candidate = run(main(slower, 1))
     assert law is slower
-    assert offer is not None
-    assert (offer.verdict, offer.factor) == ("agrees", pytest.approx(2.0, rel=0.03))
+    assert candidate is not None
+    assert (candidate.verdict, candidate.factor) == ("agrees", pytest.approx(2.0, rel=0.03))
 
 
 def test_an_engine_too_slow_for_any_probe_is_left_alone() -> None:
@@ -390,39 +392,47 @@ def test_no_cell_but_the_smallest_ever_takes_longer_than_stated(
     law: LatencyModel, seed: int
 ) -> None:
     """Whatever the law; and what is measured is measured evenly."""
-    book, rng = ProbeBook(GRID, LOOP_DESIGN, Limits(longest=0.25)), np.random.default_rng(seed)
+    schedule, rng = (
+        ProbeSchedule(GRID, LOOP_DESIGN, Limits(longest=0.25)),
+        np.random.default_rng(seed),
+    )
     seen = []
     for _ in range(60):
-        index = book.next(rng)
+        index = schedule.next(rng)
         if index is None:
             break
         found = slot_time(law, LOOP_DESIGN) if index == LOOP else exact(law, GRID[index])
         if isinstance(found, Measured) and index != 0:
             assert found.service_time <= 0.25 * (1 + 1e-9)
-        book.add(index, found)
+        schedule.add(index, found)
         seen.append(index)
-    counts = [seen.count(index) for index in book.admitted()]
+    counts = [seen.count(index) for index in schedule.admitted()]
     assert not counts or max(counts) - min(counts) <= 1
 
 
 def test_a_round_is_fitted_once_and_only_with_enough_repeats() -> None:
-    book, rng = ProbeBook(GRID[:8], LOOP_DESIGN, Limits(fewest=3, kept=4)), np.random.default_rng(1)
+    schedule, rng = (
+        ProbeSchedule(GRID[:8], LOOP_DESIGN, Limits(fewest=3, kept=4)),
+        np.random.default_rng(1),
+    )
     fits = []
-    while book.rounds < 6:
-        index = book.next(rng)
+    while schedule.rounds < 6:
+        index = schedule.next(rng)
         assert index is not None
-        book.add(index, slot_time(LAW, LOOP_DESIGN) if index == LOOP else exact(LAW, GRID[index]))
-        if book.due_for_fit():
-            fits.append((book.rounds, len(book.measured())))
-    cells = len([index for index in book.admitted() if index != LOOP])
+        schedule.add(
+            index, slot_time(LAW, LOOP_DESIGN) if index == LOOP else exact(LAW, GRID[index])
+        )
+        if schedule.due_for_fit():
+            fits.append((schedule.rounds, len(schedule.measured())))
+    cells = len([index for index in schedule.admitted() if index != LOOP])
     assert cells == 6, "256 tokens are too long"
     assert fits == [(3, 3 * cells), (4, 4 * cells), (5, 4 * cells), (6, 4 * cells)]
-    assert book.full
+    assert schedule.full
 
 
 def test_the_rest_keeps_the_share() -> None:
     """A probe of 0.1 s is followed by 0.4 s of rest: a fifth."""
-    assert ProbeBook(GRID, LOOP_DESIGN, Limits(share=0.2)).rest(0.1) == pytest.approx(0.4)
+    assert ProbeSchedule(GRID, LOOP_DESIGN, Limits(share=0.2)).rest(0.1) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +463,9 @@ def measurements(
     return found
 
 
-def verdict(found: list[Measured], in_force: KnownLaw | None, slot: float | None = None) -> Offer:
+def verdict(
+    found: list[Measured], in_force: KnownLaw | None, slot: float | None = None
+) -> CandidateLaw:
     return weigh(found, in_force, LOOP_DESIGN, slot, 3, bootstrap=5)
 
 
@@ -461,9 +473,9 @@ def test_the_true_law_in_force_stays_in_force() -> None:
     """Not replaced in any of 20 runs of noisy measurements, though its cells seem to differ by
     more than 3 % in some.
     """
-    offers = [verdict(measurements(LAW, 0.1, seed=seed), KnownLaw(LAW)) for seed in range(20)]
-    assert {offer.verdict for offer in offers} == {"agrees"}
-    assert max(offer.gap or 0 for offer in offers) > 0.03
+    candidates = [verdict(measurements(LAW, 0.1, seed=seed), KnownLaw(LAW)) for seed in range(20)]
+    assert {candidate.verdict for candidate in candidates} == {"agrees"}
+    assert max(candidate.gap or 0 for candidate in candidates) > 0.03
 
 
 def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
@@ -480,24 +492,26 @@ def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
 def test_exact_measurements_of_the_law_in_force_agree_at_any_speed() -> None:
     """Intervals of width 0 do not make a difference of 1e-16 a difference."""
     for speed in (0.5, 1.0, 3.0):
-        offer = verdict(measurements(LAW.at_speed(speed), 0.0), KnownLaw(LAW))
-        assert (offer.verdict, offer.factor) == ("agrees", pytest.approx(speed))
+        candidate = verdict(measurements(LAW.at_speed(speed), 0.0), KnownLaw(LAW))
+        assert (candidate.verdict, candidate.factor) == ("agrees", pytest.approx(speed))
 
 
 def test_a_difference_that_is_certain_but_small_changes_nothing() -> None:
     """k4 + 2 % at a residual of 0.1 %: cells differ by less than 3 %."""
-    offer = verdict(measurements(LAW, 0.001), KnownLaw(dataclasses.replace(LAW, k4=LAW.k4 * 1.02)))
-    assert offer.verdict == "agrees"
+    candidate = verdict(
+        measurements(LAW, 0.001), KnownLaw(dataclasses.replace(LAW, k4=LAW.k4 * 1.02))
+    )
+    assert candidate.verdict == "agrees"
 
 
 @pytest.mark.slow
 def test_the_fit_runs_in_a_process_of_its_own() -> None:
-    """Question and offer can be sent there and back."""
+    """Question and candidate law can be pickled."""
     with _niced() as executor:
-        offer = executor.submit(
+        candidate = executor.submit(
             weigh, measurements(LAW, 0.0), KnownLaw(LAW), LOOP_DESIGN, None, 0
         ).result(timeout=60)
-    assert offer.verdict == "agrees"
+    assert candidate.verdict == "agrees"
 
 
 @pytest.mark.parametrize(
@@ -535,7 +549,9 @@ def test_a_law_is_replaced_beyond_chance_and_three_percent_by_one_measured_as_wi
 def test_a_law_that_lies_a_tenth_from_the_cells_is_poor(
     off: float, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.calibration.offer.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {}))
+    monkeypatch.setattr(
+        "server.calibration.candidate_law.fit_law", lambda *_, **__: Fit(LAW, 1.0, off, {})
+    )
     assert verdict(measurements(LAW, 0.0), None).verdict == first
 
 

@@ -50,7 +50,7 @@ class Limits:
             )
 
 
-class ProbeBook:
+class ProbeSchedule:
     """The last measurements of every cell, and of the closed loop."""
 
     def __init__(self, grid: Sequence[Cell], loop: ClosedLoop, limits: Limits) -> None:

@@ -47,7 +47,7 @@ class KnownLaw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class CandidateLaw:
     """A fit with its doubts; `factor` is its times over those in force, `gap` the largest
     relative difference beside that.
     """
@@ -68,7 +68,7 @@ def weigh(
     seed: int,
     *,
     bootstrap: int = BOOTSTRAP,
-) -> Offer:
+) -> CandidateLaw:
     """Fit and compare. Raises ValueError where the cells cannot tell the coefficients apart."""
     fit = fit_law(measured, np.random.default_rng(seed), bootstrap=bootstrap)
     turnaround, more = _turnaround(fit.law, in_force, loop, slot_time)
@@ -80,12 +80,12 @@ def weigh(
             f"the cells' means differ by {fit.mape:.1%} from the best law (condition number "
             f"{known.condition:.3g}): no law is taken from them"
         )
-        return Offer(fit=fit, doubts=doubts, verdict="poor", says=says)
+        return CandidateLaw(fit=fit, doubts=doubts, verdict="poor", says=says)
     if in_force is None:
-        return Offer(fit=fit, doubts=doubts, verdict="first", says="no law was known")
+        return CandidateLaw(fit=fit, doubts=doubts, verdict="first", says="no law was known")
     found = compare(measured, fit.law, in_force.law)
     verdict, says = _verdict(found, fit, measured, known, in_force)
-    return Offer(
+    return CandidateLaw(
         fit=fit, doubts=doubts, verdict=verdict, says=says, factor=found.factor, gap=found.gap
     )
 
