@@ -98,7 +98,7 @@ class Overload:
         return [self]  # a rate may be limited later
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        """It is told its place and wait."""
+        """Estimate its wait."""
         if self.waits is not None and self.settings.wait_estimates:
             self.waits.on_arrival(sequence)
 

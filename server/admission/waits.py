@@ -1,4 +1,4 @@
-"""What a request is told of its wait when it arrives, and how right that was.
+"""The wait estimate that a request gets when it arrives, and how right it was.
 
 The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by
 the live model where it has looked at this policy, by what was seen where not. It is written on the
@@ -36,7 +36,7 @@ Listener = Callable[[int, float | None], None]  # its place, and the mean wait i
 
 
 class Waits:
-    """Tells, and keeps the account of what it told."""
+    """Estimates waits, and compares the estimates with the delays observed."""
 
     def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
@@ -69,13 +69,13 @@ class Waits:
         self._last = None
         self._seen.begin_epoch()
 
-    # the account
+    # estimates and observations
 
     def on_arrival(self, sequence: SequenceState) -> None:
-        """Tell it: it stands in the queue already."""
+        """Estimate its wait: it stands in the queue already."""
         place = self._gateway.batcher.place_of(sequence.engine_request.request) - 1
         found = self.wait(place, joining=0)
-        sequence.told = (
+        sequence.wait_estimate = (
             place,
             None if found is None or not math.isfinite(mean := found.mean) else mean,
         )
@@ -86,12 +86,15 @@ class Waits:
         self._seen.on_dispatch(batch)
         at = batch.dispatched_at
         for sequence in batch.sequences:
-            if sequence.told is not None and (told := sequence.told[1]) is not None:
+            if (
+                sequence.wait_estimate is not None
+                and (wait := sequence.wait_estimate[1]) is not None
+            ):
                 delay = at - sequence.engine_request.request.arrived_at
-                if told > SHORT or delay > SHORT:
-                    self._predicted.inc(told)
+                if wait > SHORT or delay > SHORT:
+                    self._predicted.inc(wait)
                     self._observed.inc(delay)
-                    self._ratio.observe(delay / max(told, SHORT))
+                    self._ratio.observe(delay / max(wait, SHORT))
 
     def on_idle(self, server_id: int, at: float) -> None:
         """A batch is over."""
@@ -192,7 +195,7 @@ class Waits:
 
 
 class Places:
-    """Tells those who listen where they stand: one walk through the queue a second, however many
+    """Reports places in the queue to listeners: one walk through the queue a second, however many
     listen.
     """
 
@@ -202,9 +205,9 @@ class Places:
         self._listeners: dict[str, Listener] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def listen(self, request_id: str, told: Listener) -> None:
+    def listen(self, request_id: str, listener: Listener) -> None:
         """From the next walk on."""
-        self._listeners[request_id] = told
+        self._listeners[request_id] = listener
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(EVERY, self._walk)
 
@@ -218,7 +221,7 @@ class Places:
     def _walk(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(EVERY, self._walk)
         for place, waiting in enumerate(self._gateway.batcher.waiting):
-            told = self._listeners.get(waiting.request.id)
-            if told is not None:
+            listener = self._listeners.get(waiting.request.id)
+            if listener is not None:
                 wait = None if self._waits is None else self._waits.wait(place, joining=0)
-                told(place, None if wait is None else wait.mean)
+                listener(place, None if wait is None else wait.mean)

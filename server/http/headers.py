@@ -46,8 +46,8 @@ def stamped(scope: Scope, send: Send) -> Send:
 def early_headers(request_id: str, last: SequenceState | None) -> list[tuple[bytes, bytes]]:
     """What is known when the call joins the queue; `last`: its sequence that is served last."""
     headers = [(b"x-request-id", request_id.encode())]
-    if last is not None and last.told is not None:
-        place, wait = last.told
+    if last is not None and last.wait_estimate is not None:
+        place, wait = last.wait_estimate
         headers.append((b"x-kendall-queue-position", b"%d" % place))
         if wait is not None:
             headers.append((b"x-kendall-predicted-wait-ms", b"%.3f" % (wait * 1e3)))

@@ -56,8 +56,8 @@ class Connection:
     def lose(self) -> None:
         """It is over."""
         self.lost = True
-        told, self._on_lost = self._on_lost, []
-        for on_lost in told:
+        watchers, self._on_lost = self._on_lost, []
+        for on_lost in watchers:
             on_lost()
 
 

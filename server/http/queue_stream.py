@@ -62,8 +62,8 @@ class QueueStream(Answer):
         last = self._choices[-1].sequence
         assert last is not None
         await self._begin()
-        if last.told is not None:
-            self._on_place(*last.told)
+        if last.wait_estimate is not None:
+            self._on_place(*last.wait_estimate)
         self._places.listen(last.id, self._on_place)
         try:
             while self.undispatched and not (self._gone or self.error):

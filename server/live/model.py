@@ -67,7 +67,7 @@ class LiveModel:
         # the last look of this epoch, as `/admin/prediction` shows it
         self.prediction: dict[str, Any] | None = None
         self.reason: str | None = None  # why the last look has no prediction
-        # service times of this epoch's policy, for waits that are told
+        # service times of this epoch's policy, for wait estimates
         self.ahead: BatchService | SlotService | None = None
         self.estimates: dict[str, Any] | None = None
         self.what_if: list[dict[str, Any]] | None = None

@@ -165,7 +165,7 @@ def _too_few(ended: int) -> str:
 
 
 def _ahead(found: Assessment) -> BatchService | SlotService | None:
-    """Service times for the waits that requests are told at their arrival; also where the queue
+    """Service times for the wait estimates of requests at their arrival; also where the queue
     has no steady state.
     """
     if found.model is None:

@@ -105,7 +105,7 @@ class SequenceState:
         "stop_detector",
         "stream",
         "timing",
-        "told",
+        "wait_estimate",
     )
 
     def __init__(
@@ -138,7 +138,7 @@ class SequenceState:
         self.continued = False  # the engine made no token for it once, and got it again
         self.stream: TokenStream | None = None
         # at its arrival: how many waited before it, and seconds to wait
-        self.told: tuple[int, float | None] | None = None
+        self.wait_estimate: tuple[int, float | None] | None = None
         self._failure: str | None = None
 
     def waiting(self) -> Waiting:

@@ -43,13 +43,13 @@ def in_daemon(work: Callable[[], _T], name: str) -> asyncio.Future[_T]:
             call()
 
     def run() -> None:
-        told: Callable[[], None]
+        outcome: Callable[[], None]
         try:
-            told = partial(future.set_result, work())
+            outcome = partial(future.set_result, work())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
-            told = partial(future.set_exception, error)
+            outcome = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, told)
+            loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

@@ -464,7 +464,7 @@ def test_without_aging_priorities_change_nothing() -> None:
 
 
 def test_a_request_is_told_its_place_and_wait_and_the_account_is_kept() -> None:
-    """Certain services: what was told is what came; both sums and the ratio say so."""
+    """Certain services: the estimate is the delay; both sums and the ratio say so."""
 
     async def main() -> None:
         async with running("single") as (app, gateway):
@@ -473,11 +473,11 @@ def test_a_request_is_told_its_place_and_wait_and_the_account_is_kept() -> None:
             for place, made in enumerate(calls):
                 await made.task
                 assert int(made.headers["x-kendall-queue-position"]) == max(0, place - 1)
-                told, delay = (
+                estimate, delay = (
                     float(made.headers[name])
                     for name in ("x-kendall-predicted-wait-ms", "x-kendall-queueing-delay-ms")
                 )
-                assert told == pytest.approx(delay, abs=2)
+                assert estimate == pytest.approx(delay, abs=2)
             predicted, observed = (
                 counted(gateway, f"kendall_wait_{name}_seconds_total")
                 for name in ("predicted", "observed")

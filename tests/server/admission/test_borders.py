@@ -466,11 +466,13 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
     gateway.live_model = lambda: SimpleNamespace(
         activity=SimpleNamespace(sequence_rate=lambda: 0.5)
     )  # type: ignore[attr-defined]
-    told = found._batch_wait(fixed, place, joining, 10.0)
+    estimate = found._batch_wait(fixed, place, joining, 10.0)
     alone = fixed.wait(place, [])
     with_whom = company(place, 3 + joining, 2, 0.5, left)
     assert (with_whom is None) == full
-    assert told.mean == pytest.approx(alone.mean if with_whom is None else _later(alone, with_whom))
+    assert estimate.mean == pytest.approx(
+        alone.mean if with_whom is None else _later(alone, with_whom)
+    )
     gateway.batcher.policy = parse_policy("fixed:batch_size=2")
     endless = found._batch_wait(fixed, place, joining, 10.0)
     with_whom = company(place, 3 + joining, 2, 0.5, math.inf)

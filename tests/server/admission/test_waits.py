@@ -75,7 +75,7 @@ def saw(of: Waits, *services: float, first_token: float = 0.01) -> None:
 
 
 def batch(
-    policy: str, at: float, *, size: int, arrived_at: float = 0.0, told: float | None = None
+    policy: str, at: float, *, size: int, arrived_at: float = 0.0, estimate: float | None = None
 ) -> Any:
     """What waits read of a dispatch."""
     engine_request = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
@@ -85,7 +85,9 @@ def batch(
         "stop_detector": SimpleNamespace(output_tokens=0),
     }
     sequence = SimpleNamespace(
-        engine_request=engine_request, told=None if told is None else (0, told), **untouched
+        engine_request=engine_request,
+        wait_estimate=None if estimate is None else (0, estimate),
+        **untouched,
     )
     return SimpleNamespace(
         policy=parse_policy(policy),
@@ -101,9 +103,9 @@ def test_slots_wait_by_the_live_model_whatever_was_seen(served: tuple[float, ...
     found, _ = waits(ahead=SLOTS, in_service=4)
     saw(found, *served)
     for place in (0, 1, 5):
-        told = found.wait(place, joining=0)
-        assert told == SLOTS.wait(place, 4)
-        assert told.mean > 0.05
+        estimate = found.wait(place, joining=0)
+        assert estimate == SLOTS.wait(place, 4)
+        assert estimate.mean > 0.05
     assert found.service() is SLOTS
     assert found.first_token() == (
         0.01 if served else 0.02
@@ -155,8 +157,13 @@ def test_a_request_waits_from_the_place_on_at_which_no_slot_is_free(known: str) 
     found, _ = waits(ahead=SLOTS if known == "live" else None, in_service=2)
     if known == "seen":
         saw(found, 2.0)
-    told = [found.wait(place, joining=0) for place in range(4)]
-    assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False, False]
+    estimates = [found.wait(place, joining=0) for place in range(4)]
+    assert [each.mean == 0.0 for each in estimates if each is not None] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("served", [(), (2.0,)])
@@ -166,16 +173,16 @@ def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_anot
     """Its law is of two slots, both taken; the engine has four."""
     found, _ = waits(ahead=SlotService(slots=2, throughput=10.0), in_service=2)
     saw(found, *served)
-    told = [found.wait(place, joining=0) for place in range(3)]
-    assert [each.mean == 0.0 for each in told if each is not None] == [True, True, False]
+    estimates = [found.wait(place, joining=0) for place in range(3)]
+    assert [each.mean == 0.0 for each in estimates if each is not None] == [True, True, False]
 
 
 def test_batches_are_never_told_of_a_free_slot() -> None:
     found, _ = waits(policy="capped:max_batch_size=2", ahead=BATCHES, in_service=1)
     found.on_dispatch(batch("capped:max_batch_size=2", 0.0, size=1))
-    told = found.wait(0, joining=0)
-    assert told is not None
-    assert told.mean == pytest.approx(0.3)
+    estimate = found.wait(0, joining=0)
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(("waiting", "throughput"), [(0, 8.0), (1, 0.5)])
@@ -213,10 +220,14 @@ def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     one neither told nor waited 1 ms.
     """
     found, gateway = waits(policy="capped:max_batch_size=2")
-    found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, told=0.2))
+    found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, estimate=0.2))
     found.on_dispatch(batch("capped:max_batch_size=2", 2.0, size=1, arrived_at=1.0))
-    found.on_dispatch(batch("capped:max_batch_size=2", 3.0, size=1, arrived_at=2.9995, told=0.0009))
-    found.on_dispatch(batch("capped:max_batch_size=2", 5.0, size=1, arrived_at=4.5, told=0.0005))
+    found.on_dispatch(
+        batch("capped:max_batch_size=2", 3.0, size=1, arrived_at=2.9995, estimate=0.0009)
+    )
+    found.on_dispatch(
+        batch("capped:max_batch_size=2", 5.0, size=1, arrived_at=4.5, estimate=0.0005)
+    )
     assert gateway.counted("kendall_wait_predicted_seconds_total") == pytest.approx(0.4005)
     assert gateway.counted("kendall_wait_observed_seconds_total") == pytest.approx(1.1)
     assert gateway.counted("kendall_wait_observed_over_predicted_count") == 3
