@@ -28,8 +28,8 @@ TRAPS: dict[str, tuple[str, ...]] = {
     ): (
         "server/test_http_traps.py::test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not",
         "server/test_http_traps.py::test_trap_2_a_client_that_resets_in_the_middle_of_its_body_never_arrived",
-        "server/test_presence.py::test_a_lost_connection_takes_its_call_out_of_the_engine",
-        "server/test_presence.py::test_a_client_that_leaves_the_queue_gives_its_place_away",
+        "server/test_client_connection.py::test_a_lost_connection_takes_its_call_out_of_the_engine",
+        "server/test_client_connection.py::test_a_client_that_leaves_the_queue_gives_its_place_away",
         "server/test_real_gateway.py::test_a_client_that_leaves_frees_the_engine",
     ),
     "behind a middleware the disconnect is not seen (vLLM's recipe)": (

@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
 from server.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
+from server.http.client_connection import watch_client
 from server.http.formats import DONE, Format, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
-from server.http.presence import watch_client
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
 from server.supervision.deadlines import Deadlines, Timeouts

@@ -28,8 +28,8 @@ from server.http.api.schema import AutopilotChange, ChatRequest, CompletionReque
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
+from server.http.client_connection import watch_client
 from server.http.headers import stamped
-from server.http.presence import watch_client
 from server.page import Feed, add_page
 from server.queue.change import PolicyChange
 from server.security.audit import Audit

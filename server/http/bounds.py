@@ -19,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from server.errors import ApiError
-from server.http.receiving import StampedProtocol
+from server.http.arrival_timestamps import StampedProtocol
 
 # beyond the first reading, which the kernel bounds; of a body's framing and trailers too
 MAX_HEAD_BYTES = 64 << 10

@@ -23,12 +23,12 @@ from server.http.api.engine_requests import Arrival, engine_requests_of
 from server.http.api.limits import check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.validation import read_body, validate
+from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
+from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.headers import asked_id, stamped
-from server.http.presence import while_present
 from server.http.queue_stream import QueueStream
-from server.http.receiving import RECEIVED_AT
 from server.live.arrivals_seen import is_retry
 from server.queue.batcher import Batcher
 from server.runtime.logs import log_prompt
@@ -75,7 +75,7 @@ async def answer(
         deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
         timeouts = timeouts_of(arrival.headers, call, gateway.settings)
         making = engine_requests_of(gateway, call, arrival, deadlines.patience)
-        waiting = making if call.formless else while_present(scope, receive, making)
+        waiting = making if call.formless else while_connected(scope, receive, making)
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
         gateway.rejected_prompts.check(requests)
     except ApiError as error:

@@ -28,9 +28,9 @@ from queueing.measurement.paths import check_writable
 from server.engines.base import Engine, EngineStartError
 from server.gateway import Gateway
 from server.http.app import create_app
+from server.http.arrival_timestamps import protocol_with, stamps_arrivals
 from server.http.bounds import LimitedProtocol
 from server.http.descriptors import Room, raise_descriptor_limit
-from server.http.receiving import protocol_with, stamps_arrivals
 from server.live.state_file import before_its_place, check_state_file
 from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
 from server.operations.reloading import Reloader, hangups, ignore_hangups

@@ -17,9 +17,9 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from server.http import descriptors
+from server.http.arrival_timestamps import protocol_with
 from server.http.bounds import LimitedProtocol
 from server.http.descriptors import KEPT, Room
-from server.http.receiving import protocol_with
 from tests.eventually import eventually_here
 from tests.serving import on_a_socket
 

@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 
 from server.gateway import Gateway
-from server.http import receiving
-from server.http.receiving import StampedProtocol
+from server.http import arrival_timestamps
+from server.http.arrival_timestamps import StampedProtocol
 from tests.eventually import eventually
 from tests.server.asgi import SLOW, Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -127,7 +127,7 @@ def test_trap_2_a_connection_that_closes_frees_queue_and_engine_streamed_or_not(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real sockets and real time; it is noticed by its closing, not by a question later."""
-    monkeypatch.setattr(receiving, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 3600.0)
 
     async def main() -> None:
         async with running("single", law=SLOW) as (app, gateway), listening(app) as port:

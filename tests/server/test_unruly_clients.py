@@ -25,8 +25,8 @@ from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
+from server.http.arrival_timestamps import protocol_with
 from server.http.bounds import LimitedProtocol
-from server.http.receiving import protocol_with
 from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings

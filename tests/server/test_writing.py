@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from server.http.receiving import StampedProtocol
+from server.http.arrival_timestamps import StampedProtocol
 from server.http.writing import JoiningTransport
 from tests.serving import on_a_socket
 

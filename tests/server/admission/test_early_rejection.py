@@ -19,7 +19,7 @@ from server.engines.emulated import EmulatedEngine
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.app import create_app
-from server.http.receiving import StampedProtocol
+from server.http.arrival_timestamps import StampedProtocol
 from server.security import early_answer
 from server.security.early_answer import RejectionResponse
 from server.settings import Settings

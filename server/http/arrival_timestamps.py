@@ -32,8 +32,8 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.http.client_connection import CONNECTION, Connection, HangUps
 from server.http.descriptors import Room
-from server.http.presence import CONNECTION, Connection, HangUps
 from server.http.writing import JoiningTransport
 
 log = logging.getLogger("kendall")

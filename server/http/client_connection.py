@@ -1,10 +1,10 @@
 """Whether the client of a call is still there.
 
-ASGI tells it only to somebody who waits in `receive`, and uvicorn does not cancel a plain handler:
-a call would need a task of its own for the watch, started and cancelled whether or not anybody
-leaves. A connection of ours (`server.http.receiving`) calls back instead, at the instant at which
-it is lost, and tells every call on it: uvicorn marks the last of pipelined ones only. Elsewhere the
-task it is.
+ASGI reports it only to somebody who waits in `receive`, and uvicorn does not cancel a plain
+handler: a call would need a task of its own for the watch, started and cancelled whether or not the
+client leaves. A connection of ours (`server.http.arrival_timestamps`) calls back instead, at the
+instant at which it is lost, for every call on it: uvicorn marks the last of pipelined ones only.
+Other servers' connections get the task.
 
 A client that has sent its last byte (FIN) may still wait for answers: it has half-closed its
 connection, or it is gone, and the two look alike until something is sent to it. So its end of the
@@ -48,7 +48,7 @@ class Connection:
         # reading is paused behind a large body, and the end of a connection is something to read
         self._read_on()
 
-    def leave_alone(self, on_lost: Callable[[], None]) -> None:
+    def unwatch(self, on_lost: Callable[[], None]) -> None:
         """Not this one any more. No effect on what is not watched."""
         if on_lost in self._on_lost:
             self._on_lost.remove(on_lost)
@@ -71,7 +71,7 @@ def watch_client(
     if connection is None:
         return asyncio.create_task(_wait(receive, on_gone)).cancel
     connection.watch(on_gone)
-    return partial(connection.leave_alone, on_gone)
+    return partial(connection.unwatch, on_gone)
 
 
 async def _wait(receive: Receive, on_gone: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ async def _wait(receive: Receive, on_gone: Callable[[], None]) -> None:
     on_gone()
 
 
-async def while_present(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(scope: Scope, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The work's result. It is cancelled if the client goes: raises ClientDisconnect then. The
     request's body has been read.
     """

@@ -19,10 +19,16 @@ import pytest
 import uvloop
 from starlette.requests import ClientDisconnect
 
-from server.http import receiving
+from server.http import arrival_timestamps
 from server.http.answer import Answer
-from server.http.presence import CONNECTION, Connection, HangUps, watch_client, while_present
-from server.http.receiving import CONTINUE, StampedProtocol
+from server.http.arrival_timestamps import CONTINUE, StampedProtocol
+from server.http.client_connection import (
+    CONNECTION,
+    Connection,
+    HangUps,
+    watch_client,
+    while_connected,
+)
 from server.queue.sequence import SequenceState
 from server.security.exposure import uvicorn_tls
 from server.security.settings import TlsSettings
@@ -45,8 +51,8 @@ def test_everybody_who_watches_is_told_once_and_nobody_who_left_off() -> None:
     connection.watch(first)
     connection.watch(second)
     connection.watch(third)
-    connection.leave_alone(second)
-    connection.leave_alone(second)
+    connection.unwatch(second)
+    connection.unwatch(second)
     connection.lose()
     connection.lose()
     assert told == ["read on"] * 3 + ["1", "3"]
@@ -182,7 +188,7 @@ PATIENCE = 30.0  # seconds
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nobody is asked: whoever goes is noticed by that, except where a test says otherwise."""
-    monkeypatch.setattr(receiving, "ASK_EVERY", 3600.0)
+    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 3600.0)
     noticed.clear()
     begun.clear()
 
@@ -263,7 +269,7 @@ def test_a_client_that_goes_is_noticed_behind_a_request_that_it_sent_later(
     """Nothing is read while the later one waits for its turn. Behind more than the kernel
     buffers the end itself does not come in.
     """
-    monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
+    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(post("/wait"))
         assert begun.wait(PATIENCE)
@@ -305,7 +311,7 @@ def test_a_client_that_goes_is_noticed_behind_tls(tmp_path: Path) -> None:
 def test_a_half_closed_connection_is_kept_and_its_end_is_noticed(
     port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "ASK_EVERY", 0.5)
+    monkeypatch.setattr(arrival_timestamps, "ASK_EVERY", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(sent)
         assert begun.wait(PATIENCE)
@@ -355,8 +361,8 @@ def test_work_goes_on_while_the_client_is_there_and_is_cancelled_when_it_goes() 
             return 7
 
         scope: Any = {CONNECTION: connection}
-        assert await while_present(scope, asyncio.Event().wait, work()) == 7  # type: ignore[arg-type]
-        present = asyncio.create_task(while_present(scope, asyncio.Event().wait, work()))  # type: ignore[arg-type]
+        assert await while_connected(scope, asyncio.Event().wait, work()) == 7  # type: ignore[arg-type]
+        present = asyncio.create_task(while_connected(scope, asyncio.Event().wait, work()))  # type: ignore[arg-type]
         await asyncio.sleep(0.5)
         connection.lose()
         with pytest.raises(ClientDisconnect):
