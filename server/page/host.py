@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from server.telemetry.metrics import Metrics
 
 
-class QueueView(Protocol):
-    """The queue, to be looked at."""
+class PageQueue(Protocol):
+    """What the page reads of the queue."""
 
     @property
     def queue_length(self) -> int: ...
@@ -54,5 +54,5 @@ class Host(Protocol):
     @property
     def now(self) -> Callable[[], float]: ...
     @property
-    def batcher(self) -> QueueView: ...
+    def batcher(self) -> PageQueue: ...
     def live_model(self) -> LiveModel: ...
