@@ -256,12 +256,12 @@ class Gateway:
     # what is there
 
     @property
-    def holding(self) -> bool:
+    def dispatch_paused(self) -> bool:
         """Whether the queue waits for something else than service: a calibration, the trial of
         requests that may kill engines, a proof.
         """
         return self.latency.calibrating or (
-            self._batcher is not None and self._batcher.recovery.trials.holding
+            self._batcher is not None and self._batcher.recovery.trials.pauses_dispatch
         )
 
     @property

@@ -135,7 +135,7 @@ class Calibrator:
     async def _served(self) -> None:
         """The queue is held; return once what is in service has ended. Raises ApiError."""
         batcher = self._gateway.batcher
-        if not (batcher.in_service or batcher.recovery.trials.holding):
+        if not (batcher.in_service or batcher.recovery.trials.pauses_dispatch):
             return
         log.info(
             "calibration: %d in service finish first, %d wait",

@@ -187,7 +187,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
     )
     async def ready() -> Response:
         life = gateway.lifecycle
-        serves = life.ready and not (life.draining or life.leaving or gateway.holding)
+        serves = life.ready and not (life.draining or life.leaving or gateway.dispatch_paused)
         return Response(status_code=200 if serves else 503)
 
     @app.get("/version")

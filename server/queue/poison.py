@@ -76,7 +76,7 @@ class Trials:
         self.on_sound: Callable[[int], None] | None = None  # gives that many deaths back
 
     @property
-    def holding(self) -> bool:
+    def pauses_dispatch(self) -> bool:
         """Whether the queue waits for a trial or a proof."""
         return self.suspect is not None or self._proof is not None
 

@@ -35,7 +35,7 @@ class Recovery:
     @property
     def blocks(self) -> bool:
         """Whether the queue waits for a new engine, a trial or a proof."""
-        return self.down or self.trials.holding
+        return self.down or self.trials.pauses_dispatch
 
     def interrupt(self, message: str, most: int) -> SequenceState | None:
         """The engine is gone and another one is being started: what waits keeps its place, what is

@@ -29,7 +29,7 @@ class Slot:
 
 
 class Lease:
-    """A pause keeps the engine from the batcher until it ends; a loan ends with the first
+    """A pause keeps the engine from the batcher until it ends; a lease ends with the first
     arrival, a pause or a drain.
     """
 
@@ -39,7 +39,7 @@ class Lease:
 
     @property
     def active(self) -> bool:
-        """Whether the engine is lent."""
+        """Whether somebody has leased the engine."""
         return self._on_revoke is not None
 
     @property
@@ -48,19 +48,19 @@ class Lease:
         return self.paused or self._on_revoke is not None
 
     def acquire(self, on_revoke: Callable[[], None]) -> None:
-        """Lend the idle engine. `on_revoke` is called once, when the loan ends early, and frees
+        """Lease the idle engine. `on_revoke` is called once, when the lease ends early, and frees
         the engine before it returns.
         """
         self._on_revoke = on_revoke
 
     def revoke(self) -> None:
-        """End the loan, if there is one."""
+        """End the lease, if there is one."""
         if self._on_revoke is not None:
             on_revoke, self._on_revoke = self._on_revoke, None
             on_revoke()
 
     def pause(self, paused: bool) -> None:
-        """Begin or end a pause; a loan ends with either."""
+        """Begin or end a pause; a lease ends with either."""
         self.revoke()
         self.paused = paused
 

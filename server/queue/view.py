@@ -78,7 +78,7 @@ class QueueView:
     def idle(self) -> bool:
         """Whether nothing waits, nothing is served, and nothing else has the engine."""
         busy = self.lease.blocks or self.unanswered or self.in_service
-        return not (busy or self.recovery.trials.holding)
+        return not (busy or self.recovery.trials.pauses_dispatch)
 
     def unanswered_sequences(self) -> Iterable[SequenceState]:
         """Those without an outcome: waiting, in service, or being written."""
@@ -109,5 +109,5 @@ class QueueView:
 
     async def served(self) -> None:
         """Return once nothing is in service, and no trial or proof has the engine."""
-        while self.in_service or self.recovery.trials.holding:
+        while self.in_service or self.recovery.trials.pauses_dispatch:
             await self._ledger.change()

@@ -227,31 +227,33 @@ def test_the_queue_is_read_as_a_sequence() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("event", ["submit", "hold", "close", "fail_all", "interrupt", "take_back"])
+@pytest.mark.parametrize(
+    "event", ["submit", "pause_dispatch", "close", "fail_all", "interrupt", "revoke"]
+)
 def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
-    """Who has it is told at once and once; what waits afterwards is served."""
+    """Its holder hears it at once and once; what waits afterwards is served."""
 
     async def main() -> None:
         engine = EmulatedEngine(LAW)
         batcher = Batcher(engine, await engine.start(), Single())
-        told: list[bool] = []
-        batcher.lease.acquire(lambda: told.append(batcher.lease.blocks))
-        assert (batcher.lease.blocks, told) == (True, [])
+        blocked: list[bool] = []
+        batcher.lease.acquire(lambda: blocked.append(batcher.lease.blocks))
+        assert (batcher.lease.blocks, blocked) == (True, [])
         act = {
             "submit": lambda: submitted(
-                batcher, [engine_request_of(request(f"{len(told)}", 0.0), 3)]
+                batcher, [engine_request_of(request(f"{len(blocked)}", 0.0), 3)]
             ),
-            "hold": lambda: batcher.pause_dispatch(False),
+            "pause_dispatch": lambda: batcher.pause_dispatch(False),
             "close": batcher.close,
             "fail_all": lambda: batcher.fail_all("engine_unavailable", "gone"),
             "interrupt": lambda: batcher.recovery.interrupt("gone", 3),
-            "take_back": batcher.lease.revoke,
+            "revoke": batcher.lease.revoke,
         }[event]
         act()
-        assert told == [False]
+        assert blocked == [False]
         assert batcher.lease.blocks is (event == "fail_all")
         act()
-        assert told == [False]
+        assert blocked == [False]
 
     run_virtual(main())
 

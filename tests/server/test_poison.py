@@ -377,13 +377,13 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
                 await asyncio.sleep(0.01)
             began = gateway.now()
             await asyncio.sleep(1.0)
-            assert gateway.batcher.recovery.trials.holding
+            assert gateway.batcher.recovery.trials.pauses_dispatch
             assert (await call(app, "GET", "/ready")).status == 503
             assert (await call(app, "GET", "/admin/state")).json()["supervision"]["proving"]
             served = asyncio.ensure_future(gateway.batcher.served())
             assert not gateway.batcher.idle
             assert not later.task.done()
-            while gateway.batcher.recovery.trials.holding:  # noqa: ASYNC110
+            while gateway.batcher.recovery.trials.pauses_dispatch:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert gateway.now() - began == pytest.approx(LIMIT, abs=0.05)
             assert not served.done(), "a calibration waits for it"

@@ -291,13 +291,13 @@ def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -
         assert of.died(one, other) is None
         of.resume(one, other)
         assert of.done == [["a", "b"], "over"]
-        assert not of.trials.holding
+        assert not of.trials.pauses_dispatch
         assert of.died(one) is one
         assert (of.trials.convicted, of.trials.explained) == (1, {1, 2})
         assert (one.deaths, other.deaths) == ((1,), (1,))
         of.resume(other)
         assert of.done == [["a", "b"], "over"], "first the engine proves itself"
-        assert (of.trials.holding, of.trials.proving) == (True, True)
+        assert (of.trials.pauses_dispatch, of.trials.proving) == (True, True)
         of.proofs[0](True)
         assert (of.given_back, of.trials.explained, of.trials.proving) == ([2], set(), False)
         assert of.done[2:] == [["b"], "over"]
@@ -419,7 +419,7 @@ def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
         of.resume(Suspect("c"))
         of.died(Suspect("d"), Suspect("e"))
         assert of.done[2:] == ["proof stopped"]
-        assert not of.trials.holding
+        assert not of.trials.pauses_dispatch
 
     runs(main)
 
