@@ -9,9 +9,9 @@ Batches of at most B on c servers, k requests before it. The batches before it a
     R = (H - t | H > t)      t since the dispatch, H gamma with the mean and variance of a batch of
                              that size; an idle server has R = 0
 
-Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching waits for
-company too: W = max(that, C), C the time until its batch is full (Erlang of the arrivals that are
-missing) or its oldest has waited `max_wait`, whichever is sooner.
+Exact means for one server where H is gamma; c > 1: the servers take turns. Fixed batching adds
+batch formation: W = max(that, C), C the time until the batch is full (Erlang of the arrivals that
+are missing) or its oldest request has waited `max_wait`, whichever is sooner.
 
 Slots (continuous), c of them, n taken: W = 0 while k < c - n, else the j-th departure from c full
 slots, j = k + 1 - (c - n):
@@ -105,7 +105,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class BatchFormation:
     """Until `missing` (>= 1) more have arrived at `rate` per second, or `left` seconds are over."""
 
     missing: int
@@ -121,27 +121,27 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The longer of a wait for the server and an independent wait for company."""
+    """The longer of a wait for the server and an independent batch formation delay."""
 
     server: Wait
-    company: Company
+    formation: BatchFormation
 
     @property
     def mean(self) -> float:
         """E S + the integral of P(S <= x) P(C > x), seconds; infinite where nobody will come."""
-        server, company = self.server, self.company
-        if company.rate <= 0 and math.isinf(company.left):
+        server, formation = self.server, self.formation
+        if formation.rate <= 0 and math.isinf(formation.left):
             return math.inf
         arrivals = (
-            (company.missing + 8 * math.sqrt(company.missing) + 8) / company.rate
-            if company.rate > 0
+            (formation.missing + 8 * math.sqrt(formation.missing) + 8) / formation.rate
+            if formation.rate > 0
             else math.inf
         )
-        start, end = server.mean if server.certain else 0.0, min(company.left, arrivals)
+        start, end = server.mean if server.certain else 0.0, min(formation.left, arrivals)
         if end <= start:
             return server.mean
         instants = np.linspace(start, end, _POINTS)
-        alone = gammaincc(company.missing, company.rate * instants)  # up to just before `left`
+        alone = gammaincc(formation.missing, formation.rate * instants)  # up to just before `left`
         if not server.certain:
             alone = alone * gammainc(
                 server.mean**2 / server.variance, instants * server.mean / server.variance
@@ -150,7 +150,7 @@ class Together:
 
     def within(self, seconds: float) -> float:
         """P(W <= seconds)."""
-        return self.server.within(seconds) * self.company.within(seconds)
+        return self.server.within(seconds) * self.formation.within(seconds)
 
     def quantile(self, level: float) -> float:
         """By bisection; infinite where nobody will come."""
@@ -262,11 +262,15 @@ def _mean(wait: Wait) -> float:
     return wait.mean
 
 
-def company(place: int, waiting: int, batch_size: int, rate: float, left: float) -> Company | None:
-    """What the one at `place` waits for under fixed batching with `waiting` requests in the queue
-    (and itself); None: its batch is full.
+def batch_formation(
+    place: int, waiting: int, batch_size: int, rate: float, left: float
+) -> BatchFormation | None:
+    """Of the batch of the request at `place` under fixed batching, with `waiting` requests in the
+    queue (itself included); None: its batch is full.
 
     `left`: seconds until the oldest of its batch has waited `max_wait`.
     """
     behind = waiting - place // batch_size * batch_size
-    return Company(batch_size - behind, rate, max(0.0, left)) if behind < batch_size else None
+    return (
+        BatchFormation(batch_size - behind, rate, max(0.0, left)) if behind < batch_size else None
+    )

@@ -1,9 +1,9 @@
 """The largest stable rate, or the largest that keeps an SLO: by bisection of the load, with which
 the delay grows.
 
-A fixed batch waits long for company at low rates too: its delay falls, then rises. Its loads are
-scanned; where none of them keeps the SLO, the valley between the best one's neighbours is searched
-for its floor. With patience loads above 1 are steady, and are tried too.
+Batch formation of a fixed batch takes long at low rates too: its delay falls, then rises. Its loads
+are scanned; where none of them keeps the SLO, the valley between the best one's neighbours is
+searched for its floor. With patience loads above 1 are steady, and are tried too.
 """
 
 from __future__ import annotations

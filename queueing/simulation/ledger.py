@@ -34,7 +34,7 @@ class Started(Running):
 
 
 def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> float | None:
-    """The instant at which a fixed batch stopped waiting for company; None where nobody ever
+    """The instant at which a fixed batch stopped waiting for batch mates; None where nobody ever
     waits for it.
     """
     if not isinstance(policy, Fixed):

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter
 
 from policies import Fixed
-from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, Waiting, company
+from queueing.control.wait_ahead import (
+    BatchService,
+    SlotService,
+    Together,
+    Wait,
+    Waiting,
+    batch_formation,
+)
 from queueing.measurement.record import Record
 from server.admission.host import Host
 from server.admission.service_seen import ServiceSeen
@@ -162,8 +169,10 @@ class Waits:
             )
             left = oldest + batcher.policy.max_wait - now
         rate = self._gateway.live_model().activity.sequence_rate()
-        with_whom = company(place, batcher.queue_length + joining, service.largest, rate, left)
-        return found if with_whom is None else Together(found, with_whom)
+        formation = batch_formation(
+            place, batcher.queue_length + joining, service.largest, rate, left
+        )
+        return found if formation is None else Together(found, formation)
 
     def until_gone(self, count: int) -> float | None:
         """Mean seconds until `count` of those in the system have left it."""

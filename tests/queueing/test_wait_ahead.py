@@ -12,14 +12,14 @@ import pytest
 from policies import Fixed, parse_policy
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import (
+    BatchFormation,
     BatchService,
-    Company,
     InService,
     SlotService,
     Together,
     Wait,
     Waiting,
-    company,
+    batch_formation,
 )
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
@@ -97,18 +97,22 @@ def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
 
 def test_company_is_waited_for_beside_the_server() -> None:
     """Erlang arrivals or max_wait, whichever is sooner, and never less than the server takes."""
-    assert company(place=5, waiting=6, batch_size=4, rate=2.0, left=math.inf) == Company(
-        2, 2.0, math.inf
+    assert batch_formation(
+        place=5, waiting=6, batch_size=4, rate=2.0, left=math.inf
+    ) == BatchFormation(2, 2.0, math.inf)
+    assert batch_formation(place=3, waiting=4, batch_size=4, rate=2.0, left=math.inf) is None
+    assert batch_formation(place=0, waiting=6, batch_size=4, rate=2.0, left=math.inf) is None
+    assert Together(Wait(0.0), BatchFormation(2, 2.0, math.inf)).mean == pytest.approx(
+        1.0, rel=1e-3
     )
-    assert company(place=3, waiting=4, batch_size=4, rate=2.0, left=math.inf) is None
-    assert company(place=0, waiting=6, batch_size=4, rate=2.0, left=math.inf) is None
-    assert Together(Wait(0.0), Company(2, 2.0, math.inf)).mean == pytest.approx(1.0, rel=1e-3)
-    assert Together(Wait(0.0), Company(9, 0.001, 0.3)).mean == pytest.approx(0.3)
-    assert Together(Wait(5.0), Company(1, 100.0, math.inf)).mean == pytest.approx(5.0)
-    one = Together(Wait(1.0, 1.0), Company(1, 1.0, math.inf))  # the longer of two exponentials
+    assert Together(Wait(0.0), BatchFormation(9, 0.001, 0.3)).mean == pytest.approx(0.3)
+    assert Together(Wait(5.0), BatchFormation(1, 100.0, math.inf)).mean == pytest.approx(5.0)
+    one = Together(
+        Wait(1.0, 1.0), BatchFormation(1, 1.0, math.inf)
+    )  # the longer of two exponentials
     assert one.mean == pytest.approx(1.5, rel=1e-3)
     assert one.within(one.quantile(0.9)) == pytest.approx(0.9)
-    assert Together(Wait(0.0), Company(1, 0.0, math.inf)).mean == math.inf
+    assert Together(Wait(0.0), BatchFormation(1, 0.0, math.inf)).mean == math.inf
 
 
 def _waits(
@@ -138,7 +142,7 @@ def _waits(
                 first = np.sort(arrived[(arrived <= at) & (begun >= at)])[
                     place // service.largest * service.largest
                 ]
-                together = company(
+                together = batch_formation(
                     place, place + 1, service.largest, rate, float(first) + policy.max_wait - at
                 )
                 wait = wait if together is None else Together(wait, together)  # type: ignore[arg-type]

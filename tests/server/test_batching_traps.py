@@ -109,7 +109,7 @@ def test_batches_fill_while_a_backlog_waits(policy: str) -> None:
     sizes = [size for _, size in batches]
     assert sizes == (
         [4] * 10 if policy.startswith("fixed") else [1, *[4] * 9, 3]
-    )  # the others do not wait for company at the beginning
+    )  # the others do not wait for batch mates at the beginning
 
 
 def test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waited() -> None:

@@ -346,7 +346,7 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
 
 
 def test_waiting_on_purpose_is_not_standing_still() -> None:
-    """`fixed` waits for company for as long as it takes."""
+    """`fixed` waits for batch mates for as long as it takes."""
 
     async def main() -> None:
         async with faulty(

@@ -132,7 +132,7 @@ def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
 
 
 def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
-    """Rows at the window's edges miss some of their company and are left out."""
+    """Rows at the window's edges miss some of their batch mates and are left out."""
     seen = seen.having(picked(seen.rows, np.isfinite(seen.column("server_free_at"))))
     rough = _slots_at(seen, law, 1.0)
     return (
@@ -144,11 +144,11 @@ def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
 
 def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     """`pace`: roughly the speed, at which turnarounds and the waits for a step went by."""
-    start, end, tokens, company = (
+    start, end, tokens, size = (
         seen.column(name)
         for name in ("dispatched_at", "server_free_at", "output_tokens", "batch_size")
     )
-    others = company - _together(start)  # in service when it came
+    others = size - _together(start)  # in service when it came
     wait = np.where(
         others > 0, _until_step(start, end, law.k3 * others + law.k4, law.turnaround, pace), 0.0
     )
@@ -175,7 +175,7 @@ def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
         & (start >= start.min(initial=np.inf) + held.max(initial=0.0))
     )
     return BatchTimes(
-        start, held, fitted, company, tokens, decoding / np.where(fitted > 0, fitted, 1.0)
+        start, held, fitted, size, tokens, decoding / np.where(fitted > 0, fitted, 1.0)
     ).part(whole)
 
 

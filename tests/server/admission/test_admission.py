@@ -515,7 +515,7 @@ def test_estimates_can_be_switched_off() -> None:
 )
 def test_waits_are_told_right_in_the_mean_under_every_policy(policy: str) -> None:
     """No law is known: from services seen, predicted over observed is within 15 % (fixed waits
-    for company: test_wait_ahead).
+    for batch mates: test_wait_ahead).
     """
 
     async def main() -> None:

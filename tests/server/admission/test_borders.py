@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from policies import Request, SpecError, Waiting, parse_policy
-from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, company
+from queueing.control.wait_ahead import BatchService, SlotService, Together, Wait, batch_formation
 from queueing.measurement.record import Record
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.control import Overload, _floor, _level
@@ -468,16 +468,16 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
     )  # type: ignore[attr-defined]
     estimate = found._batch_wait(fixed, place, joining, 10.0)
     alone = fixed.wait(place, [])
-    with_whom = company(place, 3 + joining, 2, 0.5, left)
-    assert (with_whom is None) == full
+    formation = batch_formation(place, 3 + joining, 2, 0.5, left)
+    assert (formation is None) == full
     assert estimate.mean == pytest.approx(
-        alone.mean if with_whom is None else _later(alone, with_whom)
+        alone.mean if formation is None else _later(alone, formation)
     )
     gateway.batcher.policy = parse_policy("fixed:batch_size=2")
     endless = found._batch_wait(fixed, place, joining, 10.0)
-    with_whom = company(place, 3 + joining, 2, 0.5, math.inf)
+    formation = batch_formation(place, 3 + joining, 2, 0.5, math.inf)
     assert endless.mean == pytest.approx(
-        alone.mean if with_whom is None else _later(alone, with_whom)
+        alone.mean if formation is None else _later(alone, formation)
     )
 
 
