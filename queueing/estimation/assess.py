@@ -18,7 +18,6 @@ import numpy as np
 from policies import Policy, parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
-from queueing.estimation.anchor import Anchor
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.client_assumptions import client_assumptions
 from queueing.estimation.assumptions.engine_assumptions import (
@@ -36,6 +35,7 @@ from queueing.estimation.band import (
     sensitivity,
     wander_band,
 )
+from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.speed.speed_curve import SpeedCurve
@@ -67,11 +67,11 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is taken over from an earlier assessment while it stands: the sensitivity, 16
-    simulations (`Sensitivity.fresh`), and the exact prediction (`Anchor.moved`).
+    simulations (`Sensitivity.fresh`), and the exact prediction (`CachedPrediction.moved`).
     """
 
     sensitivity: Sensitivity | None = None
-    anchor: Anchor | None = None
+    cached: CachedPrediction | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,13 +86,15 @@ class Assessment:
     sensitivity: Sensitivity | None
     wander: WanderBand | None
     compared: Compared
-    anchor: Anchor | None = None  # the exact prediction that `prediction` is, or was moved from
+    cached: CachedPrediction | None = (
+        None  # the exact prediction that `prediction` is, or was moved from
+    )
     model: Model | None = None  # at these estimates; without one nothing has been served
 
     @property
     def known(self) -> Known:
         """For the next assessment."""
-        return Known(self.sensitivity, self.anchor)
+        return Known(self.sensitivity, self.cached)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,7 +102,7 @@ class _Forecast:
     """What theory says at the window's estimates; seconds."""
 
     prediction: Prediction | None
-    anchor: Anchor | None
+    cached: CachedPrediction | None
     sensitivity: Sensitivity | None
     mean: float | None  # of the quantity that is compared
     interval: Estimate  # of that mean
@@ -143,7 +145,7 @@ def assess(
         sensitivity=forecast.sensitivity,
         wander=forecast.wander,
         compared=compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running),
-        anchor=forecast.anchor,
+        cached=forecast.cached,
         model=model,
     )
 
@@ -152,7 +154,7 @@ def _forecast(
     model: Model, load: float, estimates: Estimates, limits: Limits, known: Known
 ) -> _Forecast:
     policy = model.policy
-    prediction, anchor = _predicted(model, estimates, known)
+    prediction, cached = _predicted(model, estimates, known)
     backlog = stall_backlog(estimates.stalls, load, model.patience) if policy.joins_running else 0.0
     slope, compared = None, None
     if prediction is not None:
@@ -162,7 +164,7 @@ def _forecast(
     mean = _mean(compared, policy)
     relaxation = _relaxation(model, load, prediction)
     band, interval = None, UNKNOWN
-    stalled = _stalled(anchor, mean, policy, backlog)
+    stalled = _stalled(cached, mean, policy, backlog)
     if slope is not None and mean and estimates.wander.significant:
         band = _band(slope.curve, model, estimates, relaxation, mean)
     if slope is not None and mean is not None:
@@ -170,7 +172,7 @@ def _forecast(
         interval = slope.interval(mean, estimates, effect).at_least(estimates.gateway_turnaround)
     return _Forecast(
         prediction=prediction,
-        anchor=anchor,
+        cached=cached,
         sensitivity=slope,
         mean=mean,
         interval=interval,
@@ -220,22 +222,22 @@ def while_requests_came(seen: Snapshot) -> Snapshot:
 
 def _predicted(
     model: Model, estimates: Estimates, known: Known
-) -> tuple[Prediction | None, Anchor | None]:
+) -> tuple[Prediction | None, CachedPrediction | None]:
     """The last exact one moved, where that will do; else solved."""
     rate = estimates.arrival_rate.value
-    anchor, slope = known.anchor, known.sensitivity
+    cached, slope = known.cached, known.sensitivity
     if (
-        anchor is not None
+        cached is not None
         and slope is not None
         and slope.fresh(estimates.epoch, estimates.now, model.load(rate))
     ):
         moved = (
-            anchor.moved(model, rate, slope, estimates.now)
-            if anchor.epoch == estimates.epoch
+            cached.moved(model, rate, slope, estimates.now)
+            if cached.epoch == estimates.epoch
             else None
         )
         if moved is not None:
-            return moved, anchor
+            return moved, cached
     found = _predict(model, rate)
     if found is None:
         return None, None
@@ -244,20 +246,22 @@ def _predicted(
         if model.law.stall_share
         else None
     )
-    return found, Anchor.of(found, model, rate, estimates.epoch, estimates.now, smooth=smooth)
+    return found, CachedPrediction.of(
+        found, model, rate, estimates.epoch, estimates.now, smooth=smooth
+    )
 
 
 def _stalled(
-    anchor: Anchor | None, mean: float | None, policy: Policy, backlog: float
+    cached: CachedPrediction | None, mean: float | None, policy: Policy, backlog: float
 ) -> StalledDelay | None:
-    """What stalls do to the mean, else in the proportion that the anchor had; None where there
-    are none or theory has no answer.
+    """What stalls do to the mean, else in the proportion that the cached prediction had; None
+    where there are none or theory has no answer.
     """
     if backlog and mean:
         return StalledDelay(mean, mean - backlog)
-    if anchor is None or anchor.smooth is None or not mean:
+    if cached is None or cached.smooth is None or not mean:
         return None
-    whole, smooth = (_mean(each, policy) for each in (anchor.prediction, anchor.smooth))
+    whole, smooth = (_mean(each, policy) for each in (cached.prediction, cached.smooth))
     return None if not whole or smooth is None else StalledDelay(mean, mean * smooth / whole)
 
 

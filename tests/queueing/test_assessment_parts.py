@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.anchor import Anchor
 from queueing.estimation.assess import (
     Limits,
     _band,
@@ -29,6 +28,7 @@ from queueing.estimation.assess import (
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.engine_assumptions import StalledDelay
 from queueing.estimation.band import WanderBand
+from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, symmetric
 from queueing.estimation.lengths.lengths import lengths
@@ -224,16 +224,18 @@ def test_stalls_cost_their_backlog_or_what_the_anchor_says() -> None:
     queue, batches, slots = model("single"), parse_policy("single"), parse_policy("continuous")
     assert _stalled(None, 1.0, slots, 0.25) == StalledDelay(1.0, 0.75)
     smooth = predicted(served_queueing_delay=Quantiles(0.3))
-    anchor = Anchor.of(predicted(), queue, RATE, 0, 0.0, smooth=smooth)
-    assert _stalled(anchor, 0.8, batches, 0.0) == StalledDelay(0.8, pytest.approx(0.6))  # type: ignore[arg-type]
-    assert _stalled(Anchor.of(predicted(), queue, RATE, 0, 0.0), 0.8, batches, 0.0) is None
+    cached = CachedPrediction.of(predicted(), queue, RATE, 0, 0.0, smooth=smooth)
+    assert _stalled(cached, 0.8, batches, 0.0) == StalledDelay(0.8, pytest.approx(0.6))  # type: ignore[arg-type]
+    assert (
+        _stalled(CachedPrediction.of(predicted(), queue, RATE, 0, 0.0), 0.8, batches, 0.0) is None
+    )
     assert _stalled(None, 0.8, batches, 0.0) is None
-    assert _stalled(anchor, None, batches, 0.0) is None
-    nobody = Anchor.of(
+    assert _stalled(cached, None, batches, 0.0) is None
+    nobody = CachedPrediction.of(
         predicted(served_queueing_delay=Quantiles(0.0)), queue, RATE, 0, 0.0, smooth=smooth
     )
     assert _stalled(nobody, 0.8, batches, 0.0) is None
-    nothing = Anchor.of(
+    nothing = CachedPrediction.of(
         predicted(), queue, RATE, 0, 0.0, smooth=predicted(served_queueing_delay=Quantiles())
     )
     assert _stalled(nothing, 0.8, batches, 0.0) is None

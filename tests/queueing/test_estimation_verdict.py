@@ -12,11 +12,11 @@ import pytest
 
 from policies import parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.anchor import Anchor
 from queueing.estimation.assess import Assessment, Known, Limits, assess
 from queueing.estimation.assumptions.client_assumptions import open_loop
 from queueing.estimation.assumptions.verdict import ENOUGH, _verdict, compare, requests_missing
 from queueing.estimation.band import Sensitivity, relaxation_time, wander_band
+from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.estimates import estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
@@ -539,7 +539,7 @@ def test_a_prediction_moved_a_little_is_the_exact_one(policy: str) -> None:
     parsed, rate = parse_policy(policy), 0.6 * capacity(policy)
     model = Model(policy=parsed, output_tokens=LENGTHS, law=LAW, max_num_seqs=64)
     slope = _exact_slopes(model, rate)
-    anchor = Anchor.of(predict_model(model, rate), model, rate, 0, 0.0)
+    cached = CachedPrediction.of(predict_model(model, rate), model, rate, 0, 0.0)
     longer = TokenDistribution(
         np.append(LENGTHS.pmf[:-1] * 0.99, 1 - 0.99 * LENGTHS.pmf[:-1].sum())
     )
@@ -551,7 +551,7 @@ def test_a_prediction_moved_a_little_is_the_exact_one(policy: str) -> None:
     ):
         there = Model(policy=parsed, output_tokens=lengths, law=law, max_num_seqs=64)
         moved, exact = (
-            anchor.moved(there, rate * other, slope, 10.0),
+            cached.moved(there, rate * other, slope, 10.0),
             predict_model(there, rate * other),
         )
         assert moved is not None
@@ -581,18 +581,18 @@ def _exact_slopes(model: Model, rate: float) -> Sensitivity:
 def test_a_prediction_is_solved_anew_when_it_is_old_or_far() -> None:
     model = Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64)
     rate = 0.6 * capacity()
-    anchor, slope = (
-        Anchor.of(predict_model(model, rate), model, rate, 0, 0.0),
+    cached, slope = (
+        CachedPrediction.of(predict_model(model, rate), model, rate, 0, 0.0),
         _exact_slopes(model, rate),
     )
-    assert anchor.moved(model, rate, slope, 59.0) is not None
-    assert anchor.moved(model, rate, slope, 60.0) is None
-    assert anchor.moved(model, 1.04 * rate, slope, 1.0) is None
-    assert anchor.moved(replace(model, law=LAW.at_speed(1.04)), rate, slope, 1.0) is None
-    assert anchor.moved(replace(model, law=replace(LAW, cv=0.2)), rate, slope, 1.0) is None
-    assert anchor.moved(model, rate, replace(slope, rate=20.0), 1.0) is not None
+    assert cached.moved(model, rate, slope, 59.0) is not None
+    assert cached.moved(model, rate, slope, 60.0) is None
+    assert cached.moved(model, 1.04 * rate, slope, 1.0) is None
+    assert cached.moved(replace(model, law=LAW.at_speed(1.04)), rate, slope, 1.0) is None
+    assert cached.moved(replace(model, law=replace(LAW, cv=0.2)), rate, slope, 1.0) is None
+    assert cached.moved(model, rate, replace(slope, rate=20.0), 1.0) is not None
     assert (
-        anchor.moved(model, 1.02 * rate, replace(slope, rate=20.0), 1.0) is None
+        cached.moved(model, 1.02 * rate, replace(slope, rate=20.0), 1.0) is None
     )  # the delay would move by 40 %
 
 
@@ -625,12 +625,12 @@ def test_a_prediction_stands_within_its_steps(
         Model(policy=parse_policy(POLICY), output_tokens=LENGTHS, law=LAW, max_num_seqs=64),
         0.6 * capacity(),
     )
-    anchor = Anchor.of(predict_model(model, at), model, at, 0, 0.0)
+    cached = CachedPrediction.of(predict_model(model, at), model, at, 0, 0.0)
     there = replace(
         model, law=replace(LAW.at_speed(math.exp(speed)), cv=math.sqrt(LAW.cv**2 + scatter))
     )
     moves = Sensitivity(slope, 0.0, 0.0, 0.0, SpeedCurve(0.0, 0.0, 1.0), 0, 0.0, 0.0)
-    assert (anchor.moved(there, at * math.exp(rate), moves, 1.0) is not None) == stands
+    assert (cached.moved(there, at * math.exp(rate), moves, 1.0) is not None) == stands
 
 
 def test_quantiles_of_a_simulated_first_token_move_with_their_mean() -> None:
@@ -640,7 +640,7 @@ def test_quantiles_of_a_simulated_first_token_move_with_their_mean() -> None:
     )
     simulated = Quantiles(mean=0.1, p50=0.08, p90=0.2, p95=0.25, p99=0.4)
     found = replace(predict_model(model, at), time_to_first_token=simulated)
-    moved = Anchor.of(found, model, at, 0, 0.0).moved(
+    moved = CachedPrediction.of(found, model, at, 0, 0.0).moved(
         model, 1.02 * at, _exact_slopes(model, at), 1.0
     )
     assert moved is not None
@@ -656,14 +656,14 @@ def test_the_next_look_takes_over_what_stands() -> None:
     snapshot = seen(clean(1), POLICY)
     first = assess(snapshot, LAW, LIMITS)
     again = assess(replace(snapshot, now=snapshot.now + 0.1), LAW, LIMITS, known=first.known)
-    assert again.anchor is first.anchor
+    assert again.cached is first.cached
     assert again.sensitivity is first.sensitivity
     assert again.compared.predicted.value == pytest.approx(first.compared.predicted.value, rel=0.01)
     assert again.compared.verdict == first.compared.verdict
     other = assess(
         replace(snapshot, epoch=1, rows=_of_epoch(snapshot, 1)), LAW, LIMITS, known=first.known
     )
-    assert other.anchor is not first.anchor
+    assert other.cached is not first.cached
     assert other.sensitivity is not first.sensitivity
 
 

@@ -1,4 +1,4 @@
-"""An anchored prediction: how far and how long it stands, and that each quantity moves by its
+"""A cached prediction: how far and how long it is used, and that each quantity moves by its
 own factor.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from policies import parse_policy
-from queueing.estimation.anchor import Anchor
 from queueing.estimation.band import Sensitivity
+from queueing.estimation.cached_prediction import CachedPrediction
 from queueing.estimation.speed.speed_curve import SpeedCurve
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
@@ -62,9 +62,9 @@ def slope(rate: float = 0.0, speed: float = 0.0) -> Sensitivity:
 def moved(
     rate: float = 1.0, speed: float = 1.0, seconds: float = 10.0, by: Sensitivity | None = None
 ) -> Prediction | None:
-    """Factors of the rate and of service times, `seconds` after the anchor was solved."""
-    anchor = Anchor.of(FOUND, MODEL, RATE, 0, AT)
-    return anchor.moved(model(law=LAW.at_speed(speed)), RATE * rate, by or slope(), AT + seconds)
+    """Factors of the rate and of service times, `seconds` after the prediction was solved."""
+    cached = CachedPrediction.of(FOUND, MODEL, RATE, 0, AT)
+    return cached.moved(model(law=LAW.at_speed(speed)), RATE * rate, by or slope(), AT + seconds)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_an_anchor_stands_for_a_minute_near_where_it_was_solved(
 def test_an_anchor_stands_while_the_scatter_moves_by_four_thousandths_of_a_squared_variation(
     more: float, stands: bool
 ) -> None:
-    anchor = Anchor.of(FOUND, MODEL, RATE, 0, AT)
+    cached = CachedPrediction.of(FOUND, MODEL, RATE, 0, AT)
     other = model(law=replace(LAW, cv=math.sqrt(LAW.cv**2 + more)))
-    assert (anchor.moved(other, RATE, slope(), AT + 1) is not None) == stands
+    assert (cached.moved(other, RATE, slope(), AT + 1) is not None) == stands
 
 
 def test_the_scatter_holds_residual_and_stalls() -> None:
-    assert Anchor.of(FOUND, MODEL, RATE, 0, AT).scatter == pytest.approx(0.15**2)
+    assert CachedPrediction.of(FOUND, MODEL, RATE, 0, AT).scatter == pytest.approx(0.15**2)
     stalling = model(law=replace(LAW, stall_share=0.05, stall=0.1))
-    of = Anchor.of(FOUND, stalling, RATE, 3, AT)
+    of = CachedPrediction.of(FOUND, stalling, RATE, 3, AT)
     assert of.scatter == pytest.approx(0.15**2 + 0.05 * 0.1 / stalling.batch_time.mean(1))
     assert (of.rate, of.capacity, of.epoch, of.at) == (RATE, stalling.largest_stable_rate, 3, AT)
 
@@ -140,7 +140,8 @@ def test_the_scatter_holds_residual_and_stalls() -> None:
 def test_what_costs_little_is_solved_each_time(queue: Model, stands: bool) -> None:
     rate = 0.5 * queue.largest_stable_rate
     assert (
-        Anchor.of(FOUND, queue, rate, 0, AT).moved(queue, rate, slope(), AT + 1) is not None
+        CachedPrediction.of(FOUND, queue, rate, 0, AT).moved(queue, rate, slope(), AT + 1)
+        is not None
     ) == stands
 
 
@@ -153,7 +154,7 @@ def test_an_anchor_is_not_moved_to_where_there_is_no_steady_state(
 ) -> None:
     queue = model(patience=patience)
     capacity = queue.largest_stable_rate
-    found = Anchor.of(FOUND, queue, 0.99 * capacity, 0, AT).moved(
+    found = CachedPrediction.of(FOUND, queue, 0.99 * capacity, 0, AT).moved(
         queue, load * capacity, slope(), AT + 1
     )
     assert (found is not None) == stands
@@ -192,7 +193,7 @@ def test_delays_move_by_the_elasticities_and_services_by_the_speed() -> None:
 
 @pytest.mark.parametrize("utilisation", [None, 0.7])
 def test_a_utilisation_that_is_not_the_load_stays(utilisation: float | None) -> None:
-    found = Anchor.of(replace(FOUND, utilisation=utilisation), MODEL, RATE, 0, AT).moved(
+    found = CachedPrediction.of(replace(FOUND, utilisation=utilisation), MODEL, RATE, 0, AT).moved(
         MODEL, 1.01 * RATE, slope(), AT + 1
     )
     assert found is not None
@@ -206,7 +207,9 @@ def test_a_prediction_without_a_sojourn_is_moved_all_the_same() -> None:
         time_to_first_token=Quantiles(),
         inter_token_latency=Quantiles(),
     )
-    found = Anchor.of(bare, MODEL, RATE, 0, AT).moved(MODEL, 1.01 * RATE, slope(rate=1.0), AT + 1)
+    found = CachedPrediction.of(bare, MODEL, RATE, 0, AT).moved(
+        MODEL, 1.01 * RATE, slope(rate=1.0), AT + 1
+    )
     assert found is not None
     assert (
         found.sojourn_time.mean,
@@ -221,7 +224,7 @@ def test_a_bound_is_that_of_the_new_rate() -> None:
         policy=parse_policy("dynamic"), output_tokens=LENGTHS, law=replace(LAW, cv=0.0)
     )
     rate = 0.5 * open_ended.largest_stable_rate
-    found = Anchor.of(FOUND, open_ended, rate, 0, AT).moved(
+    found = CachedPrediction.of(FOUND, open_ended, rate, 0, AT).moved(
         open_ended, 1.01 * rate, slope(), AT + 1
     )
     assert found is not None

@@ -1,10 +1,10 @@
-"""An exact prediction that stands for several looks: moved along its elasticities while the
+"""An exact prediction kept for several assessments: moved along its elasticities while the
 estimates move little.
 
     ln W' - ln W = e_rate ln (lambda' / lambda) - e_speed ln (mu' / mu)    mu: largest stable rate
 
 A slower engine and longer answers alike stretch the time that service takes, and mu holds both. It
-is first order: the second is below `CHANGE`^2 / 2 of W. An anchor stands while rate and mu are
+is first order: the second is below `CHANGE`^2 / 2 of W. It is kept while rate and mu are
 within `STEP` of where it was solved, W within `CHANGE`, the residual's variance and that of the
 stalls within `SCATTER`, and for `KEPT` seconds: what it does not follow, as the shape of the
 lengths' law, moves slowly. Means are then within 1 % of the exact ones, p90 and p99 within 1.5 %
@@ -29,7 +29,7 @@ SCATTER = 0.004  # of cv^2; the mean goes as 1 + cv^2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Anchor:
+class CachedPrediction:
     """A prediction, where it was solved and when (seconds)."""
 
     prediction: Prediction
@@ -53,7 +53,7 @@ class Anchor:
         at: float,
         *,
         smooth: Prediction | None = None,
-    ) -> Anchor:
+    ) -> CachedPrediction:
         """Of a model that was solved at this rate."""
         given = {"prediction": prediction, "smooth": smooth, "epoch": epoch, "at": at}
         return cls(rate=rate, capacity=model.largest_stable_rate, scatter=_scatter(model), **given)  # type: ignore[arg-type]
