@@ -1,12 +1,12 @@
 """What the live model costs: the share of one core, and the pauses it puts into the event loop, at
 500 requests/s.
 
-Each policy serves a simulated run at 500 requests/s and load 0.6; its records go into the feed in
-the order of their ends, its arrivals in theirs, as in the gateway. Every 5 s of the run the feed is
-taken, pickled, unpickled and added to the mirror, and the window is assessed, with what the last
-assessment handed on. Looks are counted once the window has reached its full
-number of rows. CPU seconds are `process_time`, all in one process (the gateway's part and the
-predicting process's):
+Each policy serves a simulated run at 500 requests/s and load 0.6; its records go into the producer
+in the order of their ends, its arrivals in theirs, as in the gateway. Every 5 s of the run a delta
+is taken, pickled, unpickled and added to the replica, and the window is assessed, with what the
+last assessment handed on. Looks are counted once the window has reached its full number of rows.
+CPU seconds are `process_time`, all in one process (the gateway's part and the predicting
+process's):
 
     share = (on_arrival + on_record) x rate + (take, pickle, unpickle, add + snapshot + assess) / 5
     s total = share + what-ifs / 60 s
@@ -45,8 +45,8 @@ from policies import parse_policy
 from queueing.control.advice.what_if import what_ifs
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.window.feed import MOST, Feed, News
-from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
+from queueing.estimation.window.replica import WindowReplica
 from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
@@ -164,12 +164,16 @@ def slices(model: Model, looks: int) -> Iterator[list[tuple[float, Record | None
 
 
 def feed_all(
-    feed: Feed, part: Sequence[tuple[float, Record | None]], costs: Costs, *, timed: bool
+    producer: WindowProducer,
+    part: Sequence[tuple[float, Record | None]],
+    costs: Costs,
+    *,
+    timed: bool,
 ) -> None:
     """One slice; `timed`: with the wall time of each call (then the CPU time is not counted: the
     clock costs as much as the call).
     """
-    on_arrival, on_record, clock = feed.on_arrival, feed.on_record, time.perf_counter
+    on_arrival, on_record, clock = producer.on_arrival, producer.on_record, time.perf_counter
     if timed:
         for at, record in part:
             began = clock()
@@ -189,32 +193,32 @@ def feed_all(
     costs.fed += sum(record is not None for _, record in part)
 
 
-def hand_over(feed: Feed, costs: Costs) -> News:
+def hand_over(producer: WindowProducer, costs: Costs) -> WindowDelta:
     """Take and pickle, as the event loop does; unpickle, as the predicting process does."""
     wall, began = time.perf_counter(), time.process_time()
-    message = pickle.dumps(feed.take(), protocol=5)
+    message = pickle.dumps(producer.take(), protocol=5)
     costs.handing_pauses.append(time.perf_counter() - wall)
     costs.taking.append(time.process_time() - began)
-    news: News = pickle.loads(message)
+    delta: WindowDelta = pickle.loads(message)
     costs.handing.append(time.process_time() - began)
     costs.message = len(message)
-    return news
+    return delta
 
 
 @dataclass
 class Predicting:
-    """The predicting process: its mirror, and what it keeps from look to look."""
+    """The predicting process: its replica, and what it keeps from look to look."""
 
     policy: str
     shape: LatencyModel
-    mirror: Mirror = field(default_factory=Mirror)
+    replica: WindowReplica = field(default_factory=WindowReplica)
     last: Assessment | None = None
 
-    def look(self, news: News, now: float, costs: Costs) -> Assessment:
+    def look(self, delta: WindowDelta, now: float, costs: Costs) -> Assessment:
         """One look, timed."""
         began = time.process_time()
-        self.mirror.add(news)
-        seen = self.mirror.snapshot(self.policy, now)
+        self.replica.add(delta)
+        seen = self.replica.snapshot(self.policy, now)
         costs.reading.append(time.process_time() - began)
         began = time.process_time()
         known = None if self.last is None else self.last.known
@@ -228,11 +232,15 @@ def measure(policy: str) -> dict[str, Any]:
     """One policy: costs and the last assessment's verdict."""
     model = scaled(policy)
     filling = int(np.ceil(MOST / RATE / EVERY)) + 1
-    feed, costs, predicting = Feed(epoch_at=0.0), Costs(), Predicting(policy, model.law)
+    producer, costs, predicting = (
+        WindowProducer(epoch_at=0.0),
+        Costs(),
+        Predicting(policy, model.law),
+    )
     for number, part in enumerate(slices(model, filling + LOOKS), start=1):
-        feed_all(feed, part, costs, timed=number % 2 == 0)
-        news = hand_over(feed, costs)
-        found = predicting.look(news, number * EVERY, costs)
+        feed_all(producer, part, costs, timed=number % 2 == 0)
+        delta = hand_over(producer, costs)
+        found = predicting.look(delta, number * EVERY, costs)
         if number == filling:
             costs.handing, costs.reading, costs.assessing = [], [], []
         if number == filling + LOOKS:
@@ -245,7 +253,7 @@ def measure(policy: str) -> dict[str, Any]:
 def _allocated(predicting: Predicting, now: float) -> int:
     """Largest memory taken at any moment of one look that has nothing to build on."""
     tracemalloc.start()
-    assess(predicting.mirror.snapshot(predicting.policy, now), predicting.shape, LIMITS)
+    assess(predicting.replica.snapshot(predicting.policy, now), predicting.shape, LIMITS)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak

@@ -47,7 +47,7 @@ class LiveModel:
         self._gateway = gateway
         now = gateway.now()
         self._window = Window(gateway)
-        self._feed = self._window.feed
+        self._producer = self._window.producer
         # the self-checks look two intervals back
         self.activity = Activity(
             gateway.now, capabilities.servers, 2 * gateway.settings.prediction_interval
@@ -88,7 +88,7 @@ class LiveModel:
         received_at = (
             arrived_at if engine_request.received_at is None else engine_request.received_at
         )
-        begins = self._feed.on_arrival(
+        begins = self._producer.on_arrival(
             received_at, retry=engine_request.retry, call=call_of(sequence.id)
         )
         self._recent.saw(arrived_at, begins_call=begins)
@@ -114,7 +114,7 @@ class LiveModel:
         """
         if record.outcome == "rejected":
             return
-        self._feed.on_record(record)
+        self._producer.on_record(record)
         self._self_checks.on_record(record, self._gateway.now())
 
     def begin_epoch(self, epoch: int) -> None:
@@ -217,7 +217,7 @@ class LiveModel:
         question = await self._asked()
         if question is None:
             return
-        epoch = question.news.epoch
+        epoch = question.delta.epoch
         found = await self._predictor.ask("look", question)
         if self._gateway.batcher.epoch != epoch:
             return

@@ -30,7 +30,7 @@ from queueing.estimation.estimates import Estimates
 from queueing.estimation.identifiability import beyond
 from queueing.estimation.interval import Estimate
 from queueing.estimation.speed.speed_history import SpeedHistory
-from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.optimization.gain.situation import Situation
@@ -44,7 +44,7 @@ Answer = dict[str, Any]
 class _Memory:
     """What the process keeps between questions."""
 
-    mirror: Mirror = field(default_factory=Mirror)
+    replica: WindowReplica = field(default_factory=WindowReplica)
     question: Question | None = None
     estimates: Estimates | None = None  # of the last look with enough data, or restored
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
@@ -291,10 +291,10 @@ def _situation(question: Question, estimates: Estimates, family: str | None = No
 
 def _seen(question: Question) -> Snapshot:
     """The window with what is new."""
-    _memory.mirror.seconds = question.window
-    _memory.mirror.add(question.news)
+    _memory.replica.seconds = question.window
+    _memory.replica.add(question.delta)
     knobs = question.knobs
-    return _memory.mirror.snapshot(
+    return _memory.replica.snapshot(
         knobs.policy,
         question.at,
         in_service=question.in_service,

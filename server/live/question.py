@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from queueing.control.autopilot.bounds import Bounds
-from queueing.estimation.window.feed import Feed, News
+from queueing.estimation.window.producer import WindowDelta, WindowProducer
 from queueing.latency.law import LatencyModel
 from queueing.optimization.forecast import Knobs
 from server.calibration.host import LiveHost
@@ -19,7 +19,7 @@ ENOUGH = 50  # requests of the epoch that met their end, before anything is pred
 class Question:
     """One look: what was seen, the calibrated law, and what bounds the queue."""
 
-    news: News  # since the question before
+    delta: WindowDelta  # since the question before
     at: float
     window: float  # seconds
     shape: LatencyModel
@@ -46,19 +46,19 @@ class Window:
 
     def __init__(self, gateway: LiveHost) -> None:
         self._gateway = gateway
-        self.feed = Feed()
-        self.feed.begin_epoch(0, gateway.now())
+        self.producer = WindowProducer()
+        self.producer.begin_epoch(0, gateway.now())
         self._waiting_before = 0
 
     def begin_epoch(self, epoch: int) -> None:
         """Nothing is averaged across epochs."""
-        self.feed.begin_epoch(epoch, self._gateway.now())
+        self.producer.begin_epoch(epoch, self._gateway.now())
         self._waiting_before = self._gateway.batcher.queue_length
 
     def begin_anew(self) -> None:
         """The process that had the window is gone, and the lengths with it."""
         epoch, now = self._gateway.batcher.epoch, self._gateway.now()
-        self.feed.begin_epoch(epoch, now, carry_lengths=False)
+        self.producer.begin_epoch(epoch, now, carry_lengths=False)
 
     def question(self, bounds: Bounds, *, saving: bool) -> Question | None:
         """With what is new, which is in no later question; None without a latency law."""
@@ -68,7 +68,7 @@ class Window:
         batcher = gateway.batcher
         capabilities = batcher.capabilities
         return Question(
-            news=self.feed.take(),
+            delta=self.producer.take(),
             at=gateway.now(),
             window=gateway.settings.prediction_window,
             shape=gateway.latency.law,

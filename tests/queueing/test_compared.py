@@ -23,8 +23,8 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
 from queueing.estimation.speed.speed_process import Stalls
-from queueing.estimation.window.feed import Feed
-from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.producer import WindowProducer
+from queueing.estimation.window.replica import WindowReplica
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, best_policy
@@ -328,17 +328,17 @@ def test_a_turnaround_lengthens_short_delays_only() -> None:
 
 
 def test_the_turnaround_is_the_shortest_delay_of_all_epochs() -> None:
-    feed, mirror = Feed(), Mirror()
-    feed.begin_epoch(0, 0.0)
+    producer, replica = WindowProducer(), WindowReplica()
+    producer.begin_epoch(0, 0.0)
     for number, delay in enumerate((0.5, 0.0007, 0.3)):
-        feed.on_record(
+        producer.on_record(
             record_of(number, number, 1, 1.0 + number, 1.0 + number + delay, 2.5 + number, 4)
         )
-    mirror.add(feed.take())
-    feed.begin_epoch(1, 10.0)
-    feed.on_record(record_of(9, 9, 1, 11.0, 12.0, 13.0, 4))
-    mirror.add(feed.take())
-    snapshot = mirror.snapshot(POLICY, 14.0)
+    replica.add(producer.take())
+    producer.begin_epoch(1, 10.0)
+    producer.on_record(record_of(9, 9, 1, 11.0, 12.0, 13.0, 4))
+    replica.add(producer.take())
+    snapshot = replica.snapshot(POLICY, 14.0)
     assert snapshot.shortest_delay == pytest.approx(0.0007)
     found = estimate(snapshot, parse_policy(POLICY), LAWS["page"][0])
     assert found.gateway_turnaround == pytest.approx(0.0007)

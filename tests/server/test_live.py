@@ -21,7 +21,7 @@ from loadgen.sending.run import run_load
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
-from queueing.estimation.window.feed import Feed
+from queueing.estimation.window.producer import WindowProducer
 from queueing.model import Model
 from queueing.optimization.forecast import Knobs
 from queueing.result import LEVELS
@@ -47,10 +47,10 @@ each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
 def said(policy: str) -> str:
     """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
     model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
-    seen, feed = window_of(model, 0.6, 6000, 1), Feed()
-    feed.begin_epoch(0, 0.0)
+    seen, producer = window_of(model, 0.6, 6000, 1), WindowProducer()
+    producer.begin_epoch(0, 0.0)
     question = Question(
-        news=feed.take(),
+        delta=producer.take(),
         at=seen.now,
         window=1e9,
         shape=LAW,
@@ -204,11 +204,11 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
     asked: list[bool] = []
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
     monkeypatch.setattr(predicting.Autopilot, "decide", lambda *_: asked.append(True))
-    feed = Feed()
-    feed.begin_epoch(0, 0.0)
+    producer = WindowProducer()
+    producer.begin_epoch(0, 0.0)
     for decides in (False, True):
         question = Question(
-            news=feed.take(),
+            delta=producer.take(),
             at=1.0,
             window=1e9,
             shape=LAW,
@@ -234,17 +234,17 @@ def test_a_predicting_process_that_comes_again_has_the_autopilot_and_a_window_th
             live, asked = gateway.live_model(), Asked()
             live.pilot.remember({"remembered": True})
             await asyncio.sleep(3.0)
-            live._feed.take()
+            live._producer.take()
             await live._begin_life(asked.ask, life)
-            news = live._feed.take()
+            delta = live._producer.take()
             assert asked.questions == [("start_pilot", "act", {"remembered": True}, 0.0)]
             began = gateway.now() if life > 1 else -math.inf
-            assert (news.begun, news.forgets_lengths, news.carried_from) == (
+            assert (delta.begun, delta.forgets_lengths, delta.carried_from) == (
                 life > 1,
                 life > 1,
                 began,
             )
-            assert news.epoch == gateway.batcher.epoch
+            assert delta.epoch == gateway.batcher.epoch
             live.saved.estimates = {"no": "estimates"}
 
             async def broken(*question: Any) -> Any:

@@ -24,7 +24,7 @@ import pytest
 from loadgen.arrivals.processes import Poisson
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.window.feed import MOST
+from queueing.estimation.window.producer import MOST
 from queueing.measurement.record import Record
 from queueing.prediction import predict
 from tests.server.live_harness import (

@@ -21,7 +21,7 @@ from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.errors import UnstableQueueError
 from queueing.estimation.estimates import estimate
-from queueing.estimation.window.feed import Feed
+from queueing.estimation.window.producer import WindowProducer
 from queueing.optimization.forecast import Knobs
 from server.calibration.idle_probes import _niced
 from server.live import predicting
@@ -292,10 +292,16 @@ def test_after_few_requests_the_reason_counts_them(
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
     monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
     knobs = Knobs(policy=policy)
-    feed = Feed()
-    feed.begin_epoch(0, 0.0)
+    producer = WindowProducer()
+    producer.begin_epoch(0, 0.0)
     question = Question(
-        news=feed.take(), at=10.0, window=300.0, shape=LAW, knobs=knobs, max_num_seqs=8, longest=64
+        delta=producer.take(),
+        at=10.0,
+        window=300.0,
+        shape=LAW,
+        knobs=knobs,
+        max_num_seqs=8,
+        longest=64,
     )
     answer = predicting.look(question)
     assert answer["reason"] == (
@@ -314,10 +320,10 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
     monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
     monkeypatch.setattr(predicting, "_memory", predicting._Memory())
-    feed = Feed()
-    feed.begin_epoch(0, 0.0)
+    producer = WindowProducer()
+    producer.begin_epoch(0, 0.0)
     question = Question(
-        news=feed.take(),
+        delta=producer.take(),
         at=60.0,
         window=300.0,
         shape=LAW,
@@ -343,10 +349,10 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
     assert not estimate(snapshot, parse_policy(policy), LAW).wander.significant
     monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
     monkeypatch.setattr(predicting, "_memory", predicting._Memory(history=history, last_shape=LAW))
-    feed = Feed()
-    feed.begin_epoch(0, 0.0)
+    producer = WindowProducer()
+    producer.begin_epoch(0, 0.0)
     question = Question(
-        news=feed.take(),
+        delta=producer.take(),
         at=20.0,
         window=300.0,
         shape=LAW,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from queueing.estimation.window.feed import CallGroups
+from queueing.estimation.window.producer import CallGroups
 from server.live.activity import RecentArrivals
 from server.page.state import COLUMNS, row
 from tests.server.asgi import call, completion, running

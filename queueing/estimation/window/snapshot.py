@@ -36,8 +36,8 @@ COLUMN = {name: index for index, name in enumerate(FIELDS)}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """The window at one instant. Instants and durations in seconds on the feeder's clock; nan where
-    a row does not know.
+    """The window at one instant. Instants and durations in seconds on the producer's clock; nan
+    where a row does not know.
 
     `rows` are dispatched requests that met their end, in the order of their ends, those of earlier
     epochs included (`mine` says which are of this one), one for each sequence; `arrivals` all calls

@@ -1,7 +1,7 @@
-"""What the last minutes showed, fed and read in one process: a feed with its mirror.
+"""What the last minutes showed, written and read in one process: a producer with its replica.
 
-Where the reader is another process, the gateway keeps the `Feed` alone and sends what it takes to
-the `Mirror` there.
+Where the reader is another process, the gateway keeps the `WindowProducer` alone and sends what it
+takes to the `WindowReplica` there.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from queueing.estimation.window.feed import MOST, Feed, News
-from queueing.estimation.window.mirror import SECONDS, Mirror
+from queueing.estimation.window.producer import MOST, WindowDelta, WindowProducer
+from queueing.estimation.window.replica import SECONDS, WindowReplica
 from queueing.estimation.window.snapshot import (
     CENSORED,
     COLUMN,
@@ -31,24 +31,24 @@ __all__ = [
     "SECONDS",
     "WIDTH",
     "WITHOUT_LENGTH",
-    "Feed",
-    "Mirror",
-    "News",
     "Snapshot",
     "Window",
+    "WindowDelta",
+    "WindowProducer",
+    "WindowReplica",
     "snapshot_of",
 ]
 
 
 @dataclass(slots=True, kw_only=True)
-class Window(Feed):
+class Window(WindowProducer):
     """The last `seconds`, at most `most` requests."""
 
     seconds: float = SECONDS
-    _mirror: Mirror = field(default_factory=Mirror)
+    _replica: WindowReplica = field(default_factory=WindowReplica)
 
     def __post_init__(self) -> None:
-        self._mirror = Mirror(seconds=self.seconds, most=self.most)
+        self._replica = WindowReplica(seconds=self.seconds, most=self.most)
 
     def snapshot(
         self,
@@ -60,9 +60,9 @@ class Window(Feed):
         waiting: int = 0,
         servers: int = 1,
     ) -> Snapshot:
-        """Arrays of what lies in the window; feeding does not modify them."""
-        self._mirror.add(self.take())
-        return self._mirror.snapshot(
+        """Arrays of what lies in the window; later requests do not modify them."""
+        self._replica.add(self.take())
+        return self._replica.snapshot(
             policy, now, in_service=in_service, ended=ended, waiting=waiting, servers=servers
         )
 

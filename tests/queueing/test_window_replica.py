@@ -1,5 +1,5 @@
 """The predicting process's copy of the window is the window, however it is cut into messages;
-the feeding side keeps nothing.
+the producer keeps nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from queueing.estimation.window.feed import CallGroups, Feed, row
-from queueing.estimation.window.mirror import Mirror
+from queueing.estimation.window.producer import CallGroups, WindowProducer, row
+from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import CENSORED, COLUMN, ENDED, WITHOUT_LENGTH, Snapshot
 from queueing.estimation.window.window import Window
 from queueing.measurement.record import Record
@@ -80,7 +80,7 @@ def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
     """
     rng = np.random.default_rng(seed)
     seconds, most = 30.0, 60
-    feed, mirror = Feed(most=most), Mirror(seconds=seconds, most=most)
+    producer, replica = WindowProducer(most=most), WindowReplica(seconds=seconds, most=most)
     window, truth = Window(seconds=seconds, most=most), Everything(seconds, most)
     now = 0.0
     checks = 0
@@ -93,15 +93,15 @@ def test_however_the_feed_is_cut_the_mirror_is_the_window(seed: int) -> None:
             if kind < 0.8
             else _lost(number, now, truth.epoch)
         )
-        for side in (feed, window, truth):
+        for side in (producer, window, truth):
             side.on_arrival(now, retry=retry)
             side.on_record(each)
             if number in (400, 900, 1300):
                 side.begin_epoch(number, now, carry_lengths=number != 900)
         if rng.random() < 0.05:
-            mirror.add(pickle.loads(pickle.dumps(feed.take())))
+            replica.add(pickle.loads(pickle.dumps(producer.take())))
             if rng.random() < 0.7:
-                truth.check(mirror.snapshot(POLICY, now), now)
+                truth.check(replica.snapshot(POLICY, now), now)
                 truth.check(window.snapshot(POLICY, now), now)
                 checks += 1
     assert checks > 20
@@ -112,11 +112,11 @@ def _lost(number: int, at: float, epoch: int) -> Record:
 
 
 def test_what_was_taken_is_forgotten() -> None:
-    feed = Feed()
-    feed.on_arrival(1.0, retry=True)
-    feed.on_record(record(1, 1.0))
-    feed.on_record(_lost(2, 1.0, 0))
-    first, second = feed.take(), feed.take()
+    producer = WindowProducer()
+    producer.on_arrival(1.0, retry=True)
+    producer.on_record(record(1, 1.0))
+    producer.on_record(_lost(2, 1.0, 0))
+    first, second = producer.take(), producer.take()
     assert [len(first.arrivals), len(first.retries), len(first.lost), len(first.rows)] == [
         1,
         1,
@@ -132,42 +132,44 @@ def test_what_was_taken_is_forgotten() -> None:
 
 
 def test_a_feed_that_nobody_takes_is_bounded() -> None:
-    feed = Feed(most=50)
+    producer = WindowProducer(most=50)
     for number in range(1000):
-        feed.on_arrival(float(number), retry=True)
-        feed.on_record(record(number, float(number)))
-        feed.on_record(_lost(number, float(number), 0))
-    news = feed.take()
-    assert max(len(news.arrivals), len(news.retries), len(news.lost), len(news.rows) // 11) <= 100
-    assert news.arrivals[-1] == news.retries[-1] == news.lost[-1] == 999.0
+        producer.on_arrival(float(number), retry=True)
+        producer.on_record(record(number, float(number)))
+        producer.on_record(_lost(number, float(number), 0))
+    delta = producer.take()
+    assert (
+        max(len(delta.arrivals), len(delta.retries), len(delta.lost), len(delta.rows) // 11) <= 100
+    )
+    assert delta.arrivals[-1] == delta.retries[-1] == delta.lost[-1] == 999.0
 
 
 def test_a_mirror_without_news_says_so() -> None:
     with pytest.raises(ValueError, match="expected at least one `add`"):
-        Mirror().snapshot(POLICY, 1.0)
+        WindowReplica().snapshot(POLICY, 1.0)
 
 
 def test_a_message_is_small() -> None:
     """5 s at 500 requests/s: 88 bytes a row and 16 an arrival, no more than 1 % beyond."""
-    feed = Feed()
+    producer = WindowProducer()
     for number in range(2500):
-        feed.on_arrival(float(number))
-        feed.on_record(record(number, float(number)))
-    assert len(pickle.dumps(feed.take(), protocol=5)) < 1.01 * 2500 * 104
+        producer.on_arrival(float(number))
+        producer.on_record(record(number, float(number)))
+    assert len(pickle.dumps(producer.take(), protocol=5)) < 1.01 * 2500 * 104
 
 
 @pytest.mark.parametrize("cuts", [1, 3, 7])
 def test_the_sequences_of_a_call_are_one_arrival(cuts: int) -> None:
     """However the stream is cut into messages; two calls at one instant are two arrivals."""
-    feed, mirror = Feed(), Mirror()
+    producer, replica = WindowProducer(), WindowReplica()
     calls = [("a", 1.0, 3), ("b", 1.0, 1), ("c", 2.0, 8), ("d", 3.0, 1), ("e", 4.0, 2)]
     for number, (name, at, size) in enumerate(calls):
         for _ in range(size):
-            feed.on_arrival(at, retry=name == "c", call=name)
+            producer.on_arrival(at, retry=name == "c", call=name)
         if number % cuts == 0:
-            mirror.add(feed.take())
-    mirror.add(feed.take())
-    found = mirror.snapshot(POLICY, 5.0)
+            replica.add(producer.take())
+    replica.add(producer.take())
+    found = replica.snapshot(POLICY, 5.0)
     assert found.arrivals.tolist() == [at for _, at, _ in calls]
     assert found.call_sizes.tolist() == [size for *_, size in calls]
     assert found.retries == 1
@@ -234,14 +236,14 @@ def test_only_completed_answers_were_released_and_only_made_tokens_are_a_length(
 
 
 def test_a_loss_without_an_end_is_at_its_arrival_and_one_of_another_epoch_is_not_counted() -> None:
-    feed = Feed(epoch=2)
+    producer = WindowProducer(epoch=2)
     for number, (epoch, released) in enumerate(((2, 3.0), (None, None), (1, 9.0))):
-        feed.on_record(
+        producer.on_record(
             record(number, 1.0 + number, epoch=epoch, dispatched_at=None, released_at=released)
         )
-    feed.on_record(record(4, 1.0, epoch=2, arrived_at=None))
-    news = feed.take()
-    assert (list(news.lost), len(news.rows)) == ([3.0, 2.0], 0)
+    producer.on_record(record(4, 1.0, epoch=2, arrived_at=None))
+    delta = producer.take()
+    assert (list(delta.lost), len(delta.rows)) == ([3.0, 2.0], 0)
 
 
 def test_a_sequence_without_a_call_is_one_and_so_is_the_same_name_later() -> None:
@@ -270,11 +272,11 @@ def test_a_sequence_without_a_call_is_one_and_so_is_the_same_name_later() -> Non
 
 def test_a_sequence_of_a_call_that_was_cut_by_a_take_or_an_epoch_is_an_arrival() -> None:
     """What was taken is not there to be added to."""
-    feed = Feed()
-    feed.on_arrival(1.0, call="a")
-    first = feed.take()
-    feed.on_arrival(1.0, call="a")
-    second = feed.take()
+    producer = WindowProducer()
+    producer.on_arrival(1.0, call="a")
+    first = producer.take()
+    producer.on_arrival(1.0, call="a")
+    second = producer.take()
     assert (list(first.sequences), list(second.sequences), list(second.arrivals)) == (
         [1.0],
         [1.0],
@@ -283,10 +285,10 @@ def test_a_sequence_of_a_call_that_was_cut_by_a_take_or_an_epoch_is_an_arrival()
 
 
 def test_the_shortest_delay_is_that_of_dispatched_requests() -> None:
-    feed, mirror = Feed(), Mirror()
-    mirror.add(feed.take())
-    assert mirror.snapshot(POLICY, 1.0).shortest_delay == math.inf
-    feed.on_record(record(1, 1.0, dispatched_at=1.75))
-    feed.on_record(record(2, 2.0, dispatched_at=2.5))
-    mirror.add(feed.take())
-    assert mirror.snapshot(POLICY, 3.0).shortest_delay == 0.5
+    producer, replica = WindowProducer(), WindowReplica()
+    replica.add(producer.take())
+    assert replica.snapshot(POLICY, 1.0).shortest_delay == math.inf
+    producer.on_record(record(1, 1.0, dispatched_at=1.75))
+    producer.on_record(record(2, 2.0, dispatched_at=2.5))
+    replica.add(producer.take())
+    assert replica.snapshot(POLICY, 3.0).shortest_delay == 0.5

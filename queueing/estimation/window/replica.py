@@ -1,4 +1,4 @@
-"""The predicting process's copy of the window: fed with what is new, read as arrays.
+"""The predicting process's copy of the window: extended by deltas, read as arrays.
 
 An epoch ends the window: after a switch of policy, limit, patience or servers nothing measured
 before it is averaged with what follows, EXCEPT token counts: how long prompts and answers are is
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from queueing.estimation.change import Vector
-from queueing.estimation.window.feed import MOST, News
+from queueing.estimation.window.producer import MOST, WindowDelta
 from queueing.estimation.window.snapshot import COLUMN, WIDTH, Snapshot, picked
 
 SECONDS = 300.0
@@ -71,12 +71,12 @@ class Tail:
 
 
 @dataclass(slots=True, kw_only=True)
-class Mirror:
+class WindowReplica:
     """A window of `seconds`, at most `most` arrivals and `most` ended requests."""
 
     seconds: float = SECONDS
     most: int = MOST
-    _news: News | None = None  # the last
+    _delta: WindowDelta | None = None  # the last
     _tails: dict[str, Tail] = field(default_factory=dict)
     _shortest: float = math.inf  # queueing delay so far, seconds
 
@@ -84,14 +84,14 @@ class Mirror:
         names = ("arrivals", "sequences", "retries", "lost", "rows")
         self._tails = {name: Tail(self.most, WIDTH if name == "rows" else 1) for name in names}
 
-    def add(self, news: News) -> None:
-        """What the feed gave; in its order, none left out."""
+    def add(self, delta: WindowDelta) -> None:
+        """The next delta of the producer; none may be left out."""
         for name, tail in self._tails.items():
-            if news.forgets_lengths if name == "rows" else news.begun:
+            if delta.forgets_lengths if name == "rows" else delta.begun:
                 tail.clear()
-            tail.extend(getattr(news, name))
-        self._news = news
-        self._shortest = min(self._shortest, _shortest_delay(news.rows))
+            tail.extend(getattr(delta, name))
+        self._delta = delta
+        self._shortest = min(self._shortest, _shortest_delay(delta.rows))
 
     def snapshot(
         self,
@@ -106,19 +106,19 @@ class Mirror:
         """Arrays of what lies in the window; does not modify it. Raises ValueError before
         anything was added.
         """
-        if self._news is None:
+        if self._delta is None:
             raise ValueError(
-                "got a mirror without news; expected at least one `add` before a snapshot"
+                "got a replica without a delta; expected at least one `add` before a snapshot"
             )
         arrivals = self._tails["arrivals"].rows[:, 0]
-        start = self._start(self._news.epoch_at, now)
+        start = self._start(self._delta.epoch_at, now)
         rows = self._tails["rows"].rows
         within = arrivals > start
         sequences = self._tails["sequences"].rows[:, 0][within]
         return Snapshot(
             policy=policy,
-            epoch=self._news.epoch,
-            epoch_at=self._news.epoch_at,
+            epoch=self._delta.epoch,
+            epoch_at=self._delta.epoch_at,
             start=start,
             now=now,
             arrivals=arrivals[within],
@@ -130,7 +130,7 @@ class Mirror:
             retries=self._after("retries", start).size,
             lost_at=self._after("lost", start),
             servers=servers,
-            carried_from=max(self._news.carried_from, now - self.seconds),
+            carried_from=max(self._delta.carried_from, now - self.seconds),
             shortest_delay=self._shortest,
         )
 

@@ -1,10 +1,10 @@
-"""What a gateway tells its predicting process: rows of numbers, collected as things happen, handed
-over whole.
+"""The gateway's end of the window: rows of numbers, collected as things happen, handed over whole
+to the predicting process.
 
-The feeding side computes nothing and keeps nothing: one append a request, and `take` gives away
-what came since the last one, by exchanging arrays for empty ones. So its part in the event loop
-does not grow with the window. The other side is `queueing.estimation.window.mirror`. A `News` is
-what travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
+The producer computes nothing and keeps nothing: one append a request, and `take` gives away what
+came since the last one, by exchanging arrays for empty ones. So its part in the event loop does not
+grow with the window. The other end is `queueing.estimation.window.replica`. A `WindowDelta` is what
+travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def _numbers() -> array[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """What happened between two takes, on the feeder's clock; `rows` are `WIDTH` numbers each
+class WindowDelta:
+    """What happened between two takes, on the producer's clock; `rows` are `WIDTH` numbers each
     (queueing.estimation.window.snapshot).
     """
 
@@ -60,7 +60,7 @@ class CallGroups:
 
 
 @dataclass(slots=True, kw_only=True)
-class Feed:
+class WindowProducer:
     """The gateway's side. Not for several threads. What nobody takes is bounded by `most`
     requests, the oldest forgotten first.
     """
@@ -125,9 +125,9 @@ class Feed:
         if len(rows) > 2 * self.most * WIDTH:
             del rows[: self.most * WIDTH]
 
-    def take(self) -> News:
+    def take(self) -> WindowDelta:
         """What came since the last take; it is forgotten here."""
-        news = News(
+        delta = WindowDelta(
             epoch=self.epoch,
             epoch_at=self.epoch_at,
             carried_from=self._carried_from,
@@ -142,7 +142,7 @@ class Feed:
         self._arrivals, self._sequences, self._retries = _numbers(), _numbers(), _numbers()
         self._lost, self._rows = _numbers(), _numbers()
         self._begun = self._forgets_lengths = False
-        return news
+        return delta
 
 
 def _append(instants: array[float], at: float, most: int) -> None:
