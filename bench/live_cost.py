@@ -52,7 +52,7 @@ from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
 
@@ -275,7 +275,7 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     predicting = time.process_time() - began
     began = time.process_time()
     what_ifs(
-        Situation(estimates=found.estimates, shape=model.law, limits=LIMITS),
+        OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS),
         Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
     )
     wondering = time.process_time() - began

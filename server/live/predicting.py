@@ -33,7 +33,7 @@ from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
 
@@ -236,7 +236,7 @@ def ask_what_ifs() -> list[Answer]:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    found = what_ifs(_situation(question, estimates), question.knobs, beside=True)
+    found = what_ifs(_operating_point(question, estimates), question.knobs, beside=True)
     policies = [parse_policy(each.knobs.policy) for each in found]
     return [
         each.to_dict() | {"compared": compared_by((policies[0], own))}
@@ -253,12 +253,14 @@ def ask_distribution() -> Answer | None:
     question, seen, found = _memory.question, _memory.last_seen, _memory.last
     if question is None or seen is None or found is None or found.prediction is None:
         return None
-    situation = _situation(question, found.estimates)
-    if situation.refusal(question.knobs.max_output_tokens) is not None:
+    operating_point = _operating_point(question, found.estimates)
+    if operating_point.refusal(question.knobs.max_output_tokens) is not None:
         return None
-    model = situation.model(question.knobs, law=found.estimates.law(question.shape))
+    model = operating_point.model(question.knobs, law=found.estimates.law(question.shape))
     sojourn = model.policy.joins_running
-    plain = beside(judged(seen, sojourn=sojourn), drawn(model, situation.rate, sojourn=sojourn))
+    plain = beside(
+        judged(seen, sojourn=sojourn), drawn(model, operating_point.rate, sojourn=sojourn)
+    )
     return (
         plain
         if plain is None
@@ -278,13 +280,15 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    situation = _situation(question, estimates, parameters.get("family"))
+    operating_point = _operating_point(question, estimates, parameters.get("family"))
     targets = TARGETS if target is None else (target,)
-    return [each.to_dict() for each in advise(situation, question.knobs, objective, targets)]
+    return [each.to_dict() for each in advise(operating_point, question.knobs, objective, targets)]
 
 
-def _situation(question: Question, estimates: Estimates, family: str | None = None) -> Situation:
-    return Situation(
+def _operating_point(
+    question: Question, estimates: Estimates, family: str | None = None
+) -> OperatingPoint:
+    return OperatingPoint(
         estimates=estimates, shape=question.shape, limits=_limits(question), family=family
     )
 

@@ -13,7 +13,7 @@ from queueing.estimation.estimates import Estimates
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Advice, Forecast, Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import LAW, LENGTHS
 
@@ -35,15 +35,17 @@ def forecast(
     family: str | None = None,
 ) -> Forecast:
     """Of one setting."""
-    return Situation(estimates=estimates, shape=shape, limits=limits, family=family).forecast(knobs)
+    return OperatingPoint(estimates=estimates, shape=shape, limits=limits, family=family).forecast(
+        knobs
+    )
 
 
 def what_ifs(
     estimates: Estimates, shape: LatencyModel, current: Knobs, limits: Limits, **asked: Any
 ) -> list[Forecast]:
     """Of the settings one knob away."""
-    situation = Situation(estimates=estimates, shape=shape, limits=limits)
-    return what_if.what_ifs(situation, current, **asked)
+    operating_point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
+    return what_if.what_ifs(operating_point, current, **asked)
 
 
 def advise(
@@ -57,5 +59,5 @@ def advise(
     **targets: Any,
 ) -> list[Advice]:
     """Of every target, unless they are named."""
-    situation = Situation(estimates=estimates, shape=shape, limits=limits, family=family)
-    return advice.advise(situation, current, objective, **targets)
+    operating_point = OperatingPoint(estimates=estimates, shape=shape, limits=limits, family=family)
+    return advice.advise(operating_point, current, objective, **targets)

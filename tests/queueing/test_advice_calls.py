@@ -20,8 +20,8 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.model import Model
 from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import reported_slo
-from queueing.optimization.gain.situation import Situation
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
@@ -126,11 +126,11 @@ def test_advice_of_a_policy_ranks_and_predicts_as_the_simulation_does() -> None:
 
 @pytest.mark.parametrize("field", ["queueing_delay", "sojourn_time"])
 def test_the_99th_percentile_that_advice_reports_is_that_of_the_queue_of_calls(field: str) -> None:
-    situation = Situation(estimates=window(), shape=LAW, limits=LIMITS)
+    operating_point = OperatingPoint(estimates=window(), shape=LAW, limits=LIMITS)
     objective = parse_objective({"slo": f"p99_{field}=0.5"})
     for policy in (POLICY, "elastic:max_batch_size=8"):
         expected = getattr(simulated(policy), field).p99
-        assert reported_slo(situation, Knobs(policy=policy), objective) == pytest.approx(
+        assert reported_slo(operating_point, Knobs(policy=policy), objective) == pytest.approx(
             expected, rel=WITHIN
         ), policy
 

@@ -19,10 +19,10 @@ from queueing.estimation.interval import Estimate
 from queueing.latency.law import parse_law
 from queueing.optimization import answer
 from queueing.optimization.forecast import Advice, Knobs
-from queueing.optimization.gain import operating_point
+from queueing.optimization.gain import window_model
 from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import keeps_slo, largest_kept, reported_slo
-from queueing.optimization.gain.situation import Situation
 from queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
@@ -45,7 +45,9 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     assert advice.best is not None
     assert objective.slo is not None
     found = reported_slo(
-        Situation(estimates=estimates, shape=LAW, limits=OPERATED), advice.best.knobs, objective
+        OperatingPoint(estimates=estimates, shape=LAW, limits=OPERATED),
+        advice.best.knobs,
+        objective,
     )
     return found is None or found > objective.slo.seconds
 
@@ -58,7 +60,7 @@ def test_no_advice_breaks_the_slo_by_its_own_numbers(
 ) -> None:
     """Also where the search, which simulates, is 7 % below or above what is reported."""
     monkeypatch.setattr(
-        operating_point, "searched", lambda *given: off(answer.searched(*given), error)
+        window_model, "searched", lambda *given: off(answer.searched(*given), error)
     )
     estimates, advised = operated(), 0
     for seconds in (0.12, 0.2, 0.3, 0.475, 0.55):
@@ -101,7 +103,7 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     server less, breaks it.
     """
     monkeypatch.setattr(
-        operating_point, "searched", lambda *given: off(answer.searched(*given), error)
+        window_model, "searched", lambda *given: off(answer.searched(*given), error)
     )
     objective = parse_objective({"slo": "p99_sojourn_time=300ms", "max_clipped_fraction": "0.9"})
     limit, servers = advise(
@@ -114,12 +116,12 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     )
     assert limit.best is not None
     assert servers.best is not None
-    situation = Situation(estimates=operated(), shape=LAW, limits=OPERATED)
+    operating_point = OperatingPoint(estimates=operated(), shape=LAW, limits=OPERATED)
     assert limit.best.knobs.max_output_tokens is not None
     longer = replace(limit.best.knobs, max_output_tokens=limit.best.knobs.max_output_tokens + 1)
     fewer = replace(servers.best.knobs, servers=servers.best.knobs.servers - 1)
     assert [
-        keeps_slo(situation, each, objective)
+        keeps_slo(operating_point, each, objective)
         for each in (limit.best.knobs, longer, servers.best.knobs, fewer)
     ] == [True, False] * 2
     assert any(

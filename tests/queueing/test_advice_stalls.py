@@ -17,7 +17,7 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
@@ -62,8 +62,8 @@ def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leav
 def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> None:
     estimates, knobs = window(80), Knobs(policy=CONTINUOUS)
     assert estimates.stalls.count > 5
-    stalling = Situation(estimates=estimates, shape=LAW, limits=LIMITS)
-    calm = Situation(
+    stalling = OperatingPoint(estimates=estimates, shape=LAW, limits=LIMITS)
+    calm = OperatingPoint(
         estimates=replace(estimates, stalls=Stalls(0, 0.0, 0.0, None)),
         shape=stalling.law,
         limits=LIMITS,
@@ -87,10 +87,10 @@ def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(
     share: float, named: bool
 ) -> None:
     knobs, calm = Knobs(policy=CONTINUOUS), replace(window(0), policy=CONTINUOUS)
-    situation = Situation(estimates=calm, shape=LAW, limits=LIMITS)
+    operating_point = OperatingPoint(estimates=calm, shape=LAW, limits=LIMITS)
     load, sojourn = (
-        situation.model(knobs).load(situation.rate),
-        situation.predicted(knobs).sojourn_time.mean or 0.0,
+        operating_point.model(knobs).load(operating_point.rate),
+        operating_point.predicted(knobs).sojourn_time.mean or 0.0,
     )
     # of stalls that hold a thousandth of the time
     size = share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
@@ -116,11 +116,15 @@ def test_advice_chooses_by_the_number_that_it_reports(current: str) -> None:
         targets=["policy"],
     )
     (point,) = (each for each in advice.curve if each["policy"] == CONTINUOUS)
-    situation = Situation(estimates=replace(window(80), policy=current), shape=LAW, limits=LIMITS)
+    operating_point = OperatingPoint(
+        estimates=replace(window(80), policy=current), shape=LAW, limits=LIMITS
+    )
     assert (
         point["score"]
         == point["sojourn_time"]
-        == pytest.approx(situation.predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9)
+        == pytest.approx(
+            operating_point.predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9
+        )
     )
 
 

@@ -26,7 +26,7 @@ from queueing.optimization.candidates import batch_sizes, preferred
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.autopilot_looks import (
     BOUNDS,
@@ -662,8 +662,8 @@ FREE, CLIPPED = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_toke
 
 def gained(rate: float, before: Knobs, after: Knobs, relative: float = 0.02) -> Estimate:
     found = seen(0.0, before, rate, relative=relative)
-    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits)
-    return gain_of(situation, before, after, Measure(Objective(name="delay")))
+    operating_point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=found.limits)
+    return gain_of(operating_point, before, after, Measure(Objective(name="delay")))
 
 
 def test_between_two_settings_without_a_steady_state_the_loads_are_compared() -> None:
@@ -671,12 +671,12 @@ def test_between_two_settings_without_a_steady_state_the_loads_are_compared() ->
     loads = {each: rate / capacity(each) for each in (FREE, CLIPPED)}
     for before, after in ((FREE, CLIPPED), (CLIPPED, FREE)):
         shown = seen(0.0, before, rate)
-        situation = Situation(estimates=shown.estimates, shape=LAW, limits=shown.limits)
+        operating_point = OperatingPoint(estimates=shown.estimates, shape=LAW, limits=shown.limits)
         chosen = Ranked(after, math.nan, math.inf)
-        gain = _gain_in(situation, before, chosen)
+        gain = _gain_in(operating_point, before, chosen)
         assert gain.value == gain.low == gain.high
         assert gain.value == pytest.approx(1 - loads[after] / loads[before], abs=0.02)
-        assert gain_of(situation, before, after, Measure()) == UNKNOWN
+        assert gain_of(operating_point, before, after, Measure()) == UNKNOWN
 
 
 def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be_told() -> None:
@@ -691,8 +691,10 @@ def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be
 def test_a_gain_is_that_of_the_steady_means_and_its_interval_grows_with_doubt_of_the_rate() -> None:
     rate = 0.8 * capacity(FREE)
     found = seen(0.0, FREE, rate)
-    situation = Situation(estimates=found.estimates, shape=LAW, limits=found.limits)
-    before, after = (situation.predicted(each).queueing_delay.mean for each in (FREE, CLIPPED))
+    operating_point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=found.limits)
+    before, after = (
+        operating_point.predicted(each).queueing_delay.mean for each in (FREE, CLIPPED)
+    )
     assert before is not None
     assert after is not None
     sharp, vague = (gained(rate, FREE, CLIPPED, relative) for relative in (0.01, 0.15))

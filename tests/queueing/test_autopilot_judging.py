@@ -297,16 +297,18 @@ def test_of_two_rates_the_sharper_counts_unless_they_part(
 
 
 def knowing(*loads: Mapping[Knobs, float]) -> Knowledge:
-    """Of situations with these loads; rate and speed are known to 5 and 2 %, so a load may be
+    """Of operating points with these loads; rate and speed are known to 5 and 2 %, so a load may be
     7.1 % higher and 6.9 % lower.
     """
-    situations: list[Any] = [
+    operating_points: list[Any] = [
         SimpleNamespace(
             rate=1.0, model=lambda knobs, each=each: SimpleNamespace(load=lambda _: each[knobs])
         )
         for each in loads
     ]
-    return Knowledge(tuple(situations), symmetric(10.0, 0.5, 500.0), symmetric(1.0, 0.02, 500.0))
+    return Knowledge(
+        tuple(operating_points), symmetric(10.0, 0.5, 500.0), symmetric(1.0, 0.02, 500.0)
+    )
 
 
 def choosing(*loads: Mapping[Knobs, float]) -> Chooser:
@@ -330,7 +332,7 @@ def test_a_setting_is_safe_with_a_margin_at_the_upper_ends_or_nearer_to_stabilit
 ) -> None:
     assert choosing({START: now, AFTER: then}).safe(AFTER) == safe
     assert choosing({START: now, AFTER: then}, {START: 0.5, AFTER: 0.1}).safe(AFTER) == safe, (
-        "the cautious situation decides"
+        "the cautious operating point decides"
     )
 
 
@@ -350,7 +352,7 @@ def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
     autopilot, look = Autopilot(mode="act"), seen(0.0, START, 10.0)
     assert autopilot._unstable(look, knowing({START: load})) == unstable
     assert autopilot._unstable(look, knowing({START: 2.0}, {START: load})) == unstable, (
-        "in every situation"
+        "at every operating point"
     )
     patient = dataclasses.replace(look, limits=Limits(patience=1.0))
     assert not autopilot._unstable(patient, knowing({START: 2.0}))
@@ -390,4 +392,6 @@ def test_nothing_is_known_before_thirty_arrivals_and_ten_answers(
         return
     assert isinstance(found, Knowledge)
     assert (found.rate.value, found.speed) == (10.0, symmetric(1.0, 0.1, 0.0))
-    assert len(found.situations) == 2, "what has not ended may end at once or at the context's end"
+    assert len(found.operating_points) == 2, (
+        "what has not ended may end at once or at the context's end"
+    )

@@ -43,7 +43,7 @@ from queueing.measurement.batch_means import batch_means_interval
 from queueing.optimization.answer import SIMULATED
 from queueing.optimization.candidates import preferred, sized
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
@@ -190,7 +190,7 @@ def test_lengths_of_which_something_is_open_end_at_both_extremes(
     """Sixty of a hundred were cut at 40 tokens, ten at 30; the engine can answer 256."""
     counts = lengths([5] * 30 + [30] * 10 + [40] * 60, [False] * 30 + [True] * 70)
     found = known(seen(0.0, Knobs(policy="elastic", max_output_tokens=limit), 10.0, known=counts))
-    samples = [each.estimates.output_tokens for each in found.situations]
+    samples = [each.estimates.output_tokens for each in found.operating_points]
     assert [each.known_to for each in samples] == ends
     assert [int(np.count_nonzero(each.censored)) for each in samples] == [10] * len(ends), (
         "what was cut before stays so"
@@ -311,26 +311,26 @@ def test_in_an_unstable_queue_a_limit_is_taken_more_readily() -> None:
 # what a setting gains
 
 
-def situation(rate: float = 20.0, **about: Any) -> Situation:
+def operating_point(rate: float = 20.0, **about: Any) -> OperatingPoint:
     shown = seen(0.0, ELASTIC, rate)
-    return Situation(
+    return OperatingPoint(
         **({"estimates": shown.estimates, "shape": LAW, "limits": shown.limits} | about)
     )
 
 
 def test_settings_are_ranked_by_their_simulated_delays_or_sojourns() -> None:
-    of = situation(0.5 * capacity(ELASTIC))
+    of = operating_point(0.5 * capacity(ELASTIC))
     run = simulate_run(of.model(FOUR), of.rate, SIMULATED, np.random.SeedSequence(0)).after(
         SIMULATED // 10
     )
     for quantity in ("queueing_delay", "sojourn_time"):
         assert of.ranking_mean(FOUR, quantity) == getattr(run, quantity).mean()  # type: ignore[arg-type]
-    crowded = situation(50 * capacity(ELASTIC))
+    crowded = operating_point(50 * capacity(ELASTIC))
     assert crowded.ranking_mean(FOUR, "queueing_delay") == math.inf
 
 
 def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> None:
-    impatient = situation(2 * capacity(FOUR), limits=Limits(max_num_seqs=SEQS, patience=0.05))
+    impatient = operating_point(2 * capacity(FOUR), limits=Limits(max_num_seqs=SEQS, patience=0.05))
     run = simulate_run(
         impatient.model(FOUR), impatient.rate, SIMULATED, np.random.SeedSequence(0)
     ).after(SIMULATED // 10)
@@ -338,8 +338,10 @@ def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> No
     assert impatient.ranking_mean(FOUR, "queueing_delay") == pytest.approx(
         np.where(run.lost, 0.05, run.queueing_delay).mean()
     )
-    of = situation(0.4 * capacity(ELASTIC))
-    stalling = situation(estimates=replace(of.estimates, stalls=Stalls(9, 0.05, 1.0, None, 0.5)))
+    of = operating_point(0.4 * capacity(ELASTIC))
+    stalling = operating_point(
+        estimates=replace(of.estimates, stalls=Stalls(9, 0.05, 1.0, None, 0.5))
+    )
     slots = Knobs(policy="continuous:max_batch_size=4")
     calm, with_stalls = (each.ranking_mean(slots, "sojourn_time") for each in (of, stalling))
     model = of.model(slots)
@@ -352,10 +354,10 @@ def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> No
 
 
 def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> None:
-    of = situation(0.5 * capacity(ELASTIC))
+    of = operating_point(0.5 * capacity(ELASTIC))
     assert predicted_of(of, ELASTIC, "queueing_delay") == of.forecast(ELASTIC).mean
     assert predicted_of(of, ELASTIC, "sojourn_time") == of.forecast(ELASTIC).sojourn
-    assert not predicted_of(situation(5 * capacity(ELASTIC)), ELASTIC, "sojourn_time").known
+    assert not predicted_of(operating_point(5 * capacity(ELASTIC)), ELASTIC, "sojourn_time").known
 
 
 # which setting
@@ -432,7 +434,7 @@ def test_doubts_open_the_safe_direction_only() -> None:
     assert chooser(20.0, judged=199).doubts() == "there are not enough data for more"
     cut = lengths([5] * 30 + [40] * 70, [False] * 30 + [True] * 70)
     assert chooser(20.0, known=cut).doubts() == "there are not enough data for more", (
-        "two situations"
+        "two operating points"
     )
     wrong = (
         Assumption("no_stalls", False, 0.1, "it stalls"),
@@ -454,8 +456,8 @@ def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
     assert (found.before, found.after) == (ELASTIC, FOUR)
     assert (found.load_before, found.load_after) == (of.loads(ELASTIC)[0], pytest.approx(0.6))
     assert (found.compared, found.observed_before) == ("sojourn_time", observed)
-    assert found.predicted_after == of.known.situations[0].forecast(FOUR).sojourn
-    assert found.predicted_before == of.known.situations[0].forecast(ELASTIC).sojourn
+    assert found.predicted_after == of.known.operating_points[0].forecast(FOUR).sojourn
+    assert found.predicted_before == of.known.operating_points[0].forecast(ELASTIC).sojourn
     assert (
         at_load(0.6, observed=observed, judged=50).decision(FOUR, "", UNKNOWN).observed_before
         == UNKNOWN
@@ -466,8 +468,10 @@ def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
 def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_two() -> None:
     of = at_load(0.5)
     pool = [FOUR, replace(ELASTIC, max_output_tokens=96), Knobs(policy="elastic:max_batch_size=2")]
-    found = ranked(of.known.situations[0], ELASTIC, pool)
-    means = {knobs: of.known.situations[0].ranking_mean(knobs, "sojourn_time") for knobs in pool}
+    found = ranked(of.known.operating_points[0], ELASTIC, pool)
+    means = {
+        knobs: of.known.operating_points[0].ranking_mean(knobs, "sojourn_time") for knobs in pool
+    }
     assert [each.knobs for each in found] == sorted(pool, key=lambda knobs: means[knobs])
     assert {each.knobs.policy: each.quantity for each in found} == {
         "capped:max_batch_size=4": "sojourn_time",

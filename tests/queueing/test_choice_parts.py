@@ -33,7 +33,7 @@ from queueing.optimization.candidates import (
 from queueing.optimization.choices import best_batch_size, scored
 from queueing.optimization.forecast import Advice, Forecast, Knobs
 from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import (
@@ -379,9 +379,9 @@ def test_a_limit_that_would_cut_nothing_is_none() -> None:
     assert [_limited(limited, limit, 100).max_output_tokens for limit in (99, 100)] == [99, 100]
 
 
-def situation(**about: Any) -> Situation:
+def operating_point(**about: Any) -> OperatingPoint:
     look = seen(0.0, Knobs(policy="dynamic"), 10.0)
-    return Situation(
+    return OperatingPoint(
         **({"estimates": look.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)} | about)
     )
 
@@ -391,7 +391,7 @@ def test_what_the_choices_of_a_target_are_compared_by() -> None:
     v1 = Objective(name="v1")
 
     def of(objective: Objective, target: str, best: Knobs = one) -> Measure:
-        return measure_of(situation(), (one, best), objective, target)
+        return measure_of(operating_point(), (one, best), objective, target)
 
     assert of(DELAY, "policy") == Measure(DELAY, "sojourn_time")
     assert of(DELAY, "policy", Knobs(policy="single")) == Measure(DELAY, "sojourn_time")
@@ -433,8 +433,10 @@ def test_the_usual_policies_have_one_size(policy: str, most: int | None, size: i
 
 
 def test_the_usual_limits_are_quantiles_as_far_as_they_are_known() -> None:
-    def of(*given: Any) -> Situation:
-        return situation(estimates=replace(situation().estimates, output_tokens=lengths(*given)))
+    def of(*given: Any) -> OperatingPoint:
+        return operating_point(
+            estimates=replace(operating_point().estimates, output_tokens=lengths(*given))
+        )
 
     assert usual_token_limits(of(range(1, 101))) == (50, 75, 90)
     assert usual_token_limits(of([5] * 100)) == (5,)

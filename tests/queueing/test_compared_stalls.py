@@ -21,7 +21,7 @@ from queueing.control.autopilot.controller import Autopilot
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
@@ -65,14 +65,14 @@ def truth(policy: str) -> float:
     )
 
 
-def situation(in_force: str) -> Situation:
-    return Situation(estimates=window(in_force), shape=LAWS[LAW][0], limits=LIMITS)
+def operating_point(in_force: str) -> OperatingPoint:
+    return OperatingPoint(estimates=window(in_force), shape=LAWS[LAW][0], limits=LIMITS)
 
 
-def calm(in_force: str) -> Situation:
+def calm(in_force: str) -> OperatingPoint:
     """The same machine if it was as fast without ever stalling."""
     still = dataclasses.replace(window(in_force), stalls=Stalls(0, 0.0, 0.0, None))
-    return Situation(estimates=still, shape=LAWS[LAW][0], limits=LIMITS)
+    return OperatingPoint(estimates=still, shape=LAWS[LAW][0], limits=LIMITS)
 
 
 def in_order(means: dict[str, float]) -> None:
@@ -125,7 +125,7 @@ def test_what_ifs_rank_policies_as_the_stalling_machine_does(in_force: str) -> N
 
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_the_autopilot_weighs_settings_as_the_stalling_machine_does(in_force: str) -> None:
-    of = situation(in_force)
+    of = operating_point(in_force)
     found = {policy: of.ranking_mean(Knobs(policy=policy), "sojourn_time") for policy in USUAL}
     in_order(found)
     assert found == pytest.approx(reported(in_force), rel=NOISE)
@@ -139,7 +139,8 @@ def test_stalls_are_a_good_part_of_a_mean_here(policy: str) -> None:
     machine's.
     """
     with_them, without = (
-        each(POLICY).predicted(Knobs(policy=policy)).sojourn_time.mean for each in (situation, calm)
+        each(POLICY).predicted(Knobs(policy=policy)).sojourn_time.mean
+        for each in (operating_point, calm)
     )
     assert with_them is not None
     assert without is not None
@@ -160,7 +161,7 @@ def test_slots_seen_from_batches_have_the_whole_queue_behind_a_stall(
     seen = snapshot_of_run(
         stalled_run(batches, asked, 60_000, 3, share=share, stall=stall), batches
     )
-    known = Situation(
+    known = OperatingPoint(
         estimates=estimate(seen, parse_policy(POLICY), LAWS[LAW][0]),
         shape=LAWS[LAW][0],
         limits=LIMITS,
@@ -200,7 +201,7 @@ def test_an_slo_that_only_a_calm_machine_keeps_is_not_kept(in_force: str) -> Non
     """
     without = calm(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
     assert without is not None
-    value = situation(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
+    value = operating_point(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
     assert value is not None
     limit = (without + value) / 2
     assert truth(CONTINUOUS) > limit, "nor does the machine"

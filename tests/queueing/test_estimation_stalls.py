@@ -35,7 +35,7 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.speed import residual_cv as run_cv
 from queueing.measurement.record import Record, read_run
 from queueing.model import Model
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from tests.queueing.estimation_runs import poisson, record_of, seen
 from tests.queueing.estimation_windows import window_of
@@ -367,9 +367,9 @@ def test_elasticities_of_a_window_with_stalls_are_those_of_theory(policy: str) -
 
 def test_what_if_and_advice_read_the_law_with_its_stalls() -> None:
     found = of(RUN.records({50: 0.2, 150: 0.2}))
-    situation = Situation(estimates=found, shape=LAW, limits=LIMITS)
-    assert situation.law == found.law(LAW)
-    assert situation.law.stall == pytest.approx(0.2, rel=0.05)
+    operating_point = OperatingPoint(estimates=found, shape=LAW, limits=LIMITS)
+    assert operating_point.law == found.law(LAW)
+    assert operating_point.law.stall == pytest.approx(0.2, rel=0.05)
     again = Estimates.from_dict(found.to_dict())
     assert again.law(LAW) == found.law(LAW)
 

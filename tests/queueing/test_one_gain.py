@@ -19,8 +19,8 @@ from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.response import NIL
-from queueing.optimization.gain.situation import Situation
 from queueing.optimization.quantity import compared_by
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, look, window
@@ -55,9 +55,9 @@ def asked(known: Estimates, law: str, after: str) -> tuple[float, float]:
     assert [each.knobs.policy for each in forecasts] == [POLICY, after]
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     means = [getattr(each.prediction, quantity).mean for each in forecasts]
-    situation = Situation(estimates=known, shape=shape, limits=LIMITS)
-    model: Model = situation.model(CURRENT)
-    found = best_policy(model, (POLICY, after), situation.rate, DELAY)
+    operating_point = OperatingPoint(estimates=known, shape=shape, limits=LIMITS)
+    model: Model = operating_point.model(CURRENT)
+    found = best_policy(model, (POLICY, after), operating_point.rate, DELAY)
     assert found.compared == quantity
     scores = [point["score"] for point in found.curve]
     return gain(means[0], means[1]), gain(scores[0], scores[1])
@@ -89,8 +89,8 @@ def test_four_asks_about_the_batch_size_give_one_gain() -> None:
     by_what_if, by_optimize = asked(known, "page", best)
     assert advice.gain.value == decision.predicted_gain.value == by_what_if == by_optimize
     assert advice.gain == decision.predicted_gain
-    situation = Situation(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
-    found = best_batch_size(situation.model(CURRENT), situation.rate, DELAY, 16)
+    operating_point = OperatingPoint(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
+    found = best_batch_size(operating_point.model(CURRENT), operating_point.rate, DELAY, 16)
     (now,) = (point["score"] for point in found.curve if point["batch_size"] == 8)
     chosen = gain(now, found.best["score"])
     assert chosen == pytest.approx(advice.gain.value, abs=0.005)
@@ -105,10 +105,10 @@ def test_only_of_continuous_a_window_knows_more_than_optimize(after: str) -> Non
     """
     known = dataclasses.replace(window("page", 0.6), stalls=Stalls(40, 0.02, 0.4, 50.0, 0.4))
     assert known.gateway_turnaround == TURNAROUND
-    situation = Situation(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
+    operating_point = OperatingPoint(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     by_what_if, by_optimize = asked(known, "page", after)
-    found = gain_of(situation, CURRENT, Knobs(policy=after), Measure(DELAY, quantity)).value
+    found = gain_of(operating_point, CURRENT, Knobs(policy=after), Measure(DELAY, quantity)).value
     assert found == by_what_if
     if parse_policy(after).joins_running:
         assert found < by_optimize < found + 0.05

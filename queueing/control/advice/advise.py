@@ -18,15 +18,15 @@ from queueing.optimization.candidates import canonical
 from queueing.optimization.forecast import Advice, Knobs
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import parse_objective
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import reported, reported_slo
-from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective
 
 __all__ = ["TARGETS", "advise", "parse_objective"]
 
 
 def advise(
-    situation: Situation,
+    operating_point: OperatingPoint,
     current: Knobs,
     objective: Objective,
     targets: Sequence[str] = TARGETS,
@@ -43,15 +43,17 @@ def advise(
                 f"{', '.join(TARGETS)}{suggest(target, tuple(TARGETS))}"
             )
     current = canonical(current)
-    return [_advice(situation, current, objective, target) for target in targets]
+    return [_advice(operating_point, current, objective, target) for target in targets]
 
 
-def _advice(situation: Situation, current: Knobs, objective: Objective, target: str) -> Advice:
-    found = search(situation, current, objective, target)
-    measure = measure_of(situation, (current, found.knobs or current), objective, target)
-    now = situation.forecast(current)
-    best = None if found.knobs is None else situation.forecast(found.knobs)
-    gain = UNKNOWN if best is None else gain_of(situation, current, best.knobs, measure)
+def _advice(
+    operating_point: OperatingPoint, current: Knobs, objective: Objective, target: str
+) -> Advice:
+    found = search(operating_point, current, objective, target)
+    measure = measure_of(operating_point, (current, found.knobs or current), objective, target)
+    now = operating_point.forecast(current)
+    best = None if found.knobs is None else operating_point.forecast(found.knobs)
+    gain = UNKNOWN if best is None else gain_of(operating_point, current, best.knobs, measure)
     advice = Advice(
         target=target,
         objective=objective.name,
@@ -65,10 +67,10 @@ def _advice(situation: Situation, current: Knobs, objective: Objective, target: 
     if best is None:
         return advice
     values = [
-        None if each.prediction is None else reported(situation, each.knobs, measure)
+        None if each.prediction is None else reported(operating_point, each.knobs, measure)
         for each in (now, best)
     ]
-    in_force = reported_slo(situation, current, objective) if now.stable else None
+    in_force = reported_slo(operating_point, current, objective) if now.stable else None
     return dataclasses.replace(
         advice, says=sentence(advice, best, objective, measure, values, in_force=in_force)
     )

@@ -2,7 +2,7 @@
 queueing.optimization on the estimated model.
 
 Predictions hold the gateway's own turnaround and the stalls, as those that are reported do
-(`OperatingPoint.measured`). Of several policies the sojourn time decides
+(`WindowModel.measured`). Of several policies the sojourn time decides
 (queueing.optimization.quantity).
 
 batch-size           any objective; v1, v2 and clipped weigh token limits, so at a given limit they
@@ -36,8 +36,8 @@ from queueing.optimization.candidates import (
 from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import keeps_slo, largest_kept, verified
-from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, utilities
 from queueing.optimization.quantity import compared_by
 from queueing.optimization.search import Optimum, Point, point_of
@@ -62,26 +62,33 @@ class Found:
     why: str = ""
 
 
-def search(situation: Situation, current: Knobs, objective: Objective, target: str) -> Found:
+def search(
+    operating_point: OperatingPoint, current: Knobs, objective: Objective, target: str
+) -> Found:
     """One of `SEARCHES`. Raises SpecError where objective and limits do not fit (v2 without
     patience).
     """
-    refusal = situation.refusal(1 if target == "max-output-tokens" else current.max_output_tokens)
+    refusal = operating_point.refusal(
+        1 if target == "max-output-tokens" else current.max_output_tokens
+    )
     if refusal is not None:
         return Found(None, why=refusal)
     try:
-        return SEARCHES[target](situation, current, objective)
+        return SEARCHES[target](operating_point, current, objective)
     except NoStableChoiceError as error:
         beyond = (
-            situation.lengths.refusal(None)
-            if target == "max-output-tokens" and situation.lengths
+            operating_point.lengths.refusal(None)
+            if target == "max-output-tokens" and operating_point.lengths
             else None
         )
         return Found(None, why="; ".join(each for each in (str(error), beyond) if each))
 
 
 def measure_of(
-    situation: Situation, settings: tuple[Knobs, Knobs], objective: Objective, target: str
+    operating_point: OperatingPoint,
+    settings: tuple[Knobs, Knobs],
+    objective: Objective,
+    target: str,
 ) -> Measure:
     """What two settings are compared by; limits and servers are chosen by the SLO itself. Where
     they are one, all choices of the target.
@@ -91,14 +98,14 @@ def measure_of(
     current, best = settings
     texts = [each.policy for each in settings]
     if target == "policy" and current == best:
-        texts = [current.policy, *usual_policies(current, situation.limits.max_num_seqs)]
+        texts = [current.policy, *usual_policies(current, operating_point.limits.max_num_seqs)]
     goal = _at_a_limit(objective) if target in ("policy", "batch-size") else objective
     return Measure(goal, compared_by(map(parse_policy, texts), objective.slo))
 
 
-def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> Found:
+def _batch_size(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
     policy = parse_policy(current.policy)
-    base, most = sized_policy(policy), situation.limits.max_num_seqs
+    base, most = sized_policy(policy), operating_point.limits.max_num_seqs
     if base is None:
         return Found(
             None,
@@ -107,10 +114,14 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
                 "target policy"
             ),
         )
-    model = situation.model(dataclasses.replace(current, policy=format_policy(base)))
+    model = operating_point.model(dataclasses.replace(current, policy=format_policy(base)))
     largest = LARGEST_SIZE if most is None else min(most, LARGEST_SIZE)
     found = best_batch_size(
-        model, situation.rate, _at_a_limit(objective), largest, situation.ranking(objective.slo)
+        model,
+        operating_point.rate,
+        _at_a_limit(objective),
+        largest,
+        operating_point.ranking(objective.slo),
     )
 
     def knobs(point: Point) -> Knobs:
@@ -120,46 +131,52 @@ def _batch_size(situation: Situation, current: Knobs, objective: Objective) -> F
             current, policy=format_policy(with_size(base, int(point["batch_size"])))
         )
 
-    found = verified(situation, objective, found, knobs, current)
+    found = verified(operating_point, objective, found, knobs, current)
     return Found(knobs(found.best), _thinned(found))
 
 
-def _policy(situation: Situation, current: Knobs, objective: Objective) -> Found:
-    among = usual_policies(current, situation.limits.max_num_seqs)
+def _policy(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+    among = usual_policies(current, operating_point.limits.max_num_seqs)
     found = best_policy(
-        situation.model(current),
+        operating_point.model(current),
         among,
-        situation.rate,
+        operating_point.rate,
         _at_a_limit(objective),
-        situation.ranking(objective.slo),
+        operating_point.ranking(objective.slo),
     )
 
     def knobs(point: Point) -> Knobs:
         return dataclasses.replace(current, policy=str(point["policy"]))
 
-    found = verified(situation, objective, found, knobs, current)
+    found = verified(operating_point, objective, found, knobs, current)
     return Found(knobs(found.best), _thinned(found))
 
 
-def _token_limit(situation: Situation, current: Knobs, objective: Objective) -> Found:
-    lengths = situation.lengths
+def _token_limit(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+    lengths = operating_point.lengths
     assert lengths is not None
     goal = objective
     if objective.name in ("delay", "throughput"):
         goal = Objective(name="clipped", max_clipped_fraction=objective.max_clipped_fraction)
-    model = situation.model(dataclasses.replace(current, max_output_tokens=None))
+    model = operating_point.model(dataclasses.replace(current, max_output_tokens=None))
     largest = int(min(lengths.reach, lengths.whole.quantile(1 - NEVER)))
-    found = best_token_limit(model, situation.rate, goal, largest, situation.ranking(objective.slo))
+    found = best_token_limit(
+        model, operating_point.rate, goal, largest, operating_point.ranking(objective.slo)
+    )
     if objective.name == "slo":
-        return _longest_limit(situation, current, objective, found, largest)
+        return _longest_limit(operating_point, current, objective, found, largest)
     return Found(_limited(current, int(found.best["max_output_tokens"]), largest), _thinned(found))
 
 
 def _longest_limit(
-    situation: Situation, current: Knobs, objective: Objective, found: Optimum, largest: int
+    operating_point: OperatingPoint,
+    current: Knobs,
+    objective: Objective,
+    found: Optimum,
+    largest: int,
 ) -> Found:
     limit = largest_kept(
-        lambda each: keeps_slo(situation, _limited(current, each, largest), objective),
+        lambda each: keeps_slo(operating_point, _limited(current, each, largest), objective),
         int(found.best["max_output_tokens"]),
         1,
         largest,
@@ -168,15 +185,15 @@ def _longest_limit(
         why = f"no token limit keeps the SLO {objective.slo}"
         return Found(None, why=f"{why}; add servers, lower the arrival rate, or relax the SLO")
     knobs = _limited(current, limit, largest)
-    assert situation.lengths is not None
-    cut, most = situation.lengths.clipped_fraction(limit), objective.max_clipped_fraction
+    assert operating_point.lengths is not None
+    cut, most = operating_point.lengths.clipped_fraction(limit), objective.max_clipped_fraction
     if cut is not None and cut > most and knobs != current:
         why = (
             f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts "
             f"{small_share(cut)} of the answers, more than max_clipped_fraction={most:g}"
         )
         return Found(None, why=f"{why}; allow more, add servers, or relax the SLO")
-    best = _limit_point(situation, knobs, limit)
+    best = _limit_point(operating_point, knobs, limit)
     shorter = [point for point in found.curve if point["max_output_tokens"] < limit]
     longer = [
         point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit
@@ -186,16 +203,19 @@ def _longest_limit(
     )
 
 
-def _limit_point(situation: Situation, knobs: Knobs, limit: int) -> Point:
+def _limit_point(operating_point: OperatingPoint, knobs: Knobs, limit: int) -> Point:
     """The longest limit that keeps an SLO, as it is reported."""
-    assert situation.lengths is not None
+    assert operating_point.lengths is not None
     choice = {
         "max_output_tokens": limit,
-        "clipped_fraction": situation.lengths.clipped_fraction(limit),
-        "utility": float(utilities(situation.lengths.whole)[limit]),
+        "clipped_fraction": operating_point.lengths.clipped_fraction(limit),
+        "utility": float(utilities(operating_point.lengths.whole)[limit]),
     }
     point, _ = point_of(
-        choice, situation.model(knobs), situation.rate, lambda *_: situation.predicted(knobs)
+        choice,
+        operating_point.model(knobs),
+        operating_point.rate,
+        lambda *_: operating_point.predicted(knobs),
     )
     return point | {"score": -float(limit)}
 
@@ -207,17 +227,17 @@ def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
     return dataclasses.replace(current, max_output_tokens=limit)
 
 
-def _servers(situation: Situation, current: Knobs, objective: Objective) -> Found:
-    model, predict = situation.model(current), situation.ranking(objective.slo)
+def _servers(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+    model, predict = operating_point.model(current), operating_point.ranking(objective.slo)
     if objective.name == "slo":
-        found = fewest_servers(model, situation.rate, objective, LARGEST_SERVERS, predict)
-        return _fewest(situation, current, objective, found)
+        found = fewest_servers(model, operating_point.rate, objective, LARGEST_SERVERS, predict)
+        return _fewest(operating_point, current, objective, found)
     more = dataclasses.replace(current, servers=current.servers + 1)
     curve = [
         point_of(
             {"servers": each.servers},
             dataclasses.replace(model, servers=each.servers),
-            situation.rate,
+            operating_point.rate,
             predict,
         )[0]
         for each in (current, more)
@@ -229,10 +249,14 @@ def _servers(situation: Situation, current: Knobs, objective: Objective) -> Foun
     )
 
 
-def _fewest(situation: Situation, current: Knobs, objective: Objective, found: Optimum) -> Found:
+def _fewest(
+    operating_point: OperatingPoint, current: Knobs, objective: Objective, found: Optimum
+) -> Found:
     def keeps(spare: int) -> bool:
         return keeps_slo(
-            situation, dataclasses.replace(current, servers=LARGEST_SERVERS - spare), objective
+            operating_point,
+            dataclasses.replace(current, servers=LARGEST_SERVERS - spare),
+            objective,
         )
 
     spare = largest_kept(
@@ -253,7 +277,7 @@ def _fewest(situation: Situation, current: Knobs, objective: Objective, found: O
     return Found(dataclasses.replace(current, servers=servers), tuple(curve))
 
 
-SEARCHES: Mapping[str, Callable[[Situation, Knobs, Objective], Found]] = {
+SEARCHES: Mapping[str, Callable[[OperatingPoint, Knobs, Objective], Found]] = {
     "batch-size": _batch_size,
     "max-output-tokens": _token_limit,
     "policy": _policy,

@@ -18,13 +18,13 @@ from queueing.optimization.candidates import (
     usual_sizes,
 )
 from queueing.optimization.forecast import Forecast, Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 
 LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
 
 
 def what_ifs(
-    situation: Situation,
+    operating_point: OperatingPoint,
     current: Knobs,
     *,
     policies: Sequence[str] | None = None,
@@ -39,21 +39,23 @@ def what_ifs(
 
     Raises SpecError for a text that names no policy.
     """
-    bound = situation.limits.max_num_seqs
+    bound = operating_point.limits.max_num_seqs
     others = one_knob_away(
         current,
         policies=usual_policies(current, bound) if policies is None else policies,
-        token_limits=usual_token_limits(situation) if token_limits is None else token_limits,
+        token_limits=usual_token_limits(operating_point) if token_limits is None else token_limits,
         sizes=usual_sizes(current, bound) if sizes is None else at_sizes(current, sizes, bound),
     )
-    return [situation.forecast(each) for each in ([canonical(current)] if beside else []) + others]
+    return [
+        operating_point.forecast(each) for each in ([canonical(current)] if beside else []) + others
+    ]
 
 
-def usual_token_limits(situation: Situation) -> tuple[int, ...]:
+def usual_token_limits(operating_point: OperatingPoint) -> tuple[int, ...]:
     """The median, the third quartile and the 90th percentile of the lengths, as far as these are
     known.
     """
-    lengths = situation.lengths
+    lengths = operating_point.lengths
     if lengths is None:
         return ()
     found = (lengths.whole.quantile(level) for level in LEVELS)

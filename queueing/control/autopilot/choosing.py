@@ -20,7 +20,7 @@ from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from queueing.optimization.quantity import WORDS, compared_by
 from queueing.result import Quantity
@@ -63,11 +63,11 @@ class Chooser:
         return self.seen.current
 
     def loads(self, knobs: Knobs) -> list[float]:
-        """In each situation."""
-        return [each.model(knobs).load(each.rate) for each in self.known.situations]
+        """At each operating point."""
+        return [each.model(knobs).load(each.rate) for each in self.known.operating_points]
 
     def lowers(self, knobs: Knobs, by: float) -> bool:
-        """Whether the load falls by that fraction at least, in every situation."""
+        """Whether the load falls by that fraction at least, at every operating point."""
         return all(
             then <= (1 - by) * now
             for then, now in zip(self.loads(knobs), self.loads(self.current), strict=True)
@@ -97,13 +97,13 @@ class Chooser:
             return "; ".join(each.says for each in failing)
         return (
             None
-            if self.seen.enough and len(self.known.situations) == 1
+            if self.seen.enough and len(self.known.operating_points) == 1
             else "there are not enough data for more"
         )
 
     def decision(self, after: Knobs, reason: str, gain: Estimate) -> Decision:
         """The change to a setting."""
-        cautious, quantity = self.known.situations[0], between(self.current, after)
+        cautious, quantity = self.known.operating_points[0], between(self.current, after)
         return Decision(
             at=self.seen.now,
             kind="change",
@@ -114,7 +114,7 @@ class Chooser:
             load_before=self.loads(self.current)[-1],
             load_after=self.loads(after)[0],
             compared=quantity,
-            predicted_before=predicted_of(self.known.situations[-1], self.current, quantity),
+            predicted_before=predicted_of(self.known.operating_points[-1], self.current, quantity),
             predicted_after=predicted_of(cautious, after, quantity),
             predicted_gain=gain,
             observed_before=self.seen.observed_of(quantity) if self.seen.enough else UNKNOWN,
@@ -165,7 +165,7 @@ def search(chooser: Chooser) -> Proposal | None:
     """In a stable queue: the shortest mean delay or sojourn one knob away, if it is surely
     shorter.
     """
-    cautious, rules, doubts = chooser.known.situations[0], chooser.rules, chooser.doubts()
+    cautious, rules, doubts = chooser.known.operating_points[0], chooser.rules, chooser.doubts()
     pool = [
         each
         for each in candidates(chooser.seen, chooser.bounds)
@@ -196,21 +196,21 @@ def search(chooser: Chooser) -> Proposal | None:
     return unsure
 
 
-def ranked(situation: Situation, current: Knobs, pool: Sequence[Knobs]) -> list[Ranked]:
+def ranked(operating_point: OperatingPoint, current: Knobs, pool: Sequence[Knobs]) -> list[Ranked]:
     """In the order of what compares all of them; each with what compares it with the setting in
     force.
     """
     common = between(current, *pool)
     found = sorted(
-        (_ranking(situation, each, common) for each in pool),
+        (_ranking(operating_point, each, common) for each in pool),
         key=lambda each: (each.mean, each.load),
     )
-    return [_ranking(situation, each.knobs, between(current, each.knobs)) for each in found]
+    return [_ranking(operating_point, each.knobs, between(current, each.knobs)) for each in found]
 
 
-def _ranking(situation: Situation, knobs: Knobs, quantity: Quantity) -> Ranked:
-    load = situation.model(knobs).load(situation.rate)
-    return Ranked(knobs, load, situation.ranking_mean(knobs, quantity), quantity)
+def _ranking(operating_point: OperatingPoint, knobs: Knobs, quantity: Quantity) -> Ranked:
+    load = operating_point.model(knobs).load(operating_point.rate)
+    return Ranked(knobs, load, operating_point.ranking_mean(knobs, quantity), quantity)
 
 
 def _worth(before: Ranked, after: Ranked, rules: Rules) -> bool:
@@ -241,20 +241,20 @@ def between(*settings: Knobs) -> Quantity:
 
 
 def _gain(chooser: Chooser, chosen: Ranked) -> Estimate:
-    """What holds in every situation; where neither setting has a steady state, of the loads."""
-    gains = [_gain_in(each, chooser.current, chosen) for each in chooser.known.situations]
+    """What holds at every operating point; where neither setting has a steady state, of loads."""
+    gains = [_gain_in(each, chooser.current, chosen) for each in chooser.known.operating_points]
     return replace(
         gains[0], low=min(each.low for each in gains), high=max(each.high for each in gains)
     )
 
 
-def _gain_in(situation: Situation, current: Knobs, chosen: Ranked) -> Estimate:
-    found = gain_of(situation, current, chosen.knobs, Measure(DELAY, chosen.quantity))
-    forecasts = [situation.forecast(each) for each in (current, chosen.knobs)]
+def _gain_in(operating_point: OperatingPoint, current: Knobs, chosen: Ranked) -> Estimate:
+    found = gain_of(operating_point, current, chosen.knobs, Measure(DELAY, chosen.quantity))
+    forecasts = [operating_point.forecast(each) for each in (current, chosen.knobs)]
     if any(each.prediction is not None or not each.load >= 1 for each in forecasts):
         return found
     less = 1 - forecasts[1].load / forecasts[0].load
-    return Estimate(less, less, less, situation.effective_n)
+    return Estimate(less, less, less, operating_point.effective_n)
 
 
 def _described(chooser: Chooser, chosen: Ranked, gain: Estimate, doubts: str | None) -> Decision:

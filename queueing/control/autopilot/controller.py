@@ -34,7 +34,7 @@ from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
 from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import State, Trial
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 
 Mode = Literal["off", "advise", "act"]
 
@@ -107,14 +107,14 @@ class Autopilot:
         over = seen.now - trial.decision.at >= self.rules.longest_trial
         if not (over or overwhelmed(seen, trial) or measurable(seen, trial, self.rules)):
             return None
-        predicted = predicted_of(known.situations[0], seen.current, trial.decision.compared)
+        predicted = predicted_of(known.operating_points[0], seen.current, trial.decision.compared)
         found = judge(seen, trial, known.rate, predicted, self.rules)
         if found is None:
             return None
         self.state.trial = None
         if found.kind == "rollback":
             here, there = (
-                _load(known.situations[0], knobs) for knobs in (found.before, found.after)
+                _load(known.operating_points[0], knobs) for knobs in (found.before, found.after)
             )
             if there * known.highest >= 1 and there > here:
                 reason = (
@@ -134,12 +134,12 @@ class Autopilot:
         return found
 
     def _unstable(self, seen: Look, known: Knowledge) -> bool:
-        """Whether the queue in force surely has no steady state: under every situation."""
+        """Whether the queue in force surely has no steady state: at every operating point."""
         if seen.limits.patience is not None:
             return False
         if seen.holds("stable_queue") is False and seen.enough:
             return True
-        return all(_load(each, seen.current) * known.lowest > 1 for each in known.situations)
+        return all(_load(each, seen.current) * known.lowest > 1 for each in known.operating_points)
 
     def _resting(self, seen: Look) -> bool:
         """Whether the last change is too recent; before the first one there is nothing to wait
@@ -178,5 +178,5 @@ class Autopilot:
         self.state.said = None
 
 
-def _load(situation: Situation, knobs: Knobs) -> float:
-    return situation.model(knobs).load(situation.rate)
+def _load(operating_point: OperatingPoint, knobs: Knobs) -> float:
+    return operating_point.model(knobs).load(operating_point.rate)

@@ -29,7 +29,7 @@ from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths
 from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.result import Quantity
 
 DRIFT = 0.05  # relative, per minute
@@ -37,9 +37,11 @@ DRIFT = 0.05  # relative, per minute
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """`situations`: one, or two where lengths beyond the longest matter, the cautious one first."""
+    """`operating_points`: one, or two where lengths beyond the longest matter, the cautious one
+    first.
+    """
 
-    situations: tuple[Situation, ...]
+    operating_points: tuple[OperatingPoint, ...]
     rate: Estimate
     speed: Estimate
 
@@ -76,18 +78,18 @@ def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
         value = seen.shape.speed
         speed = symmetric(value, rules.unseen_speed * value, 0.0)
     whole = dataclasses.replace(found, arrival_rate=rate, speed=speed)
-    situations = tuple(
-        Situation(estimates=each, shape=seen.shape, limits=seen.limits)
+    operating_points = tuple(
+        OperatingPoint(estimates=each, shape=seen.shape, limits=seen.limits)
         for each in _completed(whole, seen)
     )
-    refusal = situations[0].refusal(seen.current.max_output_tokens)
-    return Knowledge(situations, rate, speed) if refusal is None else refusal
+    refusal = operating_points[0].refusal(seen.current.max_output_tokens)
+    return Knowledge(operating_points, rate, speed) if refusal is None else refusal
 
 
-def predicted_of(situation: Situation, knobs: Knobs, quantity: Quantity) -> Estimate:
+def predicted_of(operating_point: OperatingPoint, knobs: Knobs, quantity: Quantity) -> Estimate:
     """The predicted mean with its interval; unknown without a steady state."""
     try:
-        found = situation.forecast(knobs)
+        found = operating_point.forecast(knobs)
     except PredictionError:
         return UNKNOWN
     return found.sojourn if quantity == "sojourn_time" else found.mean

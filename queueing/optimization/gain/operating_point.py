@@ -1,152 +1,109 @@
-"""A window's estimates as the operating point at which settings are compared: the same rate,
-lengths, speed and residual for all.
-
-No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch
-(`Estimates.gateway_turnaround`). A window says how fast the engine runs, not how: the speed and the
-stalls that one policy's batches showed are taken for every policy's. Steps of a continuous engine
-show no residual, so from there other policies get the calibrated one; nor do they get its stalls:
-its speed holds most of them already (measured: with both, means of whole batches came out 40 % too
-long, without 10 %).
-"""
+"""What settings would do at an operating point: forecasts and their intervals, each found once."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+import math
 from functools import cached_property
-from typing import Any
 
-from policies import parse_policy
-from policies.text import counted
-from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits
-from queueing.estimation.estimates import Estimates
-from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
-from queueing.latency.law import LatencyModel
+from queueing.errors import UnstableQueueError
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.model import Model
-from queueing.optimization.answer import precise, searched
-from queueing.optimization.forecast import Knobs
-from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
-from queueing.optimization.objective import Slo
-from queueing.optimization.search import Predict
-from queueing.result import Prediction
+from queueing.optimization.forecast import Forecast, Knobs
+from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.sensitivity import Sensitivity
+from queueing.optimization.gain.window_model import WindowModel
+from queueing.optimization.quantity import mean_of
+from queueing.result import Prediction, Quantity
+
+NAMED = 0.01  # of the mean sojourn: a smaller backlog of stalls is not worth a word
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OperatingPoint:
-    """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law
-    of lengths beyond the known ones.
-    """
-
-    estimates: Estimates
-    shape: LatencyModel
-    limits: Limits
-    family: str | None = None
+class OperatingPoint(WindowModel):
+    """A window's model with what was found out about settings there."""
 
     @cached_property
-    def law(self) -> LatencyModel:
-        """The shape at the window's speed, residual and stalls."""
-        law = self.estimates.law(self.shape)
-        return (
-            dataclasses.replace(law, cv=self.shape.cv)
-            if parse_policy(self.estimates.policy).joins_running
-            else law
-        )
+    def sensitivity(self) -> Sensitivity:
+        """How settings respond to the estimates."""
+        return Sensitivity(self)
 
     @cached_property
-    def lengths(self) -> KnownLengths | None:
-        """None where there are too few."""
-        return known_lengths(self.estimates.output_tokens, self.family)
-
-    @property
-    def rate(self) -> float:
-        """Arrivals per second."""
-        return self.estimates.arrival_rate.value
-
-    @property
-    def effective_n(self) -> float:
-        """Observations that tell as much as the estimates do."""
-        return min(self.estimates.arrival_rate.effective_n, self.estimates.speed.effective_n)
-
-    def refusal(self, limit: int | None) -> str | None:
-        """Why no setting with that token limit can be forecast; None where it can."""
-        if self.lengths is None:
-            known = self.estimates.output_tokens.counts.size
-            return (
-                f"nothing is known of the lengths yet: got {counted(known, 'answer')}, "
-                f"expected at least {FEWEST}"
-            )
-        if not self.rate > 0:
-            return "nothing arrived in the window: there is no rate to forecast at"
-        return self.lengths.refusal(limit)
-
-    def model(
-        self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None
-    ) -> Model:
-        """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
-        `refusal` has nothing to say.
-        """
-        law = self.law if law is None else law
-        prompts = self.estimates.prompt_tokens
-        given: dict[str, Any] = {
-            "max_num_seqs": self.limits.max_num_seqs,
-            "servers": knobs.servers,
-            "patience": self.limits.patience,
-        }
-        if whole is None:
-            assert self.lengths is not None
-            whole = self.lengths.whole
-        return Model(
-            policy=parse_policy(knobs.policy),
-            output_tokens=whole
-            if knobs.max_output_tokens is None
-            else whole.clip(knobs.max_output_tokens),
-            law=law,
-            prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
-            sequences=self.estimates.call_sizes,
-            **given,
-        )
-
-    def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
-        """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
-        if predict is not None:
-            return self.measured(predict)(self.model(knobs), self.rate)
-        if knobs not in self._predictions:
-            self._predictions[knobs] = self.measured(precise)(self.model(knobs), self.rate)
-        return self._predictions[knobs]
-
-    def backlog(self, model: Model, arrival_rate: float) -> float:
-        """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a
-        continuous engine.
-        """
-        stalls = self.estimates.stalls
-        if not stalls.count or not model.policy.joins_running:
-            return 0.0
-        busy = (
-            None
-            if parse_policy(self.estimates.policy).joins_running
-            else utilisation_of(model, arrival_rate)
-        )
-        return stall_backlog(stalls, model.load(arrival_rate), model.patience, utilisation=busy)
-
-    def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
-        """What the gateway would measure of a model at this point: with its own turnaround, and
-        behind the stalls.
-
-        Whatever ranks or reports settings by their predictions asks this. `stalling`: with the
-        backlog.
-        """
-
-        def found(model: Model, arrival_rate: float) -> Prediction:
-            bare = predict(model, arrival_rate).with_turnaround(self.estimates.gateway_turnaround)
-            return behind_stalls(bare, self.backlog(model, arrival_rate)) if stalling else bare
-
-        return found
-
-    def ranking(self, slo: Slo | None = None) -> Predict:
-        """What puts dozens of settings in order: cheaper than what is reported of the best one."""
-        return self.measured(lambda model, arrival_rate: searched(model, arrival_rate, slo))
-
-    @cached_property
-    def _predictions(self) -> dict[Knobs, Prediction]:
+    def _forecasts(self) -> dict[Knobs, Forecast]:
         return {}
+
+    @cached_property
+    def _ranked(self) -> dict[Knobs, Prediction | None]:
+        return {}
+
+    def forecast(self, knobs: Knobs) -> Forecast:
+        """The setting's steady state here."""
+        if knobs not in self._forecasts:
+            self._forecasts[knobs] = self._forecast(knobs)
+        return self._forecasts[knobs]
+
+    def ranking_mean(self, knobs: Knobs, quantity: Quantity) -> float:
+        """The mean by which dozens of settings are put in order, seconds; infinite without a
+        steady state.
+        """
+        if knobs not in self._ranked:
+            try:
+                self._ranked[knobs] = self.ranking()(self.model(knobs), self.rate)
+            except UnstableQueueError:
+                self._ranked[knobs] = None
+        found = self._ranked[knobs]
+        mean = None if found is None else mean_of(found, quantity)
+        return math.inf if mean is None else mean
+
+    def _forecast(self, knobs: Knobs) -> Forecast:
+        limit, load = knobs.max_output_tokens, math.nan
+        notes: tuple[str, ...] = (self.refusal(limit) or "",)
+        found: Prediction | None = None
+        if self.refusal(limit) is None and self.lengths is not None:
+            model, notes = self.model(knobs), self.lengths.notes(limit)
+            load = model.load(self.rate)
+            try:
+                found = self.predicted(knobs)
+                notes = (*notes, *self._left_out(model, found))
+            except UnstableQueueError as error:
+                notes = (*notes, str(error))
+        return Forecast(
+            knobs=knobs,
+            load=load,
+            prediction=found,
+            mean=self._interval(knobs, found, "queueing_delay"),
+            sojourn=self._interval(knobs, found, "sojourn_time"),
+            clipped_fraction=None if self.lengths is None else self.lengths.clipped_fraction(limit),
+            notes=notes,
+        )
+
+    def _left_out(self, model: Model, found: Prediction) -> tuple[str, ...]:
+        """Of the queue behind a stall."""
+        stalls, joins, backlog = (
+            self.estimates.stalls,
+            model.policy.joins_running,
+            self.backlog(model, self.rate),
+        )
+        if joins and backlog > NAMED * (found.sojourn_time.mean or 0.0):
+            left_out = (
+                "queueing delay, quantiles and time to first token leave out the queue "
+                "behind a stall"
+            )
+            return (f"{left_out} ({1000 * backlog:.3g} ms of the mean sojourn)",)
+        if joins or not stalls.count or self.law.stall_share:
+            return ()
+        return (
+            f"leaves out the queue behind a stall (stalls hold {stalls.time_share:.1%} of the "
+            "busy time)",
+        )
+
+    def _interval(self, knobs: Knobs, found: Prediction | None, quantity: Quantity) -> Estimate:
+        """Of dispatched requests; unknown without a steady state."""
+        if found is None:
+            return UNKNOWN
+        mean = (
+            found.served_queueing_delay if quantity == "queueing_delay" else found.sojourn_time
+        ).mean
+        if mean is None:
+            return UNKNOWN
+        response = self.sensitivity.response(knobs, Measure(quantity=quantity))
+        least = self.estimates.gateway_turnaround
+        return response.interval(mean, self.effective_n).at_least(least)

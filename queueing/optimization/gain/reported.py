@@ -15,43 +15,47 @@ from queueing.errors import UnstableQueueError
 from queueing.optimization.answer import SIMULATED, rough
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.situation import Situation
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
 
 
-def reported(situation: Situation, knobs: Knobs, measure: Measure) -> float:
+def reported(operating_point: OperatingPoint, knobs: Knobs, measure: Measure) -> float:
     """Simulated where the setting's method cannot give it. Raises UnstableQueueError."""
-    assert situation.lengths is not None
-    model, whole = situation.model(knobs), situation.lengths.whole
-    value = measure.of(situation.predicted(knobs), model, whole)
+    assert operating_point.lengths is not None
+    model, whole = operating_point.model(knobs), operating_point.lengths.whole
+    value = measure.of(operating_point.predicted(knobs), model, whole)
     if not math.isnan(value):
         return value
     return measure.of(
-        situation.predicted(knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)),
+        operating_point.predicted(
+            knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)
+        ),
         model,
         whole,
     )
 
 
-def reported_slo(situation: Situation, knobs: Knobs, objective: Objective) -> float | None:
+def reported_slo(
+    operating_point: OperatingPoint, knobs: Knobs, objective: Objective
+) -> float | None:
     """What the SLO bounds, seconds; None without an SLO, and without a steady state."""
     if objective.slo is None:
         return None
     try:
-        return reported(situation, knobs, Measure(objective, objective.slo.field))
+        return reported(operating_point, knobs, Measure(objective, objective.slo.field))
     except UnstableQueueError:
         return None
 
 
-def keeps_slo(situation: Situation, knobs: Knobs, objective: Objective) -> bool:
+def keeps_slo(operating_point: OperatingPoint, knobs: Knobs, objective: Objective) -> bool:
     """Whether the reported value does; also true without an SLO."""
-    value = reported_slo(situation, knobs, objective)
+    value = reported_slo(operating_point, knobs, objective)
     return objective.slo is None or (value is not None and value <= objective.slo.seconds)
 
 
 def verified(
-    situation: Situation,
+    operating_point: OperatingPoint,
     objective: Objective,
     found: Optimum,
     knobs_of: Callable[[Point], Knobs],
@@ -62,7 +66,7 @@ def verified(
     """
     if objective.slo is None or found.compared is None:
         return found
-    kept, compared = keeps_slo(situation, current, objective), found.compared
+    kept, compared = keeps_slo(operating_point, current, objective), found.compared
 
     def corrected(point: Point) -> Point:
         score = point[compared] if point["score"] is None else point["score"]
@@ -74,7 +78,7 @@ def verified(
             choose(found.target, objective, curve, found.note, by_sojourn=True),
             compared=found.compared,
         )
-        if keeps_slo(situation, knobs_of(best.best), objective):
+        if keeps_slo(operating_point, knobs_of(best.best), objective):
             return best
         curve = [point | {"score": None} if point is best.best else point for point in curve]
 

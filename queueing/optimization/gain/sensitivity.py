@@ -18,8 +18,8 @@ from queueing.latency.law import LatencyModel
 from queueing.optimization.answer import own_error, rough
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.measure import Measure
-from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.response import Asked, Response, slope
+from queueing.optimization.gain.window_model import WindowModel
 from queueing.result import Prediction
 
 # relative and downwards: never into an unstable queue, and wide enough to stand out of a
@@ -31,7 +31,7 @@ UNKNOWN_HALF = 2.0  # half width of the logarithm of what was not seen
 class Sensitivity:
     """Of settings at one operating point; what was simulated or found out is kept."""
 
-    def __init__(self, point: OperatingPoint) -> None:
+    def __init__(self, point: WindowModel) -> None:
         self.point = point
         self._simulated: dict[Hashable, Prediction] = {}
         self._responses: dict[tuple[Knobs, Measure], Response] = {}

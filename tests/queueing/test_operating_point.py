@@ -1,4 +1,4 @@
-"""The parts of a situation: lengths that are known, prices of a prediction, what a measured
+"""The parts of an operating point: lengths that are known, prices of a prediction, what a measured
 value does with its estimates.
 """
 
@@ -35,6 +35,7 @@ from queueing.optimization.answer import (
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.known_lengths import known_lengths
 from queueing.optimization.gain.measure import Measure
+from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import (
     keeps_slo,
     largest_kept,
@@ -43,7 +44,6 @@ from queueing.optimization.gain.reported import (
     verified,
 )
 from queueing.optimization.gain.sensitivity import STEP, _half_width
-from queueing.optimization.gain.situation import Situation
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.search import Optimum
 from queueing.result import Prediction, Quantiles
@@ -59,9 +59,9 @@ FOUR, SINGLE, SLOTS = (
 DELAY = Measure()
 
 
-def situation(load: float = 0.5, **about: Any) -> Situation:
+def operating_point(load: float = 0.5, **about: Any) -> OperatingPoint:
     shown = seen(0.0, Knobs(policy="elastic"), load * capacity(FOUR))
-    return Situation(
+    return OperatingPoint(
         **(
             {
                 "estimates": shown.estimates,
@@ -73,7 +73,7 @@ def situation(load: float = 0.5, **about: Any) -> Situation:
     )
 
 
-def but(of: Situation, **about: Any) -> Situation:
+def but(of: OperatingPoint, **about: Any) -> OperatingPoint:
     """With other estimates."""
     return replace(of, estimates=replace(of.estimates, **about))
 
@@ -269,7 +269,7 @@ def test_a_search_asks_for_a_formula_that_has_the_quantile() -> None:
 
 
 def test_what_is_known_of_a_window_bounds_what_is_known_of_a_setting() -> None:
-    of = situation()
+    of = operating_point()
     assert (of.rate, of.effective_n) == (of.estimates.arrival_rate.value, 500.0)
     assert [
         _half_width(each) for each in (symmetric(4.0, 1.0, 9.0), UNKNOWN, symmetric(0.0, 1.0, 9.0))
@@ -288,15 +288,15 @@ def test_what_is_known_of_a_window_bounds_what_is_known_of_a_setting() -> None:
 
 
 def test_a_continuous_window_has_the_calibrated_residual() -> None:
-    assert situation().law.cv == situation().estimates.cv.value
-    assert but(situation(), policy="continuous", cv=symmetric(0.0, 0.0, 9.0)).law.cv == LAW.cv
+    assert operating_point().law.cv == operating_point().estimates.cv.value
+    assert but(operating_point(), policy="continuous", cv=symmetric(0.0, 0.0, 9.0)).law.cv == LAW.cv
 
 
 def test_a_response_has_the_directions_of_every_estimate() -> None:
     """Slopes by a step of a twentieth downwards at common random numbers, residual at its upper
     end, lengths by their parts.
     """
-    of = situation(0.5)
+    of = operating_point(0.5)
     base, rate = of.sensitivity._ask(FOUR, DELAY), of.sensitivity._ask(FOUR, DELAY, rate=1 - STEP)
     found = of.sensitivity.response(FOUR, DELAY)
     assert (found.load, found.pole, found.needs_stability) == (base.load, True, True)
@@ -331,7 +331,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
     assert found.smooth[4:] == pytest.approx(scale * (smooth - smooth.mean()), rel=1e-3, abs=1e-6)
     assert of.sensitivity.response(FOUR, DELAY) is found
     assert (
-        situation(limits=Limits(max_num_seqs=8, patience=9.0))
+        operating_point(limits=Limits(max_num_seqs=8, patience=9.0))
         .sensitivity.response(FOUR, DELAY)
         .pole
         is False
@@ -339,7 +339,7 @@ def test_a_response_has_the_directions_of_every_estimate() -> None:
 
 
 def test_another_rate_or_speed_is_asked_of_the_model_there() -> None:
-    of = situation(0.5)
+    of = operating_point(0.5)
     assert of.sensitivity._ask(FOUR, DELAY, rate=0.8).load == pytest.approx(
         0.8 * of.sensitivity._ask(FOUR, DELAY).load
     )
@@ -354,7 +354,7 @@ def test_another_rate_or_speed_is_asked_of_the_model_there() -> None:
 
 
 def test_the_residual_counts_where_it_may_be_larger() -> None:
-    of = situation()
+    of = operating_point()
     base = of.sensitivity._ask(FOUR, DELAY)
     vague = but(of, cv=symmetric(0.15, 0.3, 9.0))
     assert vague.sensitivity._by_residual(FOUR, DELAY, base) == pytest.approx(
@@ -367,7 +367,7 @@ def test_the_residual_counts_where_it_may_be_larger() -> None:
 
 @pytest.mark.parametrize("count", [1, 4, 100])
 def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> None:
-    of = but(situation(0.4), stalls=Stalls(count, 0.05, 1.0, None, 0.5))
+    of = but(operating_point(0.4), stalls=Stalls(count, 0.05, 1.0, None, 0.5))
     base = of.sensitivity._ask(FOUR, DELAY)
     calm = of.sensitivity._asked(
         FOUR, DELAY, of.law.without_stalls(), of.lengths.whole, 1.0, stalling=False
@@ -376,12 +376,12 @@ def test_what_stalls_add_is_known_by_the_root_of_their_number(count: int) -> Non
     assert of.sensitivity._by_stalls(FOUR, DELAY, base) == pytest.approx(
         NORMAL * (1 - calm.value / base.value) / math.sqrt(count)
     )
-    assert situation(0.4).sensitivity._by_stalls(FOUR, DELAY, base) == 0.0
+    assert operating_point(0.4).sensitivity._by_stalls(FOUR, DELAY, base) == 0.0
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.0098, False), (0.0103, True)])
 def test_a_backlog_of_a_hundredth_of_the_sojourn_is_named(share: float, named: bool) -> None:
-    of = situation(0.4)
+    of = operating_point(0.4)
     sojourn = of.predicted(SLOTS).sojourn_time.mean or 0.0
     load, busy = of.model(SLOTS).load(of.rate), utilisation_of(of.model(SLOTS), of.rate)
     size = share * sojourn * 2 * (1 - load) / busy / 0.001
@@ -398,8 +398,8 @@ def test_a_backlog_of_a_hundredth_of_the_sojourn_is_named(share: float, named: b
 
 
 def told(values: dict[int, float]) -> Any:
-    """A situation whose predictions of a batch size have that mean delay; without one they have
-    no steady state.
+    """An operating point whose predictions of a batch size have that mean delay; without one they
+    have no steady state.
     """
 
     def predicted(knobs: Knobs, *_: Any) -> Prediction:
@@ -408,7 +408,7 @@ def told(values: dict[int, float]) -> Any:
             raise UnstableQueueError(1.5)
         return _prediction("exact", delay=values[size], sojourn=2 * values[size])
 
-    of: Any = dataclasses.replace(situation())
+    of: Any = dataclasses.replace(operating_point())
     object.__setattr__(of, "predicted", predicted)
     return of
 

@@ -1,0 +1,152 @@
+"""The queue model of a window's estimates, for any setting: the same rate, lengths, speed and
+residual for all.
+
+No delay that is printed is shorter than the gateway's own way from an arrival to a dispatch
+(`Estimates.gateway_turnaround`). A window says how fast the engine runs, not how: the speed and the
+stalls that one policy's batches showed are taken for every policy's. Steps of a continuous engine
+show no residual, so from there other policies get the calibrated one; nor do they get its stalls:
+its speed holds most of them already (measured: with both, means of whole batches came out 40 % too
+long, without 10 %).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from policies import parse_policy
+from policies.text import counted
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.estimation.assess import Limits
+from queueing.estimation.estimates import Estimates
+from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
+from queueing.optimization.answer import precise, searched
+from queueing.optimization.forecast import Knobs
+from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
+from queueing.optimization.objective import Slo
+from queueing.optimization.search import Predict
+from queueing.result import Prediction
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowModel:
+    """`shape` is the calibrated law, `limits` what engine and clients bound; `family` names the law
+    of lengths beyond the known ones.
+    """
+
+    estimates: Estimates
+    shape: LatencyModel
+    limits: Limits
+    family: str | None = None
+
+    @cached_property
+    def law(self) -> LatencyModel:
+        """The shape at the window's speed, residual and stalls."""
+        law = self.estimates.law(self.shape)
+        return (
+            dataclasses.replace(law, cv=self.shape.cv)
+            if parse_policy(self.estimates.policy).joins_running
+            else law
+        )
+
+    @cached_property
+    def lengths(self) -> KnownLengths | None:
+        """None where there are too few."""
+        return known_lengths(self.estimates.output_tokens, self.family)
+
+    @property
+    def rate(self) -> float:
+        """Arrivals per second."""
+        return self.estimates.arrival_rate.value
+
+    @property
+    def effective_n(self) -> float:
+        """Observations that tell as much as the estimates do."""
+        return min(self.estimates.arrival_rate.effective_n, self.estimates.speed.effective_n)
+
+    def refusal(self, limit: int | None) -> str | None:
+        """Why no setting with that token limit can be forecast; None where it can."""
+        if self.lengths is None:
+            known = self.estimates.output_tokens.counts.size
+            return (
+                f"nothing is known of the lengths yet: got {counted(known, 'answer')}, "
+                f"expected at least {FEWEST}"
+            )
+        if not self.rate > 0:
+            return "nothing arrived in the window: there is no rate to forecast at"
+        return self.lengths.refusal(limit)
+
+    def model(
+        self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None
+    ) -> Model:
+        """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
+        `refusal` has nothing to say.
+        """
+        law = self.law if law is None else law
+        prompts = self.estimates.prompt_tokens
+        given: dict[str, Any] = {
+            "max_num_seqs": self.limits.max_num_seqs,
+            "servers": knobs.servers,
+            "patience": self.limits.patience,
+        }
+        if whole is None:
+            assert self.lengths is not None
+            whole = self.lengths.whole
+        return Model(
+            policy=parse_policy(knobs.policy),
+            output_tokens=whole
+            if knobs.max_output_tokens is None
+            else whole.clip(knobs.max_output_tokens),
+            law=law,
+            prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
+            sequences=self.estimates.call_sizes,
+            **given,
+        )
+
+    def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
+        """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
+        if predict is not None:
+            return self.measured(predict)(self.model(knobs), self.rate)
+        if knobs not in self._predictions:
+            self._predictions[knobs] = self.measured(precise)(self.model(knobs), self.rate)
+        return self._predictions[knobs]
+
+    def backlog(self, model: Model, arrival_rate: float) -> float:
+        """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a
+        continuous engine.
+        """
+        stalls = self.estimates.stalls
+        if not stalls.count or not model.policy.joins_running:
+            return 0.0
+        busy = (
+            None
+            if parse_policy(self.estimates.policy).joins_running
+            else utilisation_of(model, arrival_rate)
+        )
+        return stall_backlog(stalls, model.load(arrival_rate), model.patience, utilisation=busy)
+
+    def measured(self, predict: Predict, *, stalling: bool = True) -> Predict:
+        """What the gateway would measure of a model: with its own turnaround, and behind the
+        stalls.
+
+        Whatever ranks or reports settings by their predictions asks this. `stalling`: with the
+        backlog.
+        """
+
+        def found(model: Model, arrival_rate: float) -> Prediction:
+            bare = predict(model, arrival_rate).with_turnaround(self.estimates.gateway_turnaround)
+            return behind_stalls(bare, self.backlog(model, arrival_rate)) if stalling else bare
+
+        return found
+
+    def ranking(self, slo: Slo | None = None) -> Predict:
+        """What puts dozens of settings in order: cheaper than what is reported of the best one."""
+        return self.measured(lambda model, arrival_rate: searched(model, arrival_rate, slo))
+
+    @cached_property
+    def _predictions(self) -> dict[Knobs, Prediction]:
+        return {}
