@@ -17,7 +17,7 @@ STATS = ("mean", "p50", "p90", "p95", "p99")
 
 
 class LiveGauges:
-    """Shows one look at a time; what a look does not know is not there, rather than stale."""
+    """Shows one assessment at a time; what it does not know is absent, rather than stale."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -57,7 +57,7 @@ class LiveGauges:
             gauge.set(math.nan)
 
     def show(self, found: Mapping[str, Any]) -> None:
-        """A look, as `/admin/prediction` has it."""
+        """An assessment, as `/admin/prediction` has it."""
         self._clear()
         metrics, comparison = self._metrics, found["comparison"]
         policy = metrics.label(found["policy"])
@@ -92,7 +92,7 @@ class LiveGauges:
         """The first `MAX_POLICIES` other policies under the limit in force; all, and other limits,
         are at `/admin/prediction`.
 
-        They take no label from the policies in force: the gauge is cleared at each look.
+        They take no label from the policies in force: the gauge is cleared at each assessment.
         """
         metrics = self._metrics
         shown = [

@@ -48,7 +48,7 @@ class LiveModel:
         now = gateway.now()
         self._window = Window(gateway)
         self._producer = self._window.producer
-        # the self-checks look two intervals back
+        # the self-checks go two intervals back
         self.activity = Activity(
             gateway.now, capabilities.servers, 2 * gateway.settings.prediction_interval
         )
@@ -64,9 +64,9 @@ class LiveModel:
         self.failures = Failures(log, "the live prediction")
         self.pilot_failures = Failures(log, "the autopilot")
         self._what_if_due = now + gateway.settings.what_if_interval
-        # the last look of this epoch, as `/admin/prediction` shows it
+        # the last assessment of this epoch, as `/admin/prediction` shows it
         self.prediction: dict[str, Any] | None = None
-        self.reason: str | None = None  # why the last look has no prediction
+        self.reason: str | None = None  # why the last assessment has no prediction
         # service times of this epoch's policy, for wait estimates
         self.ahead: BatchService | SlotService | None = None
         self.estimates: dict[str, Any] | None = None
@@ -121,7 +121,7 @@ class LiveModel:
         """A policy, limit, patience or law changed: nothing is averaged across."""
         self._window.begin_epoch(epoch)
         self.prediction = self.what_if = self.what_if_in_force = self.what_if_at = self.ahead = None
-        self._what_if_due = self._gateway.now()  # as soon as there is something to look at
+        self._what_if_due = self._gateway.now()  # as soon as there is an assessment
         self._gauges.begin_epoch()
 
     # what it shows
@@ -137,28 +137,28 @@ class LiveModel:
         )
 
     async def run(self, interval: float) -> None:
-        """Check and look every `interval` seconds; a look that takes longer is waited for by the
+        """Check and assess every `interval` seconds; what takes longer is waited for by the
         next one, not by the checks.
         """
-        looking = asyncio.create_task(self._begin())
+        assessing = asyncio.create_task(self._begin())
         try:
             while True:
                 await asyncio.sleep(interval)
                 self.check()
                 self._gauges.energy(self.meter)
                 if (
-                    looking.done()
+                    assessing.done()
                     and self._gateway.latency.law is not None
                     and not self._gateway.latency.calibrating
                 ):
-                    looking = asyncio.create_task(self._look())
+                    assessing = asyncio.create_task(self._look())
         finally:
-            looking.cancel()
+            assessing.cancel()
 
     async def _begin(self) -> None:
         """The predicting process comes up with what an earlier life of the gateway knew."""
         if self.saved.estimates is None and not self.pilot.on:
-            return  # it comes up with the first look
+            return  # it comes up with the first assessment
         try:
             await self._predictor.start()
         except PredictorLostError as error:
@@ -195,7 +195,7 @@ class LiveModel:
         time.
         """
         batcher = self._gateway.batcher
-        found = self._self_checks.look(
+        found = self._self_checks.judge(
             self._gateway.now(),
             batcher.unanswered_sequences(),
             batcher.queue_length,
@@ -213,12 +213,12 @@ class LiveModel:
         ]
 
     async def update(self) -> None:
-        """One look at the window as it is; what-ifs and the state file when they are due."""
+        """Assess the window as it is; what-ifs and the state file when they are due."""
         question = await self._asked()
         if question is None:
             return
         epoch = question.delta.epoch
-        found = await self._predictor.ask("look", question)
+        found = await self._predictor.ask("assess_window", question)
         if self._gateway.batcher.epoch != epoch:
             return
         if found["pilot_failure"] is not None:
@@ -255,7 +255,7 @@ class LiveModel:
             self._gauges.what_if(self.what_if, self._gateway.limits.max_output_tokens)
 
     async def distribution(self) -> dict[str, Any] | None:
-        """The compared delays of the last look as a histogram, beside the predicted one; None
+        """The compared delays of the last assessment as a histogram, beside the predicted one; None
         where theory has no answer.
         """
         found: dict[str, Any] | None = await self._predictor.ask("ask_distribution")
@@ -265,13 +265,13 @@ class LiveModel:
         """What would be best; raises SpecError. Empty before there are estimates."""
         question = await self._asked()
         if question is not None:
-            await self._predictor.ask("look", dataclasses.replace(question, decides=False))
+            await self._predictor.ask("assess_window", dataclasses.replace(question, decides=False))
         found: list[dict[str, Any]] = await self._predictor.ask("ask_advice", dict(parameters))
         return found
 
     async def _asked(self) -> Question | None:
-        """What a look is asked, of a process that is up: one that comes up begins the window
-        anew.
+        """The question of an assessment, to a process that is up: one that comes up begins the
+        window anew.
         """
         if self._gateway.latency.law is None:
             return None

@@ -1,6 +1,6 @@
 """The autopilot's hands: what it may turn, putting its decisions in force, and telling of each.
 
-It decides in the predicting process with every look (`queueing.control.autopilot`); here its
+It decides in the predicting process with every assessment (`queueing.control.autopilot`); here its
 decisions are logged, kept and carried out.
 """
 
@@ -74,8 +74,7 @@ class Pilot:
 
     async def steer(self, mode: AutopilotMode) -> dict[str, Any]:
         """Another mode, at once where it is to do less; what it remembers stays. A decision
-        under way is not carried out. Raises ApiError where there are no looks that it could decide
-        by.
+        under way is not carried out. Raises ApiError where there are no assessments to decide by.
         """
         if self._gateway.settings.prediction_interval <= 0:
             raise ApiError(

@@ -1,8 +1,8 @@
-"""What runs in the predicting process: looks at a window, what-ifs, advice. Plain values in, plain
+"""What runs in the predicting process: assessments, what-ifs, advice. Plain values in, plain
 values out.
 
-The process keeps the last look, so that what-ifs and advice need not be sent what it already has,
-and the next look can build on its sensitivity and exact prediction, which cost most.
+The process keeps the last assessment, so that what-ifs and advice need not be sent what it already
+has, and the next one can build on its sensitivity and exact prediction, which cost most.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
 from queueing.control.advice.what_if import what_ifs
+from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.look import look as pilot_look
 from queueing.control.service_ahead import service_ahead
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.errors import PredictionError
@@ -46,7 +46,7 @@ class _Memory:
 
     replica: WindowReplica = field(default_factory=WindowReplica)
     question: Question | None = None
-    estimates: Estimates | None = None  # of the last look with enough data, or restored
+    estimates: Estimates | None = None  # of the last assessment with enough data, or restored
     pilot: Autopilot = field(default_factory=Autopilot)  # off until it is told otherwise
     last: Assessment | None = None  # what the next may build on
     last_shape: LatencyModel | None = None
@@ -68,7 +68,7 @@ def restore(state: Mapping[str, Any]) -> Answer:
 
 
 def start_pilot(mode: Mode, state: Mapping[str, Any] | None, shift: float) -> None:
-    """Decide with every look from here on; `state` of an earlier life, on a clock that showed
+    """Decide with every assessment from here on; `state` of an earlier life, on a clock that showed
     `shift` seconds less.
     """
     _memory.pilot = Autopilot(mode=mode)
@@ -83,7 +83,7 @@ def steer_pilot(mode: Mode) -> None:
     _memory.pilot = Autopilot(mode=mode, state=state)
 
 
-def look(question: Question) -> Answer:
+def assess_window(question: Question) -> Answer:
     """The estimates, the prediction for the policy in force beside the observation, and the
     verdict; or the `reason` why not.
     """
@@ -116,11 +116,11 @@ def look(question: Question) -> Answer:
 def _decided(
     question: Question, seen: Snapshot, found: Assessment | None
 ) -> tuple[Decision | None, str | None]:
-    """The autopilot's decision, or how it failed: the look itself stands."""
+    """The autopilot's decision, or how it failed: the assessment itself stands."""
     if question.bounds is not None:
         _memory.pilot.bounds = question.bounds
     try:
-        shown = pilot_look(
+        shown = assessed_window(
             seen, question.shape, question.knobs, _limits(question), found, longest=question.longest
         )
         return _memory.pilot.decide(shown), None
@@ -228,7 +228,7 @@ def _observed(seen: Snapshot, found: Assessment, *, joins: bool) -> Answer:
 
 
 def ask_what_ifs() -> list[Answer]:
-    """The setting in force, then every other policy, some limits and caps, at the last look's
+    """The setting in force, then every other policy, some limits and caps, at the last assessment's
     estimates; none before there are any.
 
     `compared`: the duration by which it is compared with the setting in force.
@@ -245,7 +245,7 @@ def ask_what_ifs() -> list[Answer]:
 
 
 def ask_distribution() -> Answer | None:
-    """The delays that the last look compared, as a histogram, beside the predicted one. None
+    """The delays that the last assessment compared, as a histogram, beside the predicted one. None
     where theory has no answer.
     """
     from queueing.estimation.histogram import beside, drawn  # noqa: PLC0415 - where a page is looked at

@@ -17,7 +17,7 @@ ENOUGH = 50  # requests of the epoch that met their end, before anything is pred
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Question:
-    """One look: what was seen, the calibrated law, and what bounds the queue."""
+    """Of one assessment: what was seen, the calibrated law, and what bounds the queue."""
 
     delta: WindowDelta  # since the question before
     at: float
@@ -37,12 +37,12 @@ class Question:
     ended: tuple[
         tuple[float, int], ...
     ] = ()  # the same of those whose own end has come, in padded batches that go on
-    # the autopilot decides with this look; who only asks for advice changes nothing
+    # the autopilot decides with this one; who only asks for advice changes nothing
     decides: bool = True
 
 
 class Window:
-    """What has happened in this epoch since the last look. The process keeps the rest."""
+    """What has happened in this epoch since the last assessment. The process keeps the rest."""
 
     def __init__(self, gateway: LiveHost) -> None:
         self._gateway = gateway

@@ -2,7 +2,7 @@
 for askers that have left.
 
 An advice takes seconds of the process that also makes the live prediction. Questions queue before a
-lock of their own, so that a look waits for one question at most, however many were asked.
+lock of their own, so that an assessment waits for one question at most, however many were asked.
 """
 
 from __future__ import annotations

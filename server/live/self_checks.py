@@ -32,7 +32,7 @@ Stay = tuple[float, float, float, float, int]  # arrived, left, dispatched, serv
 
 
 class SelfChecks:
-    """Fed like an observer; `look` judges the stretch since the last look."""
+    """Fed like an observer; `judge` judges the stretch since the last call."""
 
     def __init__(self, now: float, busy: BusyTime) -> None:
         self._busy = busy
@@ -41,7 +41,7 @@ class SelfChecks:
         self._number = 0  # in the system, by the counter
         self._arrived = 0
         self._ended: Counter[str] = Counter()  # outcomes of records
-        self._stays = array("d")  # of records since the last look, a Stay after the other
+        self._stays = array("d")  # of records since the last call, a Stay after the other
         self._unrecorded: dict[
             str, tuple[SequenceState, float]
         ] = {}  # with an outcome; padded ones until their server is free
@@ -78,7 +78,7 @@ class SelfChecks:
             self._begin(now)
         self._stays.extend((arrived, released, begun, free, record.server_id or 0))
 
-    def look(
+    def judge(
         self, now: float, unanswered: Iterable[SequenceState], waiting: int, servers: int
     ) -> list[Check]:
         """Judge the stretch that ends now and begin the next; a law that breaks is logged once."""

@@ -122,11 +122,11 @@ class StateKeeper:
 
     @property
     def due(self) -> bool:
-        """Whether the next look is to be saved."""
+        """Whether the next assessment is to be saved."""
         return self.wanted and self._gateway.now() >= self._due
 
     def make_due(self) -> None:
-        """The next look is the last one."""
+        """The next assessment is the last one."""
         self._due = -math.inf
 
     def restore(self) -> None:

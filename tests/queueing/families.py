@@ -1,4 +1,4 @@
-"""Machines that policies of every family serve, and looks at them."""
+"""Machines that policies of every family serve, and assessed windows of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from functools import cache
 
 from policies import parse_policy
-from queueing.control.autopilot.look import Look
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
@@ -67,9 +67,9 @@ def window(law: str = "page", load: float = 0.6, seed: int = 1) -> Estimates:
     return dataclasses.replace(found, gateway_turnaround=TURNAROUND)
 
 
-def look(current: str, load: float = 0.5) -> Look:
+def assessed(current: str, load: float = 0.5) -> AssessedWindow:
     estimates = window("page", load)
-    return Look(
+    return AssessedWindow(
         now=1000.0,
         estimates=estimates,
         shape=LAWS["page"][0],

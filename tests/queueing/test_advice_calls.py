@@ -25,8 +25,8 @@ from queueing.optimization.gain.reported import reported_slo
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
-from tests.queueing.autopilot_looks import LAW as PILOTED
-from tests.queueing.autopilot_looks import LAWFUL, SEQS, seen
+from tests.queueing.assessed_windows import LAW as PILOTED
+from tests.queueing.assessed_windows import LAWFUL, SEQS, seen
 from tests.queueing.estimation_runs import LAW, LENGTHS
 from tests.queueing.estimation_windows import window_of
 
@@ -169,11 +169,11 @@ def test_the_autopilot_leaves_a_setting_that_calls_of_four_would_overload() -> N
     )
     decisions = {}
     for size in (1, 4):
-        look = seen(0.0, current, rate)
-        of_calls = dataclasses.replace(look.estimates, sequences=lengths(np.full(500, size)))
+        assessed = seen(0.0, current, rate)
+        of_calls = dataclasses.replace(assessed.estimates, sequences=lengths(np.full(500, size)))
         bounds = Bounds(policies=("capped", "elastic"), max_clipped_fraction=0.0)
         decisions[size] = Autopilot(bounds=bounds, mode="act").decide(
-            dataclasses.replace(look, estimates=of_calls)
+            dataclasses.replace(assessed, estimates=of_calls)
         )
     assert decisions[1] is None or decisions[1].load_before == pytest.approx(0.3, rel=0.01)
     found = decisions[4]

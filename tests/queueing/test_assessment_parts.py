@@ -41,7 +41,7 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.forecast import Knobs
 from queueing.result import Mean, Prediction, Quantiles
-from tests.queueing.autopilot_looks import seen
+from tests.queueing.assessed_windows import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
 from tests.queueing.made import prediction_of

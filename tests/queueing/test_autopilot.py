@@ -28,7 +28,7 @@ from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
-from tests.queueing.autopilot_looks import (
+from tests.queueing.assessed_windows import (
     BOUNDS,
     LAW,
     LAWFUL,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds, Rules
 from queueing.control.autopilot.choosing import Chooser, Ranked, _worth
 from queueing.control.autopilot.controller import Autopilot
@@ -22,14 +23,13 @@ from queueing.control.autopilot.judging import (
     remember,
 )
 from queueing.control.autopilot.knowledge import Knowledge, _sharper, learn
-from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import Carried, State, Trial
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.optimization.forecast import Knobs
-from tests.queueing.autopilot_looks import seen
+from tests.queueing.assessed_windows import seen
 
 START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)
 RATE = symmetric(10.0, 1.0, 500.0)
@@ -53,7 +53,7 @@ def trial(*, unstable: bool = False, **about: object) -> Trial:
     return Trial(decision=decision, rate=RATE, waiting=5, unstable_before=unstable)
 
 
-def later(now: float = 100.0, **about: object) -> Look:
+def later(now: float = 100.0, **about: object) -> AssessedWindow:
     """`now` seconds after the change."""
     return seen(
         1000.0 + now, AFTER, 10.0, epoch=1, **{"observed": symmetric(0.3, 0.03, 100.0)} | about
@@ -61,14 +61,14 @@ def later(now: float = 100.0, **about: object) -> Look:
 
 
 def kind_of(
-    look: Look,
+    assessed: AssessedWindow,
     *,
     rate: Estimate = RATE,
     predicted: Estimate = UNKNOWN,
     unstable: bool = False,
     **about: object,
 ) -> str | None:
-    found = judge(look, trial(unstable=unstable, **about), rate, predicted, Rules())
+    found = judge(assessed, trial(unstable=unstable, **about), rate, predicted, Rules())
     return None if found is None else found.kind
 
 
@@ -349,12 +349,12 @@ def test_the_safe_direction_is_a_load_lower_by_a_twentieth_whatever_the_situatio
 def test_a_queue_is_surely_unstable_where_its_load_is_above_1_at_the_lower_ends(
     load: float, unstable: bool
 ) -> None:
-    autopilot, look = Autopilot(mode="act"), seen(0.0, START, 10.0)
-    assert autopilot._unstable(look, knowing({START: load})) == unstable
-    assert autopilot._unstable(look, knowing({START: 2.0}, {START: load})) == unstable, (
+    autopilot, assessed = Autopilot(mode="act"), seen(0.0, START, 10.0)
+    assert autopilot._unstable(assessed, knowing({START: load})) == unstable
+    assert autopilot._unstable(assessed, knowing({START: 2.0}, {START: load})) == unstable, (
         "at every operating point"
     )
-    patient = dataclasses.replace(look, limits=Limits(patience=1.0))
+    patient = dataclasses.replace(assessed, limits=Limits(patience=1.0))
     assert not autopilot._unstable(patient, knowing({START: 2.0}))
     grows = Assumption("stable_queue", False, 0.99, "it grows")
     for judged in (199, 200):
@@ -378,15 +378,15 @@ def test_nothing_is_known_before_thirty_arrivals_and_ten_answers(
     was seen nowhere.
     """
     going = 60 - ended
-    look = seen(
+    assessed = seen(
         0.0,
         START,
         10.0,
         known=lengths([5] * ended + [6] * going, [False] * ended + [True] * going),
         speed=UNKNOWN,
     )
-    estimates = dataclasses.replace(look.estimates, arrival_rate=symmetric(10.0, 1.0, arrivals))
-    found = learn(dataclasses.replace(look, estimates=estimates), State(), Rules())
+    estimates = dataclasses.replace(assessed.estimates, arrival_rate=symmetric(10.0, 1.0, arrivals))
+    found = learn(dataclasses.replace(assessed, estimates=estimates), State(), Rules())
     if missing is not None:
         assert found == missing
         return

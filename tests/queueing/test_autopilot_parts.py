@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from queueing.control.autopilot.assessed_window import LONGEST, AssessedWindow, assessed_window
 from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
 from queueing.control.autopilot.candidates import (
     candidates,
@@ -30,7 +31,6 @@ from queueing.control.autopilot.choosing import (
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
-from queueing.control.autopilot.look import LONGEST, Look, look
 from queueing.control.autopilot.state import Carried, Failure, State, Trial
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
@@ -45,7 +45,7 @@ from queueing.optimization.candidates import preferred, sized
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.simulation.experiment import simulate_run
-from tests.queueing.autopilot_looks import BOUNDS, LAW, SEQS, capacity, seen
+from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
 from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
 
@@ -112,7 +112,7 @@ def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
     window = replace(
         window_of_run(serve(poisson(50.0, 600, 1), Engine(most=8), 1), "elastic"), waiting=7
     )
-    found = look(window, LAW, ELASTIC, Limits(), None, longest=99)
+    found = assessed_window(window, LAW, ELASTIC, Limits(), None, longest=99)
     assert (found.assumptions, found.waiting, found.longest, found.judged) == (
         (),
         7,
@@ -123,13 +123,16 @@ def test_a_look_at_a_window_without_an_assessment_has_no_assumptions() -> None:
     assert (found.observed.value, found.observed.high) == pytest.approx((delays.mean, delays.high))
     assert found.observed.value == pytest.approx(observed_mean(window).value)
     assert found.observed_sojourn.value == pytest.approx(judged(window, sojourn=True).mean())
-    assert look(window.having(window.rows[:0]), LAW, ELASTIC, Limits(), None).observed == UNKNOWN
+    assert (
+        assessed_window(window.having(window.rows[:0]), LAW, ELASTIC, Limits(), None).observed
+        == UNKNOWN
+    )
 
 
 # what is known
 
 
-def known(shown: Look, state: State | None = None) -> Knowledge:
+def known(shown: AssessedWindow, state: State | None = None) -> Knowledge:
     found = learn(shown, state or State(), RULES)
     assert isinstance(found, Knowledge)
     return found

@@ -49,7 +49,7 @@ from queueing.optimization.token_limit import REFINED, best_token_limit
 from queueing.optimization.words import judged_by_slo, legend, result_line
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
-from tests.queueing.autopilot_looks import LAW, LAWFUL, seen
+from tests.queueing.assessed_windows import LAW, LAWFUL, seen
 from tests.queueing.made import prediction_of
 
 DELAY, THROUGHPUT = Objective(name="delay"), Objective(name="throughput")
@@ -380,9 +380,12 @@ def test_a_limit_that_would_cut_nothing_is_none() -> None:
 
 
 def operating_point(**about: Any) -> OperatingPoint:
-    look = seen(0.0, Knobs(policy="dynamic"), 10.0)
+    assessed = seen(0.0, Knobs(policy="dynamic"), 10.0)
     return OperatingPoint(
-        **({"estimates": look.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)} | about)
+        **(
+            {"estimates": assessed.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)}
+            | about
+        )
     )
 
 

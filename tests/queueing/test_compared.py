@@ -43,7 +43,7 @@ from tests.queueing.families import (
     POLICY,
     TURNAROUND,
     USUAL,
-    look,
+    assessed,
     model_of,
     window,
 )
@@ -357,7 +357,7 @@ def test_the_autopilot_compares_families_by_sojourn_and_says_so() -> None:
     autopilot = Autopilot(
         bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
     )
-    found = autopilot.decide(look(POLICY))
+    found = autopilot.decide(assessed(POLICY))
     assert found is not None
     assert (found.kind, parse_policy(found.after.policy).name) == ("change", "continuous")
     assert found.compared == "sojourn_time"

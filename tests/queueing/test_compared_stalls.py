@@ -25,7 +25,7 @@ from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
 from tests.queueing.advised import advise, what_ifs
 from tests.queueing.estimation_windows import snapshot_of_run
-from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, look, model_of
+from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, USUAL, assessed, model_of
 from tests.server.stalled_runs import stalled_run
 
 LAW, LOAD = "tiny", 0.5
@@ -176,7 +176,7 @@ def test_slots_seen_from_batches_have_the_whole_queue_behind_a_stall(
 
 def test_the_autopilot_gains_what_the_stalling_machine_does() -> None:
     """The machine's own means."""
-    shown = dataclasses.replace(look(POLICY), estimates=window(POLICY), shape=LAWS[LAW][0])
+    shown = dataclasses.replace(assessed(POLICY), estimates=window(POLICY), shape=LAWS[LAW][0])
     autopilot = Autopilot(
         bounds=Bounds(policies=("capped", "continuous"), max_clipped_fraction=0.0), mode="act"
     )

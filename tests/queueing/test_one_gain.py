@@ -23,7 +23,7 @@ from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.response import NIL
 from queueing.optimization.quantity import compared_by
 from tests.queueing.advised import advise, what_ifs
-from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, look, window
+from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window
 
 MACHINES = [("page", 0.6), ("tiny", 0.6), ("steps", 0.5)]
 CURRENT = Knobs(policy=POLICY)
@@ -41,7 +41,7 @@ def gain(before: float, after: float) -> float:
 def decided(known: Estimates, law: str, after: str) -> Decision:
     """What the autopilot says of that one setting."""
     bounds = Bounds(policies=(after,), max_clipped_fraction=0.0)
-    seen = dataclasses.replace(look(POLICY), estimates=known, shape=LAWS[law][0])
+    seen = dataclasses.replace(assessed(POLICY), estimates=known, shape=LAWS[law][0])
     found = Autopilot(mode="act", bounds=bounds).decide(seen)
     assert found is not None
     assert found.after.policy == after

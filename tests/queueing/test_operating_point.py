@@ -48,7 +48,7 @@ from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.search import Optimum
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_run
-from tests.queueing.autopilot_looks import LAW, LAWFUL, capacity, seen
+from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen
 from tests.queueing.made import prediction_of
 
 FOUR, SINGLE, SLOTS = (

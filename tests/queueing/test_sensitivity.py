@@ -29,7 +29,7 @@ from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.latency.law import LatencyModel
 from queueing.optimization.forecast import Knobs
-from tests.queueing.autopilot_looks import LAW, seen
+from tests.queueing.assessed_windows import LAW, seen
 
 RATE = 10.0
 FLAT = SpeedCurve(0.0, 0.0, 1.0)

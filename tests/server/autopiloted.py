@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies import Request, SpecError, parse_policy
+from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot
 from queueing.control.autopilot.decision import Decision
-from queueing.control.autopilot.look import look
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Known, Limits, assess
 from queueing.estimation.band import Sensitivity
@@ -125,7 +125,7 @@ class Driver:
         except SpecError:
             found = None
         return self.autopilot.decide(
-            look(seen, self.shape, self.knobs, limits, found, longest=LONGEST)
+            assessed_window(seen, self.shape, self.knobs, limits, found, longest=LONGEST)
         )
 
 

@@ -33,12 +33,12 @@ from queueing.prediction import largest_stable_rate
 from tests.server.live_machine import stopped_half_of_the_time
 from tests.serving import started
 
-Look = dict[str, Any]  # `prediction` of GET /admin/prediction
+Assessment = dict[str, Any]  # `prediction` of GET /admin/prediction
 LENGTHS = parse_distribution("uniform:low=4,high=28")
 LONGEST, PROMPT, BOUND = 28, 16, 16  # tokens, tokens, sequences in the engine
 PROMPTS = parse_distribution(f"deterministic:value={PROMPT}")
 CAPPED = "capped:max_batch_size=8"
-PATIENCE = 90.0  # seconds that a look may come too late
+PATIENCE = 90.0  # seconds that an assessment may come too late
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,7 +51,7 @@ class Site:
     runner: asyncio.Runner
     law: LatencyModel  # as calibrated, speed 1
     records: Path
-    interval: float  # seconds between looks
+    interval: float  # seconds between assessments
     seconds: float
     slowed: Callable[[], AbstractContextManager[None]]  # the engine takes twice as long inside
     speed: float = 1.0  # of the engine now, against the law (> 1: slower)
@@ -101,8 +101,8 @@ class Site:
 def serving(
     gateway: GatewayProcess, repeats: int, *, warm: bool = True, **about: Any
 ) -> Iterator[Site]:
-    """Start it, measure its law, and unless told otherwise wait for a first look, which loads the
-    mathematics; end it.
+    """Start it, measure its law, and unless told otherwise wait for a first assessment, which
+    loads the mathematics; end it.
 
     `about`: the other fields of the site.
     """
@@ -237,13 +237,13 @@ async def looked(
     *,
     limit: int | None = None,
     asked: Sequence[str] = (),
-) -> Look:
-    """A new epoch under that policy, loaded until there is a look at its first `seconds`; that
-    look. The load is then ended.
+) -> Assessment:
+    """A new epoch under that policy, loaded until its first `seconds` are assessed; that
+    assessment. The load is then ended.
 
-    Before its end the paths in `asked` are asked for; the answers stand in the look under the path.
+    Before its end the paths in `asked` are asked for; the assessment has the answers, by path.
 
-    The look comes when the predicting process, which is niced, finds the time: on a busy machine
+    It comes when the predicting process, which is niced, finds the time: on a busy machine
     the run is longer.
     """
     gateway, loop, seconds = site.gateway, asyncio.get_running_loop(), seconds or site.seconds
@@ -258,7 +258,7 @@ async def looked(
     try:
         while not loading.done() and loop.time() < deadline:
             await asyncio.wait([loading], timeout=min(0.2, site.interval / 4))
-            found: Look | None = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
+            found: Assessment | None = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
             if (
                 found is not None
                 and found["epoch"] == epoch
@@ -269,7 +269,7 @@ async def looked(
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         await idle(gateway)
-    raise AssertionError(f"no look at {seconds:.0f} s came while requests came")
+    raise AssertionError(f"no assessment at {seconds:.0f} s came while requests came")
 
 
 async def idle(gateway: GatewayProcess) -> None:

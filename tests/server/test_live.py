@@ -190,9 +190,11 @@ def test_who_asks_for_advice_takes_no_decision_from_the_autopilot() -> None:
             live._predictor = asked  # type: ignore[assignment]
             await live.update()
             await live.advice({})
-            assert [(name, of[0].decides) for name, *of in asked.questions if name == "look"] == [
-                ("look", True),
-                ("look", False),
+            assert [
+                (name, of[0].decides) for name, *of in asked.questions if name == "assess_window"
+            ] == [
+                ("assess_window", True),
+                ("assess_window", False),
             ]
 
     run_virtual(main())
@@ -217,7 +219,7 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
             longest=64,
             decides=decides,
         )
-        predicting.look(question)
+        predicting.assess_window(question)
         assert asked == ([True] if decides else [])
 
 

@@ -30,7 +30,7 @@ from queueing.prediction import predict
 from tests.server.live_harness import (
     BOUND,
     PROMPTS,
-    Look,
+    Assessment,
     Site,
     looked,
     real_site,
@@ -58,24 +58,24 @@ class Run:
     """One limit in force for a while."""
 
     limit: int
-    look: Look
+    assessment: Assessment
     records: list[Record]
 
     @property
     def delay(self) -> float:
         """Mean queueing delay, seconds."""
-        return float(self.look["observed_queueing_delay"]["value"])
+        return float(self.assessment["observed_queueing_delay"]["value"])
 
     @property
     def half_width(self) -> float:
         """Of its 95 % interval, relative."""
-        observed = self.look["observed_queueing_delay"]
+        observed = self.assessment["observed_queueing_delay"]
         return float((observed["high"] - observed["low"]) / 2 / observed["value"])
 
     def __str__(self) -> str:
         return (
             f"limit {self.limit}: {1e3 * self.delay:.2f} ms +-{self.half_width:.1%} of "
-            f"{self.look['n']} at speed {self.look['speed']:.3f}"
+            f"{self.assessment['n']} at speed {self.assessment['speed']:.3f}"
         )
 
 
@@ -88,8 +88,8 @@ async def run_at(site: Site, limit: int, *asked: str) -> Run:
     rate = rate_of(site)
     seconds = min(SECONDS, FULL / rate)
     load = sent(site, site.timetable(Poisson(rate), 11, seconds, LONG), longest=CLIENTS)
-    look = await looked(site, POLICY, load, seconds, limit=limit, asked=asked)
-    return Run(limit, look, await records_of(site, look["epoch"]))
+    assessment = await looked(site, POLICY, load, seconds, limit=limit, asked=asked)
+    return Run(limit, assessment, await records_of(site, assessment["epoch"]))
 
 
 async def three_runs(site: Site) -> tuple[Run, Run, Run]:
@@ -97,7 +97,7 @@ async def three_runs(site: Site) -> tuple[Run, Run, Run]:
     there.
     """
     low = await run_at(site, LONG.quantile(0.5), ADVICE, NAMED)
-    (advice,) = low.look[NAMED]["advice"]
+    (advice,) = low.assessment[NAMED]["advice"]
     high = await run_at(site, advice["best"]["max_output_tokens"], WHAT_IF)
     return low, high, await run_at(site, foreseen(high)["max_output_tokens"])
 
@@ -106,7 +106,7 @@ def foreseen(run: Run) -> dict[str, Any]:
     """The what-if of the lowest of the other limits, which is the median."""
     others = [
         each
-        for each in run.look[WHAT_IF]["what_if"]
+        for each in run.assessment[WHAT_IF]["what_if"]
         if each["policy"] == POLICY and each["max_output_tokens"] != run.limit
     ]
     found: dict[str, Any] = min(others, key=lambda each: each["max_output_tokens"])
@@ -131,7 +131,7 @@ class Pair:
         policy, lengths = parse_policy(POLICY), LONG.clip(after.limit)
 
         def delay(run: Run) -> float:
-            law = site.law.at_speed(run.look["speed"])
+            law = site.law.at_speed(run.assessment["speed"])
             found = predict(
                 policy, rate_of(site), lengths, law, prompt_tokens=PROMPTS, max_num_seqs=BOUND
             )
@@ -142,7 +142,9 @@ class Pair:
     @property
     def near(self) -> bool:
         """Whether the correction is small enough to be believed."""
-        return bool(abs(self.after.look["speed"] / self.before.look["speed"] - 1) <= FAR)
+        return bool(
+            abs(self.after.assessment["speed"] / self.before.assessment["speed"] - 1) <= FAR
+        )
 
     def __str__(self) -> str:
         return (
@@ -170,7 +172,7 @@ def test_the_delay_under_another_limit_is_foreseen(tmp_path: Path) -> None:
         to_higher = Pair.of(site, low, high)
         log.info(f"{low}; {high}; {low_again}; {'; '.join(map(str, [*to_lower, to_higher]))}")
         log.info(f"foreseen at the lower limit: {foreseen(high)['interval']}")
-        log.info(f"foreseen at the higher limit: {low.look[NAMED]['advice'][0]['best']}")
+        log.info(f"foreseen at the higher limit: {low.assessment[NAMED]['advice'][0]['best']}")
         lower += sorted(
             (pair for pair in to_lower if pair.near), key=lambda pair: pair.after.half_width
         )[:1]
@@ -203,7 +205,7 @@ def assert_clipped(run: Run, share: float) -> None:
     clipped = [record for record in answered if record.clipped]
     assert {record.output_tokens for record in clipped} == {run.limit}
     assert len(clipped) / len(answered) == pytest.approx(share, abs=0.06)
-    assert run.look["estimates"]["output_tokens"]["known_to"] <= run.limit + 1
+    assert run.assessment["estimates"]["output_tokens"]["known_to"] <= run.limit + 1
 
 
 def assert_foreseen(pairs: Sequence[Pair]) -> None:
@@ -222,7 +224,10 @@ def assert_foreseen(pairs: Sequence[Pair]) -> None:
 
 
 def assert_extrapolated(pair: Pair) -> None:
-    (unnamed,), (named,) = pair.before.look[ADVICE]["advice"], pair.before.look[NAMED]["advice"]
+    (unnamed,), (named,) = (
+        pair.before.assessment[ADVICE]["advice"],
+        pair.before.assessment[NAMED]["advice"],
+    )
     assert unnamed["best"] is None, "without a family nothing is said of limits that cut a tenth"
     best = named["best"]
     assert pair.after.limit == best["max_output_tokens"] > pair.before.limit

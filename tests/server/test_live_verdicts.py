@@ -23,7 +23,7 @@ from loadgen.gateway.gateway_process import free_port
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,
-    Look,
+    Assessment,
     Site,
     arguments,
     looked,
@@ -50,7 +50,7 @@ RAISED_LOAD = {
     "stable_queue",
 }  # what else is named where retries raise the load, on a slow machine beyond 1
 CONTINUOUS = "continuous:max_batch_size=8"
-Case = Callable[[Site], Coroutine[Any, Any, Look]]
+Case = Callable[[Site], Coroutine[Any, Any, Assessment]]
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +81,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 # one run each, and what the live model said at its end
 
 
-async def gamma(site: Site) -> Look:
+async def gamma(site: Site) -> Assessment:
     return await looked(
         site, CAPPED, sent(site, site.arrivals("gamma:rate=1,burstiness=0.3", 0.6, seed=1))
     )
 
 
-async def modulated(site: Site) -> Look:
+async def modulated(site: Site) -> Assessment:
     """The rate is a fifth or nine fifths of its mean, for a twentieth of the run each on
     average.
     """
@@ -98,7 +98,7 @@ async def modulated(site: Site) -> Look:
     return await looked(site, CONTINUOUS, sent(site, timetable))
 
 
-async def closed(site: Site) -> Look:
+async def closed(site: Site) -> Assessment:
     """Four clients before a server that takes one at a time, each thinking for three service
     times on average.
     """
@@ -107,7 +107,7 @@ async def closed(site: Site) -> Look:
     return await looked(site, "single", sent(site, timetable, users=4, think=3 / rate), seconds)
 
 
-async def retrying(site: Site) -> Look:
+async def retrying(site: Site) -> Assessment:
     """They hang up after not quite twice the mean service time, which is enough for the longest
     answer, but for hardly a wait.
     """
@@ -120,14 +120,14 @@ async def retrying(site: Site) -> Look:
     )
 
 
-async def slowed(site: Site) -> Look:
+async def slowed(site: Site) -> Assessment:
     """So lightly loaded that the queue stays stable, also if stopping costs the engine more than
     the time it is stopped.
     """
     return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.25, 5)))
 
 
-async def overloaded(site: Site) -> Look:
+async def overloaded(site: Site) -> Assessment:
     """Under a policy that is overloaded by fewer requests than the sender can send in time."""
     policy = "capped:max_batch_size=2"
     return await looked(site, policy, sent(site, site.poisson(1.3, 6, policy)), 0.7 * site.seconds)
@@ -135,13 +135,13 @@ async def overloaded(site: Site) -> Look:
 
 async def clean(
     site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None
-) -> Look:
+) -> Assessment:
     return await looked(
         site, policy, sent(site, site.poisson(0.55, seed, policy, seconds)), seconds
     )
 
 
-async def hundred(site: Site) -> Look:
+async def hundred(site: Site) -> Assessment:
     timetable = site.poisson(0.55, 8).rows(np.arange(100))
     seconds = float(timetable.intended_at[-1]) + 1.0
 
@@ -162,8 +162,8 @@ BROKEN: dict[str, tuple[Case, str]] = {
 }
 
 
-def shown(look: Look) -> str:
-    compared = look["comparison"]
+def shown(assessment: Assessment) -> str:
+    compared = assessment["comparison"]
     observed, predicted = (
         1e3 * (compared[side]["value"] or np.nan) for side in ("observed", "predicted")
     )
@@ -174,29 +174,29 @@ def shown(look: Look) -> str:
     )
     seen = (
         f"n {compared['n']}, observed {observed:.1f} ms, predicted {predicted:.1f} ms, speed "
-        f"{look['speed']:.2f}, load {look['load']:.2f}"
+        f"{assessment['speed']:.2f}, load {assessment['load']:.2f}"
     )
     return f"{compared['verdict']} {compared['reasons']} ({seen}) {fails}"
 
 
-def assert_named(look: Look, expected: str) -> None:
+def assert_named(assessment: Assessment, expected: str) -> None:
     """As the first cause; what a noisy machine does to the engine may be named too."""
-    compared = look["comparison"]
-    assert compared["verdict"] == "disagree", shown(look)
+    compared = assessment["comparison"]
+    assert compared["verdict"] == "disagree", shown(assessment)
     assert compared["assumptions"][expected]["holds"] is False
     besides = ENGINE_CAUSES | (RAISED_LOAD if expected == "no_retries" else {"settled"})
     assert [name for name in compared["reasons"] if name == expected or name not in besides] == [
         expected
-    ], shown(look)
+    ], shown(assessment)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_assumption_is_named(emulated: Site, name: str) -> None:
     case, expected = BROKEN[name]
-    look = emulated.run(case(emulated))
-    log.info(f"{name}: {shown(look)}")
-    assert_named(look, expected)
+    assessment = emulated.run(case(emulated))
+    log.info(f"{name}: {shown(assessment)}")
+    assert_named(assessment, expected)
 
 
 @pytest.mark.slow
@@ -207,12 +207,12 @@ def test_a_hundred_requests_are_not_enough(emulated: Site) -> None:
 @pytest.mark.slow
 def test_a_clean_run_is_not_accused_by_its_clients(emulated: Site) -> None:
     """The machine may slow down an emulated engine too; clients and queue are the test's own."""
-    look = emulated.run(clean(emulated))
-    log.info(f"clean: {shown(look)}")
+    assessment = emulated.run(clean(emulated))
+    log.info(f"clean: {shown(assessment)}")
     assert (
-        look["comparison"]["verdict"] != "disagree"
-        or set(look["comparison"]["reasons"]) <= ENGINE_CAUSES
-    ), shown(look)
+        assessment["comparison"]["verdict"] != "disagree"
+        or set(assessment["comparison"]["reasons"]) <= ENGINE_CAUSES
+    ), shown(assessment)
 
 
 @pytest.mark.engine
@@ -220,17 +220,20 @@ def test_a_clean_run_is_not_accused_by_its_clients(emulated: Site) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_assumption_is_named_on_the_real_engine(real: Site, name: str) -> None:
     case, expected = BROKEN[name]
-    look = real.run(case(real.now()))
-    log.info(f"{name}: {shown(look)}")
-    assert_named(look, expected)
+    assessment = real.run(case(real.now()))
+    log.info(f"{name}: {shown(assessment)}")
+    assert_named(assessment, expected)
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_hundred_requests_are_not_enough_on_the_real_engine(real: Site) -> None:
-    look = real.run(hundred(real.now()))
-    log.info(f"a hundred: {shown(look)}")
-    assert (look["comparison"]["verdict"], look["comparison"]["reasons"]) == ("not enough data", [])
+    assessment = real.run(hundred(real.now()))
+    log.info(f"a hundred: {shown(assessment)}")
+    assert (assessment["comparison"]["verdict"], assessment["comparison"]["reasons"]) == (
+        "not enough data",
+        [],
+    )
 
 
 RUNS = (*[CAPPED] * 9, "single", *[CAPPED] * 8, CONTINUOUS, CAPPED)
@@ -246,18 +249,20 @@ def test_at_most_one_of_twenty_clean_runs_is_accused_on_the_real_engine(real: Si
     excused: list[int] = []
     site = real.now()
     for number, policy in enumerate(RUNS):
-        look = site.run(
+        assessment = site.run(
             clean(site, policy, 100 + number, max(30.0, 1200 / (0.55 * site.capacity(policy))))
         )
         after = site.now()
-        blocks = block_speeds(site.run(records_of(site, look["epoch"])), policy, site.law)
+        blocks = block_speeds(site.run(records_of(site, assessment["epoch"])), policy, site.law)
         gone, speeds = (
             moved(blocks, (site.speed, after.speed)),
             f"{site.speed:.2f} {min(blocks):.2f}-{max(blocks):.2f} {after.speed:.2f}",
         )
-        log.info(f"{number:2} {policy}: speeds {speeds}{' (moved)' if gone else ''}: {shown(look)}")
-        if look["comparison"]["verdict"] == "disagree":
-            forgiven = gone and set(look["comparison"]["reasons"]) <= {
+        log.info(
+            f"{number:2} {policy}: speeds {speeds}{' (moved)' if gone else ''}: {shown(assessment)}"
+        )
+        if assessment["comparison"]["verdict"] == "disagree":
+            forgiven = gone and set(assessment["comparison"]["reasons"]) <= {
                 "constant_speed",
                 "no_stalls",
             }

@@ -303,7 +303,7 @@ def test_after_few_requests_the_reason_counts_them(
         max_num_seqs=8,
         longest=64,
     )
-    answer = predicting.look(question)
+    answer = predicting.assess_window(question)
     assert answer["reason"] == (
         f"{counted(ended, 'request')} of this epoch {'has' if ended == 1 else 'have'} ended; "
         f"{predicting.ENOUGH} are needed"
@@ -331,7 +331,7 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
         max_num_seqs=8,
         longest=64,
     )
-    answer = predicting.look(question)
+    answer = predicting.assess_window(question)
     assert (answer["prediction"] is None) == (answer["reason"] is not None) == (ended < 50)
     assert (answer["ahead"] is None) == (ended < 50)
 
@@ -360,7 +360,7 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
         max_num_seqs=8,
         longest=64,
     )
-    slow = predicting.look(question)["estimates"]["wander"]
+    slow = predicting.assess_window(question)["estimates"]["wander"]
     assert slow["significant"]
     assert slow["sigma"]["value"] == pytest.approx(SIGMA, rel=0.2)
     assert slow["tau"] == pytest.approx(TAU, rel=1.0)

@@ -140,8 +140,8 @@ def test_a_look_waits_for_one_question_at_most(monkeypatch: pytest.MonkeyPatch) 
             monkeypatch.setattr(live, "_asked", no_question)
             calls = [Call(app, "GET", "/admin/advice", query=b"theta=0.%d" % n) for n in range(20)]
             await asyncio.sleep(0.5)
-            await ask("look")
-            assert order == ["ask_advice", "look"]
+            await ask("assess_window")
+            assert order == ["ask_advice", "assess_window"]
             for each in calls[1:]:
                 each.leave()
             await asyncio.gather(*(each.task for each in calls))

@@ -123,7 +123,7 @@ async def watched(
         loop.call_at(loop.time() + float(at), arrive, number)
     for _ in range(6):
         await asyncio.sleep(STRETCH)
-        found += observer.checks.look(
+        found += observer.checks.judge(
             loop.time(), batcher.unanswered_sequences(), batcher.queue_length, capabilities.servers
         )
     return found

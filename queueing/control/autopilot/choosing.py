@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from policies import parse_policy
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds, Rules, knob_between
 from queueing.control.autopilot.candidates import candidates
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import forbidden
 from queueing.control.autopilot.knowledge import Knowledge, predicted_of
-from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import State
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.optimization.forecast import Knobs
@@ -51,7 +51,7 @@ class Ranked:
 class Chooser:
     """Everything that a choice depends on."""
 
-    seen: Look
+    seen: AssessedWindow
     known: Knowledge
     bounds: Bounds
     state: State

@@ -1,4 +1,4 @@
-"""The controller: asked every few seconds with a look at the window, answers with at most one
+"""The controller: asked every few seconds with an assessed window, answers with at most one
 decision.
 
 unstable          the load's lower end is above 1: the setting with the lowest load one knob away,
@@ -13,8 +13,8 @@ steady            the setting with the shortest mean delay one knob away (of dif
 One knob at a time; after a change nothing for `Rules.cool_down` seconds and `Rules.fewest`
 requests, longer after a rollback. Every change is measured afterwards
 (queueing.control.autopilot.judging). The driver asks after each assessment, puts `Decision.after`
-in force if `Decision.acts`, and logs `Decision.says`; if it does not act, the next look shows that
-and the change is forgotten.
+in force if `Decision.acts`, and logs `Decision.says`; if it does not act, the next assessment shows
+that and the change is forgotten.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from policies.text import SpecError
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds, Rules
 from queueing.control.autopilot.candidates import repairs
 from queueing.control.autopilot.choosing import Chooser, Proposal, rescue, search, to_bounds
 from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import judge, measurable, overwhelmed, remember
 from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
-from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import State, Trial
 from queueing.optimization.forecast import Knobs
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -56,7 +56,7 @@ class Autopilot:
                 f"got autopilot mode {self.mode!r}; expected {', '.join(get_args(Mode))}"
             )
 
-    def decide(self, seen: Look) -> Decision | None:
+    def decide(self, seen: AssessedWindow) -> Decision | None:
         """The one thing to do or to say now; up to about a second of computing when a search is
         due, else little.
         """
@@ -93,13 +93,13 @@ class Autopilot:
         """
         self.state = State.from_dict(plain).shifted(shift)
 
-    def _check_in_force(self, seen: Look) -> None:
+    def _check_in_force(self, seen: AssessedWindow) -> None:
         trial = self.state.trial
         if trial is not None and trial.decision.after != seen.current:
             # somebody else turned a knob, or the driver did not: there is nothing to measure
             self.state.trial = None
 
-    def _judged(self, seen: Look, known: Knowledge) -> Decision | None:
+    def _judged(self, seen: AssessedWindow, known: Knowledge) -> Decision | None:
         """What became of the last change, if that can be said."""
         trial = self.state.trial
         if trial is None:
@@ -133,7 +133,7 @@ class Autopilot:
             self._changed(seen, self.rules.cool_down * self.rules.after_rollback)
         return found
 
-    def _unstable(self, seen: Look, known: Knowledge) -> bool:
+    def _unstable(self, seen: AssessedWindow, known: Knowledge) -> bool:
         """Whether the queue in force surely has no steady state: at every operating point."""
         if seen.limits.patience is not None:
             return False
@@ -141,7 +141,7 @@ class Autopilot:
             return True
         return all(_load(each, seen.current) * known.lowest > 1 for each in known.operating_points)
 
-    def _resting(self, seen: Look) -> bool:
+    def _resting(self, seen: AssessedWindow) -> bool:
         """Whether the last change is too recent; before the first one there is nothing to wait
         for.
         """
@@ -149,7 +149,9 @@ class Autopilot:
             seen.now < self.state.cool_until or seen.estimates.count < self.rules.fewest
         )
 
-    def _proposed(self, seen: Look, known: Knowledge, proposal: Proposal | None) -> Decision | None:
+    def _proposed(
+        self, seen: AssessedWindow, known: Knowledge, proposal: Proposal | None
+    ) -> Decision | None:
         """The change, noted as on trial; or what stands against it, said once and again after a
         while.
         """
@@ -172,7 +174,7 @@ class Autopilot:
         self._changed(seen, self.rules.cool_down)
         return found
 
-    def _changed(self, seen: Look, pause: float) -> None:
+    def _changed(self, seen: AssessedWindow, pause: float) -> None:
         self.state.changed_at, self.state.cool_until = seen.now, seen.now + pause
         self.state.think_at = seen.now + min(pause, self.rules.think_every)
         self.state.said = None

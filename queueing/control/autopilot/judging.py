@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Rules
 from queueing.control.autopilot.decision import Decision, Kind
-from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import Failure, State, Trial
 from queueing.estimation.interval import UNKNOWN, Estimate
 
@@ -27,7 +27,7 @@ GROWN = 3.0  # times the predicted queue length
 ALWAYS = 50  # requests that may wait without anybody thinking of growth
 
 
-def overwhelmed(seen: Look, trial: Trial) -> bool:
+def overwhelmed(seen: AssessedWindow, trial: Trial) -> bool:
     """Whether the queue grew since the change as no steady state of the prediction would."""
     expected = trial.decision.predicted_after
     if trial.unstable_before or not expected.known:
@@ -39,7 +39,7 @@ def overwhelmed(seen: Look, trial: Trial) -> bool:
     return seen.waiting > GROWN * (trial.rate.high * usual + trial.waiting) + ALWAYS
 
 
-def measurable(seen: Look, trial: Trial, rules: Rules) -> bool:
+def measurable(seen: AssessedWindow, trial: Trial, rules: Rules) -> bool:
     """Whether enough requests of a settled queue were seen."""
     long_enough = seen.now - trial.decision.at >= rules.cool_down and seen.judged >= rules.fewest
     return (
@@ -51,7 +51,7 @@ def measurable(seen: Look, trial: Trial, rules: Rules) -> bool:
 
 
 def judge(
-    seen: Look, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules
+    seen: AssessedWindow, trial: Trial, rate: Estimate, predicted_now: Estimate, rules: Rules
 ) -> Decision | None:
     """`kept` or `rollback`, or None where it is too early. `predicted_now`: of the setting in
     force at this window's estimates.
@@ -128,7 +128,7 @@ def _above(observed: Estimate, other: Estimate) -> bool:
     return observed.value - other.value > half
 
 
-def _answer(seen: Look, trial: Trial, kind: Kind, reason: str) -> Decision:
+def _answer(seen: AssessedWindow, trial: Trial, kind: Kind, reason: str) -> Decision:
     """The trial's decision with what was observed; a rollback goes the other way."""
     was = trial.decision
     observed = seen.observed_of(was.compared)

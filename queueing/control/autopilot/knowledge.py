@@ -1,5 +1,5 @@
-"""What is known at a look, made whole: an earlier epoch's rate and speed where this one is young,
-lengths beyond the longest seen.
+"""What an assessed window tells, made whole: an earlier epoch's rate and speed where this one is
+young, lengths beyond the longest seen.
 
 A switch begins an epoch and the window of arrivals with it; but how often clients ask does not
 depend on the policy. So the sharper of the two is used, the earlier one's interval widened by
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.text import counted
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Rules
-from queueing.control.autopilot.look import Look
 from queueing.control.autopilot.state import Carried, State
 from queueing.errors import PredictionError
 from queueing.estimation.estimates import Estimates
@@ -56,9 +56,9 @@ class Knowledge:
         return _lower(self.rate) * _lower(self.speed)
 
 
-def learn(seen: Look, state: State, rules: Rules) -> Knowledge | str:
-    """The knowledge at a look, or what is missing. Notes rate and speed in the state, for the
-    next epoch.
+def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
+    """The knowledge from an assessed window, or what is missing. Notes rate and speed in the state,
+    for the next epoch.
     """
     found = seen.estimates
     if state.rate.epoch != found.epoch:
@@ -95,7 +95,7 @@ def predicted_of(operating_point: OperatingPoint, knobs: Knobs, quantity: Quanti
     return found.sojourn if quantity == "sojourn_time" else found.mean
 
 
-def _completed(found: Estimates, seen: Look) -> list[Estimates]:
+def _completed(found: Estimates, seen: AssessedWindow) -> list[Estimates]:
     """With lengths of which nothing is left open."""
     lengths, limit = found.output_tokens, seen.current.max_output_tokens
     if not lengths.unknown_mass:

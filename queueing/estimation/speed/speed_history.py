@@ -44,7 +44,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class SpeedHistory:
-    """Fed with every look; windows may overlap."""
+    """Fed with every assessment; windows may overlap."""
 
     seconds: float = HOUR
     _over: deque[_Stretch] = field(default_factory=deque)

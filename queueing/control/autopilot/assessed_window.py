@@ -22,7 +22,7 @@ LONGEST = 32_768  # tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Look:
+class AssessedWindow:
     """Seconds and tokens; instants on the driver's clock."""
 
     now: float
@@ -62,7 +62,7 @@ class Look:
         return self.judged >= ENOUGH and bool(self.assumptions)
 
 
-def look(
+def assessed_window(
     seen: Snapshot,
     shape: LatencyModel,
     current: Knobs,
@@ -70,12 +70,12 @@ def look(
     found: Assessment | None,
     *,
     longest: int = LONGEST,
-) -> Look:
+) -> AssessedWindow:
     """From a window. `found` is None where it could not be assessed (a limit beyond what the
     lengths are known for).
     """
     delays, sojourns = judged(seen), judged(seen, sojourn=True)
-    return Look(
+    return AssessedWindow(
         now=seen.now,
         estimates=estimate(seen, parse_policy(seen.policy), shape)
         if found is None

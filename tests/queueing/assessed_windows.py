@@ -1,11 +1,11 @@
-"""Looks at a window made by hand, for the autopilot and for what it asks."""
+"""Assessed windows made by hand, for the autopilot and for what it asks."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds
-from queueing.control.autopilot.look import Look
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
@@ -56,7 +56,7 @@ def seen(
     failing: tuple[Assumption, ...] = (),
     waiting: int = 0,
     **others: object,
-) -> Look:
+) -> AssessedWindow:
     names = {each.name for each in failing}
     estimates = Estimates(
         policy=current.policy,
@@ -75,7 +75,7 @@ def seen(
         speed_changed_at=None,
         stalls=Stalls(0, 0.0, 0.0, None),
     )
-    return Look(
+    return AssessedWindow(
         now=now,
         estimates=estimates,
         shape=LAW,

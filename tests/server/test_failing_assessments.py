@@ -45,7 +45,7 @@ def test_a_look_that_fails_every_time_is_logged_once_and_counted(
     monkeypatch.setattr(Predictor, "ask", fails)
     with caplog.at_level(logging.INFO, logger="kendall.live"):
         state = run_virtual(main())
-    looks = asked.count("look")
+    looks = asked.count("assess_window")
     assert looks >= LOOKS - 1
     failed = [
         record
