@@ -151,7 +151,7 @@ class LiveModel:
                     and self._gateway.latency.law is not None
                     and not self._gateway.latency.calibrating
                 ):
-                    assessing = asyncio.create_task(self._look())
+                    assessing = asyncio.create_task(self._assess())
         finally:
             assessing.cancel()
 
@@ -180,7 +180,7 @@ class LiveModel:
             log.exception("the prediction process could not load the saved state")
         await self.pilot.start(ask)
 
-    async def _look(self) -> None:
+    async def _assess(self) -> None:
         try:
             await self.update()
         except PredictorLostError as error:
