@@ -51,7 +51,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.machine import hardware
 from queueing.measurement.record import Record
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
@@ -276,7 +276,7 @@ def summary(policy: str, model: Model, costs: Costs, found: Assessment) -> dict[
     began = time.process_time()
     what_ifs(
         OperatingPoint(estimates=found.estimates, shape=model.law, limits=LIMITS),
-        Knobs(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
+        Setting(policy=policy, max_output_tokens=LIMITS.max_output_tokens),
     )
     wondering = time.process_time() - began
     return {

@@ -39,7 +39,7 @@ from queueing.model import Model
 from queueing.optimization.answer import SIMULATED, rough
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.objective import Objective, Slo, parse_slo
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.rates import largest_rate
@@ -263,7 +263,7 @@ def _search(
     if target == "batch-size":
         return best_batch_size(model, rate, goal, **limit)
     if target == "policy":
-        in_force = Knobs(policy=format_policy(model.policy))
+        in_force = Setting(policy=format_policy(model.policy))
         among = candidates or usual_policies(in_force, model.max_num_seqs)
         return best_policy(model, among, rate, goal, limit["predict"])
     return fewest_servers(model, _needed(rate), goal, **limit)

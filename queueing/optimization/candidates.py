@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from policies import Policy, format_policy, parse_policy, policy_batch_size
 from policies.immediate import Capped, Dynamic
 from policies.text import SpecError
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 
 SIZED = {
     "capped": "max_batch_size",
@@ -28,12 +28,12 @@ LARGEST_SIZE = 64  # batch size, where neither engine nor operator says one
 
 
 def one_knob_away(
-    current: Knobs,
+    current: Setting,
     *,
     policies: Iterable[str] = (),
     token_limits: Iterable[int | None] = (),
     sizes: Iterable[str] = (),
-) -> list[Knobs]:
+) -> list[Setting]:
     """Each once, policies in canonical text, without the setting in force; `sizes`: its policy at
     other batch sizes.
     """
@@ -46,12 +46,12 @@ def one_knob_away(
     return [each for each in dict.fromkeys(asked) if each != current]
 
 
-def canonical(knobs: Knobs) -> Knobs:
+def canonical(setting: Setting) -> Setting:
     """The same setting with its policy's canonical text. Raises SpecError."""
-    return dataclasses.replace(knobs, policy=format_policy(parse_policy(knobs.policy)))
+    return dataclasses.replace(setting, policy=format_policy(parse_policy(setting.policy)))
 
 
-def usual_policies(current: Knobs, max_num_seqs: int | None) -> tuple[str, ...]:
+def usual_policies(current: Setting, max_num_seqs: int | None) -> tuple[str, ...]:
     """The six, with the batch size in force, or 8, or what the engine can hold; that in force as
     it is.
     """
@@ -63,7 +63,7 @@ def usual_policies(current: Knobs, max_num_seqs: int | None) -> tuple[str, ...]:
     return tuple((usual | {policy.name: format_policy(policy)}).values())
 
 
-def usual_sizes(current: Knobs, max_num_seqs: int | None) -> list[str]:
+def usual_sizes(current: Setting, max_num_seqs: int | None) -> list[str]:
     """The policy in force at half, twice and four times its batch size."""
     in_force = policy_batch_size(parse_policy(current.policy))
     return at_sizes(
@@ -75,7 +75,7 @@ def usual_sizes(current: Knobs, max_num_seqs: int | None) -> list[str]:
     )
 
 
-def at_sizes(current: Knobs, sizes: Iterable[int], max_num_seqs: int | None) -> list[str]:
+def at_sizes(current: Setting, sizes: Iterable[int], max_num_seqs: int | None) -> list[str]:
     """The policy in force at those sizes that the engine can hold; none of single."""
     base = sized_policy(parse_policy(current.policy))
     if base is None:

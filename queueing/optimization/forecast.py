@@ -1,5 +1,5 @@
-"""What one setting of the knobs would do at the estimates of a window: the common currency of
-what-ifs, advice and autopilot.
+"""What one setting would do at the estimates of a window: the common currency of what-ifs, advice
+and autopilot.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from queueing.result import Prediction, Quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """What the gateway can turn while it serves; `servers` only an operator can."""
+class Setting:
+    """What the gateway can change while it serves; `servers` only an operator can."""
 
     policy: str  # canonical policy text
     max_output_tokens: int | None = None
@@ -26,7 +26,7 @@ class Knobs:
 class Forecast:
     """One setting at the rate, lengths, speed and residual of a window."""
 
-    knobs: Knobs
+    setting: Setting
     load: float
     prediction: Prediction | None  # None: no steady state there, or no answer (`notes` say which)
     # queueing delay of dispatched requests, seconds, with what the estimates leave open
@@ -46,9 +46,9 @@ class Forecast:
         """As JSON."""
         found = self.prediction
         return {
-            "policy": self.knobs.policy,
-            "max_output_tokens": self.knobs.max_output_tokens,
-            "servers": self.knobs.servers,
+            "policy": self.setting.policy,
+            "max_output_tokens": self.setting.max_output_tokens,
+            "servers": self.setting.servers,
             "effective_max_batch_size": None if found is None else found.effective_max_batch_size,
             "stable": self.stable,
             "load": self.load

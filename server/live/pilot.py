@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
 from queueing.control.autopilot.bounds import Bounds
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from server.calibration.host import LiveHost
 from server.errors import ApiError
 from server.queue.change import PolicyChange
@@ -89,27 +89,27 @@ class Pilot:
         return self.shown()
 
     def carry_out(self, decision: dict[str, Any]) -> None:
-        """Log it, keep it, and turn the knob if it says so."""
+        """Log it, keep it, and change the setting if it says so."""
         log.info("%s", decision["says"])
         self._decisions.append(decision)
         self._gateway.metrics.verdicts.decisions.labels(decision["kind"]).inc()
         if decision["acts"] and self._mode == "act":
-            self._turn(Knobs(**decision["after"]))
+            self._turn(Setting(**decision["after"]))
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Its memory, and where it had turned the knobs to, from a state file."""
+        """Its memory, and the setting that it had put in force, from a state file."""
         if self._mode == "off" or saved.get("autopilot") is None:
             return
         self.state = saved["autopilot"]
         self._shift = self._gateway.now() - float(saved["clock"])
         if self._mode == "act":
             self.follow(saved.get("followed", self._followed))
-            self._turn(Knobs(**saved["knobs"]))
+            self._turn(Setting(**saved["knobs"]))
 
     def saved(self) -> dict[str, Any]:
         """For the state file."""
         batcher = self._gateway.batcher
-        knobs = {
+        setting = {
             "policy": batcher.policy_text,
             "max_output_tokens": self._gateway.limits.max_output_tokens,
             "servers": batcher.capabilities.servers,
@@ -117,7 +117,7 @@ class Pilot:
         return {
             "autopilot": self.state,
             "clock": self._gateway.now(),
-            "knobs": knobs,
+            "knobs": setting,
             "followed": self._followed,
         }
 
@@ -130,8 +130,8 @@ class Pilot:
         }
         return {"mode": self._mode, "bounds": inside, "decisions": list(self._decisions)}
 
-    def _turn(self, knobs: Knobs) -> None:
+    def _turn(self, setting: Setting) -> None:
         self._gateway.limits.change(
-            PolicyChange(policy=knobs.policy, max_output_tokens=knobs.max_output_tokens),
+            PolicyChange(policy=setting.policy, max_output_tokens=setting.max_output_tokens),
             by_autopilot=True,
         )

@@ -121,7 +121,12 @@ def _decided(
         _memory.pilot.bounds = question.bounds
     try:
         shown = assessed_window(
-            seen, question.shape, question.knobs, _limits(question), found, longest=question.longest
+            seen,
+            question.shape,
+            question.setting,
+            _limits(question),
+            found,
+            longest=question.longest,
         )
         return _memory.pilot.decide(shown), None
     except Exception:  # noqa: BLE001 - told by the gateway's log
@@ -236,8 +241,8 @@ def ask_what_ifs() -> list[Answer]:
     question, estimates = _memory.question, _memory.estimates
     if question is None or estimates is None:
         return []
-    found = what_ifs(_operating_point(question, estimates), question.knobs, beside=True)
-    policies = [parse_policy(each.knobs.policy) for each in found]
+    found = what_ifs(_operating_point(question, estimates), question.setting, beside=True)
+    policies = [parse_policy(each.setting.policy) for each in found]
     return [
         each.to_dict() | {"compared": compared_by((policies[0], own))}
         for each, own in zip(found, policies, strict=True)
@@ -254,9 +259,9 @@ def ask_distribution() -> Answer | None:
     if question is None or seen is None or found is None or found.prediction is None:
         return None
     operating_point = _operating_point(question, found.estimates)
-    if operating_point.refusal(question.knobs.max_output_tokens) is not None:
+    if operating_point.refusal(question.setting.max_output_tokens) is not None:
         return None
-    model = operating_point.model(question.knobs, law=found.estimates.law(question.shape))
+    model = operating_point.model(question.setting, law=found.estimates.law(question.shape))
     sojourn = model.policy.joins_running
     plain = beside(
         judged(seen, sojourn=sojourn), drawn(model, operating_point.rate, sojourn=sojourn)
@@ -282,7 +287,9 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
         return []
     operating_point = _operating_point(question, estimates, parameters.get("family"))
     targets = TARGETS if target is None else (target,)
-    return [each.to_dict() for each in advise(operating_point, question.knobs, objective, targets)]
+    return [
+        each.to_dict() for each in advise(operating_point, question.setting, objective, targets)
+    ]
 
 
 def _operating_point(
@@ -297,24 +304,24 @@ def _seen(question: Question) -> Snapshot:
     """The window with what is new."""
     _memory.replica.seconds = question.window
     _memory.replica.add(question.delta)
-    knobs = question.knobs
+    setting = question.setting
     return _memory.replica.snapshot(
-        knobs.policy,
+        setting.policy,
         question.at,
         in_service=question.in_service,
         ended=question.ended,
         waiting=question.waiting,
-        servers=knobs.servers,
+        servers=setting.servers,
     )
 
 
 def _limits(question: Question) -> Limits:
-    knobs = question.knobs
+    setting = question.setting
     return Limits(
-        max_output_tokens=knobs.max_output_tokens,
+        max_output_tokens=setting.max_output_tokens,
         max_num_seqs=question.max_num_seqs,
         patience=question.patience,
-        servers=knobs.servers,
+        servers=setting.servers,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queueing.control.autopilot.bounds import Bounds
 from queueing.estimation.window.producer import WindowDelta, WindowProducer
 from queueing.latency.law import LatencyModel
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from server.calibration.host import LiveHost
 
 ENOUGH = 50  # requests of the epoch that met their end, before anything is predicted from them
@@ -23,7 +23,7 @@ class Question:
     at: float
     window: float  # seconds
     shape: LatencyModel
-    knobs: Knobs  # in force
+    setting: Setting  # in force
     max_num_seqs: int
     longest: int  # answer that the engine can give, tokens
     patience: float | None = None  # seconds
@@ -72,7 +72,7 @@ class Window:
             at=gateway.now(),
             window=gateway.settings.prediction_window,
             shape=gateway.latency.law,
-            knobs=Knobs(
+            setting=Setting(
                 policy=batcher.policy_text,
                 max_output_tokens=gateway.limits.max_output_tokens,
                 servers=capabilities.servers,

@@ -12,7 +12,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import LAW, LENGTHS
@@ -29,19 +29,19 @@ def capacity(policy: str = POLICY, tokens: TokenDistribution = LENGTHS) -> float
 def forecast(
     estimates: Estimates,
     shape: LatencyModel,
-    knobs: Knobs,
+    setting: Setting,
     limits: Limits,
     *,
     family: str | None = None,
 ) -> Forecast:
     """Of one setting."""
     return OperatingPoint(estimates=estimates, shape=shape, limits=limits, family=family).forecast(
-        knobs
+        setting
     )
 
 
 def what_ifs(
-    estimates: Estimates, shape: LatencyModel, current: Knobs, limits: Limits, **asked: Any
+    estimates: Estimates, shape: LatencyModel, current: Setting, limits: Limits, **asked: Any
 ) -> list[Forecast]:
     """Of the settings one knob away."""
     operating_point = OperatingPoint(estimates=estimates, shape=shape, limits=limits)
@@ -51,7 +51,7 @@ def what_ifs(
 def advise(
     estimates: Estimates,
     shape: LatencyModel,
-    current: Knobs,
+    current: Setting,
     limits: Limits,
     objective: Objective,
     *,

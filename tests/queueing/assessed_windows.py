@@ -16,7 +16,7 @@ from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.speed.wander import NO_WANDER
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.0001, k4=0.0012, cv=0.15)
 SEQS, LONGEST = 8, 256
@@ -28,12 +28,12 @@ HOLDS = tuple(
 BOUNDS = Bounds(policies=("capped", "elastic"), smallest_token_limit=8)
 
 
-def capacity(knobs: Knobs) -> float:
+def capacity(setting: Setting) -> float:
     from policies import parse_policy
 
-    lawful = LAWFUL if knobs.max_output_tokens is None else LAWFUL.clip(knobs.max_output_tokens)
+    lawful = LAWFUL if setting.max_output_tokens is None else LAWFUL.clip(setting.max_output_tokens)
     return Model(
-        policy=parse_policy(knobs.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS
+        policy=parse_policy(setting.policy), output_tokens=lawful, law=LAW, max_num_seqs=SEQS
     ).largest_stable_rate
 
 
@@ -44,7 +44,7 @@ def sample(count: int = 2000, limit: int | None = None) -> Lengths:
 
 def seen(
     now: float,
-    current: Knobs,
+    current: Setting,
     rate: float,
     *,
     relative: float = 0.01,

@@ -14,7 +14,7 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import symmetric
 from queueing.latency.law import parse_law
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.objective import Objective
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
 
@@ -73,7 +73,7 @@ def assessed(current: str, load: float = 0.5) -> AssessedWindow:
         now=1000.0,
         estimates=estimates,
         shape=LAWS["page"][0],
-        current=Knobs(policy=current),
+        current=Setting(policy=current),
         limits=LIMITS,
         observed=symmetric(0.2, 0.02, 100.0),
         observed_sojourn=symmetric(0.5, 0.05, 100.0),

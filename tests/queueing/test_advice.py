@@ -30,7 +30,7 @@ from queueing.model import Model
 from queueing.optimization.answer import own_error, precise
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size
-from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.known_lengths import known_lengths
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.response import Response
@@ -115,7 +115,7 @@ def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
     found = window()
     rate = found.arrival_rate.value
     for policy in (POLICY, "fixed:batch_size=8"):
-        what_if = forecast(found, LAW, Knobs(policy=policy), LIMITS)
+        what_if = forecast(found, LAW, Setting(policy=policy), LIMITS)
         expected = predict(
             parse_policy(policy), rate, found.output_tokens.law(), found.law(LAW), max_num_seqs=16
         )
@@ -125,10 +125,10 @@ def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
         parse_policy(POLICY), 0.6 * capacity(), LENGTHS, LAW, max_num_seqs=16
     ).queueing_delay.mean
     assert truth is not None
-    sure = forecast(found, LAW, Knobs(policy=POLICY), LIMITS).mean
+    sure = forecast(found, LAW, Setting(policy=POLICY), LIMITS).mean
     assert sure.covers(truth)
     unsure = replace(found, arrival_rate=symmetric(rate, 0.15 * rate, 100.0))
-    wide = forecast(unsure, LAW, Knobs(policy=POLICY), LIMITS).mean
+    wide = forecast(unsure, LAW, Setting(policy=POLICY), LIMITS).mean
     there = [
         predict(parse_policy(POLICY), rate * end, found.output_tokens.law(), found.law(LAW))
         for end in (0.85, 1.15)
@@ -139,7 +139,7 @@ def test_a_forecast_is_the_prediction_at_the_estimates() -> None:
 
 
 def test_an_unstable_what_if_has_its_load_and_a_reason() -> None:
-    what_if = forecast(window(), LAW, Knobs(policy="single"), LIMITS)
+    what_if = forecast(window(), LAW, Setting(policy="single"), LIMITS)
     assert what_if.load > 1
     assert what_if.prediction is None
     assert not what_if.stable
@@ -152,7 +152,7 @@ def test_what_a_run_under_one_clip_says_of_a_smaller_one() -> None:
     """
     limit, smaller = LONG.quantile(0.9), LONG.quantile(0.5)
     found = window(limit=limit, long=True)
-    what_if = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=smaller), LIMITS)
+    what_if = forecast(found, LAW, Setting(policy=POLICY, max_output_tokens=smaller), LIMITS)
     there = simulate_model(
         Model.read(POLICY, LONG.clip(smaller), LAW),
         0.6 * capacity(tokens=LONG.clip(limit)),
@@ -172,14 +172,14 @@ def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_mar
     """
     limit, larger = LONG.quantile(0.5), LONG.quantile(0.9)
     found = window(limit=limit, long=True, load=0.3)
-    silent = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS)
+    silent = forecast(found, LAW, Setting(policy=POLICY, max_output_tokens=larger), LIMITS)
     assert silent.prediction is None
     assert not silent.mean.known
     assert silent.clipped_fraction is None
     assert "name a family" in silent.notes[0]
     assert silent.to_dict()["load"] is None
     told = forecast(
-        found, LAW, Knobs(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal"
+        found, LAW, Setting(policy=POLICY, max_output_tokens=larger), LIMITS, family="lognormal"
     )
     assert told.notes[0].startswith("extrapolated: ")
     truth = predict(
@@ -188,7 +188,7 @@ def test_beyond_the_clip_nothing_is_said_without_a_family_and_with_one_it_is_mar
     assert truth is not None
     assert told.mean.covers(truth)
     assert told.mean.relative < 0.5
-    inside = forecast(found, LAW, Knobs(policy=POLICY, max_output_tokens=limit), LIMITS)
+    inside = forecast(found, LAW, Setting(policy=POLICY, max_output_tokens=limit), LIMITS)
     assert inside.notes == ()
     assert told.mean.relative > inside.mean.relative  # the family's parameters are uncertain too
 
@@ -204,8 +204,8 @@ def test_answers_that_end_by_themselves_at_the_limit_do_not_hide_that_others_go_
 def test_a_family_that_there_is_not_is_refused_and_one_that_cannot_fit_is_noted() -> None:
     found = window(limit=LONG.quantile(0.5), long=True, load=0.3)
     with pytest.raises(SpecError, match="did you mean 'lognormal'"):
-        forecast(found, LAW, Knobs(policy=POLICY), LIMITS, family="lognormall")
-    noted = forecast(found, LAW, Knobs(policy=POLICY), LIMITS, family="deterministic")
+        forecast(found, LAW, Setting(policy=POLICY), LIMITS, family="lognormall")
+    noted = forecast(found, LAW, Setting(policy=POLICY), LIMITS, family="deterministic")
     assert noted.prediction is None
     assert "deterministic could not be fitted" in noted.notes[0]
 
@@ -216,7 +216,7 @@ def test_too_few_answers_are_said_to_be_too_few() -> None:
     few = estimate(
         seen(serve(poisson(20.0, 12, 1), Engine(most=8), 1), POLICY), parse_policy(POLICY), LAW
     )
-    found = forecast(few, LAW, Knobs(policy=POLICY), LIMITS)
+    found = forecast(few, LAW, Setting(policy=POLICY), LIMITS)
     assert "expected at least 50" in found.notes[0]
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["stable"] is False
 
@@ -238,18 +238,18 @@ def test_known_lengths_put_what_is_unknown_one_token_further() -> None:
 
 def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
     found = window(limit=LONG.quantile(0.9), long=True)
-    current = Knobs(policy=POLICY, max_output_tokens=LONG.quantile(0.9))
+    current = Setting(policy=POLICY, max_output_tokens=LONG.quantile(0.9))
     answers = what_ifs(found, LAW, current, LIMITS)
     turned = [
-        (each.knobs.policy != current.policy)
-        + (each.knobs.max_output_tokens != current.max_output_tokens)
+        (each.setting.policy != current.policy)
+        + (each.setting.max_output_tokens != current.max_output_tokens)
         for each in answers
     ]
     assert turned == [1] * len(answers)
-    names = {each.knobs.policy.partition(":")[0] for each in answers}
+    names = {each.setting.policy.partition(":")[0] for each in answers}
     assert names == NAMES
-    assert sum(each.knobs.max_output_tokens != current.max_output_tokens for each in answers) >= 2
-    assert len({each.knobs for each in answers}) == len(answers)
+    assert sum(each.setting.max_output_tokens != current.max_output_tokens for each in answers) >= 2
+    assert len({each.setting for each in answers}) == len(answers)
     for each in answers:
         json.dumps(each.to_dict(), allow_nan=False)
         assert each.stable == (each.load < 1)
@@ -258,11 +258,11 @@ def test_the_usual_what_ifs_turn_one_knob_at_a_time() -> None:
 
 def test_usual_policies_keep_the_size_in_force_within_the_engines_bound() -> None:
     assert "elastic:max_batch_size=6" in usual_policies(
-        Knobs(policy="capped:max_batch_size=6"), LIMITS.max_num_seqs
+        Setting(policy="capped:max_batch_size=6"), LIMITS.max_num_seqs
     )
-    assert "continuous:max_batch_size=4" in usual_policies(Knobs(policy="dynamic"), 4)
-    assert "capped:max_batch_size=8" in usual_policies(Knobs(policy="single"), 16)
-    assert "elastic" in usual_policies(Knobs(policy="elastic"), 16)
+    assert "continuous:max_batch_size=4" in usual_policies(Setting(policy="dynamic"), 4)
+    assert "capped:max_batch_size=8" in usual_policies(Setting(policy="single"), 16)
+    assert "elastic" in usual_policies(Setting(policy="elastic"), 16)
 
 
 @pytest.mark.slow
@@ -277,7 +277,7 @@ def test_the_intervals_of_what_ifs_cover_the_truth() -> None:
         ).queueing_delay.mean
         for text in policies
     ]
-    current = Knobs(policy=POLICY)
+    current = Setting(policy=POLICY)
     found = [
         what_ifs(
             window(seed=seed), LAW, current, LIMITS, policies=policies, token_limits=(), sizes=()
@@ -302,9 +302,9 @@ def test_the_intervals_beyond_the_clip_cover_the_truth() -> None:
         parse_policy(POLICY), 0.3 * capacity(tokens=LONG.clip(limit)), LONG.clip(larger), LAW
     ).queueing_delay.mean
     assert truth is not None
-    knobs = Knobs(policy=POLICY, max_output_tokens=larger)
+    setting = Setting(policy=POLICY, max_output_tokens=larger)
     found = [
-        forecast(window(0.3, limit, seed, long=True), LAW, knobs, LIMITS, family="lognormal")
+        forecast(window(0.3, limit, seed, long=True), LAW, setting, LIMITS, family="lognormal")
         for seed in range(24)
     ]
     assert sum(each.mean.covers(truth) for each in found) >= 21
@@ -315,12 +315,16 @@ def test_the_intervals_beyond_the_clip_cover_the_truth() -> None:
 
 
 def asked(
-    objective: Objective = DELAY, *, load: float = 0.6, current: Knobs | None = None, **options: Any
+    objective: Objective = DELAY,
+    *,
+    load: float = 0.6,
+    current: Setting | None = None,
+    **options: Any,
 ) -> list[Advice]:
     return advise(
         window(load),
         LAW,
-        current or Knobs(policy=POLICY),
+        current or Setting(policy=POLICY),
         options.pop("limits", LIMITS),
         objective,
         **options,
@@ -333,7 +337,7 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
     """
     found, bound = window(0.3), Limits(max_num_seqs=5)
     (size,) = asked(
-        current=Knobs(policy="capped:max_batch_size=2"),
+        current=Setting(policy="capped:max_batch_size=2"),
         load=0.3,
         limits=bound,
         targets=["batch-size"],
@@ -352,7 +356,7 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
     (limit,) = asked(
         Objective(name="v1", theta=0.05),
         load=0.2,
-        current=Knobs(policy="single"),
+        current=Setting(policy="single"),
         targets=["max-output-tokens"],
     )
     light = window(0.2)
@@ -363,20 +367,20 @@ def test_advice_is_what_the_optimisers_find_on_the_estimated_model() -> None:
         "max_output_tokens"
     ]
     assert limit.best is not None
-    assert limit.best.knobs.max_output_tokens == cut
+    assert limit.best.setting.max_output_tokens == cut
 
 
 def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -> None:
     """From fixed batches of 8, which wait for company: the gain of the best policy at the true
     rate, lengths and law.
     """
-    current = Knobs(policy="fixed:batch_size=8")
+    current = Setting(policy="fixed:batch_size=8")
     (found,) = asked(current=current, targets=["policy"])
     assert found.best is not None
     rate = 0.6 * capacity()
     before, after = (
         predict(
-            parse_policy(each.knobs.policy), rate, LENGTHS, LAW, max_num_seqs=16
+            parse_policy(each.setting.policy), rate, LENGTHS, LAW, max_num_seqs=16
         ).sojourn_time.mean
         for each in (found.current, found.best)
     )
@@ -386,7 +390,7 @@ def test_a_policy_that_is_better_is_advised_and_its_gain_covers_the_true_one() -
     assert found.gain.low > 0.3
     assert found.compared == "sojourn_time"
     assert found.says.startswith(
-        f"set {found.best.knobs.policy} instead of fixed:batch_size=8: mean sojourn time "
+        f"set {found.best.setting.policy} instead of fixed:batch_size=8: mean sojourn time "
     )
     assert "; mean queueing delay " in found.says
 
@@ -395,7 +399,7 @@ def test_a_gain_is_known_better_than_the_delays() -> None:
     """Both stand at the same estimates: differencing independent intervals would give several
     times the width.
     """
-    (found,) = asked(current=Knobs(policy="capped:max_batch_size=6"), targets=["policy"])
+    (found,) = asked(current=Setting(policy="capped:max_batch_size=6"), targets=["policy"])
     assert found.best is not None
     ratio = 1 - found.gain.value
     apart = ratio * math.hypot(found.current.mean.relative, found.best.mean.relative)
@@ -405,9 +409,9 @@ def test_a_gain_is_known_better_than_the_delays() -> None:
 def test_the_best_in_force_is_left_in_peace() -> None:
     best = asked(targets=["policy"])[0].best
     assert best is not None
-    (again,) = asked(current=best.knobs, targets=["policy"])  # the same window
+    (again,) = asked(current=best.setting, targets=["policy"])  # the same window
     assert again.best is not None
-    assert again.best.knobs == best.knobs
+    assert again.best.setting == best.setting
     assert again.gain.value == 0
     assert "is the best choice already" in again.says
 
@@ -415,7 +419,7 @@ def test_the_best_in_force_is_left_in_peace() -> None:
 def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
     """At light load a cap of 15 instead of 16 changes nothing that could be known."""
     (found,) = asked(
-        current=Knobs(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"]
+        current=Setting(policy="capped:max_batch_size=15"), load=0.6, targets=["batch-size"]
     )
     assert found.gain.low <= 0 or found.gain.value == 0
     assert "no change is worth making" in found.says or "is the best choice already" in found.says
@@ -425,7 +429,7 @@ def test_a_gain_that_may_be_none_is_no_reason_to_change() -> None:
 def test_a_gain_that_prints_as_0_is_no_reason_to_change(value: float, low: float) -> None:
     here, there = (
         Forecast(
-            knobs=Knobs(policy=f"capped:max_batch_size={size}"),
+            setting=Setting(policy=f"capped:max_batch_size={size}"),
             load=0.5,
             prediction=STABLE,
             mean=UNKNOWN,
@@ -476,7 +480,7 @@ def test_a_change_that_is_not_advised_has_no_percentage_and_names_its_quantity(
     stable = prediction_of()
     here, there = (
         Forecast(
-            knobs=Knobs(
+            setting=Setting(
                 policy=f"capped:max_batch_size={size}", max_output_tokens=size, servers=size
             ),
             load=0.5,
@@ -512,7 +516,7 @@ def test_every_sentence_of_advice_names_what_its_percentages_are_of(
     load: float, policy: str, slo: str | None
 ) -> None:
     objective = DELAY if slo is None else Objective(name="slo", slo=parse_slo(slo))
-    for each in asked(objective, load=load, current=Knobs(policy=policy)):
+    for each in asked(objective, load=load, current=Setting(policy=policy)):
         quantities = ("queueing delay", "sojourn time", "of the answers", "stalls hold")
         for part in each.says.split(";"):
             assert "%" not in part or any(name in part for name in quantities), each.says
@@ -522,7 +526,7 @@ def test_every_sentence_of_advice_names_what_its_percentages_are_of(
 
 
 def test_an_unstable_setting_is_left_and_never_advised() -> None:
-    (found,) = asked(current=Knobs(policy="single"), targets=["policy"])
+    (found,) = asked(current=Setting(policy="single"), targets=["policy"])
     assert not found.current.stable
     assert found.best is not None
     assert found.best.stable
@@ -531,7 +535,7 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
     every = advise(
         window(load=2.5),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         Limits(max_num_seqs=8),
         DELAY,
         targets=["policy", "batch-size"],
@@ -547,7 +551,7 @@ def test_an_unstable_setting_is_left_and_never_advised() -> None:
 def test_a_token_limit_for_the_delay_cuts_no_more_than_is_allowed() -> None:
     objective = Objective(name="delay", max_clipped_fraction=0.1)
     (found,) = asked(
-        objective, load=0.2, current=Knobs(policy="single"), targets=["max-output-tokens"]
+        objective, load=0.2, current=Setting(policy="single"), targets=["max-output-tokens"]
     )
     assert found.best is not None
     assert found.best.clipped_fraction is not None
@@ -560,7 +564,7 @@ def test_a_limit_in_force_that_cuts_too_much_is_said_to() -> None:
     limit = LONG.quantile(0.5)
     estimates, current = (
         window(limit=limit, long=True, load=0.3),
-        Knobs(policy=POLICY, max_output_tokens=limit),
+        Setting(policy=POLICY, max_output_tokens=limit),
     )
     (blind,) = advise(estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"])
     assert blind.best is None
@@ -570,17 +574,17 @@ def test_a_limit_in_force_that_cuts_too_much_is_said_to() -> None:
         estimates, LAW, current, LIMITS, DELAY, targets=["max-output-tokens"], family="lognormal"
     )
     assert found.best is not None
-    assert found.best.knobs.max_output_tokens == pytest.approx(LONG.quantile(0.95), rel=0.15)
+    assert found.best.setting.max_output_tokens == pytest.approx(LONG.quantile(0.95), rel=0.15)
     assert "of the answers, more than 5.0%" in found.says
     assert "; extrapolated: " in found.says
 
 
 def test_servers_for_an_slo_are_the_fewest() -> None:
     objective = parse_objective({"slo": "p90_queueing_delay=60ms"})
-    (found,) = asked(objective, current=Knobs(policy="single"), targets=["servers"])
+    (found,) = asked(objective, current=Setting(policy="single"), targets=["servers"])
     assert found.best is not None
-    assert found.best.knobs.servers >= 2
-    broken = [point for point in found.curve if point["servers"] == found.best.knobs.servers - 1]
+    assert found.best.setting.servers >= 2
+    broken = [point for point in found.curve if point["servers"] == found.best.setting.servers - 1]
     assert all(point["score"] is None for point in broken)
     assert "servers" in found.says
 
@@ -588,7 +592,7 @@ def test_servers_for_an_slo_are_the_fewest() -> None:
 def test_without_an_slo_one_more_server_is_shown() -> None:
     (found,) = asked(targets=["servers"])
     assert found.best is not None
-    assert found.best.knobs.servers == 2
+    assert found.best.setting.servers == 2
     assert found.says.startswith("one more server (2): mean queueing delay ")
     assert found.gain.low > 0.3
 
@@ -602,17 +606,17 @@ def test_the_engines_bound_is_the_size_in_force_of_a_policy_without_one_and_of_n
     """At 90 % of what a cap of 8 serves, the bound of 12 is the best size."""
     (found,) = asked(
         load=0.9,
-        current=Knobs(policy=policy),
+        current=Setting(policy=policy),
         limits=Limits(max_num_seqs=12),
         targets=["batch-size"],
     )
     assert found.best is not None
-    assert found.best.knobs.policy == best
+    assert found.best.setting.policy == best
     assert ("is the best choice already" in found.says) == (best == policy)
 
 
 def test_single_has_no_batch_size() -> None:
-    (found,) = asked(load=0.2, current=Knobs(policy="single"), targets=["batch-size"])
+    (found,) = asked(load=0.2, current=Setting(policy="single"), targets=["batch-size"])
     assert found.best is None
     assert "takes one request at a time" in found.says
 
@@ -628,7 +632,7 @@ def test_an_slo_on_a_quantile_that_an_approximation_lacks_is_simulated() -> None
         parse_objective({"slo": "p99_queueing_delay=200ms"}), load=0.8, targets=["policy"]
     )
     assert advice.best is not None
-    assert advice.best.knobs.policy == "continuous:max_batch_size=8"
+    assert advice.best.setting.policy == "continuous:max_batch_size=8"
     assert {str(point["policy"]).partition(":")[0] for point in advice.curve} == NAMES
 
 
@@ -649,7 +653,7 @@ def test_errors_that_both_settings_share_do_not_widen_a_gain() -> None:
 def test_nothing_is_advised_for_what_cannot_be_forecast() -> None:
     """The limit was just taken away: the longest answers are not known yet."""
     limit = LONG.quantile(0.5)
-    estimates, current = window(limit=limit, long=True, load=0.3), Knobs(policy=POLICY)
+    estimates, current = window(limit=limit, long=True, load=0.3), Setting(policy=POLICY)
     for each in advise(estimates, LAW, current, LIMITS, DELAY, targets=["policy", "servers"]):
         assert each.best is None
         assert "nothing is known without a token limit" in each.says
@@ -659,14 +663,14 @@ def test_nothing_is_advised_for_what_cannot_be_forecast() -> None:
 def test_near_saturation_the_interval_is_open_above() -> None:
     """Some fifth of the lengths alone would be too much: no end can be given."""
     found = window()
-    load = forecast(found, LAW, Knobs(policy=POLICY), LIMITS).load
+    load = forecast(found, LAW, Setting(policy=POLICY), LIMITS).load
     heavy = replace(found, arrival_rate=found.arrival_rate.scaled(0.996 / load))
-    near = forecast(heavy, LAW, Knobs(policy=POLICY), LIMITS)
+    near = forecast(heavy, LAW, Setting(policy=POLICY), LIMITS)
     assert near.stable
     assert math.isinf(near.mean.high)
     assert 0 < near.mean.low < 0.3 * near.mean.value
     assert near.to_dict()["interval"]["high"] is None
-    (away,) = advise(heavy, LAW, Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"])
+    (away,) = advise(heavy, LAW, Setting(policy=POLICY), LIMITS, DELAY, targets=["policy"])
     assert away.best is not None
     assert away.best.load < 0.9
     assert (away.gain.low > 0.5, away.gain.high) == (
@@ -681,7 +685,7 @@ def test_every_objective_speaks_json(name: str) -> None:
         {"objective": name} | ({"slo": "mean_queueing_delay=30ms"} if name == "slo" else {})
     )
     targets = ["policy"] if name == "slo" else ["policy", "max-output-tokens"]
-    for each in asked(objective, load=0.2, current=Knobs(policy="single"), targets=targets):
+    for each in asked(objective, load=0.2, current=Setting(policy="single"), targets=targets):
         plain = json.loads(json.dumps(each.to_dict(), allow_nan=False))
         assert plain["objective"] == name
         assert plain["says"]
@@ -733,7 +737,7 @@ def test_a_what_if_at_a_wrong_rate_leaves_the_simulation_by_what_the_rate_does(
         Model.read(policy, LENGTHS, LAW, max_num_seqs=16), rate, seed=5, num_requests=60_000
     ).queueing_delay.mean
     assert there is not None
-    right, astray = (forecast(each, LAW, Knobs(policy=policy), LIMITS) for each in (true, wrong))
+    right, astray = (forecast(each, LAW, Setting(policy=policy), LIMITS) for each in (true, wrong))
     assert delay(right) == pytest.approx(there, rel=0.06)
     moved = [
         predict(parse_policy(policy), at, LENGTHS, LAW, max_num_seqs=16).queueing_delay.mean
@@ -852,16 +856,20 @@ def test_a_what_if_for_a_smaller_clip_is_met_by_the_gateway_there() -> None:
         limit: estimate(seen(records, POLICY), parse_policy(POLICY), LAW)
         for limit, records in runs.items()
     }
-    down = forecast(found[large], LAW, Knobs(policy=POLICY, max_output_tokens=small), LIMITS)
+    down = forecast(found[large], LAW, Setting(policy=POLICY, max_output_tokens=small), LIMITS)
     assert delay(down) == pytest.approx(met[small].value, rel=0.10)
     assert (
         forecast(
-            found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS
+            found[small], LAW, Setting(policy=POLICY, max_output_tokens=large), LIMITS
         ).prediction
         is None
     )
     up = forecast(
-        found[small], LAW, Knobs(policy=POLICY, max_output_tokens=large), LIMITS, family="lognormal"
+        found[small],
+        LAW,
+        Setting(policy=POLICY, max_output_tokens=large),
+        LIMITS,
+        family="lognormal",
     )
     assert up.notes[0].startswith("extrapolated: ")
     truth = predict(

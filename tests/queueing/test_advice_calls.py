@@ -19,7 +19,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import reported_slo
 from queueing.result import Prediction
@@ -79,25 +79,25 @@ def test_what_ifs_are_those_of_the_queue_of_calls() -> None:
     found = what_ifs(
         window(),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         LIMITS,
         policies=OTHERS,
         token_limits=[],
         sizes=[],
         beside=True,
     )
-    assert [each.knobs.policy for each in found] == [POLICY, *OTHERS]
+    assert [each.setting.policy for each in found] == [POLICY, *OTHERS]
     for each in found:
         assert each.prediction is not None
         names = (
             ("sojourn_time",)
-            if each.knobs.policy.startswith("continuous")
+            if each.setting.policy.startswith("continuous")
             else ("queueing_delay", "sojourn_time")
         )
         for name in names:
-            expected = getattr(simulated(each.knobs.policy), name).mean
+            expected = getattr(simulated(each.setting.policy), name).mean
             assert getattr(each.prediction, name).mean == pytest.approx(expected, rel=WITHIN), (
-                each.knobs.policy,
+                each.setting.policy,
                 name,
             )
 
@@ -106,7 +106,7 @@ def test_advice_of_a_policy_ranks_and_predicts_as_the_simulation_does() -> None:
     (found,) = advise(
         window(),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         LIMITS,
         parse_objective({"objective": "delay"}),
         targets=["policy"],
@@ -114,9 +114,9 @@ def test_advice_of_a_policy_ranks_and_predicts_as_the_simulation_does() -> None:
     assert found.best is not None
     assert found.best.prediction is not None
     means = {policy: simulated(policy).sojourn_time.mean or 0.0 for policy in (POLICY, *OTHERS)}
-    assert found.best.knobs.policy == min(means, key=lambda policy: means[policy])
+    assert found.best.setting.policy == min(means, key=lambda policy: means[policy])
     assert found.best.prediction.sojourn_time.mean == pytest.approx(
-        means[found.best.knobs.policy], rel=WITHIN
+        means[found.best.setting.policy], rel=WITHIN
     )
     assert found.current.mean.value == pytest.approx(
         simulated(POLICY).queueing_delay.mean, rel=WITHIN
@@ -130,7 +130,7 @@ def test_the_99th_percentile_that_advice_reports_is_that_of_the_queue_of_calls(f
     objective = parse_objective({"slo": f"p99_{field}=0.5"})
     for policy in (POLICY, "elastic:max_batch_size=8"):
         expected = getattr(simulated(policy), field).p99
-        assert reported_slo(operating_point, Knobs(policy=policy), objective) == pytest.approx(
+        assert reported_slo(operating_point, Setting(policy=policy), objective) == pytest.approx(
             expected, rel=WITHIN
         ), policy
 
@@ -148,7 +148,7 @@ def test_a_slo_of_the_99th_percentile_is_kept_where_the_simulation_keeps_it(
     }
     objective = parse_objective({"slo": f"p99_sojourn_time={share * min(sizes.values()):.6g}"})
     (found,) = advise(
-        window(), LAW, Knobs(policy=POLICY), LIMITS, objective, targets=["batch-size"]
+        window(), LAW, Setting(policy=POLICY), LIMITS, objective, targets=["batch-size"]
     )
     assert (found.best is not None) == kept, found.says
 
@@ -157,7 +157,7 @@ def test_the_autopilot_leaves_a_setting_that_calls_of_four_would_overload() -> N
     """The same rate of calls: of one sequence each the queue is at 0.3 of its load, of four it
     has no steady state.
     """
-    current = Knobs(policy="capped:max_batch_size=2")
+    current = Setting(policy="capped:max_batch_size=2")
     rate = (
         0.3
         * Model(

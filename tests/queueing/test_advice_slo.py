@@ -18,7 +18,7 @@ from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import Estimate
 from queueing.latency.law import parse_law
 from queueing.optimization import answer
-from queueing.optimization.forecast import Advice, Knobs
+from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.gain import window_model
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -46,7 +46,7 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     assert objective.slo is not None
     found = reported_slo(
         OperatingPoint(estimates=estimates, shape=LAW, limits=OPERATED),
-        advice.best.knobs,
+        advice.best.setting,
         objective,
     )
     return found is None or found > objective.slo.seconds
@@ -67,7 +67,7 @@ def test_no_advice_breaks_the_slo_by_its_own_numbers(
         slo = f"{metric}={seconds:g}"
         objective = parse_objective({"slo": slo, "max_clipped_fraction": "0.999"})
         (found,) = advise(
-            estimates, LAW, Knobs(policy=POLICY), OPERATED, objective, targets=[target]
+            estimates, LAW, Setting(policy=POLICY), OPERATED, objective, targets=[target]
         )
         if found.best is not None:
             advised += 1
@@ -109,7 +109,7 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     limit, servers = advise(
         operated(),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         OPERATED,
         objective,
         targets=["max-output-tokens", "servers"],
@@ -117,15 +117,15 @@ def test_the_limit_and_the_servers_are_the_same_however_the_search_errs(
     assert limit.best is not None
     assert servers.best is not None
     operating_point = OperatingPoint(estimates=operated(), shape=LAW, limits=OPERATED)
-    assert limit.best.knobs.max_output_tokens is not None
-    longer = replace(limit.best.knobs, max_output_tokens=limit.best.knobs.max_output_tokens + 1)
-    fewer = replace(servers.best.knobs, servers=servers.best.knobs.servers - 1)
+    assert limit.best.setting.max_output_tokens is not None
+    longer = replace(limit.best.setting, max_output_tokens=limit.best.setting.max_output_tokens + 1)
+    fewer = replace(servers.best.setting, servers=servers.best.setting.servers - 1)
     assert [
         keeps_slo(operating_point, each, objective)
-        for each in (limit.best.knobs, longer, servers.best.knobs, fewer)
+        for each in (limit.best.setting, longer, servers.best.setting, fewer)
     ] == [True, False] * 2
     assert any(
-        point.get("max_output_tokens") == limit.best.knobs.max_output_tokens
+        point.get("max_output_tokens") == limit.best.setting.max_output_tokens
         and point["score"] is not None
         for point in limit.curve
     )
@@ -144,7 +144,7 @@ def test_a_token_limit_for_an_slo_cuts_no_more_than_is_allowed_and_says_how_many
     (refused,) = advise(
         operated(),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         OPERATED,
         parse_objective(asked),
         targets=["max-output-tokens"],
@@ -153,7 +153,7 @@ def test_a_token_limit_for_an_slo_cuts_no_more_than_is_allowed_and_says_how_many
     assert "cuts 48 % of the answers, more than max_clipped_fraction=0.05" in refused.says
     allowed = parse_objective(asked | {"max_clipped_fraction": "0.5"})
     (found,) = advise(
-        operated(), LAW, Knobs(policy=POLICY), OPERATED, allowed, targets=["max-output-tokens"]
+        operated(), LAW, Setting(policy=POLICY), OPERATED, allowed, targets=["max-output-tokens"]
     )
     assert found.best is not None
     assert found.best.clipped_fraction is not None
@@ -163,7 +163,7 @@ def test_a_token_limit_for_an_slo_cuts_no_more_than_is_allowed_and_says_how_many
 
 def test_the_constraint_that_no_choice_keeps_is_named_with_its_value() -> None:
     """`single` is unstable here; the short limits that are stable cut too many answers."""
-    current = Knobs(policy="single")
+    current = Setting(policy="single")
     (found,) = advise(
         operated(),
         LAW,
@@ -177,7 +177,7 @@ def test_the_constraint_that_no_choice_keeps_is_named_with_its_value() -> None:
     (size,) = advise(
         operated(),
         LAW,
-        Knobs(policy=POLICY),
+        Setting(policy=POLICY),
         OPERATED,
         parse_objective({"slo": "mean_sojourn_time=10ms"}),
         targets=["batch-size"],
@@ -187,7 +187,7 @@ def test_the_constraint_that_no_choice_keeps_is_named_with_its_value() -> None:
 
 def test_one_more_server_is_not_advised_for_a_gain_that_may_be_none() -> None:
     (found,) = advise(
-        operated(), LAW, Knobs(policy=POLICY), OPERATED, parse_objective({}), targets=["servers"]
+        operated(), LAW, Setting(policy=POLICY), OPERATED, parse_objective({}), targets=["servers"]
     )
     assert found.best is not None
     given = (found.best, parse_objective({}), Measure(parse_objective({})), (0.0375, 0.0372))

@@ -16,7 +16,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from tests.queueing.advised import POLICY, advise, capacity, forecast, what_ifs
@@ -54,13 +54,13 @@ def test_a_what_if_of_whole_batches_beside_a_continuous_engine_says_what_it_leav
     )
     for seen_by, notes in ((by_batches, []), (estimates, [expected])):
         (found,) = what_ifs(
-            seen_by, LAW, Knobs(policy=seen_by.policy), LIMITS, policies=[policy], **NOTHING_ELSE
+            seen_by, LAW, Setting(policy=seen_by.policy), LIMITS, policies=[policy], **NOTHING_ELSE
         )
         assert json.loads(json.dumps(found.to_dict()))["notes"] == notes
 
 
 def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> None:
-    estimates, knobs = window(80), Knobs(policy=CONTINUOUS)
+    estimates, setting = window(80), Setting(policy=CONTINUOUS)
     assert estimates.stalls.count > 5
     stalling = OperatingPoint(estimates=estimates, shape=LAW, limits=LIMITS)
     calm = OperatingPoint(
@@ -68,15 +68,15 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
         shape=stalling.law,
         limits=LIMITS,
     )
-    model = stalling.model(knobs)
+    model = stalling.model(setting)
     busy = utilisation_of(model, stalling.rate)
     backlog = stall_backlog(estimates.stalls, model.load(stalling.rate), utilisation=busy)
     assert model.load(stalling.rate) < busy < 1
-    means = [each.predicted(knobs).sojourn_time.mean or 0.0 for each in (stalling, calm)]
+    means = [each.predicted(setting).sojourn_time.mean or 0.0 for each in (stalling, calm)]
     assert backlog > 0.01
     assert means[0] - means[1] == pytest.approx(backlog, rel=0.05)
     (found,) = what_ifs(
-        estimates, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+        estimates, LAW, Setting(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
     )
     (note,) = json.loads(json.dumps(found.to_dict()))["notes"]
     assert note == f"{NOTE} ({1000 * backlog:.3g} ms of the mean sojourn)"
@@ -86,18 +86,18 @@ def test_a_what_if_of_a_continuous_engine_holds_the_queue_behind_a_stall() -> No
 def test_the_queue_behind_a_stall_is_named_from_a_hundredth_of_the_sojourn_on(
     share: float, named: bool
 ) -> None:
-    knobs, calm = Knobs(policy=CONTINUOUS), replace(window(0), policy=CONTINUOUS)
+    setting, calm = Setting(policy=CONTINUOUS), replace(window(0), policy=CONTINUOUS)
     operating_point = OperatingPoint(estimates=calm, shape=LAW, limits=LIMITS)
     load, sojourn = (
-        operating_point.model(knobs).load(operating_point.rate),
-        operating_point.predicted(knobs).sojourn_time.mean or 0.0,
+        operating_point.model(setting).load(operating_point.rate),
+        operating_point.predicted(setting).sojourn_time.mean or 0.0,
     )
     # of stalls that hold a thousandth of the time
     size = share / (1 - share) * sojourn * 2 * (1 - load) / load / 0.001
     stalling = replace(calm, stalls=Stalls(1, 0.001, size, None, size))
     assert stall_backlog(stalling.stalls, load) == pytest.approx(share / (1 - share) * sojourn)
     (found,) = what_ifs(
-        stalling, LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+        stalling, LAW, Setting(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
     )
     assert any(note.startswith(NOTE) for note in found.notes) == named
 
@@ -110,7 +110,7 @@ def test_advice_chooses_by_the_number_that_it_reports(current: str) -> None:
     (advice,) = advise(
         replace(window(80), policy=current),
         LAW,
-        Knobs(policy=current),
+        Setting(policy=current),
         LIMITS,
         Objective(name="delay"),
         targets=["policy"],
@@ -123,14 +123,14 @@ def test_advice_chooses_by_the_number_that_it_reports(current: str) -> None:
         point["score"]
         == point["sojourn_time"]
         == pytest.approx(
-            operating_point.predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9
+            operating_point.predicted(Setting(policy=CONTINUOUS)).sojourn_time.mean, rel=1e-9
         )
     )
 
 
 def test_without_stalls_nothing_is_said() -> None:
     (found,) = what_ifs(
-        window(0), LAW, Knobs(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
+        window(0), LAW, Setting(policy=POLICY), LIMITS, policies=[CONTINUOUS], **NOTHING_ELSE
     )
     assert found.notes == ()
 
@@ -142,7 +142,9 @@ def test_few_stalls_widen_the_interval_of_a_continuous_engine_too(in_force: str)
     few, many = (
         replace(estimates, stalls=replace(estimates.stalls, count=count)) for count in (2, 2000)
     )
-    found = [forecast(each, LAW, Knobs(policy=CONTINUOUS), LIMITS).sojourn for each in (few, many)]
+    found = [
+        forecast(each, LAW, Setting(policy=CONTINUOUS), LIMITS).sojourn for each in (few, many)
+    ]
     assert found[0].value == found[1].value
     assert found[0].relative > 1.5 * found[1].relative
 

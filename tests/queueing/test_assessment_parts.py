@@ -39,7 +39,7 @@ from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, util
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.result import Mean, Prediction, Quantiles
 from tests.queueing.assessed_windows import seen
 from tests.queueing.estimation_runs import LAW, LENGTHS, Engine, poisson, serve
@@ -51,7 +51,7 @@ RATE = 10.0
 
 def estimates(**about: object) -> Estimates:
     """Rate 10 +- 1 %, speed 1 +- 0.5 %, from 0 to 50 s."""
-    return dataclasses.replace(seen(50.0, Knobs(policy="dynamic"), RATE).estimates, **about)  # type: ignore[arg-type]
+    return dataclasses.replace(seen(50.0, Setting(policy="dynamic"), RATE).estimates, **about)  # type: ignore[arg-type]
 
 
 def model(policy: str, *, servers: int = 1, patience: float | None = None) -> Model:

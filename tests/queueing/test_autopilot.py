@@ -23,7 +23,7 @@ from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
 from queueing.optimization.candidates import batch_sizes, preferred
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -39,7 +39,7 @@ from tests.queueing.assessed_windows import (
     seen,
 )
 
-BEST = Knobs(
+BEST = Setting(
     policy="elastic", max_output_tokens=96
 )  # for BOUNDS: P(N > 64) = 7 %, P(N > 96) = 2.4 %
 
@@ -63,25 +63,25 @@ def test_sizes_and_limits_are_preferred_numbers_inside_the_bounds() -> None:
     )
     assert bounds.token_limits(2048) == (16, 24, 32, 48, 64)
     assert bounds.bound(8) == 4
-    sizes = [each.policy for each in bounds.other_sizes(Knobs(policy="elastic"), 8)]
+    sizes = [each.policy for each in bounds.other_sizes(Setting(policy="elastic"), 8)]
     assert sizes == [
         f"elastic:max_batch_size={size}" for size in (1, 2, 3, 4)
     ]  # the bare name would be the engine's 8
     wider = Bounds(policies=("elastic",))
-    assert [each.policy for each in wider.other_sizes(Knobs(policy="elastic:max_batch_size=6"), 8)][
-        -1
-    ] == "elastic"
+    assert [
+        each.policy for each in wider.other_sizes(Setting(policy="elastic:max_batch_size=6"), 8)
+    ][-1] == "elastic"
 
 
 @pytest.mark.parametrize("others", [Bounds.other_sizes, Bounds.other_policies])
 def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(
-    others: Callable[[Bounds, Knobs, int], list[Knobs]],
+    others: Callable[[Bounds, Setting, int], list[Setting]],
 ) -> None:
     """Without `max_wait` the last requests before a pause would wait for ever."""
     found = [
         each.policy
         for each in others(
-            Bounds(policies=("fixed",)), Knobs(policy="fixed:batch_size=4,max_wait=0.5"), 8
+            Bounds(policies=("fixed",)), Setting(policy="fixed:batch_size=4,max_wait=0.5"), 8
         )
     ]
     assert found
@@ -91,7 +91,7 @@ def test_another_batch_size_leaves_the_other_keys_of_the_policy_as_they_are(
 
 def test_a_text_with_keys_allows_only_itself() -> None:
     bounds = Bounds(policies=("capped:max_batch_size=4",))
-    others = bounds.other_policies(Knobs(policy="dynamic"), 8)
+    others = bounds.other_policies(Setting(policy="dynamic"), 8)
     assert [each.policy for each in others] == ["capped:max_batch_size=4"]
     assert bounds.other_sizes(others[0], 8) == []
 
@@ -131,7 +131,7 @@ def test_a_limit_surely_cuts_no_more_than_allowed() -> None:
 
 
 def test_a_limit_that_cuts_too_much_is_raised() -> None:
-    current = Knobs(policy="elastic", max_output_tokens=48)
+    current = Setting(policy="elastic", max_output_tokens=48)
     wrong = repairs(seen(0.0, current, 10.0), BOUNDS)
     assert wrong is not None
     assert wrong[0].max_output_tokens == 96
@@ -162,7 +162,7 @@ def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(
     bounds: dict[str, float], limit: int, target: int
 ) -> None:
     """P(N > 16) = 61 %, P(N > 64) = 7 %, P(N > 96) = 2.4 %, against 5 % unless told otherwise."""
-    current = Knobs(policy="elastic", max_output_tokens=limit)
+    current = Setting(policy="elastic", max_output_tokens=limit)
     found = repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds))
     assert found is not None
     assert found[0] == dataclasses.replace(current, max_output_tokens=target)
@@ -188,27 +188,27 @@ def test_a_limit_outside_the_bounds_is_moved_to_the_nearest_that_they_allow(
 def test_a_limit_inside_the_bounds_or_without_an_allowed_other_stays(
     bounds: dict[str, float], limit: int | None
 ) -> None:
-    current = Knobs(policy="elastic", max_output_tokens=limit)
+    current = Setting(policy="elastic", max_output_tokens=limit)
     assert repairs(seen(0.0, current, 10.0), dataclasses.replace(BOUNDS, **bounds)) is None
 
 
 def test_a_limit_is_lifted_where_every_one_cuts_too_much_or_lies_beyond_the_engine() -> None:
     halves = lengths([250] * 100 + [10] * 100)
     cut = repairs(
-        seen(0.0, Knobs(policy="elastic", max_output_tokens=200), 10.0, known=halves), BOUNDS
+        seen(0.0, Setting(policy="elastic", max_output_tokens=200), 10.0, known=halves), BOUNDS
     )
     assert cut is not None
     assert cut[0].max_output_tokens is None
     assert "cuts 50.0% of the answers" in cut[1]
     beyond = dataclasses.replace(BOUNDS, smallest_token_limit=300, largest_token_limit=400)
-    outside = repairs(seen(0.0, Knobs(policy="elastic", max_output_tokens=500), 10.0), beyond)
+    outside = repairs(seen(0.0, Setting(policy="elastic", max_output_tokens=500), 10.0), beyond)
     assert outside is not None
     assert outside[0].max_output_tokens is None
 
 
 def test_a_limit_that_is_required_is_set() -> None:
     bounds = Bounds(policies=("elastic",), largest_token_limit=128)
-    found = pilot(bounds).decide(seen(0.0, Knobs(policy="elastic"), 0.3 * capacity(BEST)))
+    found = pilot(bounds).decide(seen(0.0, Setting(policy="elastic"), 0.3 * capacity(BEST)))
     assert found is not None
     assert found.after.max_output_tokens is not None
     assert found.after.max_output_tokens <= 128
@@ -218,7 +218,7 @@ def test_a_limit_that_is_required_is_set() -> None:
 
 
 def test_an_unstable_queue_is_left_at_once_by_the_lowest_load() -> None:
-    start = Knobs(policy="dynamic")
+    start = Setting(policy="dynamic")
     found = pilot().decide(
         seen(10.0, start, 0.9 * capacity(BEST), relative=0.1, judged=0, count=30, known=sample(60))
     )
@@ -231,8 +231,8 @@ def test_an_unstable_queue_is_left_at_once_by_the_lowest_load() -> None:
 
 @pytest.mark.parametrize(("later", "acts"), [(4.9, False), (5.0, True)])
 def test_an_unstable_queue_is_changed_again_after_five_seconds(later: float, acts: bool) -> None:
-    autopilot, rate = pilot(), 1.3 * capacity(Knobs(policy="elastic"))
-    first = autopilot.decide(seen(10.0, Knobs(policy="dynamic"), rate))
+    autopilot, rate = pilot(), 1.3 * capacity(Setting(policy="elastic"))
+    first = autopilot.decide(seen(10.0, Setting(policy="dynamic"), rate))
     assert first is not None
     assert first.kind == "change"
     again = autopilot.decide(seen(10.0 + later, first.after, rate, epoch=1, judged=0, count=5))
@@ -243,7 +243,7 @@ def test_it_goes_to_the_best_setting_one_knob_at_a_time_and_stays_there() -> Non
     """From a stable start: every step changes one knob and gains; at the end no neighbour is 5 %
     better by the same model.
     """
-    autopilot, current, now = pilot(), Knobs(policy="capped:max_batch_size=6"), 0.0
+    autopilot, current, now = pilot(), Setting(policy="capped:max_batch_size=6"), 0.0
     rate = 0.85 * capacity(current)
     steps: list[Decision] = []
     for epoch in range(12):
@@ -269,7 +269,7 @@ def test_nothing_is_turned_for_a_gain_that_is_not_sure() -> None:
     """Smaller full batches form sooner, but at the upper end of a vague rate they would wait
     longer: the same gain is held back.
     """
-    current = Knobs(policy="fixed:batch_size=4")
+    current = Setting(policy="fixed:batch_size=4")
     rate, bounds = 0.5 * capacity(current), Bounds(policies=("fixed",), max_clipped_fraction=0.0)
     sharp, vague = (
         pilot(bounds).decide(seen(0.0, current, rate, relative=relative))
@@ -277,14 +277,14 @@ def test_nothing_is_turned_for_a_gain_that_is_not_sure() -> None:
     )
     assert sharp is not None
     assert vague is not None
-    assert sharp.after == vague.after == Knobs(policy="fixed:batch_size=3")
+    assert sharp.after == vague.after == Setting(policy="fixed:batch_size=3")
     assert sharp.predicted_gain.value == vague.predicted_gain.value > 0.05
     assert (sharp.kind, vague.kind) == ("change", "held back")
     assert "its interval holds 0" in vague.reason
 
 
 def test_small_gains_are_not_worth_a_new_epoch() -> None:
-    current = Knobs(policy="elastic", max_output_tokens=128)
+    current = Setting(policy="elastic", max_output_tokens=128)
     rate = 0.3 * capacity(current)
     eager, lazy = pilot(), pilot()
     lazy.rules = dataclasses.replace(lazy.rules, threshold=0.9)
@@ -322,7 +322,7 @@ def test_no_change_makes_a_stable_queue_unstable(seed: int) -> None:
                 ]
             )
         )
-        current = Knobs(
+        current = Setting(
             policy=text,
             max_output_tokens=None if rng.random() < 0.5 else int(rng.integers(96, 200)),
         )
@@ -342,8 +342,8 @@ def test_a_setting_near_saturation_is_held_back_where_the_rate_is_vague() -> Non
     upper end of the rate.
     """
     bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
-    current = Knobs(policy="fixed:batch_size=8")
-    near = Knobs(policy="capped:max_batch_size=1")
+    current = Setting(policy="fixed:batch_size=8")
+    near = Setting(policy="capped:max_batch_size=1")
     rate = 0.9 * capacity(near)
     autopilot = pilot(bounds)
     found = autopilot.decide(seen(0.0, current, rate, relative=0.02))
@@ -359,15 +359,15 @@ def test_with_failing_assumptions_only_the_load_may_fall() -> None:
         "constant_speed", False, 2.0, "the engine became slower by a factor of 2.00 at 50 s"
     )
     bounds = Bounds(policies=("fixed", "capped"), max_clipped_fraction=0.0)
-    filling = Knobs(
+    filling = Setting(
         policy="fixed:batch_size=8"
     )  # waits for company: smaller batches wait less, at a higher load
-    rate = 0.3 * capacity(Knobs(policy="capped:max_batch_size=2"))
+    rate = 0.3 * capacity(Setting(policy="capped:max_batch_size=2"))
     free = pilot(bounds).decide(seen(0.0, filling, rate))
     assert free is not None
     assert free.kind == "change"
     assert free.load_after > free.load_before or free.after.policy == "capped:max_batch_size=8"
-    current = Knobs(policy="elastic")
+    current = Setting(policy="elastic")
     found = pilot().decide(seen(0.0, current, 0.85 * capacity(current), failing=(slow,)))
     assert found is not None
     assert found.after == BEST
@@ -376,7 +376,7 @@ def test_with_failing_assumptions_only_the_load_may_fall() -> None:
 
 
 def test_few_data_open_the_safe_direction_only() -> None:
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     rate = 0.6 * capacity(current)
     found = pilot().decide(seen(0.0, current, rate, judged=50))
     assert found is not None
@@ -385,7 +385,7 @@ def test_few_data_open_the_safe_direction_only() -> None:
 
 
 def test_without_a_rate_or_lengths_nothing_is_said() -> None:
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     assert pilot().decide(seen(0.0, current, 0.0)) is None
     assert pilot().decide(seen(0.0, current, 10.0, known=lengths([5] * 60, [True] * 60))) is None
 
@@ -397,7 +397,7 @@ def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
     counts = LAWFUL.sample(np.random.default_rng(2), 400)
     censored = counts >= 40
     known = lengths(np.minimum(counts, 40), censored)
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     found = pilot().decide(seen(0.0, current, 0.5 * capacity(current), known=known, judged=100))
     assert found is not None
     assert found.after.policy == "elastic"
@@ -414,7 +414,7 @@ def test_lengths_beyond_the_longest_seen_are_taken_both_ways() -> None:
 def test_after_a_change_nothing_for_so_many_seconds_and_requests() -> None:
     autopilot, current = (
         pilot(Bounds(policies=("elastic",), smallest_token_limit=8)),
-        Knobs(policy="dynamic"),
+        Setting(policy="dynamic"),
     )
     rate = 0.5 * capacity(current)
     first = autopilot.decide(seen(0.0, current, rate))
@@ -433,7 +433,7 @@ def test_while_stable_it_searches_once_a_minute() -> None:
     rate = 0.5 * capacity(BEST)
     assert autopilot.decide(seen(0.0, BEST, rate)) is None
     assert autopilot.state.think_at == 60.0
-    unsettled = Knobs(policy="dynamic")
+    unsettled = Setting(policy="dynamic")
     assert (
         autopilot.decide(seen(59.9, unsettled, 0.5 * capacity(unsettled))) is None
     )  # not before the minute is over
@@ -442,7 +442,7 @@ def test_while_stable_it_searches_once_a_minute() -> None:
 
 @pytest.mark.parametrize(("later", "said"), [(299.9, False), (300.0, True)])
 def test_the_same_advice_is_given_again_after_five_minutes(later: float, said: bool) -> None:
-    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Setting(policy="dynamic")
     rate = 0.5 * capacity(current)
     first, again = (autopilot.decide(seen(now, current, rate)) for now in (0.0, later))
     assert first is not None
@@ -451,7 +451,7 @@ def test_the_same_advice_is_given_again_after_five_minutes(later: float, said: b
 
 
 def test_advice_alone_turns_nothing_and_says_so_once() -> None:
-    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    autopilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Setting(policy="dynamic")
     rate = 0.5 * capacity(current)
     found = autopilot.decide(seen(0.0, current, rate))
     assert found is not None
@@ -466,14 +466,14 @@ def test_advice_alone_turns_nothing_and_says_so_once() -> None:
 def test_off_says_nothing() -> None:
     assert (
         Autopilot(bounds=BOUNDS).decide(
-            seen(0.0, Knobs(policy="dynamic"), 0.5 * capacity(Knobs(policy="dynamic")))
+            seen(0.0, Setting(policy="dynamic"), 0.5 * capacity(Setting(policy="dynamic")))
         )
         is None
     )
 
 
 def test_with_patience_no_queue_is_unstable() -> None:
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     limits = Limits(max_num_seqs=SEQS, patience=1.0)
     found = pilot().decide(seen(0.0, current, 1.5 * capacity(current), limits=limits))
     assert found is None or "grows without bound" not in found.reason
@@ -483,13 +483,13 @@ def test_with_patience_no_queue_is_unstable() -> None:
 
 
 def changed(autopilot: Autopilot, rate: float, observed: Estimate) -> Decision:
-    found = autopilot.decide(seen(0.0, Knobs(policy="elastic"), rate, observed=observed))
+    found = autopilot.decide(seen(0.0, Setting(policy="elastic"), rate, observed=observed))
     assert found is not None
     assert (found.kind, found.after) == ("change", BEST)
     return found
 
 
-RATE = 0.85 * capacity(Knobs(policy="elastic"))
+RATE = 0.85 * capacity(Setting(policy="elastic"))
 
 
 def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> None:
@@ -506,7 +506,7 @@ def test_a_change_that_does_as_predicted_is_kept_with_its_measured_gain() -> Non
 
 
 def test_a_change_worse_than_predicted_and_than_before_is_rolled_back_and_remembered() -> None:
-    autopilot, start = pilot(), Knobs(policy="elastic")
+    autopilot, start = pilot(), Setting(policy="elastic")
     changed(autopilot, RATE, around(0.05))
     found = autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
     assert found is not None
@@ -523,7 +523,7 @@ def test_a_change_worse_than_predicted_and_than_before_is_rolled_back_and_rememb
 
 
 def test_a_setting_that_failed_is_tried_again_after_a_growing_time() -> None:
-    autopilot, start = pilot(), Knobs(policy="elastic")
+    autopilot, start = pilot(), Setting(policy="elastic")
     changed(autopilot, RATE, around(0.05))
     assert autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5))) is not None
     assert autopilot.state.failures[0].until == 900.0
@@ -540,7 +540,7 @@ def test_a_setting_that_failed_is_tried_again_after_a_growing_time() -> None:
 
 
 def test_a_failure_is_forgiven_when_the_load_has_changed_much() -> None:
-    autopilot, start = pilot(), Knobs(policy="elastic")
+    autopilot, start = pilot(), Setting(policy="elastic")
     changed(autopilot, RATE, around(0.05))
     autopilot.decide(seen(300.0, BEST, RATE, epoch=1, observed=around(0.5)))
     found = autopilot.decide(seen(600.0, start, 0.5 * RATE, epoch=2, observed=around(0.05)))
@@ -610,7 +610,7 @@ def test_a_queue_that_grows_because_more_arrives_is_not_the_changes_fault() -> N
 def test_there_is_no_way_back_into_an_unstable_queue() -> None:
     """Worse than predicted, but at today's load the setting of before has no steady state."""
     autopilot = pilot()
-    base = 0.9 * capacity(Knobs(policy="elastic"))
+    base = 0.9 * capacity(Setting(policy="elastic"))
     changed(autopilot, base, around(0.05))
     found = autopilot.decide(seen(300.0, BEST, 1.12 * base, epoch=1, observed=around(3.0)))
     assert found is not None
@@ -629,14 +629,14 @@ def test_a_worse_change_is_left_in_force_and_said_where_the_autopilot_only_advis
     assert (found.kind, found.acts, found.before) == ("held back", False, BEST)
     assert found.reason.startswith("the autopilot only advises (it does clearly worse")
     assert autopilot.state.trial is None
-    assert [failure.knobs for failure in autopilot.state.failures] == [BEST]
+    assert [failure.setting for failure in autopilot.state.failures] == [BEST]
 
 
 def test_a_knob_that_somebody_else_turned_ends_the_trial() -> None:
     autopilot = pilot()
     changed(autopilot, RATE, around(0.05))
     assert (
-        autopilot.decide(seen(10.0, Knobs(policy="capped:max_batch_size=8"), 0.3 * RATE, epoch=1))
+        autopilot.decide(seen(10.0, Setting(policy="capped:max_batch_size=8"), 0.3 * RATE, epoch=1))
         is None
     )
     assert autopilot.state.trial is None
@@ -657,10 +657,10 @@ def test_the_gain_of_two_measured_means_covers_the_truth() -> None:
 # what a setting gains
 
 
-FREE, CLIPPED = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=64)
+FREE, CLIPPED = Setting(policy="elastic"), Setting(policy="elastic", max_output_tokens=64)
 
 
-def gained(rate: float, before: Knobs, after: Knobs, relative: float = 0.02) -> Estimate:
+def gained(rate: float, before: Setting, after: Setting, relative: float = 0.02) -> Estimate:
     found = seen(0.0, before, rate, relative=relative)
     operating_point = OperatingPoint(estimates=found.estimates, shape=LAW, limits=found.limits)
     return gain_of(operating_point, before, after, Measure(Objective(name="delay")))
@@ -712,7 +712,7 @@ SAID = Decision(
     at=0.0,
     kind="change",
     knob="token limit",
-    before=Knobs(policy="elastic"),
+    before=Setting(policy="elastic"),
     after=BEST,
     reason="it pays",
 )
@@ -765,7 +765,7 @@ OBSERVED = {
             "observed queueing delay 200 ms (180 ms to 220 ms) -> not measured",
         ),
         (
-            {"kind": "held back", "after": Knobs(policy="elastic")},
+            {"kind": "held back", "after": Setting(policy="elastic")},
             "held back: elastic, no token limit; it pays",
         ),
     ],
@@ -785,8 +785,8 @@ def test_an_earlier_epochs_rate_stands_in_until_this_one_has_its_own() -> None:
     """Five seconds after a switch: 20 arrivals say nothing; with the rate of before the queue is
     seen to be unstable still.
     """
-    autopilot, start = pilot(), Knobs(policy="dynamic")
-    rate = 1.3 * capacity(Knobs(policy="elastic"))
+    autopilot, start = pilot(), Setting(policy="dynamic")
+    rate = 1.3 * capacity(Setting(policy="elastic"))
     first = autopilot.decide(seen(60.0, start, rate))
     assert first is not None
     young = seen(66.0, first.after, rate, relative=0.9, epoch=1, judged=0, count=5, speed=UNKNOWN)
@@ -798,8 +798,8 @@ def test_an_earlier_epochs_rate_stands_in_until_this_one_has_its_own() -> None:
 
 
 def test_a_rate_that_contradicts_the_earlier_one_is_believed() -> None:
-    autopilot, start = pilot(), Knobs(policy="dynamic")
-    first = autopilot.decide(seen(60.0, start, 1.3 * capacity(Knobs(policy="elastic"))))
+    autopilot, start = pilot(), Setting(policy="dynamic")
+    first = autopilot.decide(seen(60.0, start, 1.3 * capacity(Setting(policy="elastic"))))
     assert first is not None
     found = autopilot.decide(
         seen(

@@ -28,10 +28,10 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import lengths
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from tests.queueing.assessed_windows import seen
 
-START, AFTER = Knobs(policy="elastic"), Knobs(policy="elastic", max_output_tokens=96)
+START, AFTER = Setting(policy="elastic"), Setting(policy="elastic", max_output_tokens=96)
 RATE = symmetric(10.0, 1.0, 500.0)
 UNSETTLED = Assumption("settled", False, 0.5, "the queue needs 300 s")
 CHANGE = Decision(
@@ -226,7 +226,7 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     state, rules = State(), Rules()
     remember(state, trial(), 10.0, 1000.0, rules)
     (first,) = state.failures
-    assert (first.knobs, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
+    assert (first.setting, first.until, first.times, first.rate) == (AFTER, 1600.0, 1, 10.0)
     assert forbidden(state, AFTER, 10.0, 1599.0, rules) is first
     assert forbidden(state, AFTER, 10.0, 1600.0, rules) is None
     assert forbidden(state, START, 10.0, 1001.0, rules) is None
@@ -236,7 +236,7 @@ def test_a_failure_speaks_against_a_setting_for_ten_minutes_then_twenty_near_its
     (second,) = state.failures
     assert (second.until, second.times, second.rate) == (3200.0, 2, 12.0)
     remember(state, trial(after=START), 12.0, 2000.0, rules)
-    assert [(each.knobs, each.until, each.times) for each in state.failures] == [
+    assert [(each.setting, each.until, each.times) for each in state.failures] == [
         (AFTER, 3200.0, 2),
         (START, 2600.0, 1),
     ]
@@ -296,13 +296,13 @@ def test_of_two_rates_the_sharper_counts_unless_they_part(
     assert _sharper(own, Carried(), 1000.0, Rules()) is own
 
 
-def knowing(*loads: Mapping[Knobs, float]) -> Knowledge:
+def knowing(*loads: Mapping[Setting, float]) -> Knowledge:
     """Of operating points with these loads; rate and speed are known to 5 and 2 %, so a load may be
     7.1 % higher and 6.9 % lower.
     """
     operating_points: list[Any] = [
         SimpleNamespace(
-            rate=1.0, model=lambda knobs, each=each: SimpleNamespace(load=lambda _: each[knobs])
+            rate=1.0, model=lambda setting, each=each: SimpleNamespace(load=lambda _: each[setting])
         )
         for each in loads
     ]
@@ -311,7 +311,7 @@ def knowing(*loads: Mapping[Knobs, float]) -> Knowledge:
     )
 
 
-def choosing(*loads: Mapping[Knobs, float]) -> Chooser:
+def choosing(*loads: Mapping[Setting, float]) -> Chooser:
     return Chooser(seen(0.0, START, 10.0), knowing(*loads), Bounds(), State(), Rules())
 
 

@@ -42,7 +42,7 @@ from queueing.estimation.stall_backlog import stall_backlog, utilisation_of
 from queueing.measurement.batch_means import batch_means_interval
 from queueing.optimization.answer import SIMULATED
 from queueing.optimization.candidates import preferred, sized
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.simulation.experiment import simulate_run
 from tests.queueing.assessed_windows import BOUNDS, LAW, SEQS, capacity, seen
@@ -50,9 +50,9 @@ from tests.queueing.estimation_runs import Engine, poisson, serve
 from tests.queueing.estimation_runs import seen as window_of_run
 
 ELASTIC, FOUR, SINGLE = (
-    Knobs(policy="elastic"),
-    Knobs(policy="capped:max_batch_size=4"),
-    Knobs(policy="single"),
+    Setting(policy="elastic"),
+    Setting(policy="capped:max_batch_size=4"),
+    Setting(policy="single"),
 )
 RULES = Rules()
 
@@ -146,7 +146,7 @@ def test_thirty_arrivals_and_ten_answers_are_needed(
     count: float, ended: int, missing: str | None
 ) -> None:
     counts = lengths([5] * 60 + [4] * 40, [False] * ended + [True] * (60 - ended) + [True] * 40)
-    shown = seen(0.0, Knobs(policy="elastic", max_output_tokens=5), 10.0, known=counts)
+    shown = seen(0.0, Setting(policy="elastic", max_output_tokens=5), 10.0, known=counts)
     shown = replace(
         shown, estimates=replace(shown.estimates, arrival_rate=symmetric(10.0, 0.1, count))
     )
@@ -192,7 +192,7 @@ def test_lengths_of_which_something_is_open_end_at_both_extremes(
 ) -> None:
     """Sixty of a hundred were cut at 40 tokens, ten at 30; the engine can answer 256."""
     counts = lengths([5] * 30 + [30] * 10 + [40] * 60, [False] * 30 + [True] * 70)
-    found = known(seen(0.0, Knobs(policy="elastic", max_output_tokens=limit), 10.0, known=counts))
+    found = known(seen(0.0, Setting(policy="elastic", max_output_tokens=limit), 10.0, known=counts))
     samples = [each.estimates.output_tokens for each in found.operating_points]
     assert [each.known_to for each in samples] == ends
     assert [int(np.count_nonzero(each.censored)) for each in samples] == [10] * len(ends), (
@@ -253,14 +253,14 @@ def test_families_have_their_size_or_the_engines() -> None:
     )
     both = Bounds(policies=("capped", "elastic", "fixed:batch_size=2"))
     assert [
-        each.policy for each in both.other_policies(Knobs(policy="capped:max_batch_size=3"), 8)
+        each.policy for each in both.other_policies(Setting(policy="capped:max_batch_size=3"), 8)
     ] == [
         "capped:max_batch_size=8",
         "elastic:max_batch_size=3",
         "elastic",
         "fixed:batch_size=2",
     ]
-    sizes = [each.policy for each in both.other_sizes(Knobs(policy="dynamic"), 4)]
+    sizes = [each.policy for each in both.other_sizes(Setting(policy="dynamic"), 4)]
     assert sizes == [f"capped:max_batch_size={size}" for size in (1, 2, 3, 4)]
     assert Bounds(policies=("single",)).other_sizes(SINGLE, 8) == []
     assert Bounds(policies=("elastic",)).other_sizes(FOUR, 8) == []
@@ -270,13 +270,13 @@ def test_families_have_their_size_or_the_engines() -> None:
     ("before", "after", "knob"),
     [
         (ELASTIC, replace(ELASTIC, max_output_tokens=9), "token limit"),
-        (ELASTIC, Knobs(policy="elastic:max_batch_size=2"), "batch size"),
-        (Knobs(policy="dynamic"), FOUR, "batch size"),
-        (Knobs(policy="dynamic"), ELASTIC, "policy"),
+        (ELASTIC, Setting(policy="elastic:max_batch_size=2"), "batch size"),
+        (Setting(policy="dynamic"), FOUR, "batch size"),
+        (Setting(policy="dynamic"), ELASTIC, "policy"),
         (FOUR, ELASTIC, "policy"),
     ],
 )
-def test_a_knob_that_was_turned_is_named(before: Knobs, after: Knobs, knob: str) -> None:
+def test_a_knob_that_was_turned_is_named(before: Setting, after: Setting, knob: str) -> None:
     assert knob_between(before, after) == knob_between(after, before) == knob
 
 
@@ -345,7 +345,7 @@ def test_the_lost_are_ranked_by_their_patience_and_slots_by_their_stalls() -> No
     stalling = operating_point(
         estimates=replace(of.estimates, stalls=Stalls(9, 0.05, 1.0, None, 0.5))
     )
-    slots = Knobs(policy="continuous:max_batch_size=4")
+    slots = Setting(policy="continuous:max_batch_size=4")
     calm, with_stalls = (each.ranking_mean(slots, "sojourn_time") for each in (of, stalling))
     model = of.model(slots)
     busy = utilisation_of(model, of.rate)
@@ -368,7 +368,7 @@ def test_what_is_predicted_of_a_setting_is_unknown_without_a_steady_state() -> N
 
 def chooser(
     rate: float,
-    current: Knobs = ELASTIC,
+    current: Setting = ELASTIC,
     *,
     state: State | None = None,
     bounds: Bounds = BOUNDS,
@@ -379,9 +379,9 @@ def chooser(
     return Chooser(shown, known(shown, held), bounds, held, RULES)
 
 
-def at_load(load: float, knobs: Knobs = FOUR, **about: Any) -> Chooser:
+def at_load(load: float, setting: Setting = FOUR, **about: Any) -> Chooser:
     """The rate at which that setting has that load by the estimates."""
-    return chooser(load / chooser(1.0, **about).loads(knobs)[0], **about)
+    return chooser(load / chooser(1.0, **about).loads(setting)[0], **about)
 
 
 @pytest.mark.parametrize(("load", "safe"), [(0.965, True), (0.9665, False)])
@@ -425,7 +425,7 @@ def test_the_load_falls_by_a_fraction_or_it_does_not() -> None:
 
 def test_a_failure_is_said_with_its_number() -> None:
     for times, words in ((1, "1 time "), (2, "2 times ")):
-        state = State(failures=(Failure(knobs=FOUR, until=200.0, times=times, rate=20.0),))
+        state = State(failures=(Failure(setting=FOUR, until=200.0, times=times, rate=20.0),))
         assert (chooser(20.0, state=state).failed(FOUR) or "").startswith(
             f"it did worse than predicted {words}at this load"
         )
@@ -470,13 +470,18 @@ def test_a_decision_holds_both_loads_and_what_was_observed() -> None:
 
 def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_two() -> None:
     of = at_load(0.5)
-    pool = [FOUR, replace(ELASTIC, max_output_tokens=96), Knobs(policy="elastic:max_batch_size=2")]
+    pool = [
+        FOUR,
+        replace(ELASTIC, max_output_tokens=96),
+        Setting(policy="elastic:max_batch_size=2"),
+    ]
     found = ranked(of.known.operating_points[0], ELASTIC, pool)
     means = {
-        knobs: of.known.operating_points[0].ranking_mean(knobs, "sojourn_time") for knobs in pool
+        setting: of.known.operating_points[0].ranking_mean(setting, "sojourn_time")
+        for setting in pool
     }
-    assert [each.knobs for each in found] == sorted(pool, key=lambda knobs: means[knobs])
-    assert {each.knobs.policy: each.quantity for each in found} == {
+    assert [each.setting for each in found] == sorted(pool, key=lambda setting: means[setting])
+    assert {each.setting.policy: each.quantity for each in found} == {
         "capped:max_batch_size=4": "sojourn_time",
         "elastic": "queueing_delay",
         "elastic:max_batch_size=2": "queueing_delay",
@@ -486,14 +491,16 @@ def test_settings_are_ranked_by_what_compares_all_and_weighed_by_what_compares_t
 def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not_fail() -> None:
     of = at_load(
         1.2,
-        Knobs(policy="capped:max_batch_size=8"),
-        current=Knobs(policy="capped:max_batch_size=8"),
+        Setting(policy="capped:max_batch_size=8"),
+        current=Setting(policy="capped:max_batch_size=8"),
     )
     found = rescue(of)
     assert found is not None
     assert found.against is None
-    pool = {knobs: of.loads(knobs)[0] for knobs in candidates(of.seen, of.bounds, urgent=True)}
-    best = min(pool, key=lambda knobs: pool[knobs])
+    pool = {
+        setting: of.loads(setting)[0] for setting in candidates(of.seen, of.bounds, urgent=True)
+    }
+    best = min(pool, key=lambda setting: pool[setting])
     assert found.decision.after == best
     load = of.loads(of.current)[0]
     ends = f"{load * of.known.lowest:.2f} to {load * of.known.highest:.2f}"
@@ -504,10 +511,10 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
     assert found.decision.predicted_gain.value == (
         1.0 if pool[best] < 1 else pytest.approx(1 - pool[best] / load)
     )
-    failed = State(failures=(Failure(knobs=best, until=1e9, times=1, rate=of.known.rate.value),))
+    failed = State(failures=(Failure(setting=best, until=1e9, times=1, rate=of.known.rate.value),))
     second = rescue(replace(of, state=failed))
     assert second is not None
-    assert second.decision.after == min(pool.keys() - {best}, key=lambda knobs: pool[knobs])
+    assert second.decision.after == min(pool.keys() - {best}, key=lambda setting: pool[setting])
     nowhere = rescue(replace(of, bounds=Bounds(policies=("single",), max_clipped_fraction=0.0)))
     assert nowhere is not None
     assert "no setting one knob away is known to lower the load by much" in (nowhere.against or "")
@@ -519,8 +526,8 @@ def test_of_an_unstable_queue_the_lowest_load_is_sought_among_those_that_did_not
 
 def test_an_unstable_queue_is_rescued_every_five_seconds() -> None:
     start, rate = (
-        Knobs(policy="dynamic"),
-        3.0 * capacity(Knobs(policy="elastic", max_output_tokens=96)),
+        Setting(policy="dynamic"),
+        3.0 * capacity(Setting(policy="elastic", max_output_tokens=96)),
     )
     for gap, again in ((4.9, False), (5.0, True)):
         pilot = Autopilot(bounds=BOUNDS, mode="act")
@@ -532,7 +539,7 @@ def test_an_unstable_queue_is_rescued_every_five_seconds() -> None:
 
 @pytest.mark.parametrize(("now", "said"), [(299.9, False), (300.0, True)])
 def test_what_was_held_back_is_said_again_after_five_minutes(now: float, said: bool) -> None:
-    pilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Knobs(policy="dynamic")
+    pilot, current = Autopilot(bounds=BOUNDS, mode="advise"), Setting(policy="dynamic")
     rate = 0.5 * capacity(current)
     assert pilot.decide(seen(0.0, current, rate)) is not None
     assert (pilot.decide(seen(now, current, rate)) is not None) == said
@@ -544,7 +551,7 @@ def test_what_was_held_back_is_said_again_after_five_minutes(now: float, said: b
 def test_after_a_change_a_minute_and_two_hundred_requests(
     now: float, count: int, acts: bool
 ) -> None:
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     state = State(changed_at=0.0, cool_until=60.0)
     pilot = Autopilot(bounds=BOUNDS, mode="act", state=state)
     assert (
@@ -554,7 +561,7 @@ def test_after_a_change_a_minute_and_two_hundred_requests(
 
 def test_a_queue_is_unstable_by_its_growth_too() -> None:
     growing = Assumption("stable_queue", False, 1.0, "it grows")
-    current = Knobs(policy="dynamic")
+    current = Setting(policy="dynamic")
     for about, rescued in (
         ({"failing": (growing,)}, True),
         ({"failing": (growing,), "judged": 100}, False),
@@ -592,7 +599,7 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
         cool_until=2.0,
         think_at=3.0,
         trial=Trial(decision=decision, rate=estimate, waiting=4, unstable_before=True),
-        failures=(Failure(knobs=FOUR, until=5.0, times=2, rate=9.0),),
+        failures=(Failure(setting=FOUR, until=5.0, times=2, rate=9.0),),
         rate=Carried(estimate, 6.0, 3),
         speed=Carried(estimate, 8.0, 3),
         rate_before=Carried(estimate, 1.5, 2),
@@ -610,7 +617,7 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
     )
     assert later.trial is not None
     assert (later.trial.decision, later.trial.waiting) == (replace(decision, at=107.0), 4)
-    assert later.failures == (Failure(knobs=FOUR, until=105.0, times=2, rate=9.0),)
+    assert later.failures == (Failure(setting=FOUR, until=105.0, times=2, rate=9.0),)
     assert (later.rate, later.speed) == (Carried(estimate, 106.0), Carried(estimate, 108.0)), (
         "of no epoch of now"
     )

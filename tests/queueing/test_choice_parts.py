@@ -14,7 +14,7 @@ import pytest
 from policies import parse_policy
 from policies.text import SpecError
 from queueing.control.advice.searches import SHOWN, _at_a_limit, _limited, _thinned, measure_of
-from queueing.control.advice.sentence import sentence, setting
+from queueing.control.advice.sentence import sentence, setting_text
 from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import NoStableChoiceError, UnstableQueueError
@@ -31,7 +31,7 @@ from queueing.optimization.candidates import (
     with_size,
 )
 from queueing.optimization.choices import best_batch_size, scored
-from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.forecast import Advice, Forecast, Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
@@ -370,7 +370,7 @@ def test_a_curve_shows_some_forty_points_and_the_best(size: int, every: int) -> 
 
 
 def test_a_limit_that_would_cut_nothing_is_none() -> None:
-    free, limited = Knobs(policy="single"), Knobs(policy="single", max_output_tokens=50)
+    free, limited = Setting(policy="single"), Setting(policy="single", max_output_tokens=50)
     assert [_limited(free, limit, 100).max_output_tokens for limit in (99, 100, 101)] == [
         99,
         None,
@@ -380,7 +380,7 @@ def test_a_limit_that_would_cut_nothing_is_none() -> None:
 
 
 def operating_point(**about: Any) -> OperatingPoint:
-    assessed = seen(0.0, Knobs(policy="dynamic"), 10.0)
+    assessed = seen(0.0, Setting(policy="dynamic"), 10.0)
     return OperatingPoint(
         **(
             {"estimates": assessed.estimates, "shape": LAW, "limits": Limits(max_num_seqs=16)}
@@ -390,15 +390,15 @@ def operating_point(**about: Any) -> OperatingPoint:
 
 
 def test_what_the_choices_of_a_target_are_compared_by() -> None:
-    one = Knobs(policy="capped:max_batch_size=8")
+    one = Setting(policy="capped:max_batch_size=8")
     v1 = Objective(name="v1")
 
-    def of(objective: Objective, target: str, best: Knobs = one) -> Measure:
+    def of(objective: Objective, target: str, best: Setting = one) -> Measure:
         return measure_of(operating_point(), (one, best), objective, target)
 
     assert of(DELAY, "policy") == Measure(DELAY, "sojourn_time")
-    assert of(DELAY, "policy", Knobs(policy="single")) == Measure(DELAY, "sojourn_time")
-    assert of(DELAY, "policy", Knobs(policy="dynamic")) == Measure(DELAY, "queueing_delay"), (
+    assert of(DELAY, "policy", Setting(policy="single")) == Measure(DELAY, "sojourn_time")
+    assert of(DELAY, "policy", Setting(policy="dynamic")) == Measure(DELAY, "queueing_delay"), (
         "as the autopilot compares these two"
     )
     assert of(DELAY, "batch-size") == Measure(DELAY, "queueing_delay")
@@ -423,7 +423,7 @@ def test_what_the_choices_of_a_target_are_compared_by() -> None:
     ],
 )
 def test_the_usual_policies_have_one_size(policy: str, most: int | None, size: int) -> None:
-    found = usual_policies(Knobs(policy=policy), most)
+    found = usual_policies(Setting(policy=policy), most)
     expected = {
         "single",
         "dynamic",
@@ -461,7 +461,7 @@ def test_the_usual_limits_are_quantiles_as_far_as_they_are_known() -> None:
 def test_other_batch_sizes_are_half_twice_and_four_times(
     policy: str, most: int | None, sizes: Any, found: list[int]
 ) -> None:
-    current = Knobs(policy=policy)
+    current = Setting(policy=policy)
     asked = usual_sizes(current, most) if sizes is None else at_sizes(current, sizes, most)
     assert asked == [f"capped:max_batch_size={size}" for size in found]
     assert (sized_policy(parse_policy(policy)) is None) == (policy == "single")
@@ -479,7 +479,7 @@ def forecast(
 ) -> Forecast:
     answer = prediction_of(queueing_delay=Quantiles(0.0125, p99=1.0))
     return Forecast(
-        knobs=Knobs(policy=policy, **about),
+        setting=Setting(policy=policy, **about),
         load=0.5 if stable else 1.25,
         prediction=answer if stable else None,
         mean=UNKNOWN,
@@ -600,7 +600,7 @@ def test_delays_stand_beside_sojourns_and_notes_behind_all() -> None:
     )
     assert "shortfall of V1 0.5 -> 0.25" in plain
     assert "12.5 ms" not in plain
-    assert [setting(forecast(servers=count), "servers") for count in (1, 2)] == [
+    assert [setting_text(forecast(servers=count), "servers") for count in (1, 2)] == [
         "1 server",
         "2 servers",
     ]

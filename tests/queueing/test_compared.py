@@ -28,7 +28,7 @@ from queueing.estimation.window.replica import WindowReplica
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Advice, Knobs
+from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.objective import Objective, parse_slo
 from queueing.optimization.quantity import compared_by, mean_of
 from queueing.prediction import predict_model
@@ -59,7 +59,12 @@ def asked(
     target: str = "policy",
 ) -> Advice:
     (found,) = advise(
-        window(law, load), LAWS[law][0], Knobs(policy=current), LIMITS, objective, targets=[target]
+        window(law, load),
+        LAWS[law][0],
+        Setting(policy=current),
+        LIMITS,
+        objective,
+        targets=[target],
     )
     return found
 
@@ -138,8 +143,8 @@ def check_ranking(law: str, load: float) -> None:
         if short < math.inf and long - short > 0.03 * short + 4 * math.hypot(error, more):
             assert scores[one] < scores[other], (one, other, truth, scores)
     least = min(mean for mean, _ in truth.values())
-    assert truth[found.best.knobs.policy][0] <= 1.03 * least
-    before, after = truth[POLICY][0], truth[found.best.knobs.policy][0]
+    assert truth[found.best.setting.policy][0] <= 1.03 * least
+    before, after = truth[POLICY][0], truth[found.best.setting.policy][0]
     assert found.gain.known
     assert found.gain.low < found.gain.value < found.gain.high or found.gain.value == 0
     assert found.gain.low - 0.03 <= 1 - after / before <= found.gain.high + 0.03
@@ -167,14 +172,14 @@ def test_the_interval_of_a_gain_across_families_covers_the_true_gain() -> None:
         advise(
             window("page", 0.6, seed),
             shape,
-            Knobs(policy=POLICY),
+            Setting(policy=POLICY),
             LIMITS,
             DELAY,
             targets=["policy"],
         )[0]
         for seed in range(40)
     ]
-    assert {each.best.knobs.policy for each in found if each.best is not None} == {USUAL[-1]}
+    assert {each.best.setting.policy for each in found if each.best is not None} == {USUAL[-1]}
     assert sum(each.gain.covers(truth) for each in found) >= 0.88 * 40
     assert np.median([each.gain.high - each.gain.low for each in found]) < 0.1
 
@@ -216,7 +221,7 @@ def test_an_slo_on_the_first_token_ranks_by_it_and_a_quantile_is_simulated() -> 
     assert found.compared == "time_to_first_token"
     assert found.best is not None
     kept = [point for point in found.curve if point["score"] is not None]
-    assert found.best.knobs.policy == min(kept, key=lambda point: point["score"])["policy"]
+    assert found.best.setting.policy == min(kept, key=lambda point: point["score"])["policy"]
     assert all(point["score"] == point["time_to_first_token"] for point in kept)
     assert "p90 of the time to first token" in found.says
     assert found.gain.known
@@ -260,11 +265,11 @@ def test_a_share_that_is_not_all_is_not_printed_as_100(value: float, text: str) 
 def test_a_gain_over_a_queue_that_may_be_stable_is_bounded_below() -> None:
     """At load 1.01, known within 15 %: at the lower end the setting in force would do."""
     found = window()
-    load = forecast(found, LAWS["page"][0], Knobs(policy=POLICY), LIMITS).load
+    load = forecast(found, LAWS["page"][0], Setting(policy=POLICY), LIMITS).load
     rate = found.arrival_rate.value * 1.01 / load
     vague = dataclasses.replace(found, arrival_rate=symmetric(rate, 0.15 * rate, 100.0))
     (advice,) = advise(
-        vague, LAWS["page"][0], Knobs(policy=POLICY), LIMITS, DELAY, targets=["policy"]
+        vague, LAWS["page"][0], Setting(policy=POLICY), LIMITS, DELAY, targets=["policy"]
     )
     assert not advice.current.stable
     assert advice.gain.value == advice.gain.high == 1
@@ -277,7 +282,7 @@ def test_few_stalls_widen_the_interval() -> None:
     stalled = dataclasses.replace(window(), stalls=Stalls(2, 0.02, 0.4, 50.0, 0.4))
     often = dataclasses.replace(stalled, stalls=dataclasses.replace(stalled.stalls, count=2000))
     few, many = (
-        forecast(each, LAWS["page"][0], Knobs(policy=POLICY), LIMITS) for each in (stalled, often)
+        forecast(each, LAWS["page"][0], Setting(policy=POLICY), LIMITS) for each in (stalled, often)
     )
     assert few.mean.value == many.mean.value
     assert few.mean.relative > 2 * many.mean.relative
@@ -291,8 +296,8 @@ def test_no_forecast_is_quicker_than_the_gateway() -> None:
     """Continuous batching at a light load has no queueing delay by theory: 1e-48 s was printed."""
     estimates, shape = window(load=0.2), LAWS["page"][0]
     bare = dataclasses.replace(estimates, gateway_turnaround=0.0)
-    knobs = Knobs(policy="continuous:max_batch_size=16")
-    found, theory = (forecast(each, shape, knobs, LIMITS) for each in (estimates, bare))
+    setting = Setting(policy="continuous:max_batch_size=16")
+    found, theory = (forecast(each, shape, setting, LIMITS) for each in (estimates, bare))
     assert found.prediction is not None
     assert theory.prediction is not None
     assert (theory.prediction.queueing_delay.mean or 0.0) < 1e-9
@@ -303,7 +308,7 @@ def test_no_forecast_is_quicker_than_the_gateway() -> None:
     assert found.prediction.sojourn_time.mean == pytest.approx(
         (theory.prediction.sojourn_time.mean or 0.0) + TURNAROUND, rel=1e-9
     )
-    for each in what_ifs(estimates, shape, Knobs(policy=POLICY), LIMITS, beside=True):
+    for each in what_ifs(estimates, shape, Setting(policy=POLICY), LIMITS, beside=True):
         if each.stable:
             assert each.prediction is not None
             assert (each.prediction.queueing_delay.mean or 0.0) >= TURNAROUND

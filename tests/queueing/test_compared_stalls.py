@@ -20,7 +20,7 @@ from queueing.control.autopilot.bounds import Bounds
 from queueing.control.autopilot.controller import Autopilot
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.speed.speed_process import Stalls
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective, parse_slo
 from tests.queueing.advised import advise, what_ifs
@@ -88,7 +88,7 @@ def reported(in_force: str) -> dict[str, float]:
     found = what_ifs(
         window(in_force),
         LAWS[LAW][0],
-        Knobs(policy=in_force),
+        Setting(policy=in_force),
         LIMITS,
         policies=USUAL,
         token_limits=[],
@@ -96,7 +96,7 @@ def reported(in_force: str) -> dict[str, float]:
         beside=True,
     )
     return {
-        each.knobs.policy: math.inf
+        each.setting.policy: math.inf
         if each.prediction is None
         else each.prediction.sojourn_time.mean or 0.0
         for each in found
@@ -106,7 +106,7 @@ def reported(in_force: str) -> dict[str, float]:
 @pytest.mark.parametrize("in_force", [pytest.param(POLICY, marks=pytest.mark.slow), CONTINUOUS])
 def test_advice_ranks_policies_as_the_stalling_machine_does(in_force: str) -> None:
     (found,) = advise(
-        window(in_force), LAWS[LAW][0], Knobs(policy=in_force), LIMITS, DELAY, targets=["policy"]
+        window(in_force), LAWS[LAW][0], Setting(policy=in_force), LIMITS, DELAY, targets=["policy"]
     )
     scores = {
         str(point["policy"]): math.inf if point["score"] is None else point["score"]
@@ -115,7 +115,7 @@ def test_advice_ranks_policies_as_the_stalling_machine_does(in_force: str) -> No
     in_order(scores)
     assert scores == pytest.approx(reported(in_force), rel=NOISE)
     assert found.best is not None
-    assert truth(found.best.knobs.policy) == min(map(truth, USUAL))
+    assert truth(found.best.setting.policy) == min(map(truth, USUAL))
 
 
 @pytest.mark.parametrize("in_force", IN_FORCE)
@@ -126,7 +126,7 @@ def test_what_ifs_rank_policies_as_the_stalling_machine_does(in_force: str) -> N
 @pytest.mark.parametrize("in_force", IN_FORCE)
 def test_the_autopilot_weighs_settings_as_the_stalling_machine_does(in_force: str) -> None:
     of = operating_point(in_force)
-    found = {policy: of.ranking_mean(Knobs(policy=policy), "sojourn_time") for policy in USUAL}
+    found = {policy: of.ranking_mean(Setting(policy=policy), "sojourn_time") for policy in USUAL}
     in_order(found)
     assert found == pytest.approx(reported(in_force), rel=NOISE)
 
@@ -139,7 +139,7 @@ def test_stalls_are_a_good_part_of_a_mean_here(policy: str) -> None:
     machine's.
     """
     with_them, without = (
-        each(POLICY).predicted(Knobs(policy=policy)).sojourn_time.mean
+        each(POLICY).predicted(Setting(policy=policy)).sojourn_time.mean
         for each in (operating_point, calm)
     )
     assert with_them is not None
@@ -171,7 +171,9 @@ def test_slots_seen_from_batches_have_the_whole_queue_behind_a_stall(
         .after(10_000)
         .sojourn_time.mean()
     )
-    assert known.predicted(Knobs(policy=policy)).sojourn_time.mean == pytest.approx(there, rel=0.06)
+    assert known.predicted(Setting(policy=policy)).sojourn_time.mean == pytest.approx(
+        there, rel=0.06
+    )
 
 
 def test_the_autopilot_gains_what_the_stalling_machine_does() -> None:
@@ -199,9 +201,9 @@ def test_an_slo_that_only_a_calm_machine_keeps_is_not_kept(in_force: str) -> Non
     """Between what continuous batching takes without stalls and with them: neither the curve nor
     the advice says it is kept.
     """
-    without = calm(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
+    without = calm(in_force).predicted(Setting(policy=CONTINUOUS)).sojourn_time.mean
     assert without is not None
-    value = operating_point(in_force).predicted(Knobs(policy=CONTINUOUS)).sojourn_time.mean
+    value = operating_point(in_force).predicted(Setting(policy=CONTINUOUS)).sojourn_time.mean
     assert value is not None
     limit = (without + value) / 2
     assert truth(CONTINUOUS) > limit, "nor does the machine"
@@ -219,10 +221,10 @@ def choice(in_force: str, limit: float) -> tuple[str | None, float | None]:
     (found,) = advise(
         window(in_force),
         LAWS[LAW][0],
-        Knobs(policy=in_force),
+        Setting(policy=in_force),
         LIMITS,
         objective,
         targets=["policy"],
     )
     scores = [point["score"] for point in found.curve if point["policy"] == CONTINUOUS]
-    return None if found.best is None else found.best.knobs.policy, scores[0] if scores else None
+    return None if found.best is None else found.best.setting.policy, scores[0] if scores else None

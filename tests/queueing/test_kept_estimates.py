@@ -21,7 +21,7 @@ from queueing.estimation.histogram import beside, drawn
 from queueing.estimation.speed.speed_change import speed_change
 from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.window import Snapshot
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import parse_objective
 from tests.kept_values import moved
 from tests.queueing.advised import advise, what_ifs
@@ -116,7 +116,7 @@ def test_histograms_are_as_kept() -> None:
 @pytest.mark.parametrize("name", ["clean", "overload"])
 def test_what_ifs_are_as_kept(name: str) -> None:
     def forecasts() -> list[Any]:
-        found = what_ifs(assessed(name).estimates, LAW, Knobs(policy=POLICY), LIMITS, beside=True)
+        found = what_ifs(assessed(name).estimates, LAW, Setting(policy=POLICY), LIMITS, beside=True)
         return [each.to_dict() for each in found]
 
     assert moved(f"what-ifs-{name}.json", {name: forecasts}) == []
@@ -141,7 +141,7 @@ def test_advice_is_as_kept(objective: str, target: str) -> None:
             (found,) = advise(
                 estimates,
                 LAW,
-                Knobs(policy=POLICY),
+                Setting(policy=POLICY),
                 LIMITS,
                 parse_objective(given),
                 targets=[target],

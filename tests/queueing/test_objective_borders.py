@@ -16,7 +16,7 @@ from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.interval import UNKNOWN
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.optimization.forecast import Forecast, Knobs
+from queueing.optimization.forecast import Forecast, Setting
 from queueing.optimization.gain.measure import Measure, forbidden, parse_objective
 from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
 from queueing.result import Prediction, Quantiles
@@ -39,7 +39,7 @@ def predicted(delays: Quantiles = DELAYS, *, stable: bool = True) -> Prediction:
 
 def forecast(cut: float | None = 0.05, prediction: Prediction | None = None) -> Forecast:
     return Forecast(
-        knobs=Knobs(policy="single", max_output_tokens=96),
+        setting=Setting(policy="single", max_output_tokens=96),
         load=0.5,
         prediction=prediction or predicted(),
         mean=UNKNOWN,
@@ -103,7 +103,7 @@ def test_what_has_no_steady_state_is_forbidden_whatever_it_keeps() -> None:
     for found in (
         forecast(prediction=predicted(stable=False)),
         Forecast(
-            knobs=Knobs(policy="single"),
+            setting=Setting(policy="single"),
             load=1.25,
             prediction=None,
             mean=UNKNOWN,

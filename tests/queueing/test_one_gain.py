@@ -16,7 +16,7 @@ from queueing.estimation.estimates import Estimates
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
 from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -26,7 +26,7 @@ from tests.queueing.advised import advise, what_ifs
 from tests.queueing.families import DELAY, LAWS, LIMITS, POLICY, TURNAROUND, USUAL, assessed, window
 
 MACHINES = [("page", 0.6), ("tiny", 0.6), ("steps", 0.5)]
-CURRENT = Knobs(policy=POLICY)
+CURRENT = Setting(policy=POLICY)
 
 
 def estimates(law: str, load: float) -> Estimates:
@@ -52,7 +52,7 @@ def asked(known: Estimates, law: str, after: str) -> tuple[float, float]:
     """The gain by the what-ifs, and by `kendall optimize` for the window's model."""
     shape = LAWS[law][0]
     forecasts = what_ifs(known, shape, CURRENT, LIMITS, policies=(after,), beside=True)[:2]
-    assert [each.knobs.policy for each in forecasts] == [POLICY, after]
+    assert [each.setting.policy for each in forecasts] == [POLICY, after]
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     means = [getattr(each.prediction, quantity).mean for each in forecasts]
     operating_point = OperatingPoint(estimates=known, shape=shape, limits=LIMITS)
@@ -68,7 +68,7 @@ def test_four_asks_about_the_policy_give_one_gain(law: str, load: float) -> None
     known = estimates(law, load)
     (advice,) = advise(known, LAWS[law][0], CURRENT, LIMITS, DELAY, targets=["policy"])
     assert advice.best is not None
-    best = advice.best.knobs.policy
+    best = advice.best.setting.policy
     assert best != POLICY
     decision = decided(known, law, best)
     by_what_if, by_optimize = asked(known, law, best)
@@ -84,7 +84,7 @@ def test_four_asks_about_the_batch_size_give_one_gain() -> None:
     known = estimates("page", 0.8)
     (advice,) = advise(known, LAWS["page"][0], CURRENT, LIMITS, DELAY, targets=["batch-size"])
     assert advice.best is not None
-    best = advice.best.knobs.policy
+    best = advice.best.setting.policy
     decision = decided(known, "page", best)
     by_what_if, by_optimize = asked(known, "page", best)
     assert advice.gain.value == decision.predicted_gain.value == by_what_if == by_optimize
@@ -108,7 +108,7 @@ def test_only_of_continuous_a_window_knows_more_than_optimize(after: str) -> Non
     operating_point = OperatingPoint(estimates=known, shape=LAWS["page"][0], limits=LIMITS)
     quantity = compared_by(map(parse_policy, (POLICY, after)))
     by_what_if, by_optimize = asked(known, "page", after)
-    found = gain_of(operating_point, CURRENT, Knobs(policy=after), Measure(DELAY, quantity)).value
+    found = gain_of(operating_point, CURRENT, Setting(policy=after), Measure(DELAY, quantity)).value
     assert found == by_what_if
     if parse_policy(after).joins_running:
         assert found < by_optimize < found + 0.05

@@ -32,7 +32,7 @@ from queueing.optimization.answer import (
     searched,
     simulated,
 )
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import known_lengths
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -52,15 +52,15 @@ from tests.queueing.assessed_windows import LAW, LAWFUL, capacity, seen
 from tests.queueing.made import prediction_of
 
 FOUR, SINGLE, SLOTS = (
-    Knobs(policy="capped:max_batch_size=4"),
-    Knobs(policy="single"),
-    Knobs(policy="continuous:max_batch_size=4"),
+    Setting(policy="capped:max_batch_size=4"),
+    Setting(policy="single"),
+    Setting(policy="continuous:max_batch_size=4"),
 )
 DELAY = Measure()
 
 
 def operating_point(load: float = 0.5, **about: Any) -> OperatingPoint:
-    shown = seen(0.0, Knobs(policy="elastic"), load * capacity(FOUR))
+    shown = seen(0.0, Setting(policy="elastic"), load * capacity(FOUR))
     return OperatingPoint(
         **(
             {
@@ -402,8 +402,8 @@ def told(values: dict[int, float]) -> Any:
     have no steady state.
     """
 
-    def predicted(knobs: Knobs, *_: Any) -> Prediction:
-        size = parse_policy(knobs.policy).max_batch_size  # type: ignore[attr-defined]
+    def predicted(setting: Setting, *_: Any) -> Prediction:
+        size = parse_policy(setting.policy).max_batch_size  # type: ignore[attr-defined]
         if size not in values:
             raise UnstableQueueError(1.5)
         return _prediction("exact", delay=values[size], sojourn=2 * values[size])
@@ -413,8 +413,8 @@ def told(values: dict[int, float]) -> Any:
     return of
 
 
-def sized(size: int) -> Knobs:
-    return Knobs(policy=f"capped:max_batch_size={size}")
+def sized(size: int) -> Setting:
+    return Setting(policy=f"capped:max_batch_size={size}")
 
 
 SLO = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1s"))

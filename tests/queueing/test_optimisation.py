@@ -18,7 +18,7 @@ from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import batch_size_by_rate, best_batch_size, best_policy
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.objective import Objective, parse_slo, utilities
 from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import Optimum, choose, near_scores, near_sojourns
@@ -306,7 +306,7 @@ def test_policies_are_chosen_among_those_of_the_advice(
 ) -> None:
     assert run("--target", "policy", *given, "--arrival-rate", "60", "--json") == 0
     found = [point["policy"] for point in json.loads(capsys.readouterr().out)["curve"]]
-    in_force = Knobs(policy=given[1] if given else "single")
+    in_force = Setting(policy=given[1] if given else "single")
     assert found == list(usual_policies(in_force, None))
     assert f"fixed:batch_size={size}" in found
 

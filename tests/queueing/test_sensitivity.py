@@ -28,7 +28,7 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.speed.speed_curve import SpeedCurve, speed_curve
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.latency.law import LatencyModel
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from tests.queueing.assessed_windows import LAW, seen
 
 RATE = 10.0
@@ -38,7 +38,7 @@ FLAT = SpeedCurve(0.0, 0.0, 1.0)
 def window(**about: object) -> Estimates:
     """Rate 10 +- 1 %, speed 1 +- 0.5 %, cv 0.15 +- 0.01."""
     return dataclasses.replace(
-        seen(50.0, Knobs(policy="dynamic"), RATE, epoch=3).estimates, **about
+        seen(50.0, Setting(policy="dynamic"), RATE, epoch=3).estimates, **about
     )  # type: ignore[arg-type]
 
 

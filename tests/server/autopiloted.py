@@ -20,7 +20,7 @@ from queueing.estimation.band import Sensitivity
 from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
@@ -62,11 +62,11 @@ class Run:
     """What happened: every decision, and the settings in force from their instants on."""
 
     decisions: list[Decision] = field(default_factory=list)
-    in_force: list[tuple[float, Knobs]] = field(default_factory=list)
+    in_force: list[tuple[float, Setting]] = field(default_factory=list)
 
-    def at(self, instant: float) -> Knobs:
+    def at(self, instant: float) -> Setting:
         """What was in force then."""
-        return [knobs for since, knobs in self.in_force if since <= instant][-1]
+        return [setting for since, setting in self.in_force if since <= instant][-1]
 
 
 @dataclass
@@ -86,12 +86,12 @@ class Driver:
     waited: int = 0
 
     @property
-    def knobs(self) -> Knobs:
-        return Knobs(policy=self.batcher.policy_text, max_output_tokens=self.limit)
+    def setting(self) -> Setting:
+        return Setting(policy=self.batcher.policy_text, max_output_tokens=self.limit)
 
     async def drive(self, until: float) -> None:
         loop = asyncio.get_running_loop()
-        self.run.in_force.append((loop.time(), self.knobs))
+        self.run.in_force.append((loop.time(), self.setting))
         while loop.time() + self.interval <= until:
             await asyncio.sleep(self.interval)
             decision = self.decide(loop.time())
@@ -103,7 +103,7 @@ class Driver:
                 self.waited = self.batcher.queue_length
                 epoch = self.batcher.switch(parse_policy(decision.after.policy))
                 self.fed.window.begin_epoch(epoch, loop.time())
-                self.run.in_force.append((loop.time(), self.knobs))
+                self.run.in_force.append((loop.time(), self.setting))
 
     def decide(self, now: float) -> Decision | None:
         waiting = self.batcher.queue_length
@@ -125,13 +125,13 @@ class Driver:
         except SpecError:
             found = None
         return self.autopilot.decide(
-            assessed_window(seen, self.shape, self.knobs, limits, found, longest=LONGEST)
+            assessed_window(seen, self.shape, self.setting, limits, found, longest=LONGEST)
         )
 
 
 def steered(
     autopilot: Autopilot,
-    start: Knobs,
+    start: Setting,
     rates: Sequence[tuple[float, float]],
     lengths: TokenDistribution,
     law: LatencyModel,

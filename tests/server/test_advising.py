@@ -15,7 +15,7 @@ import pytest
 
 from kendall import cli
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.optimization.forecast import Advice, Forecast, Knobs
+from queueing.optimization.forecast import Advice, Forecast, Setting
 from tests.queueing.made import prediction_of
 
 STABLE = prediction_of()
@@ -23,7 +23,11 @@ STABLE = prediction_of()
 
 def forecast(policy: str) -> Forecast:
     return Forecast(
-        knobs=Knobs(policy=policy), load=0.5, prediction=STABLE, mean=UNKNOWN, clipped_fraction=0.0
+        setting=Setting(policy=policy),
+        load=0.5,
+        prediction=STABLE,
+        mean=UNKNOWN,
+        clipped_fraction=0.0,
     )
 
 

@@ -23,7 +23,7 @@ from queueing.distributions.token_distribution import TokenDistribution, parse_d
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.model import Model
 from queueing.optimization.candidates import batch_sizes, sized
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.prediction import predict_model
 from tests.server.autopiloted import LONGEST, Run, steered
 
@@ -37,16 +37,16 @@ class Scene:
     max_num_seqs: int
     bounds: Bounds
 
-    def model(self, knobs: Knobs) -> Model:
+    def model(self, setting: Setting) -> Model:
         return Model.read(
-            parse_policy(knobs.policy),
+            parse_policy(setting.policy),
             self.lengths,
             self.law,
-            max_output_tokens=knobs.max_output_tokens,
+            max_output_tokens=setting.max_output_tokens,
             max_num_seqs=self.max_num_seqs,
         )
 
-    def settings(self) -> list[Knobs]:
+    def settings(self) -> list[Setting]:
         """Every setting that the bounds allow under the true lengths. Of two limits the lower
         never waits longer.
         """
@@ -61,31 +61,31 @@ class Scene:
             for name, size in itertools.product(self.bounds.policies, sizes)
         )
         return [
-            Knobs(policy=text, max_output_tokens=limit) for text in texts for limit in limits[:2]
+            Setting(policy=text, max_output_tokens=limit) for text in texts for limit in limits[:2]
         ]
 
     def capacity(self) -> float:
         """Of the setting that has the most."""
-        return max(self.model(knobs).largest_stable_rate for knobs in self.settings())
+        return max(self.model(setting).largest_stable_rate for setting in self.settings())
 
-    def delay(self, knobs: Knobs, rate: float) -> float:
+    def delay(self, setting: Setting, rate: float) -> float:
         """Exact, seconds; infinite without a steady state."""
-        model = self.model(knobs)
+        model = self.model(setting)
         return (
             float(predict_model(model, rate).queueing_delay.mean or math.nan)
             if model.load(rate) < 1
             else math.inf
         )
 
-    def best(self, rate: float) -> tuple[float, Knobs]:
+    def best(self, rate: float) -> tuple[float, Setting]:
         """The shortest exact delay of any static setting."""
         return min(
-            ((self.delay(knobs, rate), knobs) for knobs in self.settings()),
+            ((self.delay(setting, rate), setting) for setting in self.settings()),
             key=lambda pair: pair[0],
         )
 
 
-BAD = Knobs(policy="dynamic")
+BAD = Setting(policy="dynamic")
 # the 95th percentile of the lengths lies between two preferred numbers: P(N > 512) = 8 %, P(N >
 # 768) = 3 %
 REAL = Scene(
@@ -104,7 +104,7 @@ SMALL = Scene(
 
 def drive(
     scene: Scene,
-    start: Knobs,
+    start: Setting,
     rates: list[tuple[float, float]],
     seed: int = 0,
     interval: float = 5.0,
@@ -128,7 +128,7 @@ def check_rise(scene: Scene, run: Run, rate: float, end: float) -> None:
     """A bad start under a constant rate: the load only falls until the queue is stable, and
     stays below 1 ever after.
     """
-    loads = [scene.model(knobs).load(rate) for _, knobs in run.in_force]
+    loads = [scene.model(setting).load(rate) for _, setting in run.in_force]
     assert loads[0] > 1, "the start was to be bad"
     until_stable = list(itertools.takewhile(lambda load: load >= 1, loads))
     assert until_stable == sorted(until_stable, reverse=True)
@@ -145,7 +145,7 @@ def check_explained(run: Run) -> None:
     is measured or answered for later.
     """
     acted = [decision for decision in run.decisions if decision.acts]
-    assert [decision.after for decision in acted] == [knobs for _, knobs in run.in_force[1:]]
+    assert [decision.after for decision in acted] == [setting for _, setting in run.in_force[1:]]
     for decision in run.decisions:
         assert decision.reason
         assert decision.kind in decision.says
@@ -190,9 +190,9 @@ def test_where_one_knob_is_enough_the_queue_is_stable_from_the_first_change_on()
     scene = dataclasses.replace(
         SMALL, bounds=Bounds(policies=("capped", "elastic", "continuous"), smallest_token_limit=8)
     )
-    rate = 0.8 * scene.model(Knobs(policy="continuous")).largest_stable_rate
+    rate = 0.8 * scene.model(Setting(policy="continuous")).largest_stable_rate
     run = drive(scene, BAD, [(300.0, rate)])
-    loads = [scene.model(knobs).load(rate) for _, knobs in run.in_force]
+    loads = [scene.model(setting).load(rate) for _, setting in run.in_force]
     assert loads[0] > 1
     assert max(loads[1:]) < 1
     assert parse_policy(run.at(300.0).policy).name == "continuous"
@@ -209,7 +209,7 @@ def test_it_settles_again_after_steps_in_the_load() -> None:
     rates = [(300.0, base), (400.0, 0.5 * base), (400.0, 1.5 * base)]
     # of 8 seeds 7 end the first five minutes at the best setting; the other needs a few more to
     # be sure of the token limit
-    run = drive(scene, Knobs(policy="fixed:batch_size=16"), rates, seed=1)
+    run = drive(scene, Setting(policy="fixed:batch_size=16"), rates, seed=1)
     sizes = []
     for end, (_, rate) in zip(
         itertools.accumulate(seconds for seconds, _ in rates), rates, strict=True

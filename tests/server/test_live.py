@@ -23,7 +23,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.producer import WindowProducer
 from queueing.model import Model
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.result import LEVELS
 from server.live import predicting
 from server.live.gauges import VERDICTS, LiveGauges
@@ -54,7 +54,7 @@ def said(policy: str) -> str:
         at=seen.now,
         window=1e9,
         shape=LAW,
-        knobs=Knobs(policy=policy),
+        setting=Setting(policy=policy),
         max_num_seqs=16,
         longest=64,
     )
@@ -214,7 +214,7 @@ def test_a_look_without_a_decision_leaves_the_autopilot_alone(
             at=1.0,
             window=1e9,
             shape=LAW,
-            knobs=Knobs(policy="single"),
+            setting=Setting(policy="single"),
             max_num_seqs=16,
             longest=64,
             decides=decides,

@@ -22,7 +22,7 @@ from policies.text import counted
 from queueing.errors import UnstableQueueError
 from queueing.estimation.estimates import estimate
 from queueing.estimation.window.producer import WindowProducer
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from server.calibration.idle_probes import _niced
 from server.live import predicting
 from server.live.predictor import SIZE_BYTES, Ask, Predictor, PredictorLostError
@@ -291,7 +291,7 @@ def test_after_few_requests_the_reason_counts_them(
     snapshot = seen(serve(poisson(1.0, ended + 1, 1), Engine(most=8), 1), policy)
     assert len(snapshot.mine.rows) == ended, "the last has arrived, but not ended"
     monkeypatch.setattr(predicting, "_seen", lambda _: snapshot)
-    knobs = Knobs(policy=policy)
+    setting = Setting(policy=policy)
     producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
     question = Question(
@@ -299,7 +299,7 @@ def test_after_few_requests_the_reason_counts_them(
         at=10.0,
         window=300.0,
         shape=LAW,
-        knobs=knobs,
+        setting=setting,
         max_num_seqs=8,
         longest=64,
     )
@@ -327,7 +327,7 @@ def test_fifty_requests_of_an_epoch_are_predicted_from_and_fewer_are_not(
         at=60.0,
         window=300.0,
         shape=LAW,
-        knobs=Knobs(policy=policy),
+        setting=Setting(policy=policy),
         max_num_seqs=8,
         longest=64,
     )
@@ -356,7 +356,7 @@ def test_the_wander_is_that_of_the_hour_and_not_of_the_window(
         at=20.0,
         window=300.0,
         shape=LAW,
-        knobs=Knobs(policy=policy),
+        setting=Setting(policy=policy),
         max_num_seqs=8,
         longest=64,
     )

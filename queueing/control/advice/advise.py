@@ -1,7 +1,7 @@
 """Advice: the best choice of one knob for the stated objective, what it should gain
 (queueing.optimization.gain.gain), and one sentence for the operator.
 
-A gain whose interval holds 0 is no reason to turn a knob. A setting without a steady state is never
+A gain whose interval holds 0 is no reason for a change. A setting without a steady state is never
 advised.
 """
 
@@ -15,7 +15,7 @@ from queueing.control.advice.searches import TARGETS, measure_of, search
 from queueing.control.advice.sentence import sentence
 from queueing.estimation.interval import UNKNOWN
 from queueing.optimization.candidates import canonical
-from queueing.optimization.forecast import Advice, Knobs
+from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import parse_objective
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -27,7 +27,7 @@ __all__ = ["TARGETS", "advise", "parse_objective"]
 
 def advise(
     operating_point: OperatingPoint,
-    current: Knobs,
+    current: Setting,
     objective: Objective,
     targets: Sequence[str] = TARGETS,
 ) -> list[Advice]:
@@ -47,13 +47,13 @@ def advise(
 
 
 def _advice(
-    operating_point: OperatingPoint, current: Knobs, objective: Objective, target: str
+    operating_point: OperatingPoint, current: Setting, objective: Objective, target: str
 ) -> Advice:
     found = search(operating_point, current, objective, target)
-    measure = measure_of(operating_point, (current, found.knobs or current), objective, target)
+    measure = measure_of(operating_point, (current, found.setting or current), objective, target)
     now = operating_point.forecast(current)
-    best = None if found.knobs is None else operating_point.forecast(found.knobs)
-    gain = UNKNOWN if best is None else gain_of(operating_point, current, best.knobs, measure)
+    best = None if found.setting is None else operating_point.forecast(found.setting)
+    gain = UNKNOWN if best is None else gain_of(operating_point, current, best.setting, measure)
     advice = Advice(
         target=target,
         objective=objective.name,
@@ -67,7 +67,7 @@ def _advice(
     if best is None:
         return advice
     values = [
-        None if each.prediction is None else reported(operating_point, each.knobs, measure)
+        None if each.prediction is None else reported(operating_point, each.setting, measure)
         for each in (now, best)
     ]
     in_force = reported_slo(operating_point, current, objective) if now.stable else None

@@ -34,7 +34,7 @@ from queueing.optimization.candidates import (
     with_size,
 )
 from queueing.optimization.choices import best_batch_size, best_policy
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import keeps_slo, largest_kept, verified
@@ -53,17 +53,17 @@ Curve = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True)
 class Found:
-    """The best knobs with the curve they were chosen from; `knobs` is None where there is no
+    """The best setting with the curve they were chosen from; `setting` is None where there is no
     choice, and `why` says the reason.
     """
 
-    knobs: Knobs | None
+    setting: Setting | None
     curve: Curve = ()
     why: str = ""
 
 
 def search(
-    operating_point: OperatingPoint, current: Knobs, objective: Objective, target: str
+    operating_point: OperatingPoint, current: Setting, objective: Objective, target: str
 ) -> Found:
     """One of `SEARCHES`. Raises SpecError where objective and limits do not fit (v2 without
     patience).
@@ -86,7 +86,7 @@ def search(
 
 def measure_of(
     operating_point: OperatingPoint,
-    settings: tuple[Knobs, Knobs],
+    settings: tuple[Setting, Setting],
     objective: Objective,
     target: str,
 ) -> Measure:
@@ -103,7 +103,7 @@ def measure_of(
     return Measure(goal, compared_by(map(parse_policy, texts), objective.slo))
 
 
-def _batch_size(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     policy = parse_policy(current.policy)
     base, most = sized_policy(policy), operating_point.limits.max_num_seqs
     if base is None:
@@ -124,18 +124,18 @@ def _batch_size(operating_point: OperatingPoint, current: Knobs, objective: Obje
         operating_point.ranking(objective.slo),
     )
 
-    def knobs(point: Point) -> Knobs:
+    def setting(point: Point) -> Setting:
         if point["batch_size"] == (policy_batch_size(policy) or most):
             return current
         return dataclasses.replace(
             current, policy=format_policy(with_size(base, int(point["batch_size"])))
         )
 
-    found = verified(operating_point, objective, found, knobs, current)
-    return Found(knobs(found.best), _thinned(found))
+    found = verified(operating_point, objective, found, setting, current)
+    return Found(setting(found.best), _thinned(found))
 
 
-def _policy(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+def _policy(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     among = usual_policies(current, operating_point.limits.max_num_seqs)
     found = best_policy(
         operating_point.model(current),
@@ -145,14 +145,14 @@ def _policy(operating_point: OperatingPoint, current: Knobs, objective: Objectiv
         operating_point.ranking(objective.slo),
     )
 
-    def knobs(point: Point) -> Knobs:
+    def setting(point: Point) -> Setting:
         return dataclasses.replace(current, policy=str(point["policy"]))
 
-    found = verified(operating_point, objective, found, knobs, current)
-    return Found(knobs(found.best), _thinned(found))
+    found = verified(operating_point, objective, found, setting, current)
+    return Found(setting(found.best), _thinned(found))
 
 
-def _token_limit(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+def _token_limit(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     lengths = operating_point.lengths
     assert lengths is not None
     goal = objective
@@ -170,7 +170,7 @@ def _token_limit(operating_point: OperatingPoint, current: Knobs, objective: Obj
 
 def _longest_limit(
     operating_point: OperatingPoint,
-    current: Knobs,
+    current: Setting,
     objective: Objective,
     found: Optimum,
     largest: int,
@@ -184,26 +184,26 @@ def _longest_limit(
     if limit is None:
         why = f"no token limit keeps the SLO {objective.slo}"
         return Found(None, why=f"{why}; add servers, lower the arrival rate, or relax the SLO")
-    knobs = _limited(current, limit, largest)
+    setting = _limited(current, limit, largest)
     assert operating_point.lengths is not None
     cut, most = operating_point.lengths.clipped_fraction(limit), objective.max_clipped_fraction
-    if cut is not None and cut > most and knobs != current:
+    if cut is not None and cut > most and setting != current:
         why = (
             f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts "
             f"{small_share(cut)} of the answers, more than max_clipped_fraction={most:g}"
         )
         return Found(None, why=f"{why}; allow more, add servers, or relax the SLO")
-    best = _limit_point(operating_point, knobs, limit)
+    best = _limit_point(operating_point, setting, limit)
     shorter = [point for point in found.curve if point["max_output_tokens"] < limit]
     longer = [
         point | {"score": None} for point in found.curve if point["max_output_tokens"] > limit
     ]
     return Found(
-        knobs, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer]))
+        setting, _thinned(dataclasses.replace(found, best=best, curve=[*shorter, best, *longer]))
     )
 
 
-def _limit_point(operating_point: OperatingPoint, knobs: Knobs, limit: int) -> Point:
+def _limit_point(operating_point: OperatingPoint, setting: Setting, limit: int) -> Point:
     """The longest limit that keeps an SLO, as it is reported."""
     assert operating_point.lengths is not None
     choice = {
@@ -213,21 +213,21 @@ def _limit_point(operating_point: OperatingPoint, knobs: Knobs, limit: int) -> P
     }
     point, _ = point_of(
         choice,
-        operating_point.model(knobs),
+        operating_point.model(setting),
         operating_point.rate,
-        lambda *_: operating_point.predicted(knobs),
+        lambda *_: operating_point.predicted(setting),
     )
     return point | {"score": -float(limit)}
 
 
-def _limited(current: Knobs, limit: int, largest: int) -> Knobs:
+def _limited(current: Setting, limit: int, largest: int) -> Setting:
     """With that limit; without one, where there is none and this one would cut nothing."""
     if current.max_output_tokens is None and limit >= largest:
         return current
     return dataclasses.replace(current, max_output_tokens=limit)
 
 
-def _servers(operating_point: OperatingPoint, current: Knobs, objective: Objective) -> Found:
+def _servers(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
     model, predict = operating_point.model(current), operating_point.ranking(objective.slo)
     if objective.name == "slo":
         found = fewest_servers(model, operating_point.rate, objective, LARGEST_SERVERS, predict)
@@ -250,7 +250,7 @@ def _servers(operating_point: OperatingPoint, current: Knobs, objective: Objecti
 
 
 def _fewest(
-    operating_point: OperatingPoint, current: Knobs, objective: Objective, found: Optimum
+    operating_point: OperatingPoint, current: Setting, objective: Objective, found: Optimum
 ) -> Found:
     def keeps(spare: int) -> bool:
         return keeps_slo(
@@ -277,7 +277,7 @@ def _fewest(
     return Found(dataclasses.replace(current, servers=servers), tuple(curve))
 
 
-SEARCHES: Mapping[str, Callable[[OperatingPoint, Knobs, Objective], Found]] = {
+SEARCHES: Mapping[str, Callable[[OperatingPoint, Setting, Objective], Found]] = {
     "batch-size": _batch_size,
     "max-output-tokens": _token_limit,
     "policy": _policy,

@@ -27,13 +27,13 @@ def sentence(
     `in_force`: what the SLO bounds, seconds.
     """
     now, gain, target = advice.current, advice.gain, advice.target
-    here, there = setting(now, target), setting(best, target)
+    here, there = setting_text(now, target), setting_text(best, target)
     before, after = (_number(value, measure) for value in values)
     change = f"{measure.name} {before} -> {after}"
     against = forbidden(
         objective, now, limits_tokens=target == "max-output-tokens", simulated=in_force
     )
-    if now.knobs == best.knobs:
+    if now.setting == best.setting:
         held = "" if against is None else f", though it {against}"
         text = f"{there} is the best choice already{held}: {measure.name} {before}"
     elif now.prediction is None and not now.load >= 1:
@@ -42,7 +42,7 @@ def sentence(
         text = f"set {there}: the current {here} {against}; {change}"
     elif target == "servers" and objective.slo is None and not _too_small(gain):
         text = (
-            f"one more server ({best.knobs.servers}): {change}, {percent(gain)}; without an "
+            f"one more server ({best.setting.servers}): {change}, {percent(gain)}; without an "
             "SLO more is always faster"
         )
     elif objective.slo is not None and target in ("max-output-tokens", "servers"):
@@ -71,11 +71,11 @@ def _cut(now: Forecast, best: Forecast, target: str) -> str:
     """
     if (
         target != "max-output-tokens"
-        or best.knobs.max_output_tokens is None
+        or best.setting.max_output_tokens is None
         or best.clipped_fraction is None
     ):
         return ""
-    other = now.knobs != best.knobs and now.clipped_fraction is not None
+    other = now.setting != best.setting and now.clipped_fraction is not None
     return f"; cuts {small_share(best.clipped_fraction)} of the answers" + (
         f", now {small_share(now.clipped_fraction)}" if other else ""
     )
@@ -83,7 +83,7 @@ def _cut(now: Forecast, best: Forecast, target: str) -> str:
 
 def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
     """The queueing delays too, where sojourn times were compared."""
-    if measure.compared in (None, "queueing_delay") or now.knobs == best.knobs:
+    if measure.compared in (None, "queueing_delay") or now.setting == best.setting:
         return ""
     delays = [
         None if each.prediction is None else each.prediction.queueing_delay.mean
@@ -92,18 +92,18 @@ def _beside(now: Forecast, best: Forecast, measure: Measure) -> str:
     return f"; mean queueing delay {seconds(delays[0])} -> {seconds(delays[1])}"
 
 
-def setting(found: Forecast, target: str) -> str:
+def setting_text(found: Forecast, target: str) -> str:
     """The knob that the target turns, as it stands."""
-    knobs = found.knobs
+    setting = found.setting
     if target == "servers":
-        return f"{knobs.servers} server{'' if knobs.servers == 1 else 's'}"
+        return f"{setting.servers} server{'' if setting.servers == 1 else 's'}"
     if target == "max-output-tokens":
         return (
             "no token limit"
-            if knobs.max_output_tokens is None
-            else f"the token limit {knobs.max_output_tokens}"
+            if setting.max_output_tokens is None
+            else f"the token limit {setting.max_output_tokens}"
         )
-    return knobs.policy
+    return setting.policy
 
 
 def percent(gain: Estimate) -> str:

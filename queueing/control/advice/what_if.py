@@ -17,7 +17,7 @@ from queueing.optimization.candidates import (
     usual_policies,
     usual_sizes,
 )
-from queueing.optimization.forecast import Forecast, Knobs
+from queueing.optimization.forecast import Forecast, Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 
 LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
@@ -25,7 +25,7 @@ LEVELS = (0.5, 0.75, 0.9)  # of the lengths: the token limits asked about
 
 def what_ifs(
     operating_point: OperatingPoint,
-    current: Knobs,
+    current: Setting,
     *,
     policies: Sequence[str] | None = None,
     token_limits: Sequence[int | None] | None = None,

@@ -15,7 +15,7 @@ from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.window.window import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import FloatArray, batch_means_interval
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.result import Quantity
 
 LONGEST = 32_768  # tokens
@@ -28,7 +28,7 @@ class AssessedWindow:
     now: float
     estimates: Estimates
     shape: LatencyModel  # the calibrated law
-    current: Knobs
+    current: Setting
     limits: Limits
     # mean queueing delay of this epoch, with an interval that respects autocorrelation
     observed: Estimate = UNKNOWN
@@ -65,7 +65,7 @@ class AssessedWindow:
 def assessed_window(
     seen: Snapshot,
     shape: LatencyModel,
-    current: Knobs,
+    current: Setting,
     limits: Limits,
     found: Assessment | None,
     *,

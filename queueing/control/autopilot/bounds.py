@@ -17,7 +17,7 @@ from queueing.optimization.candidates import (
     preferred,
     sized,
 )
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 
 Knob = Literal["policy", "batch size", "token limit"]
 USUAL = ("capped", "elastic", "continuous")
@@ -93,7 +93,7 @@ class Bounds:
         )
         return preferred(self.smallest_token_limit, high)
 
-    def other_policies(self, current: Knobs, max_num_seqs: int | None) -> list[Knobs]:
+    def other_policies(self, current: Setting, max_num_seqs: int | None) -> list[Setting]:
         """Other families, with the batch size in force or the largest; texts with keys as they
         stand.
         """
@@ -110,7 +110,7 @@ class Bounds:
         ]
         return one_knob_away(current, policies=texts)
 
-    def other_sizes(self, current: Knobs, max_num_seqs: int | None) -> list[Knobs]:
+    def other_sizes(self, current: Setting, max_num_seqs: int | None) -> list[Setting]:
         """The family in force at other batch sizes; of dynamic, capped."""
         bound, policy = self.bound(max_num_seqs), parse_policy(current.policy)
         family = "capped" if policy.name == "dynamic" else policy.name
@@ -148,7 +148,7 @@ class Rules:
     repeat: float = 300.0  # seconds between two equal things that were held back
 
 
-def knob_between(before: Knobs, after: Knobs) -> Knob:
+def knob_between(before: Setting, after: Setting) -> Knob:
     """Which knob was turned."""
     if before.max_output_tokens != after.max_output_tokens:
         return "token limit"

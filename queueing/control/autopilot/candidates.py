@@ -11,7 +11,7 @@ from queueing.control.autopilot.assessed_window import AssessedWindow
 from queueing.control.autopilot.bounds import Bounds
 from queueing.estimation.lengths.lengths import Lengths
 from queueing.optimization.candidates import one_knob_away
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 
 ONE_SIDED = 1.6448536269514722  # 95 %
 # 84 %: in an unstable queue waiting for more data costs more than a limit that may have to be
@@ -19,7 +19,7 @@ ONE_SIDED = 1.6448536269514722  # 95 %
 URGENT = 1.0
 
 
-def candidates(seen: AssessedWindow, bounds: Bounds, *, urgent: bool = False) -> list[Knobs]:
+def candidates(seen: AssessedWindow, bounds: Bounds, *, urgent: bool = False) -> list[Setting]:
     """What the bounds allow of the settings one knob away: policies, then batch sizes, then token
     limits.
 
@@ -41,7 +41,7 @@ def candidates(seen: AssessedWindow, bounds: Bounds, *, urgent: bool = False) ->
     return list(dict.fromkeys(found))
 
 
-def repairs(seen: AssessedWindow, bounds: Bounds) -> tuple[Knobs, str] | None:
+def repairs(seen: AssessedWindow, bounds: Bounds) -> tuple[Setting, str] | None:
     """What brings the setting in force back inside the bounds, and what is wrong with it; None
     where it lies inside.
     """

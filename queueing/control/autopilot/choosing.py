@@ -17,7 +17,7 @@ from queueing.control.autopilot.judging import forbidden
 from queueing.control.autopilot.knowledge import Knowledge, predicted_of
 from queueing.control.autopilot.state import State
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
@@ -41,7 +41,7 @@ class Proposal:
 class Ranked:
     """A setting with the mean that orders it, seconds; infinite without a steady state."""
 
-    knobs: Knobs
+    setting: Setting
     load: float
     mean: float
     quantity: Quantity = "queueing_delay"
@@ -58,31 +58,31 @@ class Chooser:
     rules: Rules
 
     @property
-    def current(self) -> Knobs:
+    def current(self) -> Setting:
         """In force."""
         return self.seen.current
 
-    def loads(self, knobs: Knobs) -> list[float]:
+    def loads(self, setting: Setting) -> list[float]:
         """At each operating point."""
-        return [each.model(knobs).load(each.rate) for each in self.known.operating_points]
+        return [each.model(setting).load(each.rate) for each in self.known.operating_points]
 
-    def lowers(self, knobs: Knobs, by: float) -> bool:
+    def lowers(self, setting: Setting, by: float) -> bool:
         """Whether the load falls by that fraction at least, at every operating point."""
         return all(
             then <= (1 - by) * now
-            for then, now in zip(self.loads(knobs), self.loads(self.current), strict=True)
+            for then, now in zip(self.loads(setting), self.loads(self.current), strict=True)
         )
 
-    def safe(self, knobs: Knobs) -> bool:
+    def safe(self, setting: Setting) -> bool:
         """Stable with a margin at the upper ends of rate and speed, or nearer to stability than
         what is in force.
         """
-        worst = self.loads(knobs)[0] * self.known.highest
-        return worst <= 1 - self.rules.margin or self.lowers(knobs, 0.0)
+        worst = self.loads(setting)[0] * self.known.highest
+        return worst <= 1 - self.rules.margin or self.lowers(setting, 0.0)
 
-    def failed(self, knobs: Knobs) -> str | None:
+    def failed(self, setting: Setting) -> str | None:
         """Why it is remembered not to work."""
-        found = forbidden(self.state, knobs, self.known.rate.value, self.seen.now, self.rules)
+        found = forbidden(self.state, setting, self.known.rate.value, self.seen.now, self.rules)
         if found is None:
             return None
         return (
@@ -101,7 +101,7 @@ class Chooser:
             else "there are not enough data for more"
         )
 
-    def decision(self, after: Knobs, reason: str, gain: Estimate) -> Decision:
+    def decision(self, after: Setting, reason: str, gain: Estimate) -> Decision:
         """The change to a setting."""
         cautious, quantity = self.known.operating_points[0], between(self.current, after)
         return Decision(
@@ -154,7 +154,7 @@ def rescue(chooser: Chooser) -> Proposal | None:
     )
 
 
-def to_bounds(chooser: Chooser, target: Knobs, why: str) -> Proposal:
+def to_bounds(chooser: Chooser, target: Setting, why: str) -> Proposal:
     """Back inside the bounds, if the queue stays stable there."""
     reason = f"{why}; this is the nearest setting inside the bounds"
     against = None if chooser.safe(target) else "but there the queue might have no steady state"
@@ -178,7 +178,7 @@ def search(chooser: Chooser) -> Proposal | None:
     ]
     if not better:
         return None
-    against = [_against(chooser, each.knobs) for each in better]
+    against = [_against(chooser, each.setting) for each in better]
     allowed = [each for each, reason in zip(better, against, strict=True) if reason is None]
     if not allowed:
         return Proposal(
@@ -196,7 +196,9 @@ def search(chooser: Chooser) -> Proposal | None:
     return unsure
 
 
-def ranked(operating_point: OperatingPoint, current: Knobs, pool: Sequence[Knobs]) -> list[Ranked]:
+def ranked(
+    operating_point: OperatingPoint, current: Setting, pool: Sequence[Setting]
+) -> list[Ranked]:
     """In the order of what compares all of them; each with what compares it with the setting in
     force.
     """
@@ -205,12 +207,14 @@ def ranked(operating_point: OperatingPoint, current: Knobs, pool: Sequence[Knobs
         (_ranking(operating_point, each, common) for each in pool),
         key=lambda each: (each.mean, each.load),
     )
-    return [_ranking(operating_point, each.knobs, between(current, each.knobs)) for each in found]
+    return [
+        _ranking(operating_point, each.setting, between(current, each.setting)) for each in found
+    ]
 
 
-def _ranking(operating_point: OperatingPoint, knobs: Knobs, quantity: Quantity) -> Ranked:
-    load = operating_point.model(knobs).load(operating_point.rate)
-    return Ranked(knobs, load, operating_point.ranking_mean(knobs, quantity), quantity)
+def _ranking(operating_point: OperatingPoint, setting: Setting, quantity: Quantity) -> Ranked:
+    load = operating_point.model(setting).load(operating_point.rate)
+    return Ranked(setting, load, operating_point.ranking_mean(setting, quantity), quantity)
 
 
 def _worth(before: Ranked, after: Ranked, rules: Rules) -> bool:
@@ -225,17 +229,17 @@ def _worth(before: Ranked, after: Ranked, rules: Rules) -> bool:
     )
 
 
-def _against(chooser: Chooser, knobs: Knobs) -> str | None:
-    if not chooser.safe(knobs):
-        load = chooser.loads(knobs)[0]
+def _against(chooser: Chooser, setting: Setting) -> str | None:
+    if not chooser.safe(setting):
+        load = chooser.loads(setting)[0]
         return (
             f"at load {load:.2f} (up to {load * chooser.known.highest:.2f}) the queue might "
             "become unstable"
         )
-    return chooser.failed(knobs)
+    return chooser.failed(setting)
 
 
-def between(*settings: Knobs) -> Quantity:
+def between(*settings: Setting) -> Quantity:
     """By which duration they are compared."""
     return compared_by(parse_policy(each.policy) for each in settings)
 
@@ -248,9 +252,9 @@ def _gain(chooser: Chooser, chosen: Ranked) -> Estimate:
     )
 
 
-def _gain_in(operating_point: OperatingPoint, current: Knobs, chosen: Ranked) -> Estimate:
-    found = gain_of(operating_point, current, chosen.knobs, Measure(DELAY, chosen.quantity))
-    forecasts = [operating_point.forecast(each) for each in (current, chosen.knobs)]
+def _gain_in(operating_point: OperatingPoint, current: Setting, chosen: Ranked) -> Estimate:
+    found = gain_of(operating_point, current, chosen.setting, Measure(DELAY, chosen.quantity))
+    forecasts = [operating_point.forecast(each) for each in (current, chosen.setting)]
     if any(each.prediction is not None or not each.load >= 1 for each in forecasts):
         return found
     less = 1 - forecasts[1].load / forecasts[0].load
@@ -261,4 +265,4 @@ def _described(chooser: Chooser, chosen: Ranked, gain: Estimate, doubts: str | N
     reason = f"the shortest mean {WORDS[chosen.quantity]} one knob away"
     if doubts is not None:
         reason = f"only the safe direction, a lower load ({chosen.load:.2f}), as {doubts}"
-    return chooser.decision(chosen.knobs, reason, gain)
+    return chooser.decision(chosen.setting, reason, gain)

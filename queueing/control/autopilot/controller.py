@@ -33,7 +33,7 @@ from queueing.control.autopilot.decision import Decision
 from queueing.control.autopilot.judging import judge, measurable, overwhelmed, remember
 from queueing.control.autopilot.knowledge import Knowledge, learn, predicted_of
 from queueing.control.autopilot.state import State, Trial
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 
 Mode = Literal["off", "advise", "act"]
@@ -114,7 +114,7 @@ class Autopilot:
         self.state.trial = None
         if found.kind == "rollback":
             here, there = (
-                _load(known.operating_points[0], knobs) for knobs in (found.before, found.after)
+                _load(known.operating_points[0], setting) for setting in (found.before, found.after)
             )
             if there * known.highest >= 1 and there > here:
                 reason = (
@@ -180,5 +180,5 @@ class Autopilot:
         self.state.said = None
 
 
-def _load(operating_point: OperatingPoint, knobs: Knobs) -> float:
-    return operating_point.model(knobs).load(operating_point.rate)
+def _load(operating_point: OperatingPoint, setting: Setting) -> float:
+    return operating_point.model(setting).load(operating_point.rate)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from queueing.control.autopilot.bounds import Knob
 from queueing.control.words import bounded, less
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.quantity import WORDS
 from queueing.result import Quantity
 
@@ -26,15 +26,15 @@ class Decision:
     back`: do nothing, log it).
 
     `predicted_*` and `observed_*` are means of `compared`, seconds; unknown where there is no
-    steady state. For `kept` and `rollback` the knobs and predictions are those of the change that
+    steady state. For `kept` and `rollback` the setting and predictions are those of the change that
     was measured (`rollback` turns the knob from `before` back to `after`).
     """
 
     at: float
     kind: Kind
     knob: Knob
-    before: Knobs
-    after: Knobs
+    before: Setting
+    after: Setting
     reason: str
     load_before: float = math.nan
     load_after: float = math.nan
@@ -55,9 +55,9 @@ class Decision:
     def says(self) -> str:
         """One line for the log."""
         turned = (
-            setting(self.before)
+            setting_text(self.before)
             if self.before == self.after
-            else f"{self.knob}, {setting(self.before)} -> {setting(self.after)}"
+            else f"{self.knob}, {setting_text(self.before)} -> {setting_text(self.after)}"
         )
         parts = [f"{self.kind}: {turned}", self.reason]
         predicted, observed = (
@@ -76,7 +76,7 @@ class Decision:
         for name, value in plain.items():
             if isinstance(value, Estimate):
                 plain[name] = value.to_dict()
-            elif isinstance(value, Knobs):
+            elif isinstance(value, Setting):
                 plain[name] = dataclasses.asdict(value)
             elif isinstance(value, float) and not math.isfinite(value):
                 plain[name] = None
@@ -93,21 +93,21 @@ class Decision:
                 else plain[item.name]
             )
             if item.name in ("before", "after"):
-                value = Knobs(**value)
+                value = Setting(**value)
             elif isinstance(value, Mapping):
                 value = Estimate.from_dict(value)
             fields[item.name] = math.nan if value is None else value
         return cls(**fields)
 
 
-def setting(knobs: Knobs) -> str:
-    """The knobs in words."""
+def setting_text(setting: Setting) -> str:
+    """The setting in words."""
     limit = (
         "no token limit"
-        if knobs.max_output_tokens is None
-        else f"token limit {knobs.max_output_tokens}"
+        if setting.max_output_tokens is None
+        else f"token limit {setting.max_output_tokens}"
     )
-    return f"{knobs.policy}, {limit}"
+    return f"{setting.policy}, {limit}"
 
 
 def _beside(before: Estimate, after: Estimate, gain: Estimate, missing: str) -> str:

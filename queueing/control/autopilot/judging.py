@@ -101,18 +101,20 @@ def measured_gain(before: Estimate, after: Estimate) -> Estimate:
 def remember(state: State, trial: Trial, rate: float, now: float, rules: Rules) -> None:
     """That this setting failed at this rate."""
     after = trial.decision.after
-    times = 1 + max((each.times for each in state.failures if each.knobs == after), default=0)
+    times = 1 + max((each.times for each in state.failures if each.setting == after), default=0)
     failure = Failure(
-        knobs=after, until=now + rules.forbidden * 2 ** (times - 1), times=times, rate=rate
+        setting=after, until=now + rules.forbidden * 2 ** (times - 1), times=times, rate=rate
     )
-    state.failures = (*(each for each in state.failures if each.knobs != after), failure)
+    state.failures = (*(each for each in state.failures if each.setting != after), failure)
 
 
-def forbidden(state: State, knobs: object, rate: float, now: float, rules: Rules) -> Failure | None:
+def forbidden(
+    state: State, setting: object, rate: float, now: float, rules: Rules
+) -> Failure | None:
     """The failure that speaks against a setting now."""
     for each in state.failures:
         if (
-            each.knobs == knobs
+            each.setting == setting
             and now < each.until
             and abs(math.log(rate / each.rate)) <= rules.forgiven
         ):

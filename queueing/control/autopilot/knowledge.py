@@ -28,7 +28,7 @@ from queueing.errors import PredictionError
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.result import Quantity
 
@@ -86,10 +86,10 @@ def learn(seen: AssessedWindow, state: State, rules: Rules) -> Knowledge | str:
     return Knowledge(operating_points, rate, speed) if refusal is None else refusal
 
 
-def predicted_of(operating_point: OperatingPoint, knobs: Knobs, quantity: Quantity) -> Estimate:
+def predicted_of(operating_point: OperatingPoint, setting: Setting, quantity: Quantity) -> Estimate:
     """The predicted mean with its interval; unknown without a steady state."""
     try:
-        found = operating_point.forecast(knobs)
+        found = operating_point.forecast(setting)
     except PredictionError:
         return UNKNOWN
     return found.sojourn if quantity == "sojourn_time" else found.mean

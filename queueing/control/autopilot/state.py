@@ -12,7 +12,7 @@ from typing import Any
 
 from queueing.control.autopilot.decision import Decision
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 
 SCHEMA_VERSION = 1
 CARRIED = ("rate", "speed", "rate_before", "speed_before")
@@ -34,7 +34,7 @@ class Failure:
     has left that of then.
     """
 
-    knobs: Knobs
+    setting: Setting
     until: float
     times: int
     rate: float
@@ -62,7 +62,7 @@ class State:
     speed: Carried = field(default_factory=Carried)
     rate_before: Carried = field(default_factory=Carried)  # of the one before
     speed_before: Carried = field(default_factory=Carried)
-    said: Knobs | None = None  # the setting that was held back last
+    said: Setting | None = None  # the setting that was held back last
     said_at: float = -math.inf
 
     def to_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class State:
             "said": None if self.said is None else dataclasses.asdict(self.said),
         }
         plain |= {name: _carried(getattr(self, name)) for name in CARRIED}
-        plain["failures"] = [dataclasses.asdict(each) for each in self.failures]
+        plain["failures"] = [_failure(each) for each in self.failures]
         trial = self.trial
         plain["trial"] = None
         if trial is not None:
@@ -101,9 +101,7 @@ class State:
             for name in ("changed_at", "cool_until", "think_at", "said_at")
         }
         fields |= {name: _read_carried(plain[name]) for name in CARRIED}
-        failures = tuple(
-            Failure(**(each | {"knobs": Knobs(**each["knobs"])})) for each in plain["failures"]
-        )
+        failures = tuple(_read_failure(each) for each in plain["failures"])
         trial = plain["trial"]
         if trial is not None:
             trial = Trial(
@@ -113,7 +111,10 @@ class State:
                 unstable_before=trial["unstable_before"],
             )
         return cls(
-            **fields, failures=failures, trial=trial, said=plain["said"] and Knobs(**plain["said"])
+            **fields,
+            failures=failures,
+            trial=trial,
+            said=plain["said"] and Setting(**plain["said"]),
         )
 
     def shifted(self, seconds: float) -> State:
@@ -148,6 +149,20 @@ def _carried(value: Carried) -> dict[str, Any]:
 
 def _read_carried(plain: Mapping[str, Any]) -> Carried:
     return Carried(Estimate.from_dict(plain["estimate"]), _instant(plain["at"]), plain["epoch"])
+
+
+def _failure(value: Failure) -> dict[str, Any]:
+    plain = dataclasses.asdict(value)
+    return {"knobs": plain.pop("setting"), **plain}  # the state file's name for it
+
+
+def _read_failure(plain: Mapping[str, Any]) -> Failure:
+    return Failure(
+        setting=Setting(**plain["knobs"]),
+        until=plain["until"],
+        times=plain["times"],
+        rate=plain["rate"],
+    )
 
 
 def _number(value: float) -> float | None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 
 from queueing.estimation.interval import UNKNOWN, Estimate
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.gain.reported import reported
 
 
 def gain_of(
-    operating_point: OperatingPoint, before: Knobs, after: Knobs, measure: Measure
+    operating_point: OperatingPoint, before: Setting, after: Setting, measure: Measure
 ) -> Estimate:
     """With its interval; 1 where the setting before has no steady state, unknown where the one
     after has none.
@@ -41,7 +41,10 @@ def gain_of(
 
 
 def _least_gain(
-    operating_point: OperatingPoint, load: float, settings: tuple[Knobs, Knobs], measure: Measure
+    operating_point: OperatingPoint,
+    load: float,
+    settings: tuple[Setting, Setting],
+    measure: Measure,
 ) -> float:
     """Over a setting without a steady state: 1 where it has none at the lower ends of rate and
     speed either.

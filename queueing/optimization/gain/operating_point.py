@@ -8,7 +8,7 @@ from functools import cached_property
 from queueing.errors import UnstableQueueError
 from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.model import Model
-from queueing.optimization.forecast import Forecast, Knobs
+from queueing.optimization.forecast import Forecast, Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.sensitivity import Sensitivity
 from queueing.optimization.gain.window_model import WindowModel
@@ -27,50 +27,50 @@ class OperatingPoint(WindowModel):
         return Sensitivity(self)
 
     @cached_property
-    def _forecasts(self) -> dict[Knobs, Forecast]:
+    def _forecasts(self) -> dict[Setting, Forecast]:
         return {}
 
     @cached_property
-    def _ranked(self) -> dict[Knobs, Prediction | None]:
+    def _ranked(self) -> dict[Setting, Prediction | None]:
         return {}
 
-    def forecast(self, knobs: Knobs) -> Forecast:
+    def forecast(self, setting: Setting) -> Forecast:
         """The setting's steady state here."""
-        if knobs not in self._forecasts:
-            self._forecasts[knobs] = self._forecast(knobs)
-        return self._forecasts[knobs]
+        if setting not in self._forecasts:
+            self._forecasts[setting] = self._forecast(setting)
+        return self._forecasts[setting]
 
-    def ranking_mean(self, knobs: Knobs, quantity: Quantity) -> float:
+    def ranking_mean(self, setting: Setting, quantity: Quantity) -> float:
         """The mean by which dozens of settings are put in order, seconds; infinite without a
         steady state.
         """
-        if knobs not in self._ranked:
+        if setting not in self._ranked:
             try:
-                self._ranked[knobs] = self.ranking()(self.model(knobs), self.rate)
+                self._ranked[setting] = self.ranking()(self.model(setting), self.rate)
             except UnstableQueueError:
-                self._ranked[knobs] = None
-        found = self._ranked[knobs]
+                self._ranked[setting] = None
+        found = self._ranked[setting]
         mean = None if found is None else mean_of(found, quantity)
         return math.inf if mean is None else mean
 
-    def _forecast(self, knobs: Knobs) -> Forecast:
-        limit, load = knobs.max_output_tokens, math.nan
+    def _forecast(self, setting: Setting) -> Forecast:
+        limit, load = setting.max_output_tokens, math.nan
         notes: tuple[str, ...] = (self.refusal(limit) or "",)
         found: Prediction | None = None
         if self.refusal(limit) is None and self.lengths is not None:
-            model, notes = self.model(knobs), self.lengths.notes(limit)
+            model, notes = self.model(setting), self.lengths.notes(limit)
             load = model.load(self.rate)
             try:
-                found = self.predicted(knobs)
+                found = self.predicted(setting)
                 notes = (*notes, *self._left_out(model, found))
             except UnstableQueueError as error:
                 notes = (*notes, str(error))
         return Forecast(
-            knobs=knobs,
+            setting=setting,
             load=load,
             prediction=found,
-            mean=self._interval(knobs, found, "queueing_delay"),
-            sojourn=self._interval(knobs, found, "sojourn_time"),
+            mean=self._interval(setting, found, "queueing_delay"),
+            sojourn=self._interval(setting, found, "sojourn_time"),
             clipped_fraction=None if self.lengths is None else self.lengths.clipped_fraction(limit),
             notes=notes,
         )
@@ -95,7 +95,7 @@ class OperatingPoint(WindowModel):
             "busy time)",
         )
 
-    def _interval(self, knobs: Knobs, found: Prediction | None, quantity: Quantity) -> Estimate:
+    def _interval(self, setting: Setting, found: Prediction | None, quantity: Quantity) -> Estimate:
         """Of dispatched requests; unknown without a steady state."""
         if found is None:
             return UNKNOWN
@@ -104,6 +104,6 @@ class OperatingPoint(WindowModel):
         ).mean
         if mean is None:
             return UNKNOWN
-        response = self.sensitivity.response(knobs, Measure(quantity=quantity))
+        response = self.sensitivity.response(setting, Measure(quantity=quantity))
         least = self.estimates.gateway_turnaround
         return response.interval(mean, self.effective_n).at_least(least)

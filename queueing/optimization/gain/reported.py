@@ -13,23 +13,23 @@ from collections.abc import Callable
 
 from queueing.errors import UnstableQueueError
 from queueing.optimization.answer import SIMULATED, rough
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.objective import Objective
 from queueing.optimization.search import Optimum, Point, choose
 
 
-def reported(operating_point: OperatingPoint, knobs: Knobs, measure: Measure) -> float:
+def reported(operating_point: OperatingPoint, setting: Setting, measure: Measure) -> float:
     """Simulated where the setting's method cannot give it. Raises UnstableQueueError."""
     assert operating_point.lengths is not None
-    model, whole = operating_point.model(knobs), operating_point.lengths.whole
-    value = measure.of(operating_point.predicted(knobs), model, whole)
+    model, whole = operating_point.model(setting), operating_point.lengths.whole
+    value = measure.of(operating_point.predicted(setting), model, whole)
     if not math.isnan(value):
         return value
     return measure.of(
         operating_point.predicted(
-            knobs, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)
+            setting, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)
         ),
         model,
         whole,
@@ -37,20 +37,20 @@ def reported(operating_point: OperatingPoint, knobs: Knobs, measure: Measure) ->
 
 
 def reported_slo(
-    operating_point: OperatingPoint, knobs: Knobs, objective: Objective
+    operating_point: OperatingPoint, setting: Setting, objective: Objective
 ) -> float | None:
     """What the SLO bounds, seconds; None without an SLO, and without a steady state."""
     if objective.slo is None:
         return None
     try:
-        return reported(operating_point, knobs, Measure(objective, objective.slo.field))
+        return reported(operating_point, setting, Measure(objective, objective.slo.field))
     except UnstableQueueError:
         return None
 
 
-def keeps_slo(operating_point: OperatingPoint, knobs: Knobs, objective: Objective) -> bool:
+def keeps_slo(operating_point: OperatingPoint, setting: Setting, objective: Objective) -> bool:
     """Whether the reported value does; also true without an SLO."""
-    value = reported_slo(operating_point, knobs, objective)
+    value = reported_slo(operating_point, setting, objective)
     return objective.slo is None or (value is not None and value <= objective.slo.seconds)
 
 
@@ -58,8 +58,8 @@ def verified(
     operating_point: OperatingPoint,
     objective: Objective,
     found: Optimum,
-    knobs_of: Callable[[Point], Knobs],
-    current: Knobs,
+    setting_of: Callable[[Point], Setting],
+    current: Setting,
 ) -> Optimum:
     """The best choice that keeps the SLO by its reported value; the setting in force counts by
     its own. Raises NoStableChoiceError.
@@ -72,13 +72,13 @@ def verified(
         score = point[compared] if point["score"] is None else point["score"]
         return point | {"score": score if kept else None}
 
-    curve = [corrected(point) if knobs_of(point) == current else point for point in found.curve]
+    curve = [corrected(point) if setting_of(point) == current else point for point in found.curve]
     while True:
         best = dataclasses.replace(
             choose(found.target, objective, curve, found.note, by_sojourn=True),
             compared=found.compared,
         )
-        if keeps_slo(operating_point, knobs_of(best.best), objective):
+        if keeps_slo(operating_point, setting_of(best.best), objective):
             return best
         curve = [point | {"score": None} if point is best.best else point for point in curve]
 

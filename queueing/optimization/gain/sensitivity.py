@@ -16,7 +16,7 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.estimation.interval import NORMAL, Estimate
 from queueing.latency.law import LatencyModel
 from queueing.optimization.answer import own_error, rough
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.response import Asked, Response, slope
 from queueing.optimization.gain.window_model import WindowModel
@@ -34,35 +34,35 @@ class Sensitivity:
     def __init__(self, point: WindowModel) -> None:
         self.point = point
         self._simulated: dict[Hashable, Prediction] = {}
-        self._responses: dict[tuple[Knobs, Measure], Response] = {}
+        self._responses: dict[tuple[Setting, Measure], Response] = {}
 
-    def response(self, knobs: Knobs, measure: Measure) -> Response:
+    def response(self, setting: Setting, measure: Measure) -> Response:
         """How what is measured of the setting moves. Only for a setting with a steady state."""
-        if (knobs, measure) not in self._responses:
-            self._responses[knobs, measure] = self._response(knobs, measure)
-        return self._responses[knobs, measure]
+        if (setting, measure) not in self._responses:
+            self._responses[setting, measure] = self._response(setting, measure)
+        return self._responses[setting, measure]
 
-    def at_rate(self, knobs: Knobs, measure: Measure, factor: float) -> float:
+    def at_rate(self, setting: Setting, measure: Measure, factor: float) -> float:
         """What is measured of the setting at another arrival rate, by simulation. Where it has a
         steady state there.
         """
-        return self._ask(knobs, measure, rate=factor).value
+        return self._ask(setting, measure, rate=factor).value
 
-    def _response(self, knobs: Knobs, measure: Measure) -> Response:
+    def _response(self, setting: Setting, measure: Measure) -> Response:
         known, patient = self.point.estimates, self.point.limits.patience is None
-        base, pole = self._ask(knobs, measure), measure.has_pole and patient
-        more = slope(base, self._ask(knobs, measure, rate=1 - STEP), STEP, pole=pole)
-        slower = slope(base, self._ask(knobs, measure, speed=1 - STEP), STEP, pole=pole)
+        base, pole = self._ask(setting, measure), measure.has_pole and patient
+        more = slope(base, self._ask(setting, measure, rate=1 - STEP), STEP, pole=pole)
+        slower = slope(base, self._ask(setting, measure, speed=1 - STEP), STEP, pole=pole)
         rate, speed = _half_width(known.arrival_rate), _half_width(known.speed)
-        loads, smooth = self._by_lengths(knobs, measure, base, more, pole=pole)
+        loads, smooth = self._by_lengths(setting, measure, base, more, pole=pole)
         return Response(
             smooth=np.concatenate(
                 [
                     [
                         more * rate,
                         slower * speed,
-                        self._by_residual(knobs, measure, base),
-                        self._by_stalls(knobs, measure, base),
+                        self._by_residual(setting, measure, base),
+                        self._by_stalls(setting, measure, base),
                     ],
                     smooth,
                 ]
@@ -71,11 +71,11 @@ class Sensitivity:
             load=base.load,
             pole=pole,
             needs_stability=patient and measure.needs_stability,
-            own=own_error(self.point.predicted(knobs), measure.quantity),
+            own=own_error(self.point.predicted(setting), measure.quantity),
         )
 
     def _by_lengths(
-        self, knobs: Knobs, measure: Measure, base: Asked, more: float, *, pole: bool
+        self, setting: Setting, measure: Measure, base: Asked, more: float, *, pole: bool
     ) -> tuple[Vector, Vector]:
         """What the parts of the lengths do to ln load and ln g, scaled to a 95 % half width of
         all of them.
@@ -83,8 +83,8 @@ class Sensitivity:
         assert self.point.lengths is not None
         loads, smooth = [], []
         for part in self.point.lengths.parts:
-            heavier = self.point.model(knobs, part).load(self.point.rate) / base.load
-            asked = self._ask(knobs, measure, rate=1 / heavier, whole=part)
+            heavier = self.point.model(setting, part).load(self.point.rate) / base.load
+            asked = self._ask(setting, measure, rate=1 / heavier, whole=part)
             loads.append(math.log(heavier))
             smooth.append(asked.smooth(pole=pole) + more * loads[-1])
         degrees = len(loads) - 1
@@ -93,17 +93,17 @@ class Sensitivity:
             np.array(smooth) - np.mean(smooth)
         )
 
-    def _by_stalls(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
+    def _by_stalls(self, setting: Setting, measure: Measure, base: Asked) -> float:
         """Of n stalls, each as likely as any other moment, what they add to M has the relative
         error 1 / sqrt(n).
         """
         if not self.point.law.stall_share and not self.point.backlog(
-            self.point.model(knobs), self.point.rate
+            self.point.model(setting), self.point.rate
         ):
             return 0.0
         assert self.point.lengths is not None
         without = self._asked(
-            knobs,
+            setting,
             measure,
             self.point.law.without_stalls(),
             self.point.lengths.whole,
@@ -120,7 +120,7 @@ class Sensitivity:
 
     def _ask(
         self,
-        knobs: Knobs,
+        setting: Setting,
         measure: Measure,
         *,
         rate: float = 1.0,
@@ -136,12 +136,12 @@ class Sensitivity:
             cv=self.point.law.cv if cv is None else cv,
         )
         return self._asked(
-            knobs, measure, law, self.point.lengths.whole if whole is None else whole, rate
+            setting, measure, law, self.point.lengths.whole if whole is None else whole, rate
         )
 
     def _asked(
         self,
-        knobs: Knobs,
+        setting: Setting,
         measure: Measure,
         law: LatencyModel,
         whole: TokenDistribution,
@@ -150,8 +150,8 @@ class Sensitivity:
         stalling: bool = True,
     ) -> Asked:
         """One simulation for all measures that need no quantile."""
-        model, at = self.point.model(knobs, whole, law), self.point.rate * rate
-        key = (knobs, measure.slo, law, id(whole), rate, stalling)
+        model, at = self.point.model(setting, whole, law), self.point.rate * rate
+        key = (setting, measure.slo, law, id(whole), rate, stalling)
         if key not in self._simulated:
             ask = self.point.measured(
                 lambda queue, arrivals: rough(queue, arrivals, measure.slo), stalling=stalling
@@ -159,11 +159,15 @@ class Sensitivity:
             self._simulated[key] = ask(model, at)
         return Asked(measure.of(self._simulated[key], model, whole), model.load(at))
 
-    def _by_residual(self, knobs: Knobs, measure: Measure, base: Asked) -> float:
+    def _by_residual(self, setting: Setting, measure: Measure, base: Asked) -> float:
         cv = self.point.estimates.cv
-        if not cv.known or cv.high <= self.point.law.cv or parse_policy(knobs.policy).joins_running:
+        if (
+            not cv.known
+            or cv.high <= self.point.law.cv
+            or parse_policy(setting.policy).joins_running
+        ):
             return 0.0
-        return self._ask(knobs, measure, cv=cv.high).smooth(pole=False) - base.smooth(pole=False)
+        return self._ask(setting, measure, cv=cv.high).smooth(pole=False) - base.smooth(pole=False)
 
 
 def _half_width(estimate: Estimate) -> float:

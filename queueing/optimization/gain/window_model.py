@@ -25,7 +25,7 @@ from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, util
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.optimization.answer import precise, searched
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
 from queueing.optimization.objective import Slo
 from queueing.optimization.search import Predict
@@ -81,7 +81,10 @@ class WindowModel:
         return self.lengths.refusal(limit)
 
     def model(
-        self, knobs: Knobs, whole: TokenDistribution | None = None, law: LatencyModel | None = None
+        self,
+        setting: Setting,
+        whole: TokenDistribution | None = None,
+        law: LatencyModel | None = None,
     ) -> Model:
         """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
         `refusal` has nothing to say.
@@ -90,30 +93,30 @@ class WindowModel:
         prompts = self.estimates.prompt_tokens
         given: dict[str, Any] = {
             "max_num_seqs": self.limits.max_num_seqs,
-            "servers": knobs.servers,
+            "servers": setting.servers,
             "patience": self.limits.patience,
         }
         if whole is None:
             assert self.lengths is not None
             whole = self.lengths.whole
         return Model(
-            policy=parse_policy(knobs.policy),
+            policy=parse_policy(setting.policy),
             output_tokens=whole
-            if knobs.max_output_tokens is None
-            else whole.clip(knobs.max_output_tokens),
+            if setting.max_output_tokens is None
+            else whole.clip(setting.max_output_tokens),
             law=law,
             prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
             sequences=self.estimates.call_sizes,
             **given,
         )
 
-    def predicted(self, knobs: Knobs, predict: Predict | None = None) -> Prediction:
+    def predicted(self, setting: Setting, predict: Predict | None = None) -> Prediction:
         """The setting's steady state as the gateway would measure it. Raises UnstableQueueError."""
         if predict is not None:
-            return self.measured(predict)(self.model(knobs), self.rate)
-        if knobs not in self._predictions:
-            self._predictions[knobs] = self.measured(precise)(self.model(knobs), self.rate)
-        return self._predictions[knobs]
+            return self.measured(predict)(self.model(setting), self.rate)
+        if setting not in self._predictions:
+            self._predictions[setting] = self.measured(precise)(self.model(setting), self.rate)
+        return self._predictions[setting]
 
     def backlog(self, model: Model, arrival_rate: float) -> float:
         """Seconds that stalls add to the mean sojourn beyond what law and speed hold: of a
@@ -148,5 +151,5 @@ class WindowModel:
         return self.measured(lambda model, arrival_rate: searched(model, arrival_rate, slo))
 
     @cached_property
-    def _predictions(self) -> dict[Knobs, Prediction]:
+    def _predictions(self) -> dict[Setting, Prediction]:
         return {}
