@@ -19,7 +19,7 @@ import numpy as np
 
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.comparison import Quantity, Theory, Verdict
-from loadgen.compare.group import timetable_of
+from loadgen.compare.epoch_sample import timetable_of
 from loadgen.compare.residual import verdict
 from loadgen.measures.missing import incomplete
 from policies.text import SpecError, parse_policy

@@ -41,7 +41,13 @@ from loadgen.compare.comparison import (
     Theory,
     Verdict,
 )
-from loadgen.compare.group import Group, Instants, groups, of_others, timetable_of
+from loadgen.compare.epoch_sample import (
+    EpochSample,
+    Instants,
+    epoch_samples,
+    of_others,
+    timetable_of,
+)
 from loadgen.compare.residual import sampling_error_of, split
 from queueing.latency.speed import Speed, measured_speed
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
@@ -61,7 +67,7 @@ __all__ = [
     "Theory",
     "Verdict",
     "compare",
-    "groups",
+    "epoch_samples",
 ]
 
 
@@ -86,7 +92,10 @@ def compare(
         timetable_of(records, sent),
         of_others(records, sent),
     )
-    found = [_compare(Group(requests, starts, intended), theory) for requests in groups(everyone)]
+    found = [
+        _compare(EpochSample(requests, starts, intended), theory)
+        for requests in epoch_samples(everyone)
+    ]
     return [
         dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0))
         for comparison in found
@@ -124,26 +133,26 @@ class _Answers:
         }
 
 
-def _compare(group: Group, theory: Theory | None) -> Comparison:
-    answers = _answers(group, theory) if theory else _Answers()
+def _compare(sample: EpochSample, theory: Theory | None) -> Comparison:
+    answers = _answers(sample, theory) if theory else _Answers()
     a_priori, predicted = answers.a_priori, answers.predicted
-    observed = group.observed(group.compared)
-    sampling = sampling_error_of(group, theory, a_priori) if theory and a_priori else None
-    known = _by_service_times(group) or _by_simulation(group, answers, sampling, theory)
+    observed = sample.observed(sample.compared)
+    sampling = sampling_error_of(sample, theory, a_priori) if theory and a_priori else None
+    known = _by_service_times(sample) or _by_simulation(sample, answers, sampling, theory)
     return Comparison(
-        policy=group.requests[0].policy,
-        epoch=group.requests[0].epoch,
-        compared=group.compared,
-        n=len(group.kept),
-        arrival_rate=group.rate,
+        policy=sample.requests[0].policy,
+        epoch=sample.requests[0].epoch,
+        compared=sample.compared,
+        n=len(sample.kept),
+        arrival_rate=sample.rate,
         asked_rate=theory.asked_rate if theory else None,
         load=a_priori.load if a_priori else None,
-        batch_size=group.batch_size,
+        batch_size=sample.batch_size,
         speed=answers.speed,
         calibrated=Speed(theory.law.speed, theory.law.cv, 0) if theory else None,
-        queueing_delay=_quantity(group, "queueing_delay", answers, known.get("queueing_delay")),
-        sojourn_time=_quantity(group, "sojourn_time", answers, known.get("sojourn_time")),
-        utilisation=group.utilisation,
+        queueing_delay=_quantity(sample, "queueing_delay", answers, known.get("queueing_delay")),
+        sojourn_time=_quantity(sample, "sojourn_time", answers, known.get("sojourn_time")),
+        utilisation=sample.utilisation,
         predicted_utilisation=predicted.utilisation if predicted else None,
         predicted_batch_size=predicted.batch_size if predicted else None,
         method=a_priori.method if a_priori else None,
@@ -151,17 +160,17 @@ def _compare(group: Group, theory: Theory | None) -> Comparison:
         distribution=tuple(np.quantile(observed, DISTRIBUTION_LEVELS).tolist())
         if observed.size
         else (),
-        split=split(group, theory, a_priori, answers.speed, sampling)
+        split=split(sample, theory, a_priori, answers.speed, sampling)
         if theory and a_priori
         else None,
     )
 
 
-def _answers(group: Group, theory: Theory) -> _Answers:
-    policy, requests, law = group.policy, group.requests, theory.law
+def _answers(sample: EpochSample, theory: Theory) -> _Answers:
+    policy, requests, law = sample.policy, sample.requests, theory.law
     speed = measured_speed(policy, requests, law, theory.replay)
     at_speed = law if speed is None else speed.law(law)
-    given = (policy, group.rate, requests)
+    given = (policy, sample.rate, requests)
     a_priori = theory.predict(*given, law) if theory.predict else None
     return _Answers(
         speed=speed,
@@ -177,16 +186,16 @@ def _answers(group: Group, theory: Theory) -> _Answers:
     )
 
 
-def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
+def _by_service_times(sample: EpochSample) -> dict[Compared, AsymptoticVariance]:
     """What is known of the variance of the means without the delays: by the formula of M/G/1,
     where the run is one.
     """
     arrived_at, service_times = (
-        np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in group.kept])
+        np.array([(r.arrived_at, r.server_free_at - r.dispatched_at) for r in sample.kept])
         .reshape(-1, 2)
         .T
     )
-    delays, sojourns = group.observed("queueing_delay"), group.observed("sojourn_time")
+    delays, sojourns = sample.observed("queueing_delay"), sample.observed("sojourn_time")
     single = single_server_variance(arrived_at, delays, service_times)
     if single is None:
         return {}
@@ -197,7 +206,7 @@ def _by_service_times(group: Group) -> dict[Compared, AsymptoticVariance]:
 
 
 def _by_simulation(
-    group: Group, answers: _Answers, sampling: SamplingError | None, theory: Theory | None
+    sample: EpochSample, answers: _Answers, sampling: SamplingError | None, theory: Theory | None
 ) -> dict[Compared, AsymptoticVariance]:
     """The same of any other queue: by runs of this length under the asked process and the
     calibrated law.
@@ -206,7 +215,7 @@ def _by_simulation(
     varies more, as 1 / (1 - load).
     """
     values, load = (
-        group.observed(group.compared),
+        sample.observed(sample.compared),
         answers.a_priori.load if answers.a_priori else None,
     )
     if (
@@ -221,24 +230,26 @@ def _by_simulation(
     nearer = (1 - load) / (1 - load * slower) if load * slower < 1 else np.inf
     relative = values.size * (sampling.relative_spread * nearer) ** 2
     scv = float(values.var() / values.mean() ** 2)
-    return {group.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
+    return {sample.compared: AsymptoticVariance(relative, max(1.0, relative / scv) if scv else 1.0)}
 
 
 def _quantity(
-    group: Group, name: Compared, answers: _Answers, variance: AsymptoticVariance | None
+    sample: EpochSample, name: Compared, answers: _Answers, variance: AsymptoticVariance | None
 ) -> Quantity:
-    observed = group.observed(name)
+    observed = sample.observed(name)
     interval = mean_interval(observed, theory=variance)
-    replayed = None if answers.replayed is None else group.replayed(name, answers.replayed)
+    replayed = None if answers.replayed is None else sample.replayed(name, answers.replayed)
     # over draws: means only
-    averaged = answers.speed is not None and answers.speed.cv > 0 and not group.policy.joins_running
+    averaged = (
+        answers.speed is not None and answers.speed.cv > 0 and not sample.policy.joins_running
+    )
     beside = {
         key: None if mean is None else _estimate(interval.mean, mean, interval.half_width)
         for key, mean in answers.means(name).items()
     }
     return Quantity(
         observed=interval,
-        measured_service=_paired(observed, group.by_recursion(name)),
+        measured_service=_paired(observed, sample.by_recursion(name)),
         same_arrivals=None if replayed is None else _paired(observed, replayed),
         quantiles=_quantiles(observed),
         theory_quantiles=answers.quantiles(name)

@@ -11,7 +11,7 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
     V4  the same at the run's speed
     V5  the same with the run's scatter of service times
     V6  the run's own batches and service times, each dispatched as soon as it could be
-        (loadgen.compare.group.chained_starts)
+        (loadgen.compare.epoch_sample.chained_starts)
     V7  observed
 
     part                what it is                             its chance
@@ -61,7 +61,7 @@ from loadgen.compare.comparison import (
     Theory,
     Verdict,
 )
-from loadgen.compare.group import Group, Instants
+from loadgen.compare.epoch_sample import EpochSample, Instants
 from policies.text import counted
 from queueing.latency.speed import Speed, service_time
 from queueing.measurement.recursion import Served, batches
@@ -74,48 +74,52 @@ SHARE = 0.25  # of the difference that a part must explain to be named
 JOINED = 0.95  # share of the requests that the load run's file must know
 
 
-def sampling_error_of(group: Group, theory: Theory, a_priori: Predicted) -> SamplingError | None:
+def sampling_error_of(
+    sample: EpochSample, theory: Theory, a_priori: Predicted
+) -> SamplingError | None:
     """What runs of this length do by theory; None where there is no prediction or no simulator."""
-    predicted = getattr(a_priori, group.compared)
+    predicted = getattr(a_priori, sample.compared)
     if (
         predicted is None
         or not math.isfinite(predicted)
         or theory.sampling_error is None
-        or not len(group.judged(group.compared))
+        or not len(sample.judged(sample.compared))
     ):
         return None
-    return theory.sampling_error(group.policy, group.rate, group.requests, group.compared, a_priori)
+    return theory.sampling_error(
+        sample.policy, sample.rate, sample.requests, sample.compared, a_priori
+    )
 
 
 def split(
-    group: Group,
+    sample: EpochSample,
     theory: Theory,
     a_priori: Predicted,
     speed: Speed | None,
     sampling: SamplingError | None,
 ) -> Split | None:
     """The parts; None where there is no prediction, no simulator or no speed."""
-    name = group.compared
+    name = sample.compared
     predicted = getattr(a_priori, name)
     if sampling is None or theory.replay is None or speed is None:
         return None
     law, replay = theory.law, theory.replay
 
     def simulated(speed: Speed) -> FloatArray:
-        return group.replayed(name, replay(group.policy, group.requests, speed.law(law)))
+        return sample.replayed(name, replay(sample.policy, sample.requests, speed.law(law)))
 
     calibrated = Speed(law.speed, law.cv, 0)
     delivered = simulated(calibrated)
-    planned, note = _planned(group, theory, delivered)
+    planned, note = _planned(sample, theory, delivered)
     at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
-    scattered = at_speed if speed.cv == law.cv or group.policy.joins_running else simulated(speed)
-    at_once, observed = group.without_lost_time(name), group.observed(name)
+    scattered = at_speed if speed.cv == law.cv or sample.policy.joins_running else simulated(speed)
+    at_once, observed = sample.without_lost_time(name), sample.observed(name)
     drawn = float(planned.mean()) - sampling.long_run
     parts = (
         Part("theory", sampling.long_run - predicted, sampling.long_run_half_width),
         Part("arrivals", drawn, math.hypot(sampling.spread, sampling.long_run_half_width)),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
-        _speed_part(group, theory, speed, delivered, at_speed),
+        _speed_part(sample, theory, speed, delivered, at_speed),
         _difference("scatter", at_speed, scattered),
         _difference("shape", scattered, at_once),
         _difference("gateway", at_once, observed),
@@ -239,37 +243,37 @@ def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
     )
 
 
-def _planned(group: Group, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
+def _planned(sample: EpochSample, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
     """The compared quantity had every request arrived when the timetable meant it to."""
     intended = {
-        r.id: group.intended[r.id]
-        for r in group.requests
-        if group.intended and r.id in group.intended
+        r.id: sample.intended[r.id]
+        for r in sample.requests
+        if sample.intended and r.id in sample.intended
     }
-    if len(intended) < JOINED * len(group.requests):
+    if len(intended) < JOINED * len(sample.requests):
         return (
             delivered,
             "no load run beside it: the sender's part is unknown and counted as arrivals",
         )
     offset = float(
-        np.median([r.arrived_at - intended[r.id] for r in group.requests if r.id in intended])
+        np.median([r.arrived_at - intended[r.id] for r in sample.requests if r.id in intended])
     )
-    at = {r.id: intended.get(r.id, r.arrived_at - offset) for r in group.requests}
-    instants = _replayed_at(group, theory, at)
-    return group.replayed(group.compared, instants, at), ""
+    at = {r.id: intended.get(r.id, r.arrived_at - offset) for r in sample.requests}
+    instants = _replayed_at(sample, theory, at)
+    return sample.replayed(sample.compared, instants, at), ""
 
 
-def _replayed_at(group: Group, theory: Theory, at: Mapping[str, float]) -> Instants:
+def _replayed_at(sample: EpochSample, theory: Theory, at: Mapping[str, float]) -> Instants:
     assert theory.replay is not None
     moved = sorted(
-        (dataclasses.replace(r, arrived_at=at[r.id]) for r in group.requests),
+        (dataclasses.replace(r, arrived_at=at[r.id]) for r in sample.requests),
         key=lambda r: r.arrived_at,
     )
-    return theory.replay(group.policy, moved, theory.law)
+    return theory.replay(sample.policy, moved, theory.law)
 
 
 def _speed_part(
-    group: Group, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray
+    sample: EpochSample, theory: Theory, speed: Speed, before: FloatArray, after: FloatArray
 ) -> Part:
     """The half width is that of the factor, carried over by the part's own slope."""
     part = _difference("speed", before, after)
@@ -277,35 +281,35 @@ def _speed_part(
     if not off:
         return part
     return dataclasses.replace(
-        part, half_width=abs(part.seconds / off) * _speed_half_width(group, theory, speed)
+        part, half_width=abs(part.seconds / off) * _speed_half_width(sample, theory, speed)
     )
 
 
-def _speed_half_width(group: Group, theory: Theory, speed: Speed) -> float:
+def _speed_half_width(sample: EpochSample, theory: Theory, speed: Speed) -> float:
     """Of the factor, relative: batch means of measured - fitted service times over the mean
     fitted one (a ratio estimate).
     """
-    pairs = _service_times(group, theory, speed)
+    pairs = _service_times(sample, theory, speed)
     measured, fitted = np.array(pairs).T
     return batch_means_interval(measured - fitted).half_width / float(fitted.mean())
 
 
-def _service_times(group: Group, theory: Theory, speed: Speed) -> list[tuple[float, float]]:
+def _service_times(sample: EpochSample, theory: Theory, speed: Speed) -> list[tuple[float, float]]:
     """Measured and the law's at the run's speed, by batch."""
     law = theory.law.at_speed(speed.factor)
     if (
-        group.policy.joins_running
+        sample.policy.joins_running
     ):  # no batches: the slots' holding times, against those of the simulation
         assert theory.replay is not None
-        held = theory.replay(group.policy, group.requests, law)
+        held = theory.replay(sample.policy, sample.requests, law)
         return [
             (r.server_free_at - r.dispatched_at, held[r.id][1] - held[r.id][0])
-            for r in group.requests
+            for r in sample.requests
             if r.completed
         ]
     return [
-        (_span(members), service_time(group.policy, members, law))
-        for members in batches(group.requests)
+        (_span(members), service_time(sample.policy, members, law))
+        for members in batches(sample.requests)
         if len(members) == members[0].batch_size
         and all(member.completed and member.output_tokens for member in members)
     ]

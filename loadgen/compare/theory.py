@@ -63,71 +63,71 @@ class _Asked:
     seed: int
 
     def replay(
-        self, policy: Policy, group: Sequence[Served], at: LatencyModel
+        self, policy: Policy, requests: Sequence[Served], at: LatencyModel
     ) -> dict[str, tuple[float, float]]:
-        return replay_arrivals(policy, group, at, self.max_num_seqs, self.seed)
+        return replay_arrivals(policy, requests, at, self.max_num_seqs, self.seed)
 
     def predict(
-        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+        self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
     ) -> Predicted:
-        return predict_means(self._model(policy, group, at), self.rate or rate)
+        return predict_means(self._model(policy, requests, at), self.rate or rate)
 
     def live(
-        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+        self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
     ) -> Predicted:
-        model = self._model(policy, group, at)
-        return predict_means(dataclasses.replace(model, output_tokens=lengths_of(group)), rate)
+        model = self._model(policy, requests, at)
+        return predict_means(dataclasses.replace(model, output_tokens=lengths_of(requests)), rate)
 
     def published(
-        self, policy: Policy, rate: float, group: Sequence[Served], at: LatencyModel
+        self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
     ) -> tuple[float, PaperKind] | None:
-        return published_delay(self._model(policy, group, at), self.rate or rate)
+        return published_delay(self._model(policy, requests, at), self.rate or rate)
 
     def sampling_error(
         self,
         policy: Policy,
         rate: float,
-        group: Sequence[Served],
+        requests: Sequence[Served],
         compared: Compared,
         answer: Predicted,
     ) -> SamplingError | None:
-        model = self.calibrated(policy, group)
+        model = self.calibrated(policy, requests)
         return sampling_error(
-            model, self.rate or rate, len(group), compared, answer, seed=self.seed
+            model, self.rate or rate, len(requests), compared, answer, seed=self.seed
         )
 
-    def calibrated(self, policy: Policy, group: Sequence[Served]) -> Model:
-        return self._model(policy, group, self.law)
+    def calibrated(self, policy: Policy, requests: Sequence[Served]) -> Model:
+        return self._model(policy, requests, self.law)
 
-    def _model(self, policy: Policy, group: Sequence[Served], at: LatencyModel) -> Model:
+    def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
         return Model(
             policy=policy,
-            output_tokens=self.output_tokens or lengths_of(group),
+            output_tokens=self.output_tokens or lengths_of(requests),
             law=at,
-            prompt_tokens=prompts_of(group) if at.kp else None,
+            prompt_tokens=prompts_of(requests) if at.kp else None,
             max_num_seqs=self.max_num_seqs,
-            servers=servers_of(group),
+            servers=servers_of(requests),
         )
 
 
-def lengths_of(group: Sequence[Served]) -> TokenDistribution:
+def lengths_of(requests: Sequence[Served]) -> TokenDistribution:
     """The run's own output lengths."""
-    return TokenDistribution.from_counts([r.output_tokens for r in group if r.output_tokens])
+    return TokenDistribution.from_counts([r.output_tokens for r in requests if r.output_tokens])
 
 
-def prompts_of(group: Sequence[Served]) -> TokenDistribution:
+def prompts_of(requests: Sequence[Served]) -> TokenDistribution:
     """The run's own prompt lengths."""
-    return TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in group])
+    return TokenDistribution.from_counts([max(1, r.prompt_tokens) for r in requests])
 
 
-def servers_of(group: Sequence[Served]) -> int:
+def servers_of(requests: Sequence[Served]) -> int:
     """How many servers the run shows."""
-    return 1 + max(request.server_id for request in group)
+    return 1 + max(request.server_id for request in requests)
 
 
 def replay_arrivals(
     policy: Policy,
-    group: Sequence[Served],
+    requests: Sequence[Served],
     law: LatencyModel,
     max_num_seqs: int | None = None,
     seed: int = 0,
@@ -143,44 +143,48 @@ def replay_arrivals(
         output_tokens=ONE_TOKEN,
         law=law,
         max_num_seqs=max_num_seqs,
-        servers=servers_of(group),
+        servers=servers_of(requests),
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
-    total = np.zeros((len(group), 2))
+    total = np.zeros((len(requests), 2))
     for child in np.random.SeedSequence(seed).spawn(draws):
         rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
         total += (
-            _replay_compiled(model, group, rngs)
+            _replay_compiled(model, requests, rngs)
             if fast.is_compiled(model)
-            else _replay_generic(model, group, rngs)
+            else _replay_generic(model, requests, rngs)
         )
     return {
         request.id: (start, release)
-        for request, (start, release) in zip(group, (total / draws).tolist(), strict=True)
+        for request, (start, release) in zip(requests, (total / draws).tolist(), strict=True)
     }
 
 
-def _replay_compiled(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
+def _replay_compiled(
+    model: Model, requests: Sequence[Served], rngs: list[np.random.Generator]
+) -> Any:
     trace = fast.Trace(
-        np.array([r.arrived_at for r in group], dtype=np.float64),
-        np.array([max(1, r.output_tokens) for r in group], dtype=np.int64),
-        np.array([r.prompt_tokens for r in group], dtype=np.int64),
+        np.array([r.arrived_at for r in requests], dtype=np.float64),
+        np.array([max(1, r.output_tokens) for r in requests], dtype=np.int64),
+        np.array([r.prompt_tokens for r in requests], dtype=np.int64),
         rngs,
     )
     run = fast.replay(model, trace)
     return np.column_stack([run.dispatched_at, run.released_at])
 
 
-def _replay_generic(model: Model, group: Sequence[Served], rngs: list[np.random.Generator]) -> Any:
-    found = np.empty((len(group), 2))
+def _replay_generic(
+    model: Model, requests: Sequence[Served], rngs: list[np.random.Generator]
+) -> Any:
+    found = np.empty((len(requests), 2))
     bound = model.max_num_seqs or UNBOUNDED
     engine = SimulatedEngine(model.law, max_batch_size=bound)
-    for record in simulate_trace(model.policy, jobs_of(group), engine, rngs):
+    for record in simulate_trace(model.policy, jobs_of(requests), engine, rngs):
         found[int(record.request_id)] = _instants(record)
     return found
 
 
-def jobs_of(group: Sequence[Served]) -> list[Job]:
+def jobs_of(requests: Sequence[Served]) -> list[Job]:
     """The requests as the simulator takes them, named by their place in the run."""
     return [
         Job(
@@ -192,7 +196,7 @@ def jobs_of(group: Sequence[Served]) -> list[Job]:
             ),
             max(1, r.output_tokens),
         )
-        for index, r in enumerate(group)
+        for index, r in enumerate(requests)
     ]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.arrivals.text import EXAMPLES
-from loadgen.compare.group import timetable_of
+from loadgen.compare.epoch_sample import timetable_of
 from loadgen.measures.metrics import due_at
 from loadgen.measures.missing import incomplete
 from loadgen.sending.job import row_of

@@ -21,7 +21,7 @@ import pytest
 import loadgen.report.html.page
 from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
 from loadgen.compare.comparison import TOO_SHORT
-from loadgen.compare.group import Group
+from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
 from loadgen.report.html.columns import COLUMNS
@@ -646,7 +646,7 @@ def test_only_the_arrivals_of_the_compared_epoch_are_audited(data: ReportData) -
 
 def test_the_policy_of_a_group_is_that_of_its_first_request() -> None:
     (only, *_) = served(drive(parse_policy("single"), 5.0, n=20))
-    assert Group([only], {}).policy == parse_policy("single")
+    assert EpochSample([only], {}).policy == parse_policy("single")
 
 
 def shortened(value: Any) -> Any:

@@ -21,7 +21,7 @@ Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class EpochSample:
     """Requests in order of arrival, and the start that the recursion gives each."""
 
     requests: Sequence[Served]
@@ -122,7 +122,7 @@ class Group:
         )
 
 
-def chained_starts(group: Group) -> dict[str, float]:
+def chained_starts(sample: EpochSample) -> dict[str, float]:
     """Start of every request had every batch left as soon as it could, each as large and as long as
     measured.
 
@@ -137,15 +137,15 @@ def chained_starts(group: Group) -> dict[str, float]:
     """
     starts: dict[str, float] = {}
     ends: dict[int, float] = {}
-    for members in batches(group.requests):
-        server, limit = members[0].server_id, group.starts[members[0].id]
+    for members in batches(sample.requests):
+        server, limit = members[0].server_id, sample.starts[members[0].id]
         ready = max(member.arrived_at for member in members)
         if (
-            isinstance(group.policy, Fixed)
-            and len(members) < group.policy.batch_size
-            and math.isfinite(group.policy.max_wait)
+            isinstance(sample.policy, Fixed)
+            and len(members) < sample.policy.batch_size
+            and math.isfinite(sample.policy.max_wait)
         ):
-            ready = max(ready, members[0].arrived_at + group.policy.max_wait)
+            ready = max(ready, members[0].arrived_at + sample.policy.max_wait)
         start = min(limit, max(ends.get(server, limit), ready))
         ends[server] = (
             start + max(member.server_free_at for member in members) - members[0].dispatched_at
@@ -154,7 +154,7 @@ def chained_starts(group: Group) -> dict[str, float]:
     return starts
 
 
-def groups(everyone: Iterable[Served]) -> list[list[Served]]:
+def epoch_samples(everyone: Iterable[Served]) -> list[list[Served]]:
     """Per epoch those that arrived and were dispatched in it, in order of arrival.
 
     A record carries the epoch of its dispatch; the change itself lies after the last dispatch of
@@ -167,7 +167,7 @@ def groups(everyone: Iterable[Served]) -> list[list[Served]]:
     for epoch in sorted(by_epoch):
         found.append([request for request in by_epoch[epoch] if request.arrived_at > began_at])
         began_at = max(request.dispatched_at for request in by_epoch[epoch])
-    return [group for group in found if group]
+    return [sample for sample in found if sample]
 
 
 def timetable_of(
