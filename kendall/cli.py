@@ -273,7 +273,7 @@ def _as_typed(message: str, name: str) -> str:
 
 
 def _command(name: str):  # type: ignore[no-untyped-def]
-    """The typer command, its options given environment twins, its help shown as it is written."""
+    """The typer command; its options get environment variables, its help is shown as written."""
     import importlib
 
     import typer.main
@@ -285,17 +285,18 @@ def _command(name: str):  # type: ignore[no-untyped-def]
     command = getattr(command, "commands", {name: command})[name]
     for parameter in command.params:
         if parameter.param_type_name == "option" or parameter.envvar:
-            twins = _twins(name, parameter)
+            variables = _variables(name, parameter)
             rule = _variable(key_of(parameter))
             parameter.envvar = next(
-                (twin for twin in twins if twin in os.environ), rule if rule in twins else twins[0]
+                (variable for variable in variables if variable in os.environ),
+                rule if rule in variables else variables[0],
             )
-            parameter.show_envvar = rule not in twins  # the help ends with the rule
+            parameter.show_envvar = rule not in variables  # the help ends with the rule
     show_as_written(command)
     return command
 
 
-def _twins(name: str, parameter: Any) -> list[str]:
+def _variables(name: str, parameter: Any) -> list[str]:
     """KENDALL_<COMMAND>_<OPTION>, then KENDALL_<OPTION>, the one for all commands in which it
     means the same; of each of its names.
     """
@@ -386,7 +387,7 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
         ):
             continue
         if len(os.environ.get(parameter.envvar, "").split()) > 1:
-            own = _twins(name, parameter)[0]
+            own = _variables(name, parameter)[0]
             raise SpecError(
                 f"got several keys in {parameter.envvar}; expected a single key to send: set "
                 f"{own} too"
@@ -395,7 +396,7 @@ def _check_one_key(name: str, command: Any, arguments: list[str]) -> None:
 
 def _read_by(name: str, command: Any) -> frozenset[str]:
     return NO_OPTIONS.union(
-        *(_twins(name, parameter) for parameter in command.params if parameter.envvar)
+        *(_variables(name, parameter) for parameter in command.params if parameter.envvar)
     )
 
 

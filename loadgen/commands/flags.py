@@ -25,9 +25,9 @@ SEVERAL = frozenset({"--goodput", "--metadata"})
 
 
 def option(flag: str, about: str, panel: str | None = None, **settings: Any) -> Any:
-    """An option with its twin in the environment."""
-    twin = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(flag, help=about, envvar=twin, rich_help_panel=panel, **settings)
+    """An option with its environment variable."""
+    variable = "KENDALL_" + flag.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(flag, help=about, envvar=variable, rich_help_panel=panel, **settings)
 
 
 def spelled_out(arguments: list[str]) -> list[str]:

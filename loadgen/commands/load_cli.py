@@ -29,7 +29,7 @@ from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from loadgen.sending.run import LoadResult
 from policies.durations import Duration
-from queueing.commands.environment_twins import flags_first, from_environment
+from queueing.commands.environment_variables import flags_first, from_environment
 from queueing.commands.remote import CACERT, INSECURE, checked_host
 from queueing.commands.terminal import console
 from queueing.measurement.paths import FileToWrite, cannot_write, file_or_folder, folder_to_write

@@ -31,7 +31,7 @@ from queueing.commands.cli import (
     law_of,
     show,
 )
-from queueing.commands.environment_twins import by_flag, defaults_named, fitting
+from queueing.commands.environment_variables import by_flag, defaults_named, fitting
 from queueing.commands.terminal import Column, Table, say
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError

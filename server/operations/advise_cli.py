@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from policies.text import SpecError
-from queueing.commands.environment_twins import fitting
+from queueing.commands.environment_variables import fitting
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import (
     A_GATEWAY,

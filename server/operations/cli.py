@@ -11,7 +11,7 @@ import typer
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
 from policies.text import one_of
-from queueing.commands.environment_twins import by_flag
+from queueing.commands.environment_variables import by_flag
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
 from queueing.measurement.paths import FileToWrite

@@ -542,7 +542,7 @@ def test_every_variable_stands_for_one_option() -> None:
     options: dict[str, set[str]] = {}
     for name in kendall.cli.COMMANDS:
         for parameter in kendall.cli._command(name).params:
-            for variable in kendall.cli._twins(name, parameter) if parameter.envvar else ():
+            for variable in kendall.cli._variables(name, parameter) if parameter.envvar else ():
                 options.setdefault(variable, set()).add(option_of(variable, parameter))
     assert {variable: names for variable, names in options.items() if len(names) > 1} == {}
     assert set(options).isdisjoint(kendall.cli.NO_OPTIONS)
@@ -558,10 +558,12 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
     for name, options in kendall.cli.OTHER_MEANING.items():
         for parameter in kendall.cli._command(name).params:
             if key_of(parameter) in options:
-                twins = kendall.cli._twins(name, parameter)
-                assert twins[0] == f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()
-                assert f"KENDALL_{key_of(parameter)}".replace("-", "_").upper() not in twins
-                assert len(kendall.cli._twins("other", parameter)) == len(twins) + 1
+                variables = kendall.cli._variables(name, parameter)
+                assert (
+                    variables[0] == f"KENDALL_{name}_{key_of(parameter)}".replace("-", "_").upper()
+                )
+                assert f"KENDALL_{key_of(parameter)}".replace("-", "_").upper() not in variables
+                assert len(kendall.cli._variables("other", parameter)) == len(variables) + 1
     assert {
         name
         for name in kendall.cli.COMMANDS
