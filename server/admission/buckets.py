@@ -3,7 +3,7 @@
 A bucket fills at `rate` up to `rate x burst` and starts full. Output tokens are not known when a
 request comes: its prompt is taken from the bucket when it is admitted, its answer when it has been
 given. The bucket may fall below zero by what was under way, and nothing more of that key is
-admitted until it is above zero again; the rate holds in the mean. A refused request takes nothing.
+admitted until it is above zero again; the rate holds in the mean. A rejected request takes nothing.
 """
 
 from __future__ import annotations

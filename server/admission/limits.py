@@ -79,7 +79,7 @@ class OverloadSettings:
 
     @property
     def bounded(self) -> bool:
-        """Whether anything here can refuse a request."""
+        """Whether anything here can reject a request."""
         bounds = (
             self.max_num_queued_reqs,
             self.max_num_queued_tokens,

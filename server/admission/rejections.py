@@ -1,4 +1,4 @@
-"""Calls that are refused: counted, recorded (`rejected`), and answered with when to come back."""
+"""Calls that are rejected: counted, recorded (`rejected`), and answered with when to come back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rejections:
         self._gateway = gateway
         self._settings = settings
         self._waits = waits
-        # to calls that were refused since the last admission: they will come back for them
+        # to calls that were rejected since the last admission: they will come back for them
         self.promised_places = 0
         self._counter = Counter(
             "kendall_rejections",
@@ -55,17 +55,17 @@ class Rejections:
     # the account
 
     def by_reason(self) -> dict[str, float]:
-        """Requests refused since the start, by reason."""
+        """Requests rejected since the start, by reason."""
         samples = (sample for metric in self._counter.collect() for sample in metric.samples)
         return {sample.labels["reason"]: sample.value for sample in samples}
 
     def count(self, reason: str, sequences: int) -> None:
-        """So many sequences are refused."""
+        """So many sequences are rejected."""
         self._counter.labels(reason).inc(sequences)
         self._gateway.metrics.received.count(sequences)
 
     def record(self, error: ApiError, requests: Sequence[EngineRequest]) -> None:
-        """The sequences of a call that is refused."""
+        """The sequences of a call that is rejected."""
         for engine_request in requests:
             self._record(error, _record_of(engine_request))
 
@@ -80,7 +80,7 @@ class Rejections:
     def record_at_precheck(
         self, error: ApiError, client_request_id: str | None, *, retry: bool
     ) -> str:
-        """Record a call that is refused before its body is read; returns its id."""
+        """Record a call that is rejected before its body is read; returns its id."""
         gateway, now = self._gateway, self._gateway.now()
         call_id = gateway.call_ids.next("refused")
         gateway.arrivals.saw(now, gateway.batcher.epoch, retry=retry)
@@ -184,7 +184,7 @@ class Rejections:
         )
 
     def until_gone(self, count: float) -> float | None:
-        """Until there is a place for this one beside those refused before it, or they would all
+        """Until there is a place for this one beside those rejected before it, or they would all
         come back at the same instant.
 
         The turn goes round the backlog: nobody is sent away for longer than what is here now takes.
