@@ -33,7 +33,7 @@ from queueing.prediction import largest_stable_rate
 from tests.server.live_machine import stopped_half_of_the_time
 from tests.serving import started
 
-Assessment = dict[str, Any]  # `prediction` of GET /admin/prediction
+AssessmentJson = dict[str, Any]  # `prediction` of GET /admin/prediction
 LENGTHS = parse_distribution("uniform:low=4,high=28")
 LONGEST, PROMPT, BOUND = 28, 16, 16  # tokens, tokens, sequences in the engine
 PROMPTS = parse_distribution(f"deterministic:value={PROMPT}")
@@ -237,7 +237,7 @@ async def looked(
     *,
     limit: int | None = None,
     asked: Sequence[str] = (),
-) -> Assessment:
+) -> AssessmentJson:
     """A new epoch under that policy, loaded until its first `seconds` are assessed; that
     assessment. The load is then ended.
 
@@ -258,7 +258,9 @@ async def looked(
     try:
         while not loading.done() and loop.time() < deadline:
             await asyncio.wait([loading], timeout=min(0.2, site.interval / 4))
-            found: Assessment | None = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
+            found: AssessmentJson | None = (await gateway.ask("GET", "/admin/prediction"))[
+                "prediction"
+            ]
             if (
                 found is not None
                 and found["epoch"] == epoch

@@ -30,7 +30,7 @@ from queueing.prediction import predict
 from tests.server.live_harness import (
     BOUND,
     PROMPTS,
-    Assessment,
+    AssessmentJson,
     Site,
     looked,
     real_site,
@@ -58,7 +58,7 @@ class Run:
     """One limit in force for a while."""
 
     limit: int
-    assessment: Assessment
+    assessment: AssessmentJson
     records: list[Record]
 
     @property

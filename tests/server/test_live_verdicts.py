@@ -23,7 +23,7 @@ from loadgen.gateway.gateway_process import free_port
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,
-    Assessment,
+    AssessmentJson,
     Site,
     arguments,
     looked,
@@ -50,7 +50,7 @@ RAISED_LOAD = {
     "stable_queue",
 }  # what else is named where retries raise the load, on a slow machine beyond 1
 CONTINUOUS = "continuous:max_batch_size=8"
-Case = Callable[[Site], Coroutine[Any, Any, Assessment]]
+Case = Callable[[Site], Coroutine[Any, Any, AssessmentJson]]
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +81,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 # one run each, and what the live model said at its end
 
 
-async def gamma(site: Site) -> Assessment:
+async def gamma(site: Site) -> AssessmentJson:
     return await looked(
         site, CAPPED, sent(site, site.arrivals("gamma:rate=1,burstiness=0.3", 0.6, seed=1))
     )
 
 
-async def modulated(site: Site) -> Assessment:
+async def modulated(site: Site) -> AssessmentJson:
     """The rate is a fifth or nine fifths of its mean, for a twentieth of the run each on
     average.
     """
@@ -98,7 +98,7 @@ async def modulated(site: Site) -> Assessment:
     return await looked(site, CONTINUOUS, sent(site, timetable))
 
 
-async def closed(site: Site) -> Assessment:
+async def closed(site: Site) -> AssessmentJson:
     """Four clients before a server that takes one at a time, each thinking for three service
     times on average.
     """
@@ -107,7 +107,7 @@ async def closed(site: Site) -> Assessment:
     return await looked(site, "single", sent(site, timetable, users=4, think=3 / rate), seconds)
 
 
-async def retrying(site: Site) -> Assessment:
+async def retrying(site: Site) -> AssessmentJson:
     """They hang up after not quite twice the mean service time, which is enough for the longest
     answer, but for hardly a wait.
     """
@@ -120,14 +120,14 @@ async def retrying(site: Site) -> Assessment:
     )
 
 
-async def slowed(site: Site) -> Assessment:
+async def slowed(site: Site) -> AssessmentJson:
     """So lightly loaded that the queue stays stable, also if stopping costs the engine more than
     the time it is stopped.
     """
     return await looked(site, CAPPED, slowed_midway(site, site.poisson(0.25, 5)))
 
 
-async def overloaded(site: Site) -> Assessment:
+async def overloaded(site: Site) -> AssessmentJson:
     """Under a policy that is overloaded by fewer requests than the sender can send in time."""
     policy = "capped:max_batch_size=2"
     return await looked(site, policy, sent(site, site.poisson(1.3, 6, policy)), 0.7 * site.seconds)
@@ -135,13 +135,13 @@ async def overloaded(site: Site) -> Assessment:
 
 async def clean(
     site: Site, policy: str = CAPPED, seed: int = 7, seconds: float | None = None
-) -> Assessment:
+) -> AssessmentJson:
     return await looked(
         site, policy, sent(site, site.poisson(0.55, seed, policy, seconds)), seconds
     )
 
 
-async def hundred(site: Site) -> Assessment:
+async def hundred(site: Site) -> AssessmentJson:
     timetable = site.poisson(0.55, 8).rows(np.arange(100))
     seconds = float(timetable.intended_at[-1]) + 1.0
 
@@ -162,7 +162,7 @@ BROKEN: dict[str, tuple[Case, str]] = {
 }
 
 
-def shown(assessment: Assessment) -> str:
+def shown(assessment: AssessmentJson) -> str:
     compared = assessment["comparison"]
     observed, predicted = (
         1e3 * (compared[side]["value"] or np.nan) for side in ("observed", "predicted")
@@ -179,7 +179,7 @@ def shown(assessment: Assessment) -> str:
     return f"{compared['verdict']} {compared['reasons']} ({seen}) {fails}"
 
 
-def assert_named(assessment: Assessment, expected: str) -> None:
+def assert_named(assessment: AssessmentJson, expected: str) -> None:
     """As the first cause; what a noisy machine does to the engine may be named too."""
     compared = assessment["comparison"]
     assert compared["verdict"] == "disagree", shown(assessment)
