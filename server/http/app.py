@@ -93,7 +93,7 @@ def create_app(
     )
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
-    app.audit = Audit(gateway.metrics.denied)
+    app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
     _add_openai(app, gateway)
