@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.latency.profile import Profile
+from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
 from server.errors import ApiError
@@ -31,7 +32,6 @@ from server.http.call import answer, direct
 from server.http.headers import stamped
 from server.http.presence import watch_client
 from server.page import Feed, add_page
-from server.queue.change import PolicyChange
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.guard import Guard
