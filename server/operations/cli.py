@@ -10,7 +10,7 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
-from policies.text import one_of
+from policies.text import CommaList, one_of
 from queueing.commands.environment_twins import by_flag
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
@@ -374,6 +374,7 @@ def serve_command(
                 "Reject requests predicted to miss this objective, for example "
                 "p99_queueing_delay=2s."
             ),
+            parser=CommaList(),
         ),
     ] = None,
     adaptive_concurrency: Annotated[
