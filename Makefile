@@ -54,6 +54,7 @@ check: setup-dev ## lint, format, types, import direction, spelling
 	$(BIN)/mypy -p kendall
 	$(BIN)/mypy tools/setup_env.py tools/audit.py tools/vendor.py tools/notebook.py tools/mutants.py
 	$(BIN)/mypy -p grafana
+	$(BIN)/mypy -p bench
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
