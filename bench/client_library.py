@@ -160,7 +160,7 @@ async def with_httpcore(url: str) -> AsyncIterator[Post]:
     ) as pool:
 
         async def post(body: bytes) -> None:
-            headers = {**HEADERS, "x-request-id": "a"}
+            headers = [*HEADERS.items(), ("x-request-id", "a")]
             async with pool.stream("POST", url, content=body, headers=headers) as response:
                 async for _ in response.aiter_stream():
                     pass

@@ -31,17 +31,16 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from bench.gateway import edge, engine
-from bench.gateway.judging import Finding, conclusion
-from bench.gateway.page import write
-from bench.gateway.servers import child
-from bench.gateway.wire import WireError
+from bench.gateway_cost import edge, engine
+from bench.gateway_cost.judging import Finding, conclusion
+from bench.gateway_cost.page import write
+from bench.gateway_cost.servers import child
+from bench.gateway_cost.wire import WireError
 from queueing.measurement.machine import hardware, versions
 
 ROUNDS = {"engine": 10, "edge": 10}  # parts, and how often each is repeated
@@ -97,10 +96,11 @@ def run_edge(
 
 def judged_anew(report: dict[str, Any]) -> dict[str, Any]:
     """The same rounds, by the rules of now."""
-    for part, (kind, findings) in {
+    parts: dict[str, tuple[Callable[..., Any], Callable[[list[Any]], list[Finding]]]] = {
         "engine": (engine.Round, engine.findings),
         "edge": (edge.Run, edge.findings),
-    }.items():
+    }
+    for part, (kind, findings) in parts.items():
         if part in report:
             rounds: list[Any] = [kind(**each) for each in report[part]["measured"]]
             report[part]["findings"] = [finding.to_dict() for finding in findings(rounds)]

@@ -29,7 +29,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from gpu.design import PRESETS, Shape, cells_of, fitting, longest
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the measuring machine has only the files
+
+from bench.gpu.design import PRESETS, Shape, cells_of, fitting, longest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,8 +126,8 @@ def choose_device(asked: str) -> str | None:
 
 def measure_all(options: argparse.Namespace, device: str, began: float) -> int:
     """Measure into OUTPUT/NAME.jsonl; the exit code."""
-    from gpu.device import energy_counter, free_memory, machine, now, versions
-    from gpu.measure import Bench, line_writer, measure
+    from bench.gpu.device import energy_counter, free_memory, machine, now, versions
+    from bench.gpu.measure import Bench, line_writer, measure
 
     sizes = sizes_that_fit(options, free_memory(device))
     if not sizes:
@@ -198,9 +200,8 @@ def configuration(options: argparse.Namespace, sizes: list[int]) -> dict[str, An
 
 def fit_all(options: argparse.Namespace) -> int:
     """Fit raw files into OUTPUT/NAME.json and NAME.md; the exit code."""
-    from gpu.fit import padded_law, profile_of, read_runs
-    from gpu.report import report
-
+    from bench.gpu.fit import padded_law, profile_of, read_runs
+    from bench.gpu.report import report
     from policies.text import SpecError
 
     try:

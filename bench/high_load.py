@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from bench.live.judgement import RULE
 from bench.live.virtual import (
     CALM,

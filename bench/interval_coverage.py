@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadgen.compare.comparison import Predicted
 from loadgen.compare.sampling_error import sampling_error

@@ -62,7 +62,7 @@ async def one(
     url: str, name: str, rate: float, count: int, seed: int
 ) -> tuple[float, float, float]:
     """Mean and 99th percentile of the lateness (ms) and processor time per request (us)."""
-    pacing.pacing_clock = CLOCKS[name]  # type: ignore[assignment]
+    pacing.pacing_clock = CLOCKS[name]
     lengths = parse_distribution("deterministic:value=4")
     timetable = draw(rate, count, seed, parse_distribution("deterministic:value=16"), lengths)
     before = time.process_time()
@@ -99,7 +99,7 @@ async def measure(
                     )
     return {
         name: tuple(map(statistics.median, zip(*runs, strict=True))) for name, runs in found.items()
-    }  # type: ignore[misc]
+    }
 
 
 def main() -> None:

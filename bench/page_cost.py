@@ -27,8 +27,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import aiohttp
 import numpy as np
 from scipy.stats import t

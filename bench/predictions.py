@@ -11,11 +11,8 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution

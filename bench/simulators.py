@@ -139,6 +139,7 @@ def simpy_store(queue: Queue, requests: int, seed: int) -> Vector:
 
     gaps, tokens, _ = queue.draws(requests, seed)
     law, bound = queue.model.law, queue.model.bound
+    assert bound is not None
     env = simpy.Environment()
     waiting, delays = simpy.Store(env), []
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from policies.text import suggest
+from policies.text import CommaList, suggest
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
@@ -102,14 +102,18 @@ def _second_value(extra: str, command: Any, arguments: Sequence[str]) -> str | N
     }
     for flag, value, behind in zip(arguments, arguments[1:], arguments[2:], strict=False):
         if behind == extra and flag in known and not value.startswith("--"):
-            form = (
-                f"{flag} {value},{extra}"
-                if "," in (known[flag].help or "")
-                else f"{flag} {value} alone"
-            )
-            form = f"{flag} {value} {flag} {extra}" if known[flag].multiple else form
+            form = flag + _with_both(known[flag], value, extra)
             return f"got {extra!r:.80} behind {flag} {value:.80}; expected {form:.160}"
     return None
+
+
+def _with_both(parameter: Any, value: str, extra: str) -> str:
+    """What follows the flag for both values, or for the first one where it takes one only."""
+    if parameter.multiple:
+        return f" {value} {parameter.opts[0]} {extra}"
+    if isinstance(parameter.type_descriptor.parameter_info.parser, CommaList):
+        return f" {value},{extra}"
+    return f" {value} alone"
 
 
 def _bad_usage(error: Any, message: str, command: Any) -> str:

@@ -151,6 +151,16 @@ def one_of(flag: str, value: str, literal: Any) -> Any:
     return value
 
 
+class CommaList:
+    """The type of an option that takes several values with commas between them, as one text."""
+
+    __name__ = "text"  # for the help
+
+    def __call__(self, text: str) -> str:
+        """As it is; the command parses it."""
+        return text
+
+
 def parse_number(key: str, text: str, context: str) -> float:
     """A finite or infinite number. Raises SpecError for anything else, not-a-number included."""
     try:

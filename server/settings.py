@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from server.admission.limits import OverloadSettings
+from server.runtime.field_marks import RELOADED
 from server.runtime.logs import LogSettings
 from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
@@ -28,7 +29,7 @@ class Settings:
     engine: EngineName = "auto"
     policy: str = "continuous"
     max_output_tokens: int | None = None
-    patience: float | None = None
+    patience: float | None = field(default=None, metadata=RELOADED)
     request_timeout: float | None = None  # from the arrival to the end of the answer
     first_token_timeout: float | None = None  # from the arrival to the first token
     latency: str | None = None  # law or profile for predictions, and for the emulated engine

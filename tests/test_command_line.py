@@ -796,6 +796,26 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
             ("demo", "--policy", "single", "fixed"),
             ("got 'fixed' behind --policy single; expected --policy single --policy fixed",),
         ),
+        (
+            ("serve", "tiny", "--policy", "single", "dynamic"),
+            ("got 'dynamic' behind --policy single; expected --policy single alone",),
+        ),
+        (
+            ("demo", "--engine", "vllm", "emulated"),
+            ("got 'emulated' behind --engine vllm; expected --engine vllm alone",),
+        ),
+        (
+            ("serve", "tiny", "--slo", "p99_queueing_delay=2s", "mean_queueing_delay=1s"),
+            ("expected --slo p99_queueing_delay=2s,mean_queueing_delay=1s",),
+        ),
+        (
+            ("load", "--lateness-budget", "mean=1ms", "p99=5ms"),
+            ("expected --lateness-budget mean=1ms,p99=5ms",),
+        ),
+        (
+            ("load", "--percentile-metrics", "ttft", "x"),
+            ("expected --percentile-metrics ttft,x",),
+        ),
         (("load", "--json", "two"), ("got 'two' too many; expected options only",)),
         (("serve", "tiny", "more"), ("got 'more' too many; expected one MODEL and options",)),
         (

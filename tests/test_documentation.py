@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -16,6 +18,13 @@ PAGES = sorted(
         *(ROOT / "docker").glob("*.md"),
         *(ROOT / "requirements").glob("*.md"),
     ]
+)
+PACKAGES = ("kendall", "policies", "queueing", "server", "loadgen")
+WITH_EXAMPLES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
 )
 
 
@@ -35,6 +44,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_of_the_docstrings_run_as_python_runs_them(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted >= 1
+    assert outcome.failed == 0
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

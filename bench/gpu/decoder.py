@@ -41,7 +41,7 @@ class Cache:
         return held[0], held[1]
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]  # PyTorch is not followed by mypy
     """Attention and the gated feed-forward, each with its norm."""
 
     def __init__(self, shape: Shape) -> None:
@@ -72,7 +72,7 @@ class Layer(nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
-class Decoder(nn.Module):
+class Decoder(nn.Module):  # type: ignore[misc]
     """Logits of the next token. Prompts are given whole: more than one new token only at
     position 0.
     """
@@ -130,7 +130,7 @@ def random_decoder(
     """
     with torch.device("meta"):
         decoder = Decoder(shape, tokens)
-    decoder = decoder.to(dtype).to_empty(device=device)
+    decoder.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in decoder.named_parameters():
@@ -138,4 +138,5 @@ def random_decoder(
                 0.0, 0.02, generator=generator
             )
     decoder.angles = positions(shape.head_dim, tokens).to(device=device, dtype=dtype)
-    return decoder.eval()
+    decoder.eval()
+    return decoder

@@ -41,7 +41,7 @@ class Bench:
         )
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def serve(self, cell: Cell) -> list[float]:
         """Seconds from the start of the batch until its 1st, 2nd, .. tokens were on the host."""
         size = (cell.batch_size, cell.prompt_tokens)
@@ -62,7 +62,7 @@ class Bench:
         """Every batch size and prompt twice; seconds of the prefill and of a step, from the
         second time. None after `until`.
         """
-        found = {}
+        found: dict[tuple[int, int], tuple[float, float]] = {}
         for size, prompt in sorted({(cell.batch_size, cell.prompt_tokens) for cell in cells}):
             for _ in range(2):
                 if perf_counter() > until:

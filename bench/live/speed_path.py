@@ -230,7 +230,7 @@ def _end(start, work, done, first_block, width):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _run(
+def _run(  # type: ignore[no-untyped-def]
     arrived_at,
     lengths,
     prompts,
@@ -246,7 +246,7 @@ def _run(
     ends,
     batches,
     sizes,
-):  # type: ignore[no-untyped-def]
+):
     """From batch to batch, as `queueing.simulation.kernels.run_padded`, on the engine's clock;
     `place`: first block, width.
     """

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from loadgen.commands.flags import option
-from policies.text import SpecError, short_number, suggest
+from policies.text import CommaList, SpecError, short_number, suggest
 
 if TYPE_CHECKING:
     from loadgen.report.audit import Stream
@@ -59,6 +59,7 @@ def audit_command(
         option(
             "--lateness-budget",
             "Largest allowed lateness against the timetable. Default: mean=1ms,p99=5ms.",
+            parser=CommaList(),
         ),
     ] = None,
     require: Annotated[

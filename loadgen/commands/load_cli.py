@@ -29,6 +29,7 @@ from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from loadgen.sending.run import LoadResult
 from policies.durations import Duration
+from policies.text import CommaList
 from queueing.commands.environment_variables import flags_first, from_environment
 from queueing.commands.remote import CACERT, INSECURE, checked_host
 from queueing.commands.terminal import console
@@ -325,6 +326,7 @@ def load(
                 "status 3 if the option is given. Default: mean=1ms,p99=5ms."
             ),
             HOW,
+            parser=CommaList(),
         ),
     ] = None,
     goodput: Annotated[
@@ -352,12 +354,20 @@ def load(
     percentile_metrics: Annotated[
         str | None,
         option(
-            "--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el.", SAID
+            "--percentile-metrics",
+            "Durations to report, for example ttft,tpot,itl,e2el.",
+            SAID,
+            parser=CommaList(),
         ),
     ] = None,
     metric_percentiles: Annotated[
         str | None,
-        option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.", SAID),
+        option(
+            "--metric-percentiles",
+            "Percentiles to report. Default: 50,90,95,99.",
+            SAID,
+            parser=CommaList(),
+        ),
     ] = None,
     assertions: Annotated[
         list[str] | None,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loadgen.report.load_report import Report
 
 from loadgen.commands.flags import SummaryCommand, option
+from policies.text import CommaList
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,10 +44,19 @@ def summary_command(
     ] = None,
     percentile_metrics: Annotated[
         str | None,
-        option("--percentile-metrics", "Durations to report, for example ttft,tpot,itl,e2el."),
+        option(
+            "--percentile-metrics",
+            "Durations to report, for example ttft,tpot,itl,e2el.",
+            parser=CommaList(),
+        ),
     ] = None,
     metric_percentiles: Annotated[
-        str | None, option("--metric-percentiles", "Percentiles to report. Default: 50,90,95,99.")
+        str | None,
+        option(
+            "--metric-percentiles",
+            "Percentiles to report. Default: 50,90,95,99.",
+            parser=CommaList(),
+        ),
     ] = None,
     lateness_budget: Annotated[
         str | None,
@@ -56,6 +66,7 @@ def summary_command(
                 "Largest allowed lateness of sending; a run beyond it is INVALID, with exit "
                 "status 3 if the option is given. Default: mean=1ms,p99=5ms."
             ),
+            parser=CommaList(),
         ),
     ] = None,
     max_failed_fraction: Annotated[

@@ -13,7 +13,7 @@ from loadgen.arrivals.spec_text import listed
 from loadgen.commands.flags import SweepCommand
 from loadgen.sending.client.target import Keys
 from policies.durations import Duration
-from policies.text import SpecError
+from policies.text import CommaList, SpecError
 from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
 from queueing.measurement.slo import split_slos
@@ -48,7 +48,9 @@ def sweep_command(
     loads: Annotated[
         str | None,
         _option(
-            GRID, "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5."
+            GRID,
+            "Loads as fractions of each policy's largest stable rate, for example 0.3,0.5.",
+            parser=CommaList(),
         ),
     ] = None,
     request_rates: Annotated[
@@ -56,10 +58,12 @@ def sweep_command(
         _option(
             GRID,
             "Arrival rates in requests per second, the same for every policy, for example 2,4.",
+            parser=CommaList(),
         ),
     ] = None,
     max_output_tokens: Annotated[
-        str | None, _option(GRID, "Token limits of the gateway, for example 16,32,none.")
+        str | None,
+        _option(GRID, "Token limits of the gateway, for example 16,32,none.", parser=CommaList()),
     ] = None,
     preset: Annotated[
         str,

@@ -61,8 +61,8 @@ def kingman(
 ) -> TwoMomentDelay:
     """Requests/s, seconds, squared coefficients of variation. Raises SpecError, UnstableQueueError.
 
-    >>> kingman(3.2, 0.25, 1.0, 1.0).heavy_traffic  # M/M/1
-    1.0...
+    >>> round(kingman(3.2, 0.25, 1.0, 1.0).heavy_traffic, 9)  # M/M/1: rho / (1 - rho) E[S]
+    1.0
     """
     load = check_queue(arrival_rate, service_mean)
     for name, value in (("arrival_scv", arrival_scv), ("service_scv", service_scv)):

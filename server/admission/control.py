@@ -37,17 +37,6 @@ if TYPE_CHECKING:
     from server.queue.batcher import Batcher
     from server.queue.sequence import SequenceState
 
-RELOADED = (  # settings that can change while the gateway serves
-    *(
-        "max_num_queued_reqs",
-        "max_num_queued_tokens",
-        "max_sequences_per_call",
-        "overload_status",
-        "slo",
-        "priority_aging",
-    ),
-    *("rate_limit", "rate_limit_tokens", "rate_limit_burst"),
-)
 RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
@@ -137,8 +126,8 @@ class Overload:
             self.waits.begin_epoch()
 
     def change(self, settings: OverloadSettings) -> None:
-        """Other values of what is in `RELOADED`. Where a rate changed, every key begins with its
-        burst.
+        """Other values of the fields marked `RELOADED`. Where a rate changed, every key begins
+        with its burst.
         """
         before, self.settings = self.settings, settings
         self.rejections.change(settings)

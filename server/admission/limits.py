@@ -5,11 +5,12 @@ queue, and on the size of one call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from policies.text import SpecError
 from queueing.measurement.slo import read_slo, split_slos
 from server.errors import ApiError
+from server.runtime.field_marks import RELOADED
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays
 # below 150 MiB
@@ -34,24 +35,28 @@ class DelayTarget:
 class OverloadSettings:
     """Flags of `kendall serve`; seconds, requests and tokens. Raises SpecError."""
 
-    max_num_queued_reqs: int | None = (
-        # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
-        MAX_QUEUED
-    )
-    max_sequences_per_call: int = MAX_SEQUENCES  # prompts x n
+    # sequences without an answer, waiting or in service, as vLLM counts them; None: no bound
+    max_num_queued_reqs: int | None = field(default=MAX_QUEUED, metadata=RELOADED)
+    # prompts x n
+    max_sequences_per_call: int = field(default=MAX_SEQUENCES, metadata=RELOADED)
     # prompt tokens that wait; at or above it nothing more is taken
-    max_num_queued_tokens: int | None = None
-    overload_status: int = 429  # of queue_full, slo_unattainable and queue_timeout
-    slo: str | None = None  # admit while the model says it holds, for example p99_queueing_delay=2s
+    max_num_queued_tokens: int | None = field(default=None, metadata=RELOADED)
+    # of queue_full, slo_unattainable and queue_timeout
+    overload_status: int = field(default=429, metadata=RELOADED)
+    # admit while the model says it holds, for example p99_queueing_delay=2s
+    slo: str | None = field(default=None, metadata=RELOADED)
     queue_events: bool = False  # a stream's headers leave at once, and comments tell its place
     # seconds without a byte after which a stream gets a comment; 0: none
     sse_keep_alive_interval: float = 0.0
     adaptive_concurrency: bool = False
-    rate_limit: float | None = None  # requests per second of one API key
-    rate_limit_tokens: float | None = None  # prompt and output tokens per second of one API key
-    rate_limit_burst: float = 10.0  # seconds of either rate that may come at once
+    # requests per second of one API key
+    rate_limit: float | None = field(default=None, metadata=RELOADED)
+    # prompt and output tokens per second of one API key
+    rate_limit_tokens: float | None = field(default=None, metadata=RELOADED)
+    # seconds of either rate that may come at once
+    rate_limit_burst: float = field(default=10.0, metadata=RELOADED)
     # seconds of waiting that are worth one level; None: priorities are not looked at
-    priority_aging: float | None = None
+    priority_aging: float | None = field(default=None, metadata=RELOADED)
     wait_estimates: bool = True  # place and predicted wait in headers, error bodies and metrics
 
     def __post_init__(self) -> None:

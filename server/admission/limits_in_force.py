@@ -6,15 +6,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from policies import Policy, SpecError, format_policy, parse_policy
 from server.errors import ApiError, not_started
 from server.queue.batcher import Batcher
-from server.queue.change import PolicyChange
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("kendall")
+Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class PolicyChange(BaseModel):
+    """`PUT /admin/policy`: what is named changes, all of it or nothing; null lifts a limit."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    policy: str | None = None
+    max_output_tokens: Tokens | None = None
+    patience: Annotated[float, Field(gt=0)] | None = None
 
 
 class LimitsInForce:

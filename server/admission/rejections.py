@@ -62,7 +62,7 @@ class Rejections:
     def count(self, reason: str, sequences: int) -> None:
         """So many sequences are rejected."""
         self._counter.labels(reason).inc(sequences)
-        self._gateway.metrics.received.count(sequences)
+        self._gateway.metrics.calls.received.count(sequences)
 
     def record(self, error: ApiError, requests: Sequence[EngineRequest]) -> None:
         """The sequences of a call that is rejected."""

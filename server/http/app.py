@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies import SpecError
 from queueing.latency.profile import Profile
+from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
 from server.errors import ApiError
@@ -31,7 +32,6 @@ from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.headers import stamped
 from server.page import Feed, add_page
-from server.queue.change import PolicyChange
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.denials import Denial
@@ -93,7 +93,7 @@ def create_app(
     )
     app.state.gateway = gateway
     app.guard = Guard(gateway.settings.security)
-    app.audit = Audit(gateway.metrics.denied)
+    app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
     _add_openai(app, gateway)

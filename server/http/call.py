@@ -187,7 +187,7 @@ def direct(
         except ApiError as error:
             # the others are counted as rejections
             if error.status not in (429, 503) and error.code not in EARLY:
-                gateway.metrics.refused.labels(error.code).inc()
+                gateway.metrics.calls.refused.labels(error.code).inc()
             cut = error.code == "body_too_large"  # before the body's end
             response = (
                 RejectionResponse(error)
@@ -197,7 +197,7 @@ def direct(
             send = stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
-            gateway.metrics.refused.labels("internal_error").inc()
+            gateway.metrics.calls.refused.labels("internal_error").inc()
             failure = ApiError(
                 500, "internal_error", "internal error of the gateway; its log has the details"
             )

@@ -31,9 +31,9 @@ class LiveGauges:
         metrics = self._metrics
         for gauge in (
             metrics.verdicts.verdict,
-            metrics.delays.what_if,
-            metrics.delays.what_if_sojourn,
-            metrics.delays.what_if_first_token,
+            metrics.what_ifs.queueing_delay,
+            metrics.what_ifs.sojourn_time,
+            metrics.what_ifs.first_token,
         ):
             gauge.clear()
         metrics.load.speed.set(math.nan)
@@ -101,9 +101,9 @@ class LiveGauges:
             if each["max_output_tokens"] == limit and each["queueing_delay"] is not None
         ]
         gauges = {
-            "queueing_delay": metrics.delays.what_if,
-            "sojourn_time": metrics.delays.what_if_sojourn,
-            "time_to_first_token": metrics.delays.what_if_first_token,
+            "queueing_delay": metrics.what_ifs.queueing_delay,
+            "sojourn_time": metrics.what_ifs.sojourn_time,
+            "time_to_first_token": metrics.what_ifs.first_token,
         }
         for quantity, gauge in gauges.items():
             gauge.clear()

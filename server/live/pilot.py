@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from policies import parse_policy
 from queueing.control.autopilot.bounds import Bounds
 from queueing.optimization.forecast import Setting
+from server.admission.limits_in_force import PolicyChange
 from server.calibration.host import LiveHost
 from server.errors import ApiError
-from server.queue.change import PolicyChange
 from server.settings import AutopilotMode
 
 if TYPE_CHECKING:

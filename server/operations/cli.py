@@ -10,22 +10,16 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
-from policies.text import one_of
+from policies.text import CommaList, one_of
 from queueing.commands.environment_variables import by_flag
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
 from queueing.measurement.paths import FileToWrite
-from server.admission.limits import MAX_QUEUED, MAX_SEQUENCES, OverloadSettings
+from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of
 from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
 from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
-from server.security.settings import (
-    MAX_BODY_BYTES,
-    MAX_FORM_BYTES,
-    MAX_FORM_COMPILE_TIME,
-    SecuritySettings,
-    TlsSettings,
-)
+from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
 from server.supervision.settings import SupervisionSettings
 
@@ -71,10 +65,10 @@ def serve_command(
             envvar="KENDALL_MODEL",
         ),
     ] = "tiny",
-    host: Annotated[str, _option(LISTENING, "Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, _option(LISTENING, "Address to listen on.")] = Settings.host,
     port: Annotated[
         int, _option(LISTENING, "Port to listen on (0: any free port).", min=0, max=65535)
-    ] = 8080,
+    ] = Settings.port,
     served_model_name: Annotated[
         list[str] | None,
         _option(
@@ -94,10 +88,10 @@ def serve_command(
                 "Fields that they define and Kendall does not support get 501."
             ),
         ),
-    ] = "refuse",
+    ] = Settings.unknown_fields,
     policy: Annotated[
         str, _option(QUEUE, "Batching policy, for example capped:max_batch_size=8.")
-    ] = "continuous",
+    ] = Settings.policy,
     max_output_tokens: Annotated[
         int | None,
         _option(
@@ -155,7 +149,7 @@ def serve_command(
     ] = None,
     engine: Annotated[
         str, _option(ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated.")
-    ] = "auto",
+    ] = Settings.engine,
     max_num_seqs: Annotated[
         int | None,
         _option(
@@ -179,7 +173,7 @@ def serve_command(
             "Time limit of the engine's first start, including the download of a model.",
             parser=Duration(1.0),
         ),
-    ] = 3600.0,
+    ] = SupervisionSettings.start_timeout,
     max_restarts: Annotated[
         int,
         _option(
@@ -190,13 +184,13 @@ def serve_command(
             ),
             min=0,
         ),
-    ] = 8,
+    ] = SupervisionSettings.max_restarts,
     restart_window: Annotated[
         float,
         _option(
             ENGINE, "Length of the window in which restarts are counted.", parser=Duration(1.0)
         ),
-    ] = 600.0,
+    ] = SupervisionSettings.restart_window,
     restart_timeout: Annotated[
         float,
         _option(
@@ -207,7 +201,7 @@ def serve_command(
             ),
             parser=Duration(1.0),
         ),
-    ] = 300.0,
+    ] = SupervisionSettings.restart_timeout,
     max_interruptions: Annotated[
         int,
         _option(
@@ -218,7 +212,7 @@ def serve_command(
             ),
             min=0,
         ),
-    ] = 3,
+    ] = SupervisionSettings.max_interruptions,
     suspect_after: Annotated[
         int,
         _option(
@@ -229,7 +223,7 @@ def serve_command(
             ),
             min=1,
         ),
-    ] = 2,
+    ] = SupervisionSettings.suspect_after,
     max_parked: Annotated[
         int,
         _option(
@@ -240,7 +234,7 @@ def serve_command(
             ),
             min=0,
         ),
-    ] = 1024,
+    ] = SupervisionSettings.max_parked,
     stuck_timeout: Annotated[
         float,
         _option(
@@ -248,7 +242,7 @@ def serve_command(
             "Restart an engine that has work but produces no token for this long (0: never).",
             parser=Duration(),
         ),
-    ] = 60.0,
+    ] = SupervisionSettings.stuck_timeout,
     shutdown_delay: Annotated[
         float,
         _option(
@@ -259,7 +253,7 @@ def serve_command(
             ),
             parser=Duration(),
         ),
-    ] = 0.0,
+    ] = Settings.shutdown_delay,
     shutdown_timeout: Annotated[
         float,
         _option(
@@ -267,7 +261,7 @@ def serve_command(
             "Time that requests in service have to finish after SIGTERM.",
             parser=Duration(),
         ),
-    ] = 30.0,
+    ] = Settings.shutdown_timeout,
     latency: Annotated[
         str | None,
         _option(
@@ -292,11 +286,11 @@ def serve_command(
     prediction_interval: Annotated[
         float,
         _option(MODEL, "Time between live predictions (0: no live prediction).", parser=Duration()),
-    ] = 5.0,
+    ] = Settings.prediction_interval,
     what_if_interval: Annotated[
         float,
         _option(MODEL, "Time between predictions for the other policies.", parser=Duration(1.0)),
-    ] = 60.0,
+    ] = Settings.what_if_interval,
     prediction_window: Annotated[
         float,
         _option(
@@ -304,7 +298,7 @@ def serve_command(
             "Length of the window over which delays are observed and estimates are made.",
             parser=Duration(10.0),
         ),
-    ] = 300.0,
+    ] = Settings.prediction_window,
     state_file: Annotated[
         Path | None,
         _option(
@@ -319,7 +313,7 @@ def serve_command(
             AUTOPILOT,
             ("off | advise (log the changes it would make) | act (change policy and token limit)."),
         ),
-    ] = "off",
+    ] = Settings.autopilot,
     autopilot_policies: Annotated[
         list[str] | None,
         _option(
@@ -338,7 +332,7 @@ def serve_command(
             min=0,
             max=0.999,
         ),
-    ] = 0.05,
+    ] = Settings.max_clipped_fraction,
     max_num_queued_reqs: Annotated[
         int,
         _option(
@@ -357,7 +351,7 @@ def serve_command(
             "Largest number of sequences in one call, prompts times n; larger calls get 400.",
             min=1,
         ),
-    ] = MAX_SEQUENCES,
+    ] = OverloadSettings.max_sequences_per_call,
     max_num_queued_tokens: Annotated[
         int | None,
         _option(
@@ -374,6 +368,7 @@ def serve_command(
                 "Reject requests predicted to miss this objective, for example "
                 "p99_queueing_delay=2s."
             ),
+            parser=CommaList(),
         ),
     ] = None,
     adaptive_concurrency: Annotated[
@@ -402,7 +397,7 @@ def serve_command(
             "Burst that the rate limits allow, as the time in which they admit that much.",
             parser=Duration(),
         ),
-    ] = 10.0,
+    ] = OverloadSettings.rate_limit_burst,
     overload_status: Annotated[
         int,
         _option(
@@ -412,7 +407,7 @@ def serve_command(
                 "or 503."
             ),
         ),
-    ] = 429,
+    ] = OverloadSettings.overload_status,
     queue_events: Annotated[
         bool,
         _option(
@@ -428,7 +423,7 @@ def serve_command(
             "Send an SSE comment after this long without a byte (0: never).",
             parser=Duration(),
         ),
-    ] = 0.0,
+    ] = OverloadSettings.sse_keep_alive_interval,
     slow_reader_timeout: Annotated[
         float,
         _option(
@@ -439,7 +434,7 @@ def serve_command(
             ),
             parser=Duration(),
         ),
-    ] = 60.0,
+    ] = SupervisionSettings.slow_reader_timeout,
     wait_estimates: Annotated[
         bool,
         _option(
@@ -449,7 +444,7 @@ def serve_command(
                 "and error bodies."
             ),
         ),
-    ] = True,
+    ] = OverloadSettings.wait_estimates,
     api_key: Annotated[
         list[str] | None,
         _option(
@@ -481,7 +476,7 @@ def serve_command(
     ] = False,
     max_body_bytes: Annotated[
         int, _option(SECURITY, "Largest request body in bytes; larger ones get 413.", min=1024)
-    ] = MAX_BODY_BYTES,
+    ] = SecuritySettings.max_body_bytes,
     max_prompt_tokens: Annotated[
         int | None,
         _option(
@@ -498,7 +493,7 @@ def serve_command(
             ),
             min=64,
         ),
-    ] = MAX_FORM_BYTES,
+    ] = SecuritySettings.max_form_bytes,
     max_form_compile_time: Annotated[
         float,
         _option(
@@ -509,7 +504,7 @@ def serve_command(
             ),
             parser=Duration(0.1),
         ),
-    ] = MAX_FORM_COMPILE_TIME,
+    ] = SecuritySettings.max_form_compile_time,
     max_connections_per_address: Annotated[
         int | None,
         _option(
@@ -559,10 +554,12 @@ def serve_command(
             parser=FileToWrite("gateway.jsonl", tried=False),
         ),
     ] = None,
-    log_level: Annotated[str, _option(LOGS, "Log level: debug | info | warning | error.")] = "info",
+    log_level: Annotated[
+        str, _option(LOGS, "Log level: debug | info | warning | error.")
+    ] = LogSettings.level,
     log_format: Annotated[
         str, _option(LOGS, "Log format: text | json (one object per line).")
-    ] = "text",
+    ] = LogSettings.format,
     log_prompts: Annotated[
         bool, _option(LOGS, "Log every prompt in full.", "--log-prompts")
     ] = False,

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from policies.text import counted
-from server.admission.control import RELOADED
 from server.runtime.pools import in_a_thread
 from server.security.exposure import no_password, warn_of
 from server.security.guard import Guard
+from server.security.settings import TlsSettings
 
 if TYPE_CHECKING:
     from server.gateway import Gateway
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kendall")
 Read = Callable[[], "Settings"]
 LONGEST = 10.0  # seconds that reading may take
-KEYS = ("api_keys", "admin_keys", "key_files")
-FILES = ("certfile", "keyfile")
 PREFIXES = {"tls": "--ssl-", "logs": "--log-"}  # of the options that are fields of these parts
 _T = TypeVar("_T")
 
@@ -104,21 +102,20 @@ class Reloader:
             logging.getLogger().setLevel(now.logs.level.upper())
 
 
-def in_force(before: Settings, after: Settings) -> Settings:
-    """`before`, with what can change while the gateway serves taken from `after`."""
-    tls_before, tls_after = before.security.tls, after.security.tls
-    tls = (
-        _with(tls_before, tls_after, FILES)
-        if tls_before.certfile and tls_after.certfile
-        else tls_before
-    )
-    return dataclasses.replace(
-        before,
-        patience=after.patience,
-        security=dataclasses.replace(_with(before.security, after.security, KEYS), tls=tls),
-        overload=_with(before.overload, after.overload, RELOADED),
-        logs=_with(before.logs, after.logs, ("level",)),
-    )
+def in_force(before: _T, after: _T) -> _T:
+    """`before`, a part of the settings or all, with the fields marked `RELOADED` taken from
+    `after`.
+    """
+    taken: dict[str, Any] = {}
+    for field in dataclasses.fields(before):  # type: ignore[arg-type]
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if isinstance(old, TlsSettings) and not (old.certfile and new.certfile):
+            continue  # a socket that listens neither begins nor ends TLS
+        if dataclasses.is_dataclass(old):
+            taken[field.name] = in_force(old, new)
+        elif field.metadata.get("reloaded"):
+            taken[field.name] = new
+    return dataclasses.replace(before, **taken)  # type: ignore[type-var]
 
 
 def differences(before: Any, after: Any, prefix: str = "--") -> list[str]:
@@ -157,10 +154,6 @@ def hangups(ask: Callable[[], None]) -> Iterator[None]:
 
 def _has_signals() -> bool:
     return hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread()
-
-
-def _with(before: _T, after: _T, names: tuple[str, ...]) -> _T:
-    return dataclasses.replace(before, **{name: getattr(after, name) for name in names})  # type: ignore[type-var]
 
 
 def _first_line(error: Exception) -> str:

@@ -80,7 +80,7 @@ class LastMinute:
             *(refused.get(reason, 0.0) for reason in REASONS),
             *(failed.get(code, 0.0) for code in FAILURES),
         )
-        seconds, buckets = metrics.first_token.totals()
+        seconds, buckets = metrics.durations.first_token.totals()
         return _Reading(gateway.now(), array("d", counts), seconds, array("d", buckets))
 
     def _first_token(self, oldest: _Reading, newest: _Reading) -> list[float | None]:
@@ -90,7 +90,7 @@ class LastMinute:
         ]
         if not (count := sum(counts)):
             return [None] * (1 + len(QUANTILES))
-        bounds = self._gateway.metrics.first_token.bounds
+        bounds = self._gateway.metrics.durations.first_token.bounds
         mean = (newest.first_token_sum - oldest.first_token_sum) / count
         return [mean, *(quantile(level, bounds, counts) for level in QUANTILES.values())]
 

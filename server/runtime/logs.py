@@ -15,12 +15,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from policies.text import SpecError, suggest
+from server.runtime.field_marks import RELOADED
 from server.runtime.log_writer import PROMPT, LogWriter, let_go, to_stream
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -45,7 +46,7 @@ _writers: list[LogWriter] = []  # of this process: none or one
 class LogSettings:
     """Flags `--log-level`, `--log-format`, `--log-prompts`."""
 
-    level: LogLevel = "info"
+    level: LogLevel = field(default="info", metadata=RELOADED)
     format: LogFormat = "text"
     prompts: bool = False
 

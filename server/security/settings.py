@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from server.runtime.field_marks import NO_OPTION, RELOADED
 from server.security.keys import Key
 
 MAX_BODY_BYTES = 16 << 20
 MAX_FORM_BYTES = 128 << 10  # of a JSON schema, a grammar or a list of choices
 MAX_FORM_COMPILE_TIME = 5.0
-NO_OPTION = {"option": False}  # metadata of a field that no option sets by itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class TlsSettings:
     """Files in PEM; names as uvicorn and vLLM have them."""
 
-    keyfile: Path | None = None
-    certfile: Path | None = None
+    keyfile: Path | None = field(default=None, metadata=RELOADED)
+    certfile: Path | None = field(default=None, metadata=RELOADED)
     ca_certs: Path | None = None  # of clients, which must then show a certificate
 
 
@@ -26,15 +26,17 @@ class TlsSettings:
 class SecuritySettings:
     """Keys, limits, TLS, CORS."""
 
-    api_keys: tuple[Key, ...] = ()
-    admin_keys: tuple[Key, ...] = ()
+    api_keys: tuple[Key, ...] = field(default=(), metadata=RELOADED)
+    admin_keys: tuple[Key, ...] = field(default=(), metadata=RELOADED)
     made_admin_keys: tuple[Key, ...] = field(
         default=(), metadata=NO_OPTION
     )  # for this run, where none was given
     keyless_admin: bool = field(
         default=True, metadata=NO_OPTION
     )  # while no key is given: no other machine reaches the gateway
-    key_files: tuple[Path, ...] = field(default=(), metadata=NO_OPTION)  # where keys were read from
+    key_files: tuple[Path, ...] = field(
+        default=(), metadata=NO_OPTION | RELOADED
+    )  # where keys were read from
     allow_unauthenticated: bool = False  # off this machine without a key
     metrics_need_key: bool = False
     max_body_bytes: int = MAX_BODY_BYTES

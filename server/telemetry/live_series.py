@@ -18,7 +18,7 @@ def gauge(
 
 
 class DelayGauges:
-    """Predicted and observed delays, and those under other policies."""
+    """Predicted and observed delays of the policy in force."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         gauge_of = partial(gauge, registry)
@@ -42,12 +42,19 @@ class DelayGauges:
             "Observed sojourn time over the prediction window (policy continuous)",
             ["policy", "stat"],
         )
-        self.what_if = gauge_of(
+
+
+class WhatIfGauges:
+    """Predicted delays under other policies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        gauge_of = partial(gauge, registry)
+        self.queueing_delay = gauge_of(
             "what_if_queueing_delay_seconds",
             ("Predicted queueing delay under each other policy, with all other settings unchanged"),
             ["policy", "stat"],
         )
-        self.what_if_sojourn = gauge_of(
+        self.sojourn_time = gauge_of(
             "what_if_sojourn_time_seconds",
             (
                 "Predicted sojourn time under each other policy, with all other "
@@ -55,7 +62,7 @@ class DelayGauges:
             ),
             ["policy", "stat"],
         )
-        self.what_if_first_token = gauge_of(
+        self.first_token = gauge_of(
             "what_if_time_to_first_token_seconds",
             (
                 "Predicted mean time to first token under each other policy, with all "

@@ -25,7 +25,14 @@ from server.runtime.log_writer import REASONS
 from server.runtime.logs import log_writer
 from server.telemetry.cost.instruments import Counter
 from server.telemetry.cost.stages import OwnTime, ProcessorTime
-from server.telemetry.live_series import DelayGauges, EnergyGauges, LoadGauges, VerdictSeries, gauge
+from server.telemetry.live_series import (
+    DelayGauges,
+    EnergyGauges,
+    LoadGauges,
+    VerdictSeries,
+    WhatIfGauges,
+    gauge,
+)
 from server.telemetry.policy_series import PolicyMetrics, PolicySeries
 
 disable_created_metrics()  # a second series for every first one, and nobody reads it
@@ -52,20 +59,14 @@ class _Failures:
         yield family
 
 
-class Metrics(PolicyMetrics):
-    """An observer of the batcher, and what `/metrics` shows."""
+class CallCounters:
+    """What arrived, and the calls that were refused before they became requests."""
 
-    def __init__(self) -> None:
-        super().__init__(CollectorRegistry())
-        self.registry.register(ProcessorTime())
-        self.registry.register(_DroppedLines())
-        self.own_time = OwnTime(self.registry)
-        self._policies: set[str] = set()
-        self._series: dict[str, PolicySeries] = {}
-        counter = partial(Counter, registry=self.registry)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
         self.received = counter(
             "kendall_requests_received",
-            ("Requests that arrived, including rejected ones; one per prompt and choice"),
+            "Requests that arrived, including rejected ones; one per prompt and choice",
         )
         self.refused = counter(
             "kendall_refused_calls",
@@ -80,11 +81,27 @@ class Metrics(PolicyMetrics):
             "Calls refused by authentication or authorization, by reason",
             ["reason"],
         )
-        self.dropped_records = counter(
+
+
+class Metrics(PolicyMetrics):
+    """An observer of the batcher, and what `/metrics` shows."""
+
+    def __init__(self) -> None:
+        super().__init__(CollectorRegistry())
+        self.registry.register(ProcessorTime())
+        self.registry.register(_DroppedLines())
+        self.own_time = OwnTime(self.registry)
+        self._policies: set[str] = set()
+        self._series: dict[str, PolicySeries] = {}
+        self.calls = CallCounters(self.registry)
+        self.dropped_records = Counter(
             "kendall_dropped_records",
             "Records that could not be written to the run file (--record-file)",
+            registry=self.registry,
         )
-        self.switches = counter("kendall_policy_switches", "Policy switches")
+        self.switches = Counter(
+            "kendall_policy_switches", "Policy switches", registry=self.registry
+        )
         gauge_of = partial(gauge, self.registry)
         self.engine_info = gauge_of(
             "engine_info", "Engine, model and Kendall version; always 1", ENGINE_LABELS
@@ -93,6 +110,7 @@ class Metrics(PolicyMetrics):
             "policy_info", "Policy, token limit and epoch in force; always 1", POLICY_LABELS
         )
         self.delays = DelayGauges(self.registry)
+        self.what_ifs = WhatIfGauges(self.registry)
         self.verdicts = VerdictSeries(self.registry)
         self.energy = EnergyGauges(self.registry)
         self.load = LoadGauges(self.registry)
@@ -112,7 +130,7 @@ class Metrics(PolicyMetrics):
     def on_arrival(self, sequence: SequenceState) -> None:
         """Its outcome is counted when it is known."""
         del sequence
-        self.received.count()
+        self.calls.received.count()
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""

@@ -5,6 +5,7 @@ the observation that follows it.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -43,40 +44,64 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768)
 
 
-class PolicyMetrics:
-    """The metrics that have the label `policy`."""
+def _histogram(
+    registry: CollectorRegistry,
+    name: str,
+    help_text: str,
+    buckets: tuple[float, ...] = SECONDS,
+) -> Histogram:
+    return Histogram(
+        f"kendall_{name}",
+        help_text,
+        ["policy"],
+        registry=registry,
+        buckets=(*buckets, math.inf),
+    )
+
+
+class DurationHistograms:
+    """Delays and times of requests and batches, in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self.queueing_delay = self._histogram(
+        histogram = partial(_histogram, registry)
+        self.queueing_delay = histogram(
             "queueing_delay_seconds", "Time from arrival to dispatch, of dispatched requests"
         )
-        self.batch_forming_delay = self._histogram(
+        self.batch_forming_delay = histogram(
             "batch_forming_delay_seconds",
             (
                 "Time from arrival until the batch was complete or max_wait had passed "
                 "(policy fixed; otherwise 0)"
             ),
         )
-        self.service_time = self._histogram(
+        self.service_time = histogram(
             "service_time_seconds",
             "Time from a dispatch until the server was free for the next one",
         )
-        self.sojourn_time = self._histogram(
+        self.sojourn_time = histogram(
             "sojourn_time_seconds", "Time from arrival until the last byte of the answer was sent"
         )
-        self.first_token = self._histogram(
+        self.first_token = histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token"
         )
-        self.inter_token = self._histogram(
+        self.inter_token = histogram(
             "inter_token_latency_seconds", "Mean time between consecutive tokens of an answer"
         )
-        self.batch_size = self._histogram(
+
+
+class PolicyMetrics:
+    """The metrics that have the label `policy`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.durations = DurationHistograms(registry)
+        histogram = partial(_histogram, registry)
+        self.batch_size = histogram(
             "batch_size",
             "Sequences per dispatch (policy continuous: sequences in service after it)",
             SIZES,
         )
-        self.output_tokens = self._histogram(
+        self.output_tokens = histogram(
             "output_tokens", "Output tokens per completed request", TOKENS
         )
         self.requests = self._counter("requests", "Requests that ended, by outcome", "outcome")
@@ -86,17 +111,6 @@ class PolicyMetrics:
         self.tokens = self._counter(
             "generated_tokens",
             ("Output tokens generated, including those of failed and cancelled requests"),
-        )
-
-    def _histogram(
-        self, name: str, help_text: str, buckets: tuple[float, ...] = SECONDS
-    ) -> Histogram:
-        return Histogram(
-            f"kendall_{name}",
-            help_text,
-            ["policy"],
-            registry=self.registry,
-            buckets=(*buckets, math.inf),
         )
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
@@ -109,14 +123,15 @@ class PolicySeries:
     """
 
     def __init__(self, metrics: PolicyMetrics, label: str) -> None:
-        self._queueing_delay = metrics.queueing_delay.labels(label).observe
-        self._batch_forming_delay = metrics.batch_forming_delay.labels(label).observe
+        durations = metrics.durations
+        self._queueing_delay = durations.queueing_delay.labels(label).observe
+        self._batch_forming_delay = durations.batch_forming_delay.labels(label).observe
         self._batch_size = metrics.batch_size.labels(label).observe
-        self._service_time = metrics.service_time.labels(label).observe
-        self._sojourn_time = metrics.sojourn_time.labels(label).observe
+        self._service_time = durations.service_time.labels(label).observe
+        self._sojourn_time = durations.sojourn_time.labels(label).observe
         self._output_tokens = metrics.output_tokens.labels(label).observe
-        self._first_token = metrics.first_token.labels(label).observe
-        self._inter_token = metrics.inter_token.labels(label).observe
+        self._first_token = durations.first_token.labels(label).observe
+        self._inter_token = durations.inter_token.labels(label).observe
         self._clipped = metrics.clipped.labels(label).count
         self._tokens = metrics.tokens.labels(label).count
         self._requests = {

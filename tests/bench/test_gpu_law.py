@@ -395,7 +395,6 @@ ours = ("queueing", "policies", "server", "loadgen")
 for name in (*ours, "scipy", "numba", "msgspec", "transformers", "pynvml"):
     sys.modules[name] = None  # an import of it fails
 sys.argv = ["gpu_law.py", *sys.argv[1:]]
-sys.path.insert(0, "bench")
 runpy.run_path("bench/gpu_law.py", run_name="__main__")
 """
 

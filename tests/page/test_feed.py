@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from queueing.latency.profile import Profile
+from server.admission.limits_in_force import PolicyChange
 from server.page.assets import load_assets
 from server.page.feed import MOST_FROM_ONE, MOST_VIEWERS, Feed
 from server.page.history import COARSE, FINE, History
 from server.page.state import COLUMNS, MEMBERS, row, servers, topics
-from server.queue.change import PolicyChange
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
 

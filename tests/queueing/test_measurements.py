@@ -2,7 +2,9 @@
 prompts.
 """
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from queueing.papers.measured_laws import (
     document_profiles,
     inoue_energy,
     inoue_times,
+    save_profiles,
     yang_times,
 )
 from queueing.papers.measurements import load_measurement, measurement_names
@@ -173,6 +176,16 @@ def test_a_shipped_profile_is_what_the_measurements_give(name: str) -> None:
             assert {k: pytest.approx(v, rel=1e-9) for k, v in value.items()} == other
         else:
             assert other == value
+
+
+def test_the_shipped_profiles_have_the_fields_that_the_command_writes(tmp_path: Path) -> None:
+    save_profiles(tmp_path)
+    for name in (*INOUE, YANG):
+        shipped, written = (
+            json.loads((folder / f"{name}.json").read_bytes()) for folder in (SHIPPED, tmp_path)
+        )
+        assert list(shipped) == list(written)
+        assert list(shipped["law"]) == list(written["law"])
 
 
 def test_the_profiles_laws_are_those_of_the_documents() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from policies import Request, parse_policy
 from queueing.control.autopilot.state import State
+from server.admission.limits_in_force import PolicyChange
 from server.gateway import Gateway
 from server.live import model, predicting
-from server.queue.change import PolicyChange
 from tests.server.asgi import call, running
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual

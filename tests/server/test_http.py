@@ -604,7 +604,7 @@ def test_conservation_and_littles_law_under_a_random_load() -> None:
             assert gateway.batcher.unanswered == 0
             total = sum(
                 s.value
-                for m in gateway.metrics.queueing_delay.collect()
+                for m in gateway.metrics.durations.queueing_delay.collect()
                 for s in m.samples
                 if s.name.endswith("_sum")
             )

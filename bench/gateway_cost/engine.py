@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.gateway.judging import LEAST_BEFORE, Finding, difference_of, mean_of, ratio_of
-from bench.gateway.servers import Server, child, serving, used
-from bench.gateway.wire import Pool, post
+from bench.gateway_cost.judging import LEAST_BEFORE, Finding, difference_of, mean_of, ratio_of
+from bench.gateway_cost.servers import Server, child, serving, used
+from bench.gateway_cost.wire import Pool, post
 from server.engines.tiny import make_tiny
 from server.engines.vllm.options import engine_arguments, on_cpu
 
@@ -134,7 +134,7 @@ def _servers(folder: Path, before: Path | None) -> Iterator[Any]:
         "GLOO_SOCKET_IFNAME": "lo",
     }
     vllm = [
-        "bench.gateway.peer",
+        "bench.gateway_cost.peer",
         parent,
         "serve",
         model,

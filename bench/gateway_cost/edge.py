@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.gateway.bare import TOKENS
-from bench.gateway.judging import LEAST_BEFORE, Finding, mean_of, ratio_of
-from bench.gateway.servers import Server, child, serving, used
-from bench.gateway.wire import Load, Pool, WireError, post
+from bench.gateway_cost.bare import TOKENS
+from bench.gateway_cost.judging import LEAST_BEFORE, Finding, mean_of, ratio_of
+from bench.gateway_cost.servers import Server, child, serving, used
+from bench.gateway_cost.wire import Load, Pool, WireError, post
 
 LAW = "k1=0,k2=0,k3=0,k4=1e-9"  # seconds: every step is over when it begins
 PROMPT = list(range(100, 116))
@@ -159,8 +159,8 @@ def launches(folder: Path, before: Path | None) -> list[AbstractContextManager[S
         "--port",
         "{port}",
     ]
-    found = [
-        serving("bare", ["bench.gateway.bare", "{port}"], folder),
+    found: list[AbstractContextManager[Server]] = [
+        serving("bare", ["bench.gateway_cost.bare", "{port}"], folder),
         serving("gateway", [child(), *options], folder),
     ]
     if before is not None:

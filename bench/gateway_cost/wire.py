@@ -183,11 +183,11 @@ class Pool:
             for connection in self.answered(1.0):
                 heard = connection.ended_at
                 load.add(connection.answer)
-                request = next(left, None) if heard < end else None
-                if request is None:
+                following = next(left, None) if heard < end else None
+                if following is None:
                     open_answers -= 1
                 else:
-                    connection.ask(request)
+                    connection.ask(following)
             _give_up_after(heard)
         load.seconds, load.sender_cpu = time.perf_counter() - began, time.process_time() - cpu
         return load

@@ -1,9 +1,9 @@
 """What the framework alone can do: a FastAPI handler that answers with bytes it has: no queue,
 policy, metrics, or look at the body.
 
-`python -m bench.gateway.bare PORT` serves the gateway's paths: a whole answer, and one streamed
-event by event, each as large as the gateway's own. Same server (uvicorn, uvloop, httptools) and the
-same settings of it.
+`python -m bench.gateway_cost.bare PORT` serves the gateway's paths: a whole answer, and one
+streamed event by event, each as large as the gateway's own. Same server (uvicorn, uvloop,
+httptools) and the same settings of it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Benchmarks: `python bench/NAME.py`, or `python -m bench.NAME`."""
