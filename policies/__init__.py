@@ -14,7 +14,8 @@ from policies.core import (
 )
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.text import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies.registry import POLICIES, is_built_in
+from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 
 __all__ = [
     "POLICIES",
@@ -36,6 +37,7 @@ __all__ = [
     "WaitUntil",
     "Waiting",
     "format_policy",
+    "is_built_in",
     "parse_policy",
     "policy_batch_size",
 ]

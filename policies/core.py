@@ -107,13 +107,20 @@ IDLE = WaitUntil(math.inf)
 
 
 class Policy(Protocol):
-    """A frozen dataclass of parameters that decides which waiting requests start next."""
+    """A frozen dataclass of parameters that decides which waiting requests start next.
+
+    A subclass has these values unless it sets its own. `max_batch_size`, a field or an attribute,
+    is the largest batch that it asks for, where it has one.
+    """
 
     name: ClassVar[str]
-    padded: ClassVar[bool]  # the engine decodes every member until the batch's last has ended
-    release: ClassVar[Release]  # answers leave together when the batch is over, or each on its own
-    wants_steps: ClassVar[bool]  # asked after every engine step too
-    joins_running: ClassVar[bool]  # a request may start on a server that already holds others
+    # the engine decodes every member until the batch's last has ended
+    padded: ClassVar[bool] = False
+    # answers leave together when the batch is over, or each on its own
+    release: ClassVar[Release] = "request"
+    wants_steps: ClassVar[bool] = False  # asked after every engine step too
+    # a request may start on a server that already holds others
+    joins_running: ClassVar[bool] = False
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """The next thing to do. Does not modify `state`, does not wait; the same input gives the

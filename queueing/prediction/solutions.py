@@ -12,6 +12,7 @@ single, other than Poisson         approximation  gg1, GI/G/1; other policies wi
                                                   simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
+a policy from outside              simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
+from policies.registry import is_built_in
 from queueing.errors import NotConvergedError
 from queueing.model import Model
 from queueing.models.batches.batch_chain import solve_batch_chain
@@ -61,6 +63,8 @@ def best_method(model: Model) -> str:
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     found = []
+    if not is_built_in(model.policy):
+        return ("simulation",)
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
     if model.disaggregated:

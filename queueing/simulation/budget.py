@@ -64,7 +64,7 @@ def enough_slots(model: Model, arrival_rate: float) -> Model:
 
 def _in_service(model: Model, arrival_rate: float) -> float:
     """Sequences together on a continuous engine, from its own load: at most the slots."""
-    if not isinstance(model.policy, Continuous):
+    if not model.policy.joins_running:
         return 0.0
     time = model.slot_time
     rate = arrival_rate / model.servers * (1.0 if model.sequences is None else model.sequences.mean)
