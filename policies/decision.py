@@ -122,10 +122,8 @@ def _tokens_fit(_: Policy, decision: Decision, state: QueueState, now: float) ->
         return f"got prompts of {prompts} tokens; expected at most {server.max_prompt_tokens}"
     if len(batch) + len(server.in_service) == 1:
         return None
-    context = sum(
-        each.request.prompt_tokens + each.request.max_output_tokens
-        for each in (*batch, *server.in_service)
-    )
+    requests = [each.request for each in batch] + [each.request for each in server.in_service]
+    context = sum(request.prompt_tokens + request.max_output_tokens for request in requests)
     if context > server.max_context_tokens:
         return (
             f"got prompts and limits of {context} tokens; expected at most "

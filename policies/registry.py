@@ -55,6 +55,16 @@ class Listed:
     cls: type[Policy] | None
     fault: str | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """With its parameters, for the page and `kendall check-policy --json`."""
+        parameters = () if self.cls is None else parameters_of(self.cls).values()
+        return {
+            "name": self.name,
+            "source": self.source,
+            "parameters": [parameter.to_dict() for parameter in parameters],
+            "fault": self.fault,
+        }
+
 
 def is_built_in(policy: Policy) -> bool:
     """Whether it is one of Kendall's own, which the formulas know."""

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,9 @@ from policies.parameters import parameters_of
 from policies.registry import Listed, every_policy, use_modules
 from policies.text import format_policy, parse_policy
 from queueing.commands.terminal import console, say
-from queueing.simulation.policy_check import STATES, Checked, check_policy
+
+if TYPE_CHECKING:
+    from queueing.simulation.policy_check import Checked
 
 app = typer.Typer(add_completion=False)
 ABOUT_MODULE = (
@@ -24,6 +26,7 @@ ABOUT_MODULE = (
     "with the entry point kendall.policies need no option."
 )
 PolicyModules = Annotated[list[str] | None, typer.Option("--policy-module", help=ABOUT_MODULE)]
+STATES = 2000
 BROKEN = 3  # exit status: a check failed
 LIMIT = 60.0  # seconds that all checks may take; a few are usual
 
@@ -67,6 +70,8 @@ def check_policy_command(
 
 
 def _within(limit: float, policy: Policy, states: int, seed: int) -> Iterator[Checked]:
+    from queueing.simulation.policy_check import Checked, check_policy  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
+
     try:
         with _alarm(limit):
             yield from check_policy(policy, states=states, seed=seed)
@@ -115,23 +120,11 @@ def _as_object(policy: Policy, checked: list[Checked]) -> dict[str, Any]:
 
 def _list(listed: list[Listed], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"policies": [listed_object(each) for each in listed]}))
+        typer.echo(json.dumps({"policies": [each.to_dict() for each in listed]}))
         return
     to = console()
     for each in listed:
-        about = each.fault or _form(each)
-        say(to, f"{each.name:<12} {each.source:<12} {about}", hang=26)
-
-
-def listed_object(each: Listed) -> dict[str, Any]:
-    """A policy with its parameters, as the page has it."""
-    parameters = [] if each.cls is None else parameters_of(each.cls).values()
-    return {
-        "name": each.name,
-        "source": each.source,
-        "parameters": [parameter.to_dict() for parameter in parameters],
-        "fault": each.fault,
-    }
+        say(to, f"{each.fault or _form(each)}  ({each.source})", hang=2)
 
 
 def _form(each: Listed) -> str:

@@ -21,7 +21,6 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
-STATES = 2000
 REQUESTS = 500  # of the simulated run
 RUN = "a simulated run completes each request once, and the same run twice"
 LAW = LatencyModel(k1=0.001, k2=0.02, k3=0.0002, k4=0.01)
@@ -38,7 +37,7 @@ class Checked:
     note: str | None = None
 
 
-def check_policy(policy: Policy, *, states: int = STATES, seed: int = 0) -> Iterator[Checked]:
+def check_policy(policy: Policy, *, states: int, seed: int = 0) -> Iterator[Checked]:
     """Each contract with the first state that breaks it."""
     first: dict[str, str] = {}
     for state, now in random_states(states, seed):

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policies import (
+    Decision,
     Dispatch,
     Policy,
     Preempt,
@@ -24,7 +25,9 @@ from policies import (
     Server,
     WaitUntil,
     format_policy,
+    is_built_in,
 )
+from policies.decision import DecisionError, decide
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, Work
@@ -39,6 +42,7 @@ from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
+LONGEST_DECISION = 1.0  # seconds, of a policy from outside
 
 
 class Batcher(QueueView):
@@ -208,7 +212,7 @@ class Batcher(QueueView):
         if self.lease.blocks or self.recovery.blocks or not self._queue:
             return math.inf  # nothing can start, whatever the policy
         now = self.now()
-        decision = self.policy.decide(self._state(), now)
+        decision = self._decide(now)
         if isinstance(decision, WaitUntil):
             return decision.deadline
         if isinstance(decision, Preempt):
@@ -216,6 +220,15 @@ class Batcher(QueueView):
         else:
             self._dispatch(decision)
         return None
+
+    def _decide(self, now: float) -> Decision:
+        decision = decide(self.policy, self._state(), now)
+        if (spent := self.now() - now) > LONGEST_DECISION and not is_built_in(self.policy):
+            raise DecisionError(
+                f"policy {self.policy_text} took {spent:.1f} s to decide; expected less than "
+                f"{LONGEST_DECISION:g} s, as every request waits meanwhile"
+            )
+        return decision
 
     def _state(self) -> QueueState:
         bounds = self.capabilities
