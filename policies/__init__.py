@@ -11,6 +11,8 @@ from policies.core import (
     Server,
     Waiting,
     WaitUntil,
+    first_ids,
+    fitting_ids,
 )
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
@@ -36,6 +38,8 @@ __all__ = [
     "SpecError",
     "WaitUntil",
     "Waiting",
+    "first_ids",
+    "fitting_ids",
     "format_policy",
     "is_built_in",
     "parse_policy",

@@ -133,6 +133,13 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
 
     An empty server always gets the oldest: admission rejects requests that cannot run even alone.
+    """
+    return fitting_ids(state.waiting, size, server)
+
+
+def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[str, ...]:
+    """As `first_ids`, of waiting requests in an order of the policy's own.
+
     Where others are in service, what they may yet hold counts, and there may be room for none.
     """
     if size <= 0:
@@ -147,7 +154,7 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
                 for each in server.in_service
             ]
         )
-    for waiting in state.waiting[: min(size, server.max_batch_size)]:
+    for waiting in ordered[: min(size, server.max_batch_size)]:
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
         context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens
         if ids and prompt_tokens > server.max_prompt_tokens:

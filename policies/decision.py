@@ -148,8 +148,8 @@ def _can_preempt(_: Policy, decision: Decision, state: QueueState, now: float) -
     for request_id in ids:
         if request_id not in running:
             return (
-                f"got a preemption of {request_id!r:.{SHOWN}}; expected requests in service with "
-                "preemptible, each once"
+                f"got a decision to preempt {request_id!s:.{SHOWN}}; expected a request in service "
+                "that can be continued exactly (Running.preemptible), once"
             )
         running.discard(request_id)
     return None

@@ -62,9 +62,11 @@ def best_method(model: Model) -> str:
 
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
+    return _known(model) if is_built_in(model.policy) else ("simulation",)
+
+
+def _known(model: Model) -> tuple[str, ...]:
     found = []
-    if not is_built_in(model.policy):
-        return ("simulation",)
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
     if model.disaggregated:

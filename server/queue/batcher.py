@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policies import (
-    Decision,
     Dispatch,
     Policy,
     Preempt,
@@ -25,13 +24,11 @@ from policies import (
     Server,
     WaitUntil,
     format_policy,
-    is_built_in,
 )
-from policies.decision import DecisionError, decide
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, Work
-from server.queue.decision_loop import DecisionLoop
+from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ending import Ending
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
@@ -42,7 +39,6 @@ from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
-LONGEST_DECISION = 1.0  # seconds, of a policy from outside
 
 
 class Batcher(QueueView):
@@ -212,7 +208,7 @@ class Batcher(QueueView):
         if self.lease.blocks or self.recovery.blocks or not self._queue:
             return math.inf  # nothing can start, whatever the policy
         now = self.now()
-        decision = self._decide(now)
+        decision = decided(self.policy, self._state(), self.now)
         if isinstance(decision, WaitUntil):
             return decision.deadline
         if isinstance(decision, Preempt):
@@ -220,15 +216,6 @@ class Batcher(QueueView):
         else:
             self._dispatch(decision)
         return None
-
-    def _decide(self, now: float) -> Decision:
-        decision = decide(self.policy, self._state(), now)
-        if (spent := self.now() - now) > LONGEST_DECISION and not is_built_in(self.policy):
-            raise DecisionError(
-                f"policy {self.policy_text} took {spent:.1f} s to decide; expected less than "
-                f"{LONGEST_DECISION:g} s, as every request waits meanwhile"
-            )
-        return decision
 
     def _state(self) -> QueueState:
         bounds = self.capabilities
@@ -271,12 +258,6 @@ class Batcher(QueueView):
     def _preempt(self, decision: Preempt, now: float) -> None:
         """Back to the head of the queue, with the tokens made so far."""
         tickets = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
-        for ticket in tickets:
-            if ticket.running is None or not ticket.running.preemptible:
-                raise ValueError(
-                    f"got a decision to preempt {ticket.id}; expected a request in service that "
-                    "can be continued exactly (Running.preemptible)"
-                )
         for ticket in tickets:
             self._service.preempt(ticket, now)
         self._queue.put_back([ticket.waiting() for ticket in tickets])

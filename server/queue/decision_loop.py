@@ -7,13 +7,27 @@ import logging
 import math
 from collections.abc import Callable
 
-from policies.decision import DecisionError
+from policies import Decision, Policy, QueueState, format_policy, is_built_in
+from policies.decision import DecisionError, decide
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
+LONGEST_DECISION = 1.0  # seconds, of a policy from outside
 RETRY = 1.0  # seconds after which a policy that failed is asked again
 FAULTY = 3.0  # seconds without a decision that can be carried out, after which it is given up
 MOST_AT_ONCE = 5000  # decisions without a wait in between: more than any engine has places
+
+
+def decided(policy: Policy, state: QueueState, clock: Callable[[], float]) -> Decision:
+    """What it decides now. Raises DecisionError, also for one from outside that takes too long."""
+    now = clock()
+    decision = decide(policy, state, now)
+    if not is_built_in(policy) and (spent := clock() - now) > LONGEST_DECISION:
+        raise DecisionError(
+            f"policy {format_policy(policy)} took {spent:.1f} s to decide; expected less than "
+            f"{LONGEST_DECISION:g} s, as every request waits meanwhile"
+        )
+    return decision
 
 
 class DecisionLoop:
