@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 
 from policies.fixed import Fixed
-from policies.immediate import Continuous, Single
-from policies.registry import is_built_in
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from queueing.errors import NotConvergedError
 from queueing.model import Model
 from queueing.models.batches.batch_chain import solve_batch_chain
@@ -54,6 +53,8 @@ from queueing.prediction.bounds import (
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
+SOLVED = (Single, Dynamic, Capped, Elastic, Fixed, Continuous)  # any other policy is simulated
+
 
 def best_method(model: Model) -> str:
     """exact, else approximation, else simulation."""
@@ -62,7 +63,7 @@ def best_method(model: Model) -> str:
 
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
-    return _known(model) if is_built_in(model.policy) else ("simulation",)
+    return _known(model) if type(model.policy) in SOLVED else ("simulation",)
 
 
 def _known(model: Model) -> tuple[str, ...]:
