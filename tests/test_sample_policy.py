@@ -83,6 +83,29 @@ def test_it_is_predicted_by_simulation(installed: dict[str, str]) -> None:
     assert "expected auto or simulation" in refused.stderr
 
 
+@pytest.mark.slow
+def test_it_is_swept_and_compared(installed: dict[str, str], tmp_path: Path) -> None:
+    """Beside a built-in policy, on the same requests; the report has both."""
+    folder, page = str(tmp_path / "sweep"), tmp_path / "report.html"
+    options = ["--loads", "0.3", "--num-prompts", "60", "--engine", "emulated", "--latency", LAW]
+    swept = kendall(
+        installed, "sweep", "--policies", "shortest", "dynamic", *options, "--output", folder
+    )
+    assert swept.returncode == 0, swept.stderr
+    compared = kendall(installed, "compare", "--sweep", folder, "--html", str(page), "--json")
+    assert compared.returncode == 0, compared.stderr
+    assert "shortest" in compared.stdout
+    assert "shortest" in page.read_text(encoding="utf-8")
+
+
+def test_it_is_among_the_candidates(installed: dict[str, str]) -> None:
+    given = ["--arrival-rate", "30", "--output-tokens", "uniform:low=8,high=24", "--latency", LAW]
+    candidates = ["--candidates", "shortest", "--candidates", "dynamic"]
+    found = kendall(installed, "optimize", "--target", "policy", *candidates, *given, "--json")
+    assert found.returncode == 0, found.stderr
+    assert {each["policy"] for each in json.loads(found.stdout)["curve"]} == {"shortest", "dynamic"}
+
+
 def test_without_the_package_its_name_is_unknown() -> None:
     found = kendall(dict(os.environ) | {"PYTHONPATH": str(ROOT)}, "check-policy", "shortest")
     assert found.returncode == 2
