@@ -45,6 +45,10 @@ COMMANDS = {
     "calibrate": ("server.operations.cli", "measure the latency law of an engine"),
     "predict": ("queueing.commands.cli", "predict the queueing delay of a policy"),
     "simulate": ("queueing.commands.cli", "simulate a policy on Poisson arrivals"),
+    "check-policy": (
+        "queueing.commands.check_policy_cli",
+        "check a policy of your own, or list all policies",
+    ),
     "optimize": (
         "queueing.commands.optimize_cli",
         "choose a token limit, batch size, policy, number of servers or rate",
@@ -176,9 +180,9 @@ def _print_usage() -> None:
     to = console()
     names = {f"  {name} " for name in COMMANDS}
     for line in USAGE.format(
-        commands="\n".join(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items())
+        commands="\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
     ).split("\n"):
-        say(to, line, hang=13 if any(map(line.startswith, names)) else 2)
+        say(to, line, hang=15 if any(map(line.startswith, names)) else 2)
 
 
 def _set_up_completion(flag: str, shell: str | None) -> int:

@@ -11,10 +11,13 @@ from policies.core import (
     Server,
     Waiting,
     WaitUntil,
+    first_ids,
+    fitting_ids,
 )
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.text import POLICIES, SpecError, format_policy, parse_policy, policy_batch_size
+from policies.registry import POLICIES, is_built_in
+from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 
 __all__ = [
     "POLICIES",
@@ -35,7 +38,10 @@ __all__ = [
     "SpecError",
     "WaitUntil",
     "Waiting",
+    "first_ids",
+    "fitting_ids",
     "format_policy",
+    "is_built_in",
     "parse_policy",
     "policy_batch_size",
 ]

@@ -107,13 +107,20 @@ IDLE = WaitUntil(math.inf)
 
 
 class Policy(Protocol):
-    """A frozen dataclass of parameters that decides which waiting requests start next."""
+    """A frozen dataclass of parameters that decides which waiting requests start next.
+
+    A subclass has these values unless it sets its own. `max_batch_size`, a field or an attribute,
+    is the largest batch that it asks for, where it has one.
+    """
 
     name: ClassVar[str]
-    padded: ClassVar[bool]  # the engine decodes every member until the batch's last has ended
-    release: ClassVar[Release]  # answers leave together when the batch is over, or each on its own
-    wants_steps: ClassVar[bool]  # asked after every engine step too
-    joins_running: ClassVar[bool]  # a request may start on a server that already holds others
+    # the engine decodes every member until the batch's last has ended
+    padded: ClassVar[bool] = False
+    # answers leave together when the batch is over, or each on its own
+    release: ClassVar[Release] = "request"
+    wants_steps: ClassVar[bool] = False  # asked after every engine step too
+    # a request may start on a server that already holds others
+    joins_running: ClassVar[bool] = False
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """The next thing to do. Does not modify `state`, does not wait; the same input gives the
@@ -126,6 +133,13 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
     """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
 
     An empty server always gets the oldest: admission rejects requests that cannot run even alone.
+    """
+    return fitting_ids(state.waiting, size, server)
+
+
+def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[str, ...]:
+    """As `first_ids`, of waiting requests in an order of the policy's own.
+
     Where others are in service, what they may yet hold counts, and there may be room for none.
     """
     if size <= 0:
@@ -140,7 +154,7 @@ def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
                 for each in server.in_service
             ]
         )
-    for waiting in state.waiting[: min(size, server.max_batch_size)]:
+    for waiting in ordered[: min(size, server.max_batch_size)]:
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
         context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens
         if ids and prompt_tokens > server.max_prompt_tokens:

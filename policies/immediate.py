@@ -24,6 +24,7 @@ class Single:
     """One request at a time."""
 
     order: str = "fcfs"
+    max_batch_size: ClassVar[int] = 1
     name: ClassVar[str] = "single"
     padded: ClassVar[bool] = False
     release: ClassVar[Release] = "request"

@@ -5,33 +5,31 @@ and written canonically.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from policies.core import Policy
-from policies.durations import seconds_or_nan
 from policies.errors import SpecError
-from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from policies.parameters import (
+    LARGEST_BATCH,
+    ORDERS,
+    SIZES,
+    format_number,
+    format_value,
+    parameters_of,
+    parse_number,
+    suggest,
+)
+from policies.registry import POLICIES, policy_class, policy_names
 
-POLICIES: dict[str, type[Policy]] = {
-    "single": Single,
-    "dynamic": Dynamic,
-    "fixed": Fixed,
-    "capped": Capped,
-    "elastic": Elastic,
-    "continuous": Continuous,
-}
 LARGEST_SPELLED_OUT = 1e15
-LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
-ORDERS = ("fcfs",)
 EXAMPLES = {  # of the policies with a batch size
     "fixed": "fixed:batch_size=8",
     **{name: f"{name}:max_batch_size=8" for name in ("capped", "elastic", "continuous")},
 }
 __all__ = [
+    "LARGEST_BATCH",
     "ORDERS",
     "POLICIES",
     "SpecError",
@@ -122,12 +120,6 @@ def short_form(text: str) -> str:
     return " ".join([name, *(pair.partition("=")[2] for pair in parameters.split(",") if pair)])
 
 
-def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """`"; did you mean X?"` if a known word is similar, else an empty text."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """`"1 request"`, `"2,000 requests"`; a plural that is not the noun and an s is given."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
@@ -161,24 +153,6 @@ class CommaList:
         return text
 
 
-def parse_number(key: str, text: str, context: str) -> float:
-    """A finite or infinite number. Raises SpecError for anything else, not-a-number included."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise SpecError(f"got {key}={text!r} in {context!r}; expected a number") from None
-    if math.isnan(value):
-        raise SpecError(f"got {key}={text!r} in {context!r}; expected a number")
-    return value
-
-
-def format_number(value: float) -> str:
-    """The shortest text that reads back as the same number; whole numbers without a point."""
-    return (
-        str(int(value)) if float(value).is_integer() and abs(value) < 1e16 else repr(float(value))
-    )
-
-
 def parse_policy(text: str) -> Policy:
     """The policy that a text names. Raises SpecError: no text, unknown name or key, missing key,
     value out of range.
@@ -186,61 +160,36 @@ def parse_policy(text: str) -> Policy:
     check_text("policy", text, "capped:max_batch_size=8")
     if not text.strip():
         raise SpecError(
-            f"got an empty policy; expected one of {', '.join(POLICIES)}, for example "
+            f"got an empty policy; expected one of {', '.join(policy_names())}, for example "
             "capped:max_batch_size=8"
         )
     name, pairs = split_spec(text, EXAMPLES)
-    if name not in POLICIES:
+    cls = policy_class(name)
+    if cls is None:
+        names = policy_names()
         raise SpecError(
-            f"got policy {name!r}; expected one of {', '.join(POLICIES)}{suggest(name, POLICIES)}"
+            f"got policy {name!r}; expected one of {', '.join(names)}{suggest(name, names)}"
         )
-    cls = POLICIES[name]
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = [key for key in pairs if key not in fields]
+    known = parameters_of(cls)
+    unknown = [key for key in pairs if key not in known]
     if unknown:
         raise SpecError(
             f"got key {unknown[0]!r} for policy {name}; expected "
-            f"{', '.join(fields)}{suggest(unknown[0], tuple(fields))}"
+            f"{', '.join(known) or 'none'}{suggest(unknown[0], tuple(known))}"
         )
-    missing = [
-        key
-        for key, field in fields.items()
-        if field.default is dataclasses.MISSING and key not in pairs
-    ]
+    missing = [key for key, parameter in known.items() if parameter.required and key not in pairs]
     if missing:
         raise SpecError(
             f"got {text!r}; expected {missing[0]} too, for example {name}:{missing[0]}=8"
         )
-    return cls(**{key: _value(name, key, value) for key, value in pairs.items()})
+    return _built(cls, text, {key: known[key].parse(name, pairs[key]) for key in pairs})
 
 
-def _value(policy: str, key: str, text: str) -> int | float | str:
-    if key == "order":
-        if text not in ORDERS:
-            raise SpecError(
-                f"got order={text!r} for policy {policy}; expected one of "
-                f"{', '.join(ORDERS)}{suggest(text, ORDERS)}"
-            )
-        return text
-    if key == "max_wait":
-        return _max_wait(policy, text)
-    number = parse_number(key, text, policy)
-    if not number.is_integer() or not 1 <= number <= LARGEST_BATCH:
-        raise SpecError(
-            f"got {key}={text} for policy {policy}; expected a whole number from 1 to "
-            f"{LARGEST_BATCH:,}"
-        )
-    return int(number)
-
-
-def _max_wait(policy: str, text: str) -> float:
-    seconds = seconds_or_nan(text)
-    if not seconds > 0:
-        raise SpecError(
-            f"got max_wait={text} for policy {policy}; expected seconds > 0, for example 0.5 or "
-            "500ms"
-        )
-    return seconds
+def _built(cls: type[Policy], text: str, values: Mapping[str, Any]) -> Policy:
+    try:
+        return cls(**values)
+    except (ValueError, TypeError) as error:  # of its own __post_init__
+        raise SpecError(f"got {text!r}, which policy {cls.name} refuses: {error}") from None
 
 
 def format_policy(policy: Policy) -> str:
@@ -249,15 +198,11 @@ def format_policy(policy: Policy) -> str:
     for field in dataclasses.fields(policy):  # type: ignore[arg-type]
         value = getattr(policy, field.name)
         if value != field.default:
-            parts.append(
-                f"{field.name}={value if isinstance(value, str) else format_number(value)}"
-            )
+            parts.append(f"{field.name}={format_value(value)}")
     return policy.name + (":" + ",".join(parts) if parts else "")
 
 
 def policy_batch_size(policy: Policy) -> int | None:
     """The largest batch the policy itself asks for; None where it sets no bound."""
-    if isinstance(policy, Single):
-        return 1
-    bound = getattr(policy, "max_batch_size", None) or getattr(policy, "batch_size", None)
+    bound = next(filter(None, (getattr(policy, name, None) for name in SIZES)), None)
     return None if bound is None else int(bound)

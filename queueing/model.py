@@ -12,9 +12,9 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
+from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
-    POLICIES,
     SpecError,
     format_policy,
     parse_policy,
@@ -262,7 +262,7 @@ class Model:
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
-        if isinstance(self.policy, Continuous):
+        if self.policy.joins_running:
             each = (
                 self.slot_time.limit()
                 if self.bound is None
@@ -300,6 +300,8 @@ class Model:
         if self.disaggregated:
             return f"{gaps}/G/1 -> ./G/1"
         arrivals = gaps if self.sequences is None else f"{gaps}^X"
+        if not is_built_in(self.policy):
+            return f"{arrivals}/G/{self.servers}{patience} under {self.policy.name}"
         if isinstance(self.policy, Single):
             kind = f"{arrivals}/G"
         elif isinstance(self.policy, Fixed):
@@ -318,7 +320,7 @@ class Model:
         common = [
             self._arrivals,
             "lengths independent of each other and of the queue",
-            "first come, first served",
+            *(("first come, first served",) if is_built_in(self.policy) else self._from_outside),
         ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
@@ -352,6 +354,14 @@ class Model:
                 f"{self.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    @property
+    def _from_outside(self) -> tuple[str, ...]:
+        """Of a policy that is not built in."""
+        return (
+            "the policy sees one token limit for all requests, no predicted length and no priority",
+            "load: arrival rate over that of full batches, which the policy may not reach",
+        )
 
     @property
     def _arrivals(self) -> str:
@@ -400,9 +410,9 @@ def _law(given: LatencyModel | str) -> LatencyModel:
 def _policy(given: Policy | str) -> Policy:
     if isinstance(given, str):
         return parse_policy(given)
-    if type(given) not in POLICIES.values():  # a policy of another class has no model here
+    if fault := class_fault(type(given)) if not is_built_in(given) else None:
         raise SpecError(
-            f"got policy={short_repr(given)}; expected one of {', '.join(POLICIES)}, as a text or "
-            "as parse_policy returns it"
+            f"got policy={short_repr(given)}; expected one of {', '.join(policy_names())}, as a "
+            f"text or as parse_policy returns it, or an instance of a policy's class ({fault})"
         )
     return given

@@ -24,6 +24,7 @@ from loadgen.gateway.gateway_process import free_port
 ROOT = Path(__file__).resolve().parent.parent
 PRINTED_URL = re.compile(r"(?P<host>localhost|127\.0\.0\.1):8080\b")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+MODULE = re.compile(r"# (?P<name>\w+\.py)\n")
 SHELL = frozenset({"sh", "bash", "shell"})
 # the emulated engine's law: a calibration takes seconds, and what a token costs shows in the
 # longest answer on a busy machine too
@@ -59,10 +60,14 @@ class Line:
 
 def shell_lines(page: Path) -> list[Line]:
     """The commands of every shell block of a page; a line that ends in a backslash takes the
-    next one along.
+    next one along. A Python block that begins with `# NAME.py` is written to that file.
     """
     text, found = page.read_text(), []
     for block in FENCE.finditer(text):
+        if block["language"] == "python" and (file := MODULE.match(block["body"])):
+            number = text[: block.start("body")].count("\n") + 1
+            line = f"printf %s {shlex.quote(block['body'])} > {file['name']}"
+            found.append(Line(page.name, number, line))
         if block["language"] not in SHELL:
             continue
         number = text[: block.start("body")].count("\n") + 1

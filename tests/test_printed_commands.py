@@ -40,7 +40,9 @@ SOURCES = [
     for path in (ROOT / folder).rglob("*.py")
 ]
 VALUE = "{}"  # what an f-string puts in, in a text that is looked through
-NAMED = re.compile(r"\bkendall (?P<command>[a-z]+\b|\{\})(?P<rest>(?: (?:(?!\bkendall )[^`;])*)?)")
+NAMED = re.compile(
+    r"\bkendall (?P<command>[a-z]+(?:-[a-z]+)*\b|\{\})(?P<rest>(?: (?:(?!\bkendall )[^`;])*)?)"
+)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 

@@ -35,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 WIDTHS = {"80 columns": 80, "100 columns": 100, "no terminal": None}
 QUEUE = ("--output-tokens", "uniform:low=8,high=24", "--latency", "reference")
 COMMANDS = {
+    "check-policy": ("check-policy", "capped:max_batch_size=8", "--states", "200"),
+    "check-policy-list": ("check-policy",),
     "predict": ("predict", "--policy", "capped:max_batch_size=8", "--arrival-rate", "200", *QUEUE),
     "predict-unstable": ("predict", "--policy", "single", "--arrival-rate", "200", *QUEUE),
     "predict-renewal": (
@@ -289,7 +291,8 @@ every_table = pytest.mark.parametrize("name", [*SHOWN, *COMMANDS])
 
 
 def test_no_command_is_forgotten() -> None:
-    shown = {name.partition("-")[0] for name in (*SHOWN, *COMMANDS)}
+    names = (*SHOWN, *COMMANDS)
+    shown = {*names, *(name.partition("-")[0] for name in names)}
     assert shown | {"serve"} >= set(cli.COMMANDS), (
         "serve prints no table; every other command has one here"
     )

@@ -200,7 +200,7 @@ TRAPS: dict[str, tuple[str, ...]] = {
         "(llm-d-router #2066)"
     ): (
         "server/test_batching_traps.py::test_the_backlog_waits_here_and_never_in_the_engine",
-        "policies/test_contracts.py::test_a_batch_keeps_within_the_policy_and_the_engine",
+        "policies/test_contracts.py::test_every_policy_keeps_its_contracts",
     ),
     "a place is given out again before its stream has ended (SGLang router #32491)": (
         "server/test_batching_traps.py::test_a_place_is_held_until_the_last_token_of_its_stream",

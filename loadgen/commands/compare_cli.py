@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from policies.registry import use_modules
 from policies.text import SpecError
+from queueing.commands.check_policy_cli import PolicyModules
 from queueing.measurement.paths import FileToWrite
 
 if TYPE_CHECKING:
@@ -131,11 +133,13 @@ def compare_command(
             ),
         ),
     ] = None,
+    policy_module: PolicyModules = None,
     json: Annotated[bool, _option("--json", "Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Compare the observed delay of each policy and epoch with predictions, and name the
     assumption that fails where they differ.
     """
+    use_modules(policy_module)
     given = latency, output_tokens, request_rate, max_num_seqs
     files = _files(output or [], html=html, csv=csv, picture=picture)
     checks = _parsed(assertions or [])

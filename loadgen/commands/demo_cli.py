@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from policies.registry import use_modules
+from queueing.commands.check_policy_cli import PolicyModules
 from queueing.measurement.paths import folder_to_write
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def demo_command(
     policy: Annotated[
         list[str] | None, typer.Option(help="Policy to measure; repeatable. Default: all six.")
     ] = None,
+    policy_module: PolicyModules = None,
     load: Annotated[
         list[float] | None,
         typer.Option(
@@ -65,6 +68,7 @@ def demo_command(
     """Calibrate a real engine, load it under every policy at two loads, and compare observed
     with predicted delays.
     """
+    use_modules(policy_module)
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()

@@ -13,7 +13,9 @@ from loadgen.arrivals.spec_text import listed
 from loadgen.commands.flags import SweepCommand
 from loadgen.sending.client.target import Keys
 from policies.durations import Duration
+from policies.registry import use_modules
 from policies.text import CommaList, SpecError
+from queueing.commands.check_policy_cli import ABOUT_MODULE
 from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
 from queueing.measurement.slo import split_slos
@@ -44,6 +46,9 @@ def sweep_command(
     policies: Annotated[
         list[str] | None,
         _option(GRID, "Policies to measure; several after one flag, or repeated.", "--policies"),
+    ] = None,
+    policy_module: Annotated[
+        list[str] | None, _option(GRID, ABOUT_MODULE, "--policy-module")
     ] = None,
     loads: Annotated[
         str | None,
@@ -230,6 +235,7 @@ def sweep_command(
     17 min in all, without the engine's start, its calibration and repeated cells. --dry-run prints
     the duration for other options.
     """
+    use_modules(policy_module)
     given = {
         "policies": (*(policies or ()), *(more or ())) or None,
         "loads": _numbers("loads", loads),

@@ -192,7 +192,8 @@ def jobs_of(requests: Sequence[Served]) -> list[Job]:
                 id=str(index),
                 arrived_at=r.arrived_at,
                 prompt_tokens=r.prompt_tokens,
-                max_output_tokens=max(1, r.output_tokens),
+                max_output_tokens=max(1, r.max_output_tokens or r.output_tokens),
+                predicted_output_tokens=r.predicted_output_tokens,
             ),
             max(1, r.output_tokens),
         )

@@ -19,6 +19,7 @@ import httpx
 
 from loadgen.sending.client.stream import read_error
 from loadgen.sending.client.target import NO_KEYS, Keys
+from policies.registry import VARIABLE
 from policies.text import SpecError
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import REFUSED, key_refusal, reason, server_root
@@ -27,7 +28,8 @@ from queueing.measurement.paths import writing
 
 START_LIMIT = 180.0  # seconds
 STOP_LIMIT = 20.0
-KEPT = frozenset({"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS"})  # of the variables: no options
+# of the variables: no options, and the modules that policies are read from
+KEPT = frozenset({"KENDALL_DEBUG", "KENDALL_ENGINE_CPUS", VARIABLE})
 OWN_PORTS = range(20_000, 32_000)  # Linux takes 32768 to 60999 for outgoing connections
 HEALTH_LIMIT = 10.0  # a gateway that takes longer to say that it is well is not
 

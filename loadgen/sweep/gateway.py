@@ -30,7 +30,7 @@ from loadgen.gateway.gateway_process import (
 from loadgen.sending.client.target import NO_KEYS, Keys
 from loadgen.sweep.grid import Bounds
 from loadgen.sweep.plan import Plan
-from policies import Fixed, parse_policy
+from policies import Fixed, is_built_in, parse_policy
 from policies.text import counted
 from queueing.measurement.paths import writing
 from queueing.measurement.record import Header, Record
@@ -228,7 +228,8 @@ async def let_remainder_go(client: GatewayClient, state: Mapping[str, Any], note
     """
     policy, waiting = parse_policy(state["policy"]), state["queue_length"]
     forever = isinstance(policy, Fixed) and math.isinf(policy.max_wait)
-    if not forever or state["in_service"] or not 0 < waiting < state["effective_max_batch_size"]:
+    may_wait = forever or not is_built_in(policy)
+    if not may_wait or state["in_service"] or not 0 < waiting < state["effective_max_batch_size"]:
         return
     note(
         f"{state['policy']}: {counted(waiting, 'request')} waiting for a batch that nothing more "

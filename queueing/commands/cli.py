@@ -12,7 +12,9 @@ import typer
 from rich.console import Console
 
 from policies.durations import Duration
+from policies.registry import use_modules
 from policies.text import short_number
+from queueing.commands.check_policy_cli import PolicyModules
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
@@ -159,9 +161,11 @@ def predict(
             ),
         ),
     ] = "auto",
+    policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
+    use_modules(policy_module)
     bounds: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
@@ -210,11 +214,13 @@ def simulate(
     replications: Annotated[
         int, _option("--replications", "Number of independent replications.")
     ] = 1,
+    policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Simulate a policy on Poisson arrivals, event by event, and report means with standard
     errors.
     """
+    use_modules(policy_module)
     bounds: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,

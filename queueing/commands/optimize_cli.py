@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from policies.registry import use_modules
 from policies.text import (
     SpecError,
     format_policy,
@@ -18,6 +19,7 @@ from policies.text import (
     suggest,
 )
 from queueing.arguments import whole_number
+from queueing.commands.check_policy_cli import PolicyModules
 from queueing.commands.cli import (
     EngineBound,
     Json,
@@ -136,11 +138,13 @@ def optimize(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     pad_prompts: PadPrompts = False,
+    policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
     """Choose a token limit, batch size, policy, number of servers or arrival rate by its
     predicted effect.
     """
+    use_modules(policy_module)
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
     with defaults_named(ctx, objective=objective, policy=policy):
         read = {flag for flag, names in WEIGHS.items() if objective in names} | (

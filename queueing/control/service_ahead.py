@@ -7,7 +7,6 @@ service time are near a line.
 
 from __future__ import annotations
 
-from policies.immediate import Continuous
 from queueing.control.wait_ahead import BatchService, SlotService
 from queueing.model import Model
 
@@ -17,7 +16,7 @@ _LARGEST = 1024  # where neither the policy nor the engine has a bound
 def service_ahead(model: Model) -> BatchService | SlotService:
     """Moments under the model's law and lengths. Raises NotConvergedError for slots."""
     bound = _LARGEST if model.bound is None else model.bound
-    return _slots(model, bound) if isinstance(model.policy, Continuous) else _batches(model, bound)
+    return _slots(model, bound) if model.policy.joins_running else _batches(model, bound)
 
 
 def _batches(model: Model, bound: int) -> BatchService:

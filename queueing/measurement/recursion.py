@@ -8,7 +8,8 @@ A batch starts when its server is free and its policy's condition holds, so
 where the trigger is the arrival that lets the policy dispatch: the oldest member's (single,
 dynamic, capped, elastic), the last member's or the oldest's plus `max_wait` (fixed). A continuous
 engine is c slots: a request starts at max(its arrival, the instant a slot was free), c the largest
-number seen in service, each slot held as long as measured. No law and no observed start enters:
+number seen in service, each slot held as long as measured. Of a policy from outside no condition is
+known: its starts are those observed. No law and no observed start enters:
 where this delay and the observed one part, the gateway lost time.
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from policies import Policy, parse_policy
+from policies import Policy, is_built_in, parse_policy
 from policies.fixed import Fixed
 from queueing.measurement.record import Record
 
@@ -46,6 +47,9 @@ class Served:
     prompt_tokens: int
     output_tokens: int
     completed: bool
+    # what a policy may have decided by
+    max_output_tokens: int | None = None
+    predicted_output_tokens: float | None = None
 
 
 def served(records: Iterable[Record]) -> list[Served]:
@@ -74,6 +78,8 @@ def _served(record: Record) -> Served | None:
         prompt_tokens=record.prompt_tokens or 0,
         output_tokens=record.output_tokens or 0,
         completed=record.outcome == "completed",
+        max_output_tokens=record.max_output_tokens,
+        predicted_output_tokens=record.predicted_output_tokens,
     )
 
 
@@ -96,15 +102,21 @@ def measured_starts(requests: Sequence[Served]) -> dict[str, float]:
     runs = itertools.groupby(batches(requests), key=lambda members: members[0].policy)
     for text, run in runs:
         policy, members = parse_policy(text), list(run)
-        starts |= (
-            _slot_starts(members, free)
-            if policy.joins_running
-            else _batch_starts(policy, members, free)
-        )
+        starts |= _starts(policy, members, free)
         for batch in members:
             end = max(member.server_free_at for member in batch)
             free[batch[0].server_id] = max(end, free.get(batch[0].server_id, -math.inf))
     return starts
+
+
+def _starts(
+    policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
+) -> dict[str, float]:
+    if not is_built_in(policy):
+        return {member.id: member.dispatched_at for members in run for member in members}
+    if policy.joins_running:
+        return _slot_starts(run, free)
+    return _batch_starts(policy, run, free)
 
 
 def _batch_starts(

@@ -13,16 +13,12 @@ from collections.abc import Iterable
 
 from policies import Policy, format_policy, parse_policy, policy_batch_size
 from policies.immediate import Capped, Dynamic
+from policies.parameters import parameters_of, size_field
+from policies.registry import policy_class
 from policies.text import SpecError
 from queueing.optimization.forecast import Setting
 
-SIZED = {
-    "capped": "max_batch_size",
-    "elastic": "max_batch_size",
-    "continuous": "max_batch_size",
-    "fixed": "batch_size",
-}
-SIZE_OPTIONAL = ("elastic", "continuous")
+FAMILIES = ("single", "dynamic", "capped", "elastic", "continuous", "fixed")
 USUAL_SIZE = 8
 LARGEST_SIZE = 64  # batch size, where neither engine nor operator says one
 
@@ -59,7 +55,7 @@ def usual_policies(current: Setting, max_num_seqs: int | None) -> tuple[str, ...
     size = policy_batch_size(policy) or USUAL_SIZE
     size = USUAL_SIZE if size == 1 else size
     size = size if max_num_seqs is None else min(size, max_num_seqs)
-    usual = {name: sized(name, size) for name in ("single", "dynamic", *SIZED)}
+    usual = {name: sized(name, size) for name in FAMILIES}
     return tuple((usual | {policy.name: format_policy(policy)}).values())
 
 
@@ -85,10 +81,16 @@ def at_sizes(current: Setting, sizes: Iterable[int], max_num_seqs: int | None) -
 
 
 def sized_policy(policy: Policy) -> Policy | None:
-    """The policy with a batch size to turn; None for single."""
+    """The policy with a batch size to turn; None for one that has none, such as single."""
     if isinstance(policy, Dynamic):
         return Capped(max_batch_size=USUAL_SIZE, order=policy.order)
-    return None if policy_batch_size(policy) == 1 and policy.name == "single" else policy
+    return None if size_field(type(policy)) is None else policy
+
+
+def size_of(family: str) -> str | None:
+    """The field with its batch size; None where it has none. Raises SpecError."""
+    cls = policy_class(family)
+    return None if cls is None else size_field(cls)
 
 
 def sized(
@@ -99,23 +101,37 @@ def sized(
 
     What else the policy `in_force` has stays (`max_wait`), where it is of this family.
     """
-    if family not in SIZED or (
-        family in SIZE_OPTIONAL and max_num_seqs is not None and size >= max_num_seqs
-    ):
-        return family
+    field, own = size_of(family), None
     if in_force is not None and in_force.name == family:
-        return format_policy(with_size(in_force, size))
-    return f"{family}:{SIZED[family]}={size}"
+        own = in_force
+    if field is None:
+        return family if own is None else format_policy(own)
+    if max_num_seqs is not None and size >= max_num_seqs and _is_optional(family, field):
+        return family if own is None else format_policy(_without_size(own, field))
+    if own is not None:
+        return format_policy(with_size(own, size))
+    return f"{family}:{field}={size}"
+
+
+def _is_optional(family: str, field: str) -> bool:
+    """Whether a policy without a size of its own takes what the engine takes."""
+    cls = policy_class(family)
+    return cls is not None and parameters_of(cls)[field].default is None
+
+
+def _without_size(policy: Policy, field: str) -> Policy:
+    return dataclasses.replace(policy, **{field: None})  # type: ignore[type-var]
 
 
 def with_size(policy: Policy, size: int) -> Policy:
     """The policy with another batch size. Raises SpecError for single and dynamic."""
-    if policy.name not in SIZED:
+    field = size_field(type(policy))
+    if field is None:
         raise SpecError(
             f"got policy={policy.name}; expected fixed, capped, elastic or continuous: they have "
             "a batch size"
         )
-    return dataclasses.replace(policy, **{SIZED[policy.name]: size})  # type: ignore[type-var]
+    return dataclasses.replace(policy, **{field: size})  # type: ignore[type-var]
 
 
 def batch_sizes(bound: int) -> tuple[int, ...]:

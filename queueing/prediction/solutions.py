@@ -12,6 +12,7 @@ single, other than Poisson         approximation  gg1, GI/G/1; other policies wi
                                                   simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
+a policy from outside              simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation
 
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from policies.fixed import Fixed
-from policies.immediate import Continuous, Single
+from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from queueing.errors import NotConvergedError
 from queueing.model import Model
 from queueing.models.batches.batch_chain import solve_batch_chain
@@ -52,6 +53,8 @@ from queueing.prediction.bounds import (
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
+SOLVED = (Single, Dynamic, Capped, Elastic, Fixed, Continuous)  # any other policy is simulated
+
 
 def best_method(model: Model) -> str:
     """exact, else approximation, else simulation."""
@@ -60,6 +63,10 @@ def best_method(model: Model) -> str:
 
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
+    return _known(model) if type(model.policy) in SOLVED else ("simulation",)
+
+
+def _known(model: Model) -> tuple[str, ...]:
     found = []
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)

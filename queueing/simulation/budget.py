@@ -11,6 +11,7 @@ import dataclasses
 import math
 
 from policies.immediate import Continuous
+from policies.registry import is_built_in
 from queueing.errors import OutOfReachError
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import Model
@@ -20,6 +21,8 @@ _LOOKS, _GENERIC_LOOKS = (
     1_500_000_000,
     15_000_000,
 )  # at a server or a sequence, in about five seconds
+# of a policy from outside, half of it: a live assessment asks for several simulations
+_OUTSIDE_LOOKS = 7_000_000
 _DRAWS = 30_000_000  # residuals kept: 240 MB; and as many gaps between stalls
 _GENERIC_EVENT = 300  # looks that an event of the generic simulator costs besides
 _FEWEST = 20_000  # requests that a mean can be read from
@@ -31,7 +34,8 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
     in_service = _in_service(model, arrival_rate)
     stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
     looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
-    affordable = (_LOOKS if compiled else _GENERIC_LOOKS) / looks
+    generic = _GENERIC_LOOKS if is_built_in(model.policy) else _OUTSIDE_LOOKS
+    affordable = (_LOOKS if compiled else generic) / looks
     if model.draws_in_advance:
         affordable = min(
             affordable, _DRAWS / model.servers - (SPARE_GAPS if model.law.stall_share else 0)
@@ -64,7 +68,7 @@ def enough_slots(model: Model, arrival_rate: float) -> Model:
 
 def _in_service(model: Model, arrival_rate: float) -> float:
     """Sequences together on a continuous engine, from its own load: at most the slots."""
-    if not isinstance(model.policy, Continuous):
+    if not model.policy.joins_running:
         return 0.0
     time = model.slot_time
     rate = arrival_rate / model.servers * (1.0 if model.sequences is None else model.sequences.mean)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
+from policies.decision import DecisionError, decide
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
@@ -26,6 +27,8 @@ from queueing.latency.service import Member, ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
 from queueing.simulation.ledger import Batch, Started, ended, formed_at, lost
 from queueing.simulation.waiting import WaitingQueue
+
+MOST_WAKE_UPS = 10_000  # of a policy between two other events
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class _Driver:
         self.records: list[Record] = []
         self.epoch = self.batches = self.arrived = 0
         self.timer = math.inf
+        self.wake_ups, self.last_event = 0, (0, 0, 0)
         self.agenda: list[tuple[float, int, int, str | Policy]] = []
         self.lengths = {job.request.id: job.output_tokens for job in jobs}
         self.running: dict[str, tuple[_Engine, Started]] = {}
@@ -126,12 +130,27 @@ class _Driver:
                 self._arrive()
             elif planned == now:
                 self._carry_out(now)
+            else:
+                self._wake_up(now)
             self._ask(now)
         if self.queue:
             raise PredictionError(
                 f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}"
             )
         return self.records
+
+    def _wake_up(self, now: float) -> None:
+        """The instant that the policy named has come. Raises PredictionError where it names
+        instants without end.
+        """
+        event = self.arrived, len(self.records), self.batches
+        self.wake_ups = self.wake_ups + 1 if event == self.last_event else 1
+        self.last_event = event
+        if self.wake_ups > MOST_WAKE_UPS:
+            raise PredictionError(
+                f"policy {self.text} asked {MOST_WAKE_UPS:,} times to be woken, until {now:g} s, "
+                "and nothing happened in between"
+            )
 
     def _arrive(self) -> None:
         together = True
@@ -161,7 +180,10 @@ class _Driver:
 
     def _ask(self, now: float) -> None:
         while True:
-            decision = self.policy.decide(self.state, now)
+            try:
+                decision = decide(self.policy, self.state, now)
+            except DecisionError as error:
+                raise PredictionError(str(error)) from error
             if isinstance(decision, Dispatch):
                 self._dispatch(decision, now)
             elif isinstance(decision, Preempt):

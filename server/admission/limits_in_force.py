@@ -11,11 +11,13 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from policies import Policy, SpecError, format_policy, parse_policy
+from policies.registry import every_policy
 from server.errors import ApiError, not_started
 from server.queue.batcher import Batcher
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("kendall")
+FALLBACK = "continuous"  # serves in place of a policy that cannot decide
 Tokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
@@ -41,12 +43,19 @@ class LimitsInForce:
         self.patience = patience
         self._metrics = metrics
         self._batcher: Batcher | None = None
+        self.fault: str | None = None  # why the policy that was asked for is not in force
+        listed = every_policy()
+        for each in listed:
+            if each.fault is not None:
+                log.warning("policy %s cannot be used: %s", each.name, each.fault)
+        self.policies = [each.to_dict() for each in listed if each.fault is None]
         self.on_epoch: list[Callable[[int], None]] = []
         self.on_manual_switch: Callable[[str], None] | None = None
 
     def govern(self, batcher: Batcher) -> None:
         """The engine is up, and this is its queue."""
         self._batcher = batcher
+        batcher.decisions.on_faulty = self.replace_faulty
         self._metrics.switched(
             batcher.policy_text, self.max_output_tokens, batcher.epoch, changed_policy=False
         )
@@ -66,7 +75,7 @@ class LimitsInForce:
             "max_output_tokens": self.max_output_tokens,
             "patience": self.patience,
             "epoch": batcher.epoch,
-        }
+        } | ({} if self.fault is None else {"fault": self.fault})
 
     def begin_epoch(self, policy: Policy | None = None) -> int:
         """Another policy, or only another limit, law or engine: statistics begin anew. Returns the
@@ -96,6 +105,7 @@ class LimitsInForce:
         if policy is None and (limit, patience) == (self.max_output_tokens, self.patience):
             return self.state()  # nothing changes: the evidence of the epoch is kept
         self.max_output_tokens, self.patience = limit, patience
+        self.fault = None if policy is not None else self.fault
         epoch = self.begin_epoch(policy)
         if policy is not None and self.on_manual_switch is not None and not by_autopilot:
             self.on_manual_switch(batcher.policy_text)
@@ -107,6 +117,13 @@ class LimitsInForce:
             "none" if patience is None else f"{patience:g} s",
         )
         return self.state()
+
+    def replace_faulty(self, error: str) -> None:
+        """The policy in force does not decide: what waits is served under another."""
+        was = self._queue().policy_text
+        log.error("policy %s is replaced by %s: %s", was, FALLBACK, error)
+        self.change(PolicyChange(policy=FALLBACK))
+        self.fault = f"{FALLBACK} replaced {was}: {error}"
 
     def change_patience(self, seconds: float | None) -> None:
         """Also before the engine is up."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
+from policies.parameters import parameters_of, size_field
 from queueing.control.autopilot.bounds import Bounds
 from queueing.optimization.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
@@ -28,10 +29,15 @@ KEPT = 100  # decisions
 
 def autopilot_bounds(policy: str, allowed: Sequence[str], max_clipped_fraction: float) -> Bounds:
     """By the flags; without a list, the kind of policy stays and its batch size is free (of
-    dynamic: capped). Raises SpecError.
+    dynamic: capped; not of one that needs other parameters too). Raises SpecError.
     """
-    name = parse_policy(policy).name
-    own = ("dynamic", "capped") if name == "dynamic" else (name,)
+    in_force = parse_policy(policy)
+    size = size_field(type(in_force))
+    parameters = parameters_of(type(in_force)).values()
+    if any(each.required and each.name != size for each in parameters):
+        own: tuple[str, ...] = (policy,)
+    else:
+        own = ("dynamic", "capped") if in_force.name == "dynamic" else (in_force.name,)
     return Bounds(policies=tuple(allowed) or own, max_clipped_fraction=max_clipped_fraction)
 
 

@@ -10,7 +10,9 @@ import typer
 
 from policies import SpecError, format_policy, parse_policy
 from policies.durations import Duration
+from policies.registry import use_modules
 from policies.text import CommaList, one_of
+from queueing.commands.check_policy_cli import ABOUT_MODULE
 from queueing.commands.environment_variables import by_flag
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
@@ -92,6 +94,7 @@ def serve_command(
     policy: Annotated[
         str, _option(QUEUE, "Batching policy, for example capped:max_batch_size=8.")
     ] = Settings.policy,
+    policy_module: Annotated[list[str] | None, _option(QUEUE, ABOUT_MODULE)] = None,
     max_output_tokens: Annotated[
         int | None,
         _option(
@@ -597,6 +600,7 @@ def serve_command(
     ] = False,
 ) -> None:
     """Serve an OpenAI-compatible endpoint whose requests are queued and batched under a policy."""
+    use_modules(policy_module)
     if json_output and not show_config and by_flag(ctx, "json_output"):
         raise SpecError("got --json without --show-config; expected both")
     if host:  # an empty one is every address of the machine

@@ -112,6 +112,7 @@ def _about(gateway: Host) -> Topics:
     settings, capabilities = gateway.settings, gateway.batcher.capabilities
     return describe_engine(capabilities, settings.served_model_name) | {
         "in_force": gateway.limits.state(),
+        "policies": gateway.limits.policies,
         "law": gateway.latency.law is not None,
         "prediction_window": settings.prediction_window,
         "keyed": bool(settings.security.api_keys),

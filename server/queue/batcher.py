@@ -28,7 +28,7 @@ from policies import (
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities, Engine, EngineRequest
-from server.queue.decision_loop import DecisionLoop
+from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
 from server.queue.recovery import Recovery
@@ -211,7 +211,7 @@ class Batcher(QueueView):
         if self.lease.blocks or self.recovery.blocks or not self._queue:
             return math.inf  # nothing can start, whatever the policy
         now = self.now()
-        decision = self.policy.decide(self._state(), now)
+        decision = decided(self.policy, self._state(), self.now)
         if isinstance(decision, WaitUntil):
             return decision.deadline
         if isinstance(decision, Preempt):
@@ -261,12 +261,6 @@ class Batcher(QueueView):
     def _preempt(self, decision: Preempt, now: float) -> None:
         """Back to the head of the queue, with the tokens made so far."""
         sequences = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
-        for sequence in sequences:
-            if sequence.running is None or not sequence.running.preemptible:
-                raise ValueError(
-                    f"got a decision to preempt {sequence.id}; expected a request in service that "
-                    "can be continued exactly (Running.preemptible)"
-                )
         for sequence in sequences:
             self._service.preempt(sequence, now)
         self._queue.put_back([sequence.waiting() for sequence in sequences])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -18,9 +17,8 @@ from policies import (
     Running,
     Server,
     Waiting,
-    WaitUntil,
-    policy_batch_size,
 )
+from policies.contract import CONTRACTS, Contract
 from tests.policies.states import by_name, policies, seconds, states, work_conserving
 
 
@@ -32,13 +30,18 @@ def dispatched(policy: Policy, state: QueueState, now: float) -> tuple[Dispatch,
     return decision, next(server for server in state.servers if server.id == decision.server_id)
 
 
-def context_tokens(request: Request) -> int:
-    return request.prompt_tokens + request.max_output_tokens
-
-
 def test_every_policy_takes_part() -> None:
     """A policy that is added to the table is added to the contracts."""
     assert set(by_name) == set(POLICIES)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
+@given(policies, states(), seconds)
+def test_every_policy_keeps_its_contracts(
+    contract: Contract, policy: Policy, state: QueueState, now: float
+) -> None:
+    """Those that `kendall check-policy` checks too."""
+    assert contract.fault(policy, state, now) is None
 
 
 @given(policies, states(), seconds)
@@ -49,88 +52,6 @@ def test_a_batch_is_the_head_of_the_queue(policy: Policy, state: QueueState, now
     assert size > 0
     assert list(decision.request_ids) == [item.request.id for item in state.waiting[:size]]
     assert len(set(decision.request_ids)) == size
-
-
-@given(policies, states(), seconds)
-def test_a_batch_keeps_within_the_policy_and_the_engine(
-    policy: Policy, state: QueueState, now: float
-) -> None:
-    decision, server = dispatched(policy, state, now)
-    together = len(decision.request_ids) + len(server.in_service)
-    assert together <= server.max_batch_size
-    assert together <= (policy_batch_size(policy) or math.inf)
-
-
-@given(policies, states(), seconds)
-def test_a_batch_keeps_within_the_tokens_of_its_server(
-    policy: Policy, state: QueueState, now: float
-) -> None:
-    """Only a request that is alone on its server may be above a bound."""
-    decision, server = dispatched(policy, state, now)
-    batch = state.waiting[: len(decision.request_ids)]
-    if len(batch) > 1:
-        assert (
-            sum(item.request.prompt_tokens + item.output_tokens_so_far for item in batch)
-            <= server.max_prompt_tokens
-        )
-    if len(batch) + len(server.in_service) > 1:
-        held = sum(context_tokens(item.request) for item in server.in_service)
-        assert (
-            held + sum(context_tokens(item.request) for item in batch) <= server.max_context_tokens
-        )
-
-
-@given(policies, states(), seconds)
-def test_a_batch_starts_on_an_empty_server(policy: Policy, state: QueueState, now: float) -> None:
-    """Unless the policy lets requests join others in service."""
-    _, server = dispatched(policy, state, now)
-    assert policy.joins_running or not server.in_service
-
-
-@given(policies, states(), seconds)
-def test_the_same_state_gives_the_same_decision_and_stays_as_it_was(
-    policy: Policy, state: QueueState, now: float
-) -> None:
-    before = copy.deepcopy(state)
-    first = policy.decide(state, now)
-    assert state == before
-    assert policy.decide(state, now) == first
-    assert policy.decide(before, now) == first
-
-
-@given(policies, states(), seconds)
-def test_a_wait_ends_in_the_future(policy: Policy, state: QueueState, now: float) -> None:
-    """A deadline that has come is acted upon, not answered: else the driver would turn in a
-    circle.
-    """
-    decision = policy.decide(state, now)
-    if isinstance(decision, WaitUntil):
-        assert decision.deadline > now
-
-
-@given(policies, states(), seconds)
-def test_what_was_dispatched_brings_the_driver_to_rest(
-    policy: Policy, state: QueueState, now: float
-) -> None:
-    """Asked again after each dispatch, a policy comes to a wait after at most one dispatch per
-    waiting request.
-    """
-    queue, servers = list(state.waiting), list(state.servers)
-    for _ in range(len(queue) + 1):
-        decision = policy.decide(QueueState(queue, servers, closing=state.closing), now)
-        if isinstance(decision, WaitUntil):
-            return
-        assert isinstance(decision, Dispatch)
-        size = len(decision.request_ids)
-        started = [Running(item.request, now) for item in queue[:size]]
-        servers = [
-            dataclasses.replace(server, in_service=[*server.in_service, *started])
-            if server.id == decision.server_id
-            else server
-            for server in servers
-        ]
-        queue = queue[size:]
-    raise AssertionError("the policy never waits")
 
 
 @given(st.one_of(*work_conserving.values()), states(), seconds)

@@ -299,7 +299,8 @@ OF_FILES = {
     "ssl_certfile",
     "ssl_ca_certs",
 }  # that have to be there
-NO_SETTINGS = {"config", "show_config", "json_output"}
+# the modules are kept in the environment
+NO_SETTINGS = {"config", "policy_module", "show_config", "json_output"}
 
 
 def field_of(settings: Settings, path: str) -> object:

@@ -18,7 +18,8 @@ from loadgen.compare.cells import (
     RunFile,
     cells_of_files,
 )
-from policies.text import POLICIES, SpecError
+from policies.registry import policy_names
+from policies.text import SpecError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile, load_profile
 from queueing.measurement.record import Header
@@ -89,7 +90,7 @@ def of_cells(
 
 def in_order(cells: Sequence[ReportCell]) -> list[ReportCell]:
     """By load; policies in the order of the documents, those of one name as they first appear."""
-    known = list(POLICIES)
+    known = policy_names()
     texts = list(dict.fromkeys(cell.comparison.policy for cell in cells))
 
     def rank(cell: ReportCell) -> tuple[float, int, int, int]:

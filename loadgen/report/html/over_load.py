@@ -34,7 +34,7 @@ from loadgen.report.html.style import (
     rows,
     title_over,
 )
-from policies import Fixed
+from policies import Fixed, is_built_in
 from queueing.errors import PredictionError
 from queueing.model import Model
 from queueing.prediction import best_method, predict_model
@@ -100,7 +100,8 @@ def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
                 if c.comparison.speed is not None
             ),
         ]
-        if not (isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)):
+        timed = isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
+        if is_built_in(model.policy) and not timed:
             traces.append(_band(curve, min(speeds), max(speeds), panel))
         traces.append(_line(curve, panel))
     return [*traces, *observed_marks(panel, cells, [cell.load or 0.0 for cell in cells], along="y")]

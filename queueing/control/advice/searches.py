@@ -107,12 +107,10 @@ def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Ob
     policy = parse_policy(current.policy)
     base, most = sized_policy(policy), operating_point.limits.max_num_seqs
     if base is None:
+        alone = "takes one request at a time and " if policy_batch_size(policy) == 1 else ""
         return Found(
             None,
-            why=(
-                f"{current.policy} takes one request at a time and has no batch size: see the "
-                "target policy"
-            ),
+            why=(f"{current.policy} {alone}has no batch size: see the target policy"),
         )
     model = operating_point.model(dataclasses.replace(current, policy=format_policy(base)))
     largest = LARGEST_SIZE if most is None else min(most, LARGEST_SIZE)

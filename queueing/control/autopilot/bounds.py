@@ -7,14 +7,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from policies import POLICIES, SpecError, parse_policy, policy_batch_size
+from policies import SpecError, parse_policy, policy_batch_size
+from policies.registry import policy_class, policy_names
 from policies.text import suggest
 from queueing.optimization.candidates import (
     LARGEST_SIZE,
-    SIZED,
     batch_sizes,
     one_knob_away,
     preferred,
+    size_of,
     sized,
 )
 from queueing.optimization.forecast import Setting
@@ -46,13 +47,13 @@ class Bounds:
                 "got no policies for the autopilot; expected at least one, for example elastic"
             )
         for text in self.policies:
-            if ":" in text:
-                parse_policy(text)
-            elif text not in POLICIES:
+            if ":" not in text and policy_class(text) is None:
+                known = policy_names()
                 raise SpecError(
                     f"got policy {text!r} for the autopilot; expected one of "
-                    f"{', '.join(POLICIES)}{suggest(text, POLICIES)}"
+                    f"{', '.join(known)}{suggest(text, known)}"
                 )
+            parse_policy(text if ":" in text else sized(text, 1))
         if not 0 <= self.max_clipped_fraction < 1:
             raise SpecError(
                 f"got max_clipped_fraction={self.max_clipped_fraction}; expected a fraction >= 0 "
@@ -114,7 +115,7 @@ class Bounds:
         """The family in force at other batch sizes; of dynamic, capped."""
         bound, policy = self.bound(max_num_seqs), parse_policy(current.policy)
         family = "capped" if policy.name == "dynamic" else policy.name
-        if family not in self.policies or family not in SIZED:
+        if family not in self.policies or size_of(family) is None:
             return []
         texts = [sized(family, size, max_num_seqs, policy) for size in batch_sizes(bound)]
         return one_knob_away(current, sizes=texts)

@@ -5,15 +5,14 @@ import { byId, fill, h, prose, say } from "./dom.js";
 import { percent } from "./format.js";
 import { parsePolicy, policyText, settingText } from "./words.js";
 
-const SIZES = { fixed: "batch_size", capped: "max_batch_size", elastic: "max_batch_size", continuous: "max_batch_size" };
-const NAMES = ["single", "dynamic", "fixed", "capped", "elastic", "continuous"];
+const KEPT = ["order"]; // parameters without a field: what the policy in force has stays
 
 export class Controls {
   constructor() {
     this.edited = false;
     this.current = null;
     this.chosen = null; // the autopilot's mode that is not in force yet
-    byId("policy-name").append(...NAMES.map((name) => h("option", { value: name }, name)));
+    this.policies = []; // that the gateway knows, with their parameters
     byId("setting").addEventListener("input", () => this.edit());
     byId("setting").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -29,6 +28,7 @@ export class Controls {
     this.state = state;
     const { gateway, autopilot } = state;
     const policy = gateway?.in_force ?? null;
+    this.list(gateway?.policies ?? []);
     for (const control of document.querySelectorAll("#setting input, #setting select, #apply, #autopilot input, #to-controls")) control.disabled = !policy || this.busy;
     if (policy && JSON.stringify(policy) !== JSON.stringify(this.current)) {
       this.current = policy;
@@ -38,13 +38,37 @@ export class Controls {
     if (autopilot) this.showAutopilot(autopilot);
   }
 
+  /** The policies to choose from; the choice stays. */
+  list(policies) {
+    if (JSON.stringify(policies) === JSON.stringify(this.policies)) return;
+    this.policies = policies;
+    const chosen = byId("policy-name").value;
+    fill(byId("policy-name"), ...policies.map(({ name }) => h("option", { value: name }, name)));
+    if (chosen) byId("policy-name").value = chosen;
+  }
+
+  parameters(name) {
+    return this.policies.find((policy) => policy.name === name)?.parameters ?? [];
+  }
+
+  /** The parameter that is the batch size; none of a policy without one. */
+  size(name) {
+    return this.parameters(name).find((parameter) => parameter.size);
+  }
+
+  /** Parameters that have no field of their own in the page. */
+  others(name) {
+    return this.parameters(name).filter((parameter) => !parameter.size && parameter.name !== "max_wait" && !KEPT.includes(parameter.name));
+  }
+
   /** Into the form; nothing is in force by that. */
   show(policy) {
     if (!policy) return;
     const { name, keys } = parsePolicy(policy.policy);
     byId("policy-name").value = name;
-    byId("size").value = keys[SIZES[name]] ?? "";
+    byId("size").value = keys[this.size(name)?.name] ?? "";
     byId("max-wait").value = keys.max_wait ?? "";
+    this.offer(name, keys);
     byId("limit").value = policy.max_output_tokens ?? "";
     if ("patience" in policy) byId("patience").value = policy.patience ?? "";
     this.edited = policy !== this.current;
@@ -76,11 +100,35 @@ export class Controls {
 
   fields() {
     const name = byId("policy-name").value;
-    byId("size-field").hidden = !(name in SIZES);
-    byId("size").required = name === "fixed" || name === "capped";
-    byId("size").placeholder = byId("size").required ? "" : "no limit";
-    byId("wait-field").hidden = name !== "fixed";
+    const size = this.size(name);
+    byId("size-field").hidden = !size;
+    byId("size").required = Boolean(size?.required);
+    byId("size").placeholder = size?.required ? "" : String(size?.default ?? "no limit");
+    byId("wait-field").hidden = !this.parameters(name).some((parameter) => parameter.name === "max_wait");
+    if (this.offered !== name) this.offer(name, {});
     byId("reset").hidden = !this.edited;
+  }
+
+  /** A field for each further parameter, which only policies from outside have. */
+  offer(name, keys) {
+    this.offered = name;
+    const fields = this.others(name).map((parameter) => h("label", {}, `${parameter.name.replaceAll("_", " ")} `, this.field(parameter, keys[parameter.name])));
+    byId("parameters").replaceChildren(...fields);
+  }
+
+  field({ name, kind, required, default: usual }, value = "") {
+    const id = `parameter-${name}`;
+    if (kind === "boolean") {
+      const choices = [...(required ? [] : [""]), "true", "false"].map((each) => h("option", { value: each }, each || `default (${usual})`));
+      const select = h("select", { id }, ...choices);
+      select.value = value || (required ? "true" : "");
+      return select;
+    }
+    const number = kind === "text" ? { type: "text" } : { type: "number", step: kind === "integer" ? "1" : "any" };
+    const input = h("input", { id, placeholder: required ? "" : String(usual ?? "default"), ...number });
+    input.required = required;
+    input.value = value;
+    return input;
   }
 
   /** What the form says, as the gateway takes it; keys that have no field, such as an order, stay. */
@@ -89,8 +137,10 @@ export class Controls {
     const before = parsePolicy(this.current.policy);
     const keys = before.name === name ? { ...before.keys } : before.keys.order ? { order: before.keys.order } : {};
     const put = (key, value) => (value === "" ? delete keys[key] : (keys[key] = value));
-    if (name in SIZES) put(SIZES[name], byId("size").value);
-    if (name === "fixed") put("max_wait", byId("max-wait").value);
+    const size = this.size(name);
+    if (size) put(size.name, byId("size").value);
+    if (this.parameters(name).some((parameter) => parameter.name === "max_wait")) put("max_wait", byId("max-wait").value);
+    for (const parameter of this.others(name)) put(parameter.name, byId(`parameter-${parameter.name}`).value);
     const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
     return { policy: policyText({ name, keys }), max_output_tokens: number("limit"), patience: number("patience") };
   }
@@ -122,8 +172,10 @@ export class Controls {
       const name = input.closest("label").firstChild.textContent.trim().toLowerCase();
       const { badInput, valueMissing, stepMismatch, rangeUnderflow } = input.validity;
       if (badInput) return { input, says: `the ${name} is not a number` };
-      if (valueMissing) return { input, says: `the ${name} is missing; expected 1 to ${most}` };
-      const expected = input.step === "any" ? "a number of seconds above 0" : "a whole number, 1 or more";
+      const other = input.closest("#parameters");
+      if (valueMissing) return { input, says: `the ${name} is missing${other ? "" : `; expected 1 to ${most}`}` };
+      const whole = other ? "a whole number" : "a whole number, 1 or more";
+      const expected = input.step === "any" ? "a number of seconds above 0" : whole;
       const none = input.id === "patience" && input.value !== "" && Number(input.value) <= 0;
       if (stepMismatch || rangeUnderflow || none) return { input, says: `got a ${name} of ${input.value}; expected ${expected}` };
     }

@@ -1,0 +1,139 @@
+"""`kendall check-policy`, and the option --policy-module of all commands that read a policy."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from policies.core import Policy
+from policies.parameters import parameters_of
+from policies.registry import Listed, every_policy, use_modules
+from policies.text import format_policy, parse_policy
+from queueing.commands.terminal import console, say
+
+if TYPE_CHECKING:
+    from queueing.simulation.policy_check import Checked
+
+app = typer.Typer(add_completion=False)
+ABOUT_MODULE = (
+    "Module with policies of your own: its name, or the path of a .py file; repeatable. Packages "
+    "with the entry point kendall.policies need no option."
+)
+PolicyModules = Annotated[list[str] | None, typer.Option("--policy-module", help=ABOUT_MODULE)]
+STATES = 2000
+BROKEN = 3  # exit status: a check failed
+LIMIT = 60.0  # seconds that all checks may take; a few are usual
+
+
+class _TooLongError(Exception):
+    """A decision does not return."""
+
+
+@app.command("check-policy")
+def check_policy_command(
+    *,
+    policy: Annotated[
+        str | None,
+        typer.Argument(help="The policy to check, for example shortest:max_batch_size=8."),
+    ] = None,
+    policy_module: PolicyModules = None,
+    states: Annotated[
+        int, typer.Option("--states", help="Number of random queue states.", min=1)
+    ] = STATES,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the states.", min=0)] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Check that a policy keeps the contracts of every policy, in random queue states and in a
+    simulated run. Without POLICY, list all policies.
+    """
+    use_modules(policy_module)
+    if policy is None:
+        _list(every_policy(), as_json)
+        return
+    parsed = parse_policy(policy)
+    checked = list(_within(LIMIT, parsed, states, seed))
+    broken = [each for each in checked if each.fault is not None]
+    if as_json:
+        typer.echo(json.dumps(_as_object(parsed, checked)))
+    else:
+        _show(console(), parsed, checked, states)
+    if broken:
+        raise typer.Exit(BROKEN)
+
+
+def _within(limit: float, policy: Policy, states: int, seed: int) -> Iterator[Checked]:
+    from queueing.simulation.policy_check import Checked, check_policy  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
+
+    try:
+        with _alarm(limit):
+            yield from check_policy(policy, states=states, seed=seed)
+    except _TooLongError:
+        yield Checked("a decision takes no time", f"the checks did not end within {limit:g} s")
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    """A policy that sleeps would keep the command for ever."""
+
+    def ring(*_: object) -> None:
+        raise _TooLongError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _show(to: Console, policy: Policy, checked: list[Checked], states: int) -> None:
+    for each in checked:
+        if each.fault is not None:
+            say(to, f"FAILED   {each.contract}: {each.fault}", hang=9)
+        elif each.note is not None:
+            say(to, f"-        {each.contract}: {each.note}", hang=9)
+        else:
+            say(to, f"ok       {each.contract}", hang=9)
+    broken = sum(each.fault is not None for each in checked)
+    verdict = f"breaks {broken} of {len(checked)} contracts" if broken else "keeps its contracts"
+    say(to, f"{format_policy(policy)} {verdict} ({states:,} states, one simulated run)")
+
+
+def _as_object(policy: Policy, checked: list[Checked]) -> dict[str, Any]:
+    return {
+        "policy": format_policy(policy),
+        "passed": all(each.fault is None for each in checked),
+        "contracts": [
+            {"contract": each.contract, "fault": each.fault, "note": each.note} for each in checked
+        ],
+    }
+
+
+def _list(listed: list[Listed], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"policies": [each.to_dict() for each in listed]}))
+        return
+    to = console()
+    for each in listed:
+        say(to, f"{each.fault or _form(each)}  ({each.source})", hang=2)
+
+
+def _form(each: Listed) -> str:
+    assert each.cls is not None
+    parameters = parameters_of(each.cls).values()
+    keys = [
+        f"{parameter.name}={parameter.kind.upper()}"
+        if parameter.required
+        else f"[{parameter.name}={parameter.kind.upper()}]"
+        for parameter in parameters
+    ]
+    return each.name + (":" + ",".join(keys) if keys else "")

@@ -1,0 +1,77 @@
+"""A policy that breaks a contract is found out, and the fault is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies import Dispatch, Policy, QueueState, Server, WaitUntil, is_built_in
+from policies.contract import CONTRACTS
+from policies.decision import DecisionError, decide
+from queueing.simulation.policy_check import RUN, check_policy
+from tests.policies.broken import BREAKS, Broken, Garbage, Raises, Shortest, Stranger, Unreadable
+from tests.policies.states import waiting
+
+EMPTY = Server(0)
+NAMES = [contract.name for contract in CONTRACTS]
+STATES = 300
+
+
+def first_broken(policy: Policy) -> str | None:
+    checked = check_policy(policy, states=STATES, seed=0)
+    return next((each.contract for each in checked if each.fault is not None), None)
+
+
+@pytest.mark.parametrize(("cls", "contract"), BREAKS.items(), ids=str)
+def test_a_broken_contract_is_named(cls: type[Policy], contract: str) -> None:
+    assert first_broken(cls()) == contract
+
+
+def test_every_contract_can_be_broken() -> None:
+    """That of the text by the next test."""
+    assert set(BREAKS.values()) == set(NAMES) - {"the text of the policy reads back"}
+
+
+def test_a_text_that_does_not_read_back(known: None) -> None:
+    assert first_broken(Unreadable(words="a,b")) == "the text of the policy reads back"
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of the policies here can be read."""
+    classes = {cls.name: cls for cls in (Shortest, Unreadable)}
+    monkeypatch.setattr("policies.text.policy_class", classes.get)
+    monkeypatch.setattr("policies.text.policy_names", lambda: tuple(classes))
+
+
+def test_a_policy_that_keeps_them_all_is_said_to(known: None) -> None:
+    checked = list(check_policy(Shortest(), states=STATES, seed=0))
+    assert [each.contract for each in checked] == [*NAMES, RUN]
+    assert all(each.fault is None and each.note is None for each in checked)
+
+
+def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:
+    *_, run = check_policy(Raises(), states=STATES, seed=0)
+    assert run.contract == RUN
+    assert run.fault is None
+    assert run.note is not None
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (Raises(), "policy broken raised KeyError: 'oops'"),
+        (Garbage(), "policy broken: got 'dispatch everything'; expected a Dispatch, a Preempt or"),
+        (Stranger(), "policy broken: got a dispatch of 'nobody'; expected waiting requests"),
+    ],
+)
+def test_a_driver_gets_no_decision_that_cannot_be_carried_out(policy: Policy, says: str) -> None:
+    with pytest.raises(DecisionError, match="policy broken") as raised:
+        decide(policy, QueueState(waiting("a", "b"), [EMPTY]), 5.0)
+    assert says in str(raised.value)
+
+
+def test_a_driver_gets_what_can_be_carried_out() -> None:
+    state = QueueState(waiting("a", "b"), [EMPTY])
+    assert decide(Broken(), state, 5.0) == Dispatch(("a",), 0)
+    assert decide(Broken(), QueueState([], [EMPTY]), 5.0) == WaitUntil(float("inf"))
+    assert not is_built_in(Broken())
