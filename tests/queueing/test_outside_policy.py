@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from queueing.estimation.anchor import _cheap
 
 import kendall
 from policies import (
@@ -28,12 +27,13 @@ from policies.registry import use_modules
 from queueing.control.autopilot.bounds import Bounds
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import PredictionError
+from queueing.estimation.cached_prediction import _cheap
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import measured_starts, served
 from queueing.model import Model
 from queueing.optimization.candidates import at_sizes, sized, sized_policy, usual_policies
 from queueing.optimization.choices import best_batch_size
-from queueing.optimization.forecast import Knobs
+from queueing.optimization.forecast import Setting
 from queueing.optimization.objective import Objective
 from queueing.prediction import predict_model
 from queueing.prediction.solutions import best_method, methods
@@ -175,19 +175,19 @@ def test_its_batch_size_can_be_chosen() -> None:
     assert sized("weighted", 4, in_force=parse_policy("weighted:weight=2")) == (
         "weighted:weight=2,max_batch_size=4"
     )
-    assert at_sizes(Knobs(policy="shortest"), (2, 4), 3) == ["shortest:max_batch_size=2"]
+    assert at_sizes(Setting(policy="shortest"), (2, 4), 3) == ["shortest:max_batch_size=2"]
     assert sized_policy(Dozing()) is None
     found = best_batch_size(model(), 5.0, Objective(name="throughput"), 4)
     assert found.best["batch_size"] == 4
 
 
 def test_the_policy_in_force_is_among_the_usual_ones() -> None:
-    assert usual_policies(Knobs(policy="weighted:weight=2"), 8)[-1] == "weighted:weight=2"
+    assert usual_policies(Setting(policy="weighted:weight=2"), 8)[-1] == "weighted:weight=2"
 
 
 def test_the_autopilot_keeps_its_parameters() -> None:
     bounds = Bounds(policies=("weighted:weight=2", "shortest"))
-    texts = [each.policy for each in bounds.other_policies(Knobs(policy="dynamic"), 4)]
+    texts = [each.policy for each in bounds.other_policies(Setting(policy="dynamic"), 4)]
     assert texts == ["weighted:weight=2", "shortest:max_batch_size=4"]
     with pytest.raises(SpecError, match="expected weight too"):
         Bounds(policies=("weighted",))
