@@ -23,7 +23,7 @@ from policies.core import (
 )
 from policies.decision import RULES, SHOWN, DecisionError, Rule, check_decision, members
 from policies.errors import SpecError
-from policies.text import counted, format_policy, parse_policy
+from policies.text import counted, format_policy, one_line, parse_policy
 
 MOST_WAKE_UPS = 1000  # of a policy that nothing more arrives for, before it dispatches
 Check = Callable[[Policy, QueueState, float], str | None]
@@ -41,8 +41,10 @@ def faults(policy: Policy, state: QueueState, now: float) -> dict[str, str]:
     """The contracts that the policy breaks in this state, with the fault."""
     try:
         policy.decide(copy.deepcopy(state), now)
-    except Exception as error:  # noqa: BLE001 - a policy may raise anything
-        return {RULES[0][0]: f"raised {type(error).__name__}: {error}"}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a policy may raise anything
+        return {RULES[0][0]: f"raised {type(error).__name__}: {one_line(error)}"}
     found = {contract.name: _fault(contract, policy, state, now) for contract in CONTRACTS}
     return {name: fault for name, fault in found.items() if fault is not None}
 
@@ -52,8 +54,10 @@ def _fault(contract: Contract, policy: Policy, state: QueueState, now: float) ->
         return contract.fault(policy, state, now)
     except DecisionError:
         return None  # a rule of its own tells it
-    except Exception as error:  # noqa: BLE001 - in a later state, or asked again
-        return f"raised {type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - in a later state, or asked again
+        return f"raised {type(error).__name__}: {one_line(error)}"
 
 
 def _obeys(rule: Rule) -> Check:

@@ -15,7 +15,7 @@ from policies.core import (
     WaitUntil,
 )
 from policies.registry import is_built_in
-from policies.text import format_policy, policy_batch_size
+from policies.text import format_policy, one_line, policy_batch_size
 
 SHOWN = 100  # characters of what a policy answered
 Rule = Callable[[Policy, Decision, QueueState, float], str | None]
@@ -31,9 +31,11 @@ def decide(policy: Policy, state: QueueState, now: float) -> Decision:
         return policy.decide(state, now)
     try:
         decision = policy.decide(state, now)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too: it would end the gateway
         raise DecisionError(
-            f"policy {format_policy(policy)} raised {type(error).__name__}: {error}"
+            f"policy {format_policy(policy)} raised {type(error).__name__}: {one_line(error)}"
         ) from error
     check_decision(policy, decision, state, now)
     return decision

@@ -188,8 +188,14 @@ def parse_policy(text: str) -> Policy:
 def _built(cls: type[Policy], text: str, values: Mapping[str, Any]) -> Policy:
     try:
         return cls(**values)
-    except (ValueError, TypeError) as error:  # of its own __post_init__
-        raise SpecError(f"got {text!r}, which policy {cls.name} refuses: {error}") from None
+    except Exception as error:  # noqa: BLE001 - of its own __post_init__
+        reason = one_line(error) or type(error).__name__
+        raise SpecError(f"got {text!r}, which policy {cls.name} refuses: {reason}") from None
+
+
+def one_line(error: BaseException) -> str:
+    """Its text, of a class from outside, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def format_policy(policy: Policy) -> str:

@@ -58,6 +58,11 @@ class Raises(Broken):
         raise KeyError("oops")
 
 
+class Exits(Broken):
+    def start(self, state: QueueState, server: Server) -> Decision:
+        raise SystemExit("good\nbye")
+
+
 class Garbage(Broken):
     def start(self, state: QueueState, server: Server) -> Decision:
         return "dispatch everything"  # type: ignore[return-value]
@@ -166,6 +171,7 @@ class Unreadable(Broken):
 
 # the contract that each breaks first
 BREAKS: dict[type[Policy], str] = {
+    Exits: "the decision is a Dispatch, a Preempt or a WaitUntil",
     Raises: "the decision is a Dispatch, a Preempt or a WaitUntil",
     Garbage: "the decision is a Dispatch, a Preempt or a WaitUntil",
     Stranger: "a batch has waiting requests, each once",

@@ -8,7 +8,16 @@ from policies import Dispatch, Policy, QueueState, Server, WaitUntil, is_built_i
 from policies.contract import CONTRACTS
 from policies.decision import DecisionError, decide
 from queueing.simulation.policy_check import RUN, check_policy
-from tests.policies.broken import BREAKS, Broken, Garbage, Raises, Shortest, Stranger, Unreadable
+from tests.policies.broken import (
+    BREAKS,
+    Broken,
+    Exits,
+    Garbage,
+    Raises,
+    Shortest,
+    Stranger,
+    Unreadable,
+)
 from tests.policies.states import waiting
 
 EMPTY = Server(0)
@@ -60,6 +69,7 @@ def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:
     ("policy", "says"),
     [
         (Raises(), "policy broken raised KeyError: 'oops'"),
+        (Exits(), "policy broken raised SystemExit: good bye"),
         (Garbage(), "policy broken: got 'dispatch everything'; expected a Dispatch, a Preempt or"),
         (Stranger(), "policy broken: got a dispatch of 'nobody'; expected waiting requests"),
     ],

@@ -264,8 +264,16 @@ def test_parameters_that_do_not_fit(tmp_path: Path, given: str, says: str) -> No
     assert says in str(raised.value)
 
 
-def test_what_the_class_refuses_is_told(tmp_path: Path) -> None:
-    own = CLASS + "\n    def __post_init__(self) -> None:\n        raise ValueError('too small')\n"
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        ("ValueError('too small')", "too small"),
+        ("ValueError('too\\n\\nsmall')", "too small"),
+        ("ZeroDivisionError()", "ZeroDivisionError"),
+    ],
+)
+def test_what_the_class_refuses_is_told(tmp_path: Path, raised: str, says: str) -> None:
+    own = CLASS + f"\n    def __post_init__(self) -> None:\n        raise {raised}\n"
     use_modules([module(tmp_path, HEAD + own)])
-    with pytest.raises(SpecError, match="got 'shortest', which policy shortest refuses: too small"):
+    with pytest.raises(SpecError, match=f"got 'shortest', which policy shortest refuses: {says}$"):
         parse_policy("shortest")
