@@ -147,8 +147,8 @@ def test_it_is_served_and_switched_to_on_the_real_engine(
 
 
 TIMES = draw(
-    12.0,
-    90,
+    5.0,
+    60,  # more than the live model needs before it predicts
     5,
     parse_distribution("deterministic:value=16"),
     parse_distribution("uniform:low=2,high=24"),
@@ -178,4 +178,4 @@ async def predicted(gateway: GatewayProcess, policy: str) -> dict[str, Any]:
         found = (await gateway.ask("GET", "/admin/prediction"))["prediction"]
         return found is not None and found["policy"] == policy and found
 
-    return dict(await eventually(look, 120.0))
+    return dict(await eventually(look, 240.0))

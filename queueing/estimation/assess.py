@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy, parse_policy
+from policies import Policy, is_built_in, parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.assumptions.assumption import Assumption
@@ -50,6 +50,8 @@ from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_run
 
 SIMULATED = 30_000  # requests per simulation of the sensitivity
+# of a policy from outside: without a compiled simulation, and a look asks some twenty times
+SIMULATED_OUTSIDE = 4000
 FEWEST_ARRIVALS = 10
 SILENCE, BEYOND_LARGEST = 20.0, 3.0  # mean gaps (one Poisson gap in 5e8 is longer), largest gaps
 
@@ -338,7 +340,8 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
-        run = simulate_run(model, rate, SIMULATED, np.random.SeedSequence(0)).after(SIMULATED // 10)
+        count = SIMULATED if is_built_in(policy) else SIMULATED_OUTSIDE
+        run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(count // 10)
         values = run.sojourn_time if policy.joins_running else run.queueing_delay
         return float(np.mean(values[~run.lost]))
 

@@ -394,7 +394,7 @@ def test_a_law_that_fits_poorly_is_a_warning_on_the_terminal_and_again_when_the_
         assert (
             (
                 "the law fits poorly: R2 -0.01, where a quiet machine gives at least 0.9; stop "
-                "what else"
+                "other work"
             )
             in said
         ) == (r2 < 0.9)
