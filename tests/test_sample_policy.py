@@ -112,6 +112,7 @@ def test_without_the_package_its_name_is_unknown() -> None:
     assert "got policy 'shortest'; expected one of single, dynamic," in found.stderr
 
 
+@pytest.mark.slow  # its live prediction is simulated: minutes on a busy machine
 @pytest.mark.engine
 @pytest.mark.timeout(900)  # seconds: a busy machine needs minutes to bring an engine up
 def test_it_is_served_and_switched_to_on_the_real_engine(
