@@ -315,3 +315,12 @@ process.join(90)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=180)
     assert seen.read_text().strip().endswith("engine-error")
+
+
+def test_after_the_fork_server_is_killed_the_next_start_begins_another_one() -> None:
+    forks = Forks()
+    for _ in range(4):
+        process = forks.Process(target=print)
+        process.start()
+        process.join(60)
+        vllm_boot.kill_fork_server()

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -120,6 +121,18 @@ def kill_fork_server(*, idle: bool = False) -> None:
     """
     if (pid := _fork_server()._forkserver_pid) is not None and not (idle and descendants(pid)):
         kill_tree(pid)
+        _wait_for_end(pid)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Until a killed child has ended, a second at most: a start meanwhile would still use it. It is
+    left for `multiprocessing` to collect.
+    """
+    with contextlib.suppress(ChildProcessError):  # collected already
+        for _ in range(100):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(0.01)
 
 
 def _fork_server() -> Any:
