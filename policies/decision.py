@@ -17,6 +17,7 @@ from policies.core import (
 from policies.registry import is_built_in
 from policies.text import format_policy, one_line, policy_batch_size
 
+LONGEST_DECISION = 1.0  # seconds; the gateway does nothing else meanwhile
 SHOWN = 100  # characters of what a policy answered
 Rule = Callable[[Policy, Decision, QueueState, float], str | None]
 

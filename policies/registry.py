@@ -111,6 +111,8 @@ def use_modules(modules: Sequence[str] | None) -> None:
         return
     named = [_absolute(module) for module in modules]
     for module in named:
+        if not module:
+            raise SpecError("got --policy-module ''; expected a module, or a .py file")
         if any(character.isspace() for character in module):
             raise SpecError(f"got --policy-module {module!r}; expected a path without spaces")
     before = os.environ.get(VARIABLE)
@@ -254,10 +256,22 @@ def _imported(module: str) -> ModuleType:
     try:
         return _from_file(Path(module)) if _is_path(module) else importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        expected = (
+            "the name of a module that Python finds, or the path of a .py file"
+            if _is_missing(module, error)
+            else "a module without this error"
+        )
         raise SpecError(
             f"got --policy-module {module}, which cannot be imported ({_reason(error)}); expected "
-            "the name of a module that Python finds, or the path of a .py file"
+            f"{expected}"
         ) from error
+
+
+def _is_missing(module: str, error: BaseException) -> bool:
+    """There is no such module; else something in it failed."""
+    if _is_path(module):
+        return not Path(module).is_file()
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
 def _from_file(path: Path) -> ModuleType:

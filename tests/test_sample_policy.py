@@ -63,6 +63,22 @@ def test_it_keeps_the_contracts(installed: dict[str, str]) -> None:
     assert all(each["note"] is None for each in found["contracts"])
 
 
+def test_a_policy_that_sleeps_is_found_out_at_once(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
+    """In far less time than the other checks would take with it."""
+    sample = (SAMPLE / "kendall_sample_policy.py").read_text(encoding="utf-8")
+    first = "        server = state"
+    sleepy = sample.replace('"shortest"', '"sleepy"').replace(
+        first, f"        __import__('time').sleep(2.0)\n{first}"
+    )
+    (module := tmp_path / "sleepy.py").write_text(sleepy, encoding="utf-8")
+    checked = kendall(installed, "check-policy", "sleepy", "--policy-module", str(module), "--json")
+    assert checked.returncode == 3, checked.stderr
+    (contract,) = json.loads(checked.stdout)["contracts"]
+    assert contract["fault"] == "a decision took over 1 s; expected far less"
+
+
 def test_it_is_listed_with_its_package(installed: dict[str, str]) -> None:
     listed = json.loads(kendall(installed, "check-policy", "--json").stdout)["policies"]
     assert [each["name"] for each in listed] == [*BUILT_IN, "shortest"]

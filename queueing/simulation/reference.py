@@ -135,7 +135,8 @@ class _Driver:
             self._ask(now)
         if self.queue:
             raise PredictionError(
-                f"{counted(len(self.queue), 'request')} never dispatched by policy {self.policy}"
+                f"got {counted(len(self.queue), 'request')} that policy {self.text} never "
+                "dispatched; expected each to be dispatched: kendall check-policy finds the cause"
             )
         return self.records
 
@@ -149,7 +150,7 @@ class _Driver:
         if self.wake_ups > MOST_WAKE_UPS:
             raise PredictionError(
                 f"policy {self.text} asked {MOST_WAKE_UPS:,} times to be woken, until {now:g} s, "
-                "and nothing happened in between"
+                "and nothing happened in between; expected a dispatch, or WaitUntil(math.inf)"
             )
 
     def _arrive(self) -> None:
@@ -188,7 +189,7 @@ class _Driver:
                 self._dispatch(decision, now)
             elif isinstance(decision, Preempt):
                 raise PredictionError(
-                    f"policy {self.policy} preempts; the simulator has no engine that can"
+                    f"policy {self.text} preempts; the simulator has no engine that can"
                 )
             else:
                 self.timer = decision.deadline

@@ -8,11 +8,10 @@ import math
 from collections.abc import Callable
 
 from policies import Decision, Policy, QueueState, format_policy, is_built_in
-from policies.decision import DecisionError, decide
+from policies.decision import LONGEST_DECISION, DecisionError, decide
 from server.runtime.clock import clock_of
 
 log = logging.getLogger("kendall.batcher")
-LONGEST_DECISION = 1.0  # seconds, of a policy from outside
 RETRY = 1.0  # seconds after which a policy that failed is asked again
 FAULTY = 3.0  # seconds without a decision that can be carried out, after which it is given up
 MOST_AT_ONCE = 5000  # decisions without a wait in between: more than any engine has places
@@ -55,6 +54,7 @@ class DecisionLoop:
         if self._asking:
             return
         self._asking = True
+        began = self._now()
         try:
             while self._again:
                 self._again = False
@@ -63,7 +63,7 @@ class DecisionLoop:
         except Exception as error:
             if self.failing is None:
                 log.exception("a dispatch decision failed; the queue continues with the next event")
-                self._failing_since = self._now()
+                self._failing_since = began
             self.failing = str(error) or type(error).__name__
             if isinstance(error, DecisionError):
                 self._ask_again(self.failing)

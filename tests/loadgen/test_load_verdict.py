@@ -448,6 +448,9 @@ def test_answers_without_a_token_are_counted_and_too_many_make_the_run_invalid()
         run.records[row] = msgspec.structs.replace(run.records[row], output_tokens=0)
     few, many = judge(run, max_failed=0.02), judge(run)
     assert few.valid
+    assert few.audit is not None
+    assert few.lines()[0] == f"{'arrivals':<14}{few.audit.verdict}"
+    assert dataclasses.replace(few, audit=None).lines() == few.lines()[1:]
     assert any(
         "3 of 200 requests completed without a token (1.5 %)" in line for line in few.lines()
     )

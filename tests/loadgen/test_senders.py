@@ -160,6 +160,9 @@ def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Pat
                 prefix="load-x",
             )
             sender = loadgen.sending.senders.Sender(job, tmp_path / "run.jsonl")
+            assert sender.records() == [], "it has no file yet"
+            sender.file.touch()
+            assert sender.records() == [], "nor a line in it"
             await sender.start(loadgen.sending.run.Header(writer="load"))
             sender.begin(asyncio.get_running_loop().time() + 0.05)
             await received(server, 10)

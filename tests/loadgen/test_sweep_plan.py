@@ -268,6 +268,25 @@ def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:
     assert isinstance(CliRunner().invoke(app, [*arguments, "--dry-run"]).exception, SpecError)
 
 
+@pytest.mark.parametrize(
+    ("given", "loads", "num_prompts", "duration"),
+    [
+        ([], [0.3, 0.6], None, 10.0),
+        (["--num-prompts", "50"], [0.3, 0.6], 50, None),
+        (["--precision", "0.2"], [0.3, 0.6], None, None),
+        (["--duration", "3"], [0.3, 0.6], None, 3.0),
+        (["--request-rates", "4"], [], None, 10.0),
+        (["--loads", "0.5"], [0.5], None, 10.0),
+    ],
+)
+def test_what_is_given_takes_the_place_of_what_a_preset_says_about_it(
+    given: list[str], loads: list[float], num_prompts: int | None, duration: float | None
+) -> None:
+    arguments = ["--preset", "quick", "--dry-run", "--json", *given]
+    plan = json.loads(CliRunner().invoke(app, arguments).stdout)["plan"]
+    assert (plan["loads"], plan["num_prompts"], plan["duration"]) == (loads, num_prompts, duration)
+
+
 def test_searches_are_one_per_policy_limit_and_goal() -> None:
     plan = Plan(
         policies=("single", "dynamic"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from policies import (
     WaitUntil,
     fitting_ids,
 )
-from policies.core import IDLE
+from policies.core import IDLE, UNBOUNDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,33 @@ class Boundless(Broken):
         return Dispatch(tuple(each.request.id for each in waiting), server.id)
 
 
+class Overfull(Broken):
+    """Keeps the bound on prompts, not that on what the memory holds."""
+
+    def start(self, state: QueueState, server: Server) -> Decision:
+        loose = dataclasses.replace(server, max_context_tokens=UNBOUNDED)
+        return Dispatch(fitting_ids(state.waiting, len(state.waiting), loose), server.id)
+
+
+class Nobody(Broken):
+    """Preempts none of those in service."""
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        if any(server.in_service for server in state.servers):
+            return Preempt(())
+        return super().decide(state, now)
+
+
+class Evicts(Broken):
+    """Takes one after the other out of service, then waits."""
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        for server in state.servers:
+            if server.in_service:
+                return Preempt((server.in_service[0].request.id,))
+        return IDLE
+
+
 class Ruthless(Broken):
     def decide(self, state: QueueState, now: float) -> Decision:
         for server in state.servers:
@@ -181,6 +209,8 @@ BREAKS: dict[type[Policy], str] = {
     Busy: "a batch starts on a server that can take it",
     Greedy: "a batch is no larger than the policy and the engine allow",
     Boundless: "a batch keeps within the token bounds of its server",
+    Overfull: "a batch keeps within the token bounds of its server",
+    Nobody: "only preemptible requests in service are preempted",
     Ruthless: "only preemptible requests in service are preempted",
     Late: "a wait ends later than now",
     Moody: "the same state gives the same decision",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from policies import Dispatch, Policy, QueueState, Server, WaitUntil, is_built_in
+from policies import Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
 from policies.contract import CONTRACTS
 from policies.decision import DecisionError, decide
 from queueing.simulation.policy_check import RUN, check_policy
 from tests.policies.broken import (
     BREAKS,
     Broken,
+    Evicts,
     Exits,
     Garbage,
     Raises,
     Shortest,
     Stranger,
+    Swap,
     Unreadable,
 )
 from tests.policies.states import waiting
@@ -56,6 +58,14 @@ def test_a_policy_that_keeps_them_all_is_said_to(known: None) -> None:
     checked = list(check_policy(Shortest(), states=STATES, seed=0))
     assert [each.contract for each in checked] == [*NAMES, RUN]
     assert all(each.fault is None and each.note is None for each in checked)
+
+
+def test_who_was_preempted_waits_again_and_is_not_preempted_twice() -> None:
+    (rests,) = [each for each in CONTRACTS if each.name == "after its dispatches a policy waits"]
+    in_service = [Running(each.request, 1.0, 3) for each in waiting("a", "b", "c")]
+    servers = [Server(0, in_service[:2]), Server(1, in_service[2:])]
+    assert rests.fault(Evicts(), QueueState(waiting("d"), servers), 5.0) is None
+    assert rests.fault(Swap(), QueueState(waiting("d"), servers), 5.0) is not None
 
 
 def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:

@@ -162,7 +162,11 @@ def test_a_module_and_a_package_with_one_name_are_told(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "which has no policy; expected a frozen dataclass with a method decide"),
-        ("1/0", "cannot be imported (ZeroDivisionError: division by zero); expected the name"),
+        (
+            "1/0",
+            "cannot be imported (ZeroDivisionError: division by zero); expected a module without",
+        ),
+        ("import nothing_of_test", "No module named 'nothing_of_test'); expected a module without"),
         (SHORTEST.replace('"shortest"', '"capped"'), "which is the name of a built-in policy"),
         (SHORTEST.replace('"shortest"', '"Shortest!"'), "with name='Shortest!'; expected a name"),
         (SHORTEST + CLASS.replace("class Shortest", "class Other"), "two classes with the name"),
@@ -197,6 +201,11 @@ def test_what_is_wrong_with_a_module_is_said(tmp_path: Path, text: str, says: st
 def test_a_module_that_is_not_there(named: str) -> None:
     with pytest.raises(SpecError, match=r"which cannot be imported \(.*\); expected the name of"):
         use_modules([named])
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(SpecError, match="got --policy-module ''; expected a module"):
+        use_modules([""])
 
 
 def test_a_path_with_a_space_is_refused(tmp_path: Path) -> None:

@@ -351,6 +351,13 @@ def test_lengths_of_prompts_and_of_calls_fall_in_weight_too() -> None:
         estimate(window.snapshot(POLICY, 9.0).since(20.0), parse_policy(POLICY), LAW).call_sizes
         is None
     )
+    alone = Window(epoch_at=0.0)
+    for at in (1.0, 6.0):
+        alone.on_arrival(at, call=str(at))
+        alone.on_record(record(int(at), at))
+    known = estimate(alone.snapshot(POLICY, 9.0), parse_policy(POLICY), LAW)
+    assert known.sequences.counts.tolist() == [1, 1]
+    assert known.call_sizes is None, "each was of one"
 
 
 def test_a_summary_says_the_lengths_as_far_as_they_are_known() -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.distributions.lattice import Grid
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel
 from queueing.models.batches.batch_chain import solve_batch_chain
-from queueing.models.batches.batch_delay import batch_quantiles
+from queueing.models.batches.batch_delay import batch_quantiles, checked
 from queueing.models.batches.mgb1 import solve_fixed_batches
 from queueing.models.mg1 import solve_mg1
 from queueing.prediction import largest_stable_rate, predict
@@ -38,6 +39,30 @@ def test_m_d_1_has_the_textbook_delay() -> None:
     assert solve_mg1(LatencyModel(k4=1.0), ONE, 0.8).delay.mean == pytest.approx(
         0.8 / (2 * 0.2), rel=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    ("mean", "lost", "answered"),
+    [
+        (100.0, 0.0, True),
+        (100.39, 0.0, True),  # 0.3 % and a width of 0.1
+        (99.61, 0.0, True),
+        (100.42, 0.0, False),
+        (99.58, 0.0, False),
+        (99.905, 0.0009, True),  # the mass that is lost takes its part of the mean with it
+        (99.885, 0.0011, False),
+    ],
+)
+def test_quantiles_are_given_only_of_a_law_with_the_exact_mean_and_all_its_mass(
+    mean: float, lost: float, answered: bool
+) -> None:
+    grid, masses = Grid(0.1, 2001), np.zeros(2001)
+    masses[[500, 1500]] = (1 - lost) / 2  # 50 and 150
+    found = checked(mean, masses, grid)
+    assert found.mean == mean
+    assert (found.p90 is not None) is answered
+    if answered:
+        assert found.p90 == pytest.approx(150.0, abs=0.2)
 
 
 def test_m_m_1_has_the_textbook_delay_and_quantiles() -> None:

@@ -42,6 +42,7 @@ def serving(
     act: Callable[[Served], None],
     *,
     limit: int = 3,
+    client_limit: int | None = None,
     policy: str = "continuous:max_batch_size=4",
     **sampling: Any,
 ) -> Served:
@@ -53,7 +54,9 @@ def serving(
         engine, collector, consumer = EmulatedEngine(LAW), Collector(), Wary()
         batcher = Batcher(engine, await engine.start(), parse_policy(policy), [collector])
         request = Request(id="one", arrived_at=-2.0, prompt_tokens=2, max_output_tokens=limit)
-        (sequence,) = batcher.submit([engine_request_of(request, None, **sampling)], [consumer])
+        (sequence,) = batcher.submit(
+            [engine_request_of(request, None, **sampling)], [consumer], client_limit
+        )
         consumer.sequence = sequence
         assert sequence.running is not None
         act((sequence, consumer, collector))
@@ -150,6 +153,17 @@ def test_a_record_counts_the_tokens_of_the_answer_only() -> None:
         == 0.0
     )
     assert record.queueing_delay == record.sojourn_time == 2.0, "it came two seconds before"
+
+
+@pytest.mark.parametrize(
+    ("client_limit", "pushes", "clipped"),
+    [(None, [FIVE], True), (4, [FIVE], True), (3, [FIVE], False), (4, [FIVE[:2]], False)],
+)
+def test_clipped_is_what_the_gateway_ended_before_the_clients_own_limit(
+    client_limit: int | None, pushes: list[list[Token]], clipped: bool
+) -> None:
+    sequence, _, _ = serving(pushed(*pushes), limit=3, client_limit=client_limit)
+    assert sequence.clipped is clipped
 
 
 def test_policies_see_how_far_it_is() -> None:

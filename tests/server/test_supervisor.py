@@ -25,6 +25,7 @@ class FakeEngine:
         self.starts = iter(starts)
         self.started, self.started_at = asyncio.Event(), list[float]()
         self.stopped = 0
+        self.starting = False
         self.on_death: Callable[[str], None] | None = None
 
     async def start(self) -> Any:
@@ -33,10 +34,18 @@ class FakeEngine:
         takes = next(self.starts, 0.0) if len(self.started_at) > 1 else 0.0
         if isinstance(takes, str):
             raise EngineStartError(takes)
-        await asyncio.sleep(takes)
+        self.starting = True
+        try:
+            await asyncio.sleep(takes)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)  # it tidies up
+            raise
+        finally:
+            self.starting = False
         return f"capabilities {len(self.started_at)}"
 
     async def stop(self) -> None:
+        assert not self.starting
         self.stopped += 1
 
 
@@ -203,6 +212,27 @@ def test_each_loss_each_failed_start_and_the_end_stand_in_the_log(
     ] == [True] * 3
 
 
+def test_a_restart_and_what_the_gateway_made_of_it_stand_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("WARNING")
+    runs(lambda: restarted(refuse=False))
+    assert "the engine was restarted (restart 1)" in caplog.messages
+    assert "the gateway failed after a restart of the engine" not in caplog.messages
+    runs(lambda: restarted(refuse=True))
+    (failed,) = [
+        record
+        for record in caplog.records
+        if record.getMessage() == "the gateway failed after a restart of the engine"
+    ]
+    assert failed.exc_info is not None
+    assert str(failed.exc_info[1]) == "no place for it"
+
+
+async def restarted(refuse: bool) -> None:
+    await Supervised(refuse=refuse).live(11.0)
+
+
 def test_a_gateway_that_cannot_go_on_after_a_restart_gives_up() -> None:
     async def main() -> None:
         of = Supervised(refuse=True)
@@ -340,6 +370,7 @@ def test_after_a_stop_nothing_is_started_any_more() -> None:
         of.supervisor.lost("gone")
         await asyncio.sleep(0.1)
         await of.supervisor.stop()
+        assert of.engine.stopped == 1
         count = len(of.engine.started_at)
         await asyncio.sleep(60.0)
         assert len(of.engine.started_at) == count

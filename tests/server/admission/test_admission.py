@@ -380,6 +380,26 @@ def test_adaptive_concurrency_admits_its_limit_and_not_one_more() -> None:
     run_virtual(main())
 
 
+def test_the_adaptive_limit_grows_where_it_is_met_and_delays_are_short() -> None:
+    """Nine at once, one more than it admits, at a gateway that is idle again each time."""
+
+    async def main() -> None:
+        async with running(
+            "capped:max_batch_size=4", overload=OverloadSettings(adaptive_concurrency=True)
+        ) as (app, gateway):
+            statuses = []
+            for _ in range(4):
+                calls = [Call(app, "POST", PATH, completion(max_tokens=20)) for _ in range(9)]
+                for made in calls:
+                    await made.task
+                statuses.append(Counter(made.status for made in calls)[429])
+            assert statuses[0] == 1
+            assert statuses[-1] == 0
+            assert counted(gateway, "kendall_concurrency_limit") == 9
+
+    run_virtual(main())
+
+
 def test_a_bound_on_the_queue_admits_exactly_as_many_as_it_says() -> None:
     async def main() -> None:
         async with running("single", overload=OverloadSettings(max_num_queued_reqs=4)) as (

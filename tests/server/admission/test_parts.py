@@ -6,17 +6,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from policies import SpecError
 from queueing.measurement.record import Record
 from server.admission.buckets import MAX_KEYS, RateLimits, TokenBucket
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.limits import DelayTarget, OverloadSettings, delay_target
+from server.admission.rejections import Rejections
 from server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
 from server.admission.service_seen import RecentMoments, ServiceSeen
+from server.admission.waits import Waits
 from server.errors import ApiError
 
 
@@ -193,6 +196,39 @@ def test_the_adaptive_limit_falls_under_a_standing_delay_and_creeps_up_without_o
     for window in range(100, 110):
         limit.on_dispatch(FakeBatch(window * 0.2, 0.01))  # type: ignore[arg-type]
     assert limit.bound == 10, "a limit that nobody meets does not grow"
+
+
+def test_a_limit_that_nobody_has_met_yet_does_not_grow_either() -> None:
+    limit = AdaptiveLimit(lambda: 10, now=0.0)
+    limit.on_record(Record(request_id="a", outcome="completed", service_time=0.05))
+    limit.on_dispatch(FakeBatch(0.2, 0.01))  # type: ignore[arg-type]
+    assert limit.bound == 10
+
+
+class NotedWaits:
+    """Keeps the places that were asked for."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+
+    def wait(self, place: int, joining: int) -> SimpleNamespace:
+        assert joining == 0
+        self.places.append(place)
+        return SimpleNamespace(mean=1.5)
+
+
+@pytest.mark.parametrize(("queue_length", "place"), [(3, 2), (2, 1), (1, 0), (0, 0)])
+def test_whose_patience_ran_out_would_come_back_to_a_queue_without_it(
+    queue_length: int, place: int
+) -> None:
+    waits = NotedWaits()
+    gateway: Any = SimpleNamespace(
+        metrics=SimpleNamespace(registry=CollectorRegistry()),
+        batcher=SimpleNamespace(queue_length=queue_length),
+    )
+    rejections = Rejections(gateway, OverloadSettings(), cast(Waits, waits))
+    assert rejections.failure("queue_timeout", "its patience ran out").retry_after == 1.5
+    assert waits.places == [place]
 
 
 def test_recent_moments_follow_a_change() -> None:
