@@ -23,7 +23,11 @@ Rule = Callable[[Policy, Decision, QueueState, float], str | None]
 
 
 class DecisionError(ValueError):
-    """A policy decided what cannot be carried out; the message says what was got and expected."""
+    """A policy decided what cannot be carried out; the message says what was got and expected.
+    `seconds`: what a decision took that is refused for it.
+    """
+
+    seconds = 0.0
 
 
 def decide(policy: Policy, state: QueueState, now: float) -> Decision:

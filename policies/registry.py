@@ -37,6 +37,7 @@ POLICIES: dict[str, type[Policy]] = {
     "elastic": Elastic,
     "continuous": Continuous,
 }  # built in
+_BUILT_IN = frozenset(POLICIES.values())  # asked with every decision
 GROUP = "kendall.policies"
 VARIABLE = "KENDALL_POLICY_MODULE"
 BUILT_IN = "built in"
@@ -68,7 +69,7 @@ class Listed:
 
 def is_built_in(policy: Policy) -> bool:
     """Whether it is one of Kendall's own, which the formulas know."""
-    return type(policy) in POLICIES.values()
+    return type(policy) in _BUILT_IN
 
 
 def policy_class(name: str) -> type[Policy] | None:

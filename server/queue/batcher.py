@@ -208,10 +208,10 @@ class Batcher(QueueView):
 
     def _step(self) -> float | None:
         """One decision; the instant at which to ask again, or None: at once."""
-        if self.lease.blocks or self.recovery.blocks or not self._queue:
+        if not self._queue or self.lease.blocks or self.recovery.blocks:
             return math.inf  # nothing can start, whatever the policy
         now = self.now()
-        decision = decided(self.policy, self._state(), self.now)
+        decision = decided(self.policy, self._state(), now, self.now)
         if isinstance(decision, WaitUntil):
             return decision.deadline
         if isinstance(decision, Preempt):
@@ -221,7 +221,7 @@ class Batcher(QueueView):
         return None
 
     def _state(self) -> QueueState:
-        bounds = self.capabilities
+        bounds = self._service.capabilities
         servers = [
             Server(
                 slot.id,
@@ -240,7 +240,7 @@ class Batcher(QueueView):
         unsettled = self._ledger.unsettled
         taken = self._queue.take(decision.request_ids)
         sequences = [unsettled[waiting.request.id] for waiting in taken]
-        formed = forming_until(policy, sequences, self.capabilities.max_num_seqs, now)
+        formed = forming_until(policy, sequences, self._service.capabilities.max_num_seqs, now)
         batch = Batch(
             next(self._batch_ids),
             decision.server_id,

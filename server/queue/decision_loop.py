@@ -17,15 +17,18 @@ FAULTY = 3.0  # seconds without a decision that can be carried out, after which 
 MOST_AT_ONCE = 5000  # decisions without a wait in between: more than any engine has places
 
 
-def decided(policy: Policy, state: QueueState, clock: Callable[[], float]) -> Decision:
+def decided(policy: Policy, state: QueueState, now: float, clock: Callable[[], float]) -> Decision:
     """What it decides now. Raises DecisionError, also for one from outside that takes too long."""
-    now = clock()
+    if is_built_in(policy):
+        return policy.decide(state, now)
     decision = decide(policy, state, now)
-    if not is_built_in(policy) and (spent := clock() - now) > LONGEST_DECISION:
-        raise DecisionError(
+    if (spent := clock() - now) > LONGEST_DECISION:
+        error = DecisionError(
             f"policy {format_policy(policy)} took {spent:.1f} s to decide; expected less than "
             f"{LONGEST_DECISION:g} s, as every request waits meanwhile"
         )
+        error.seconds = spent
+        raise error
     return decision
 
 
@@ -54,7 +57,6 @@ class DecisionLoop:
         if self._asking:
             return
         self._asking = True
-        began = self._now()
         try:
             while self._again:
                 self._again = False
@@ -63,7 +65,7 @@ class DecisionLoop:
         except Exception as error:
             if self.failing is None:
                 log.exception("a dispatch decision failed; the queue continues with the next event")
-                self._failing_since = began
+                self._failing_since = self._now() - getattr(error, "seconds", 0.0)
             self.failing = str(error) or type(error).__name__
             if isinstance(error, DecisionError):
                 self._ask_again(self.failing)
