@@ -24,6 +24,7 @@ from policies import (
     Server,
     WaitUntil,
     format_policy,
+    policy_batch_size,
 )
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
@@ -60,6 +61,7 @@ class Batcher(QueueView):
         self.now = clock_of(self._loop)
         self.policy = policy
         self.policy_text = format_policy(policy)
+        self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = policy.wants_steps
         self.epoch = 0
         self.failures: Counter[str] = Counter()  # failed requests, by the code of the error
@@ -67,8 +69,10 @@ class Batcher(QueueView):
         self.decisions = DecisionLoop(self._step)
         self.lease = Lease()
         self._ledger = Ledger(self.now, self.observers)
-        self._service = Service(engine, capabilities, self._ledger, self.ask, self.fail)
-        self.recovery = Recovery(self._service, self.lease, self.ask, self.fail, suspect_after)
+        ask = self.decisions.ask
+        self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
+        self.member_ended = self._service.member_ended
+        self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._queue = WaitingQueue() if queue is None else queue
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
@@ -103,7 +107,7 @@ class Batcher(QueueView):
                 self._expiries[sequence.id] = self._loop.call_at(deadline, self._expire, sequence)
             self.observers.on_arrival(sequence)
         self.lease.revoke()
-        self.ask()
+        self.decisions.ask()
         return sequences
 
     def turn_away(self, record: Record) -> None:
@@ -118,6 +122,7 @@ class Batcher(QueueView):
         self.epoch += 1
         if policy is not None:
             self.policy, self.policy_text = policy, format_policy(policy)
+            self.policy_batch_size = policy_batch_size(policy)
             self.wants_steps = policy.wants_steps
         self.ask()
         return self.epoch
@@ -173,10 +178,6 @@ class Batcher(QueueView):
         self.recovery.trials.stop()
         for sequence in list(self.unanswered_sequences()):
             self.fail(sequence, "failed", code, message)
-
-    def member_ended(self, sequence: SequenceState) -> None:
-        """A sequence met its own end: it leaves now, or with its batch."""
-        self._service.member_ended(sequence)
 
     def settle(self, sequence: SequenceState, outcome: Outcome) -> None:
         """Give a sequence its one outcome; its record leaves once its server's end is known too."""

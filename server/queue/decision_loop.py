@@ -60,7 +60,11 @@ class DecisionLoop:
         try:
             while self._again:
                 self._again = False
-                self._run()
+                deadline = self._step()
+                if deadline is None:
+                    deadline = self._until_it_waits()
+                if deadline < math.inf or self._timer is not None:
+                    self._set_timer(deadline)
             self.failing = None
         except Exception as error:
             if self.failing is None:
@@ -91,10 +95,10 @@ class DecisionLoop:
         self._soon = None
         self.ask()
 
-    def _run(self) -> None:
+    def _until_it_waits(self) -> float:
         for _ in range(MOST_AT_ONCE):
             if (deadline := self._step()) is not None:
-                return self._set_timer(deadline)
+                return deadline
         raise DecisionError(f"got {MOST_AT_ONCE:,} decisions at one instant; expected a WaitUntil")
 
     def _set_timer(self, deadline: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from policies import Policy, Request, Running, Waiting, policy_batch_size
+from policies import Policy, Request, Running, Waiting
 from queueing.simulation.waiting import WaitingQueue
 from server.engines.base import Capabilities
 from server.queue.ledger import Ledger
@@ -17,6 +17,7 @@ class QueueView:
     """The queue, what is in service, and what is being written; reading changes nothing."""
 
     policy: Policy
+    policy_batch_size: int | None  # the largest batch that it asks for
     lease: Lease
     recovery: Recovery
     closing = False
@@ -51,7 +52,7 @@ class QueueView:
     @property
     def effective_max_batch_size(self) -> int:
         """The least of the policy's own bound and the engine's."""
-        own, bound = policy_batch_size(self.policy), self.capabilities.max_num_seqs
+        own, bound = self.policy_batch_size, self._service.capabilities.max_num_seqs
         return bound if own is None else min(own, bound)
 
     @property
