@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil, first_ids
+from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil
+from policies.ordered import Ordered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
+class Fixed(Ordered):
     """Exactly `batch_size` together, as one padded batch; fewer only once the oldest has waited
     `max_wait` or at the end.
     """
 
     batch_size: int
     max_wait: float = math.inf  # seconds since the oldest waiting request arrived
-    order: str = "fcfs"
     name: ClassVar[str] = "fixed"
     padded: ClassVar[bool] = True
     release: ClassVar[Release] = "batch"
@@ -31,15 +31,14 @@ class Fixed:
         server = state.empty_server()
         if server is None or not state.waiting:
             return IDLE
-        size = min(self.batch_size, server.max_batch_size)
-        ids = first_ids(state, size, server)
-        full = len(ids) == size or len(ids) < len(
-            state.waiting
-        )  # a token bound makes a smaller batch full too
-        oldest = min(
-            waiting.request.arrived_at for waiting in state.waiting[:size]
-        )  # the first, unless priorities reorder the queue
+        order, size = self.ranking, min(self.batch_size, server.max_batch_size)
+        for group in order.groups(state.waiting):
+            ids = order.first(group, size, server, now)
+            if len(ids) == size or len(ids) < len(group):  # full, or by a token bound
+                return Dispatch(ids, server.id)
+        # the first, unless an order or priorities arrange the queue
+        oldest = min([waiting.request.arrived_at for waiting in state.waiting])
         deadline = oldest + self.max_wait
-        if full or now >= deadline or state.closing:
-            return Dispatch(ids, server.id)
+        if now >= deadline or state.closing:
+            return Dispatch(order.first(state.waiting, size, server, now), server.id)
         return WaitUntil(deadline)

@@ -7,24 +7,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server, first_ids
+from policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server
+from policies.ordered import Ordered, preempted
 
 
-def _take(state: QueueState, size: int | None) -> Decision:
+def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> Decision:
     server = state.empty_server()
     if server is None or not state.waiting:
         return IDLE
-    return Dispatch(
-        first_ids(state, len(state.waiting) if size is None else size, server), server.id
-    )
+    size = len(state.waiting) if size is None else size
+    return Dispatch(policy.ranking.first(state.waiting, size, server, now), server.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Single:
+class Single(Ordered):
     """One request at a time."""
 
-    order: str = "fcfs"
     max_batch_size: ClassVar[int] = 1
+    interrupts: ClassVar[bool] = True
     name: ClassVar[str] = "single"
     padded: ClassVar[bool] = False
     release: ClassVar[Release] = "request"
@@ -32,15 +32,19 @@ class Single:
     joins_running: ClassVar[bool] = False
 
     def decide(self, state: QueueState, now: float) -> Decision:
-        """Dispatch the oldest request once the server is empty."""
-        return _take(state, 1)
+        """Dispatch the first request once the server is empty, or interrupt the one in service for
+        it.
+        """
+        decision = _take(self, state, 1, now)
+        if decision is IDLE and state.waiting:
+            return preempted(self.ranking, state, 1)
+        return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dynamic:
+class Dynamic(Ordered):
     """All waiting requests, as one padded batch, once the server is empty."""
 
-    order: str = "fcfs"
     name: ClassVar[str] = "dynamic"
     padded: ClassVar[bool] = True
     release: ClassVar[Release] = "batch"
@@ -49,15 +53,14 @@ class Dynamic:
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """Dispatch everything up to the engine's bound."""
-        return _take(state, None)
+        return _take(self, state, None, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capped:
+class Capped(Ordered):
     """As dynamic, at most `max_batch_size` together."""
 
     max_batch_size: int
-    order: str = "fcfs"
     name: ClassVar[str] = "capped"
     padded: ClassVar[bool] = True
     release: ClassVar[Release] = "batch"
@@ -66,17 +69,16 @@ class Capped:
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """Dispatch min(waiting, max_batch_size)."""
-        return _take(state, self.max_batch_size)
+        return _take(self, state, self.max_batch_size, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elastic:
+class Elastic(Ordered):
     """As dynamic or capped, but not padded: each member leaves when it is complete; the server is
     free after the last.
     """
 
     max_batch_size: int | None = None
-    order: str = "fcfs"
     name: ClassVar[str] = "elastic"
     padded: ClassVar[bool] = False
     release: ClassVar[Release] = "request"
@@ -85,17 +87,17 @@ class Elastic:
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """Dispatch min(waiting, max_batch_size)."""
-        return _take(state, self.max_batch_size)
+        return _take(self, state, self.max_batch_size, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuous:
+class Continuous(Ordered):
     """A request starts as soon as a slot is free; at most `max_batch_size` in service per
     server.
     """
 
     max_batch_size: int | None = None
-    order: str = "fcfs"
+    interrupts: ClassVar[bool] = True
     name: ClassVar[str] = "continuous"
     padded: ClassVar[bool] = False
     release: ClassVar[Release] = "request"
@@ -104,15 +106,15 @@ class Continuous:
 
     def decide(self, state: QueueState, now: float) -> Decision:
         """Fill the free slots of the server with the most free slots, among those with memory for
-        the oldest request.
+        the first request; where there is none, interrupt others for it.
         """
         if not state.waiting:
             return IDLE
         for server in sorted(state.servers, key=self._free_slots, reverse=True):
-            ids = first_ids(state, self._free_slots(server), server)
+            ids = self.ranking.first(state.waiting, self._free_slots(server), server, now)
             if ids:
                 return Dispatch(ids, server.id)
-        return IDLE
+        return preempted(self.ranking, state, self.max_batch_size)
 
     def _free_slots(self, server: Server) -> int:
         bound = (

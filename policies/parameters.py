@@ -1,7 +1,8 @@
 """The parameters of a policy's text: the fields of its class, read and written by their types.
 
 A field is an int, a float, a bool or a str, or one of these or None. `max_batch_size` and
-`batch_size` are sizes, `max_wait` is a duration, `order` is one of ORDERS.
+`batch_size` are sizes, `max_wait` is a duration, `order` is one of ORDERS and stands behind what is
+not its parameter.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any, Literal
 
 from policies.durations import seconds_or_nan
 from policies.errors import SpecError
+from policies.ordered import KEYS, Ordered
+from policies.orders import ORDERS
 
 LARGEST_BATCH = 1_000_000  # beyond any engine, and small enough for every model's arithmetic
 LARGEST_WHOLE = 10**15
-ORDERS = ("fcfs",)
 SIZES = ("max_batch_size", "batch_size")  # fields with the largest batch that a policy asks for
 NONE = "none"
 TRUTHS = {"true": True, "false": False}
@@ -71,11 +73,15 @@ def parameters_of(cls: type) -> Mapping[str, Parameter]:
     give.
     """
     hints = typing.get_type_hints(cls)
-    return {
-        field.name: _parameter(cls, field, hints[field.name])
-        for field in dataclasses.fields(cls)
-        if field.init
-    }
+    return {field.name: _parameter(cls, field, hints[field.name]) for field in fields_of(cls)}
+
+
+def fields_of(cls: type) -> list[dataclasses.Field[Any]]:
+    """What a text gives, in the order of the canonical text: the class's own fields, then the order
+    of service and its parameters, which the built-in policies share.
+    """
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    return sorted(fields, key=lambda field: field.name in KEYS and issubclass(cls, Ordered))
 
 
 def _parameter(cls: type, field: dataclasses.Field[Any], hint: Any) -> Parameter:
@@ -172,7 +178,7 @@ def _order(policy: str, key: str, text: str) -> str:
     if text not in ORDERS:
         raise SpecError(
             f"got {key}={text!r} for policy {policy}; expected one of "
-            f"{', '.join(ORDERS)}{suggest(text, ORDERS)}"
+            f"{', '.join(ORDERS)}{suggest(text, tuple(ORDERS))}"
         )
     return text
 

@@ -4,7 +4,6 @@ and written canonically.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from policies.parameters import (
     LARGEST_BATCH,
     ORDERS,
     SIZES,
+    fields_of,
     format_number,
     format_value,
     parameters_of,
@@ -201,7 +201,7 @@ def one_line(error: BaseException) -> str:
 def format_policy(policy: Policy) -> str:
     """The canonical text: keys in field order, defaults left out, shortest numbers."""
     parts = []
-    for field in dataclasses.fields(policy):  # type: ignore[arg-type]
+    for field in fields_of(type(policy)):
         value = getattr(policy, field.name)
         if value != field.default:
             parts.append(f"{field.name}={format_value(value)}")

@@ -127,7 +127,7 @@ class Gateway:
             capabilities,
             self.limits.policy,
             observers,
-            self.overload.queue(),
+            self.overload.queue_for,
             suspect_after=self.settings.supervision.suspect_after,
         )
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive

@@ -187,6 +187,15 @@ class ServiceProcess:
             self._stretch.shrink(self._steps, len(self._active))
             self._steps = 0
 
+    def catch_up(self, now: float) -> None:
+        """Complete the steps that end by `now`, where no member ends with them."""
+        self._open()
+        if self._stretch.instant(self._steps + 1) <= now:
+            steps = self._stretch.first_step_at_or_after(now)
+            if self._stretch.instant(steps) > now:
+                steps -= 1
+            self._complete(steps - self._steps)
+
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""
         self._open()

@@ -24,13 +24,61 @@ class Batch:
     formed_at: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stints:
+    """What a preempted request had of service before."""
+
+    first_dispatched_at: float
+    first_token_at: float | None
+    served: float  # seconds
+    output_tokens: int
+    preemptions: int
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Started(Running):
     """A request in service, with what only the driver may know. A policy sees it as `Running`."""
 
     member: Member
     batch: Batch
+    before: Stints | None = None
     ended_at: float | None = None  # its own last token
+
+    @property
+    def made_before(self) -> int:
+        """Tokens of earlier stints."""
+        return 0 if self.before is None else self.before.output_tokens
+
+    def count_tokens(self) -> None:
+        """Show how far it is."""
+        self.output_tokens_so_far = self.made_before + self.member.produced
+
+
+def stopped(started: Started, now: float) -> Stints:
+    """A preempted request as it goes back into the queue."""
+    before, member = started.before, started.member
+    return Stints(
+        first_dispatched_at=started.batch.at if before is None else before.first_dispatched_at,
+        first_token_at=_first_token_at(started),
+        served=_served_before(started) + (now - started.batch.at),
+        output_tokens=started.made_before + member.produced,
+        preemptions=_preemptions(started) + 1,
+    )
+
+
+def _first_token_at(started: Started) -> float | None:
+    before = started.before
+    if before is not None and before.first_token_at is not None:
+        return before.first_token_at
+    return started.member.first_token_at
+
+
+def _served_before(started: Started) -> float:
+    return 0.0 if started.before is None else started.before.served
+
+
+def _preemptions(started: Started) -> int:
+    return 0 if started.before is None else started.before.preemptions
 
 
 def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> float | None:
@@ -54,7 +102,8 @@ def ended(
         if batch.formed_at is None or batch.formed_at < request.arrived_at
         else batch.formed_at - request.arrived_at
     )
-    produced = min(member.produced, member.output_tokens)
+    produced = started.made_before + min(member.produced, member.output_tokens)
+    before, served = started.before, _served_before(started)
     return Record(
         request_id=request.id,
         outcome=outcome,
@@ -64,25 +113,35 @@ def ended(
         batch_id=batch.id,
         batch_size=batch.size,
         arrived_at=request.arrived_at,
-        first_dispatched_at=batch.at,
+        first_dispatched_at=batch.at if before is None else before.first_dispatched_at,
         dispatched_at=batch.at,
-        first_token_at=member.first_token_at,
+        first_token_at=_first_token_at(started),
         last_token_at=member.last_token_at,
         released_at=released_at,
         server_free_at=free_at,
-        queueing_delay=batch.at - request.arrived_at,
+        queueing_delay=batch.at - request.arrived_at - served,
         batch_forming_delay=forming,
-        service_time=None if free_at is None else free_at - batch.at,
+        service_time=None if free_at is None else served + (free_at - batch.at),
         sojourn_time=None if released_at is None else released_at - request.arrived_at,
         prompt_tokens=request.prompt_tokens,
         output_tokens=produced,
         max_output_tokens=request.max_output_tokens,
+        predicted_output_tokens=request.predicted_output_tokens,
+        preemptions=_preemptions(started),
     )
 
 
-def lost(request: Request, outcome: Outcome, at: float, policy_text: str, epoch: int) -> Record:
-    """The record of a request that never started: it has waited until `at`, and has no queueing
-    delay.
+def lost(
+    request: Request,
+    outcome: Outcome,
+    at: float,
+    policy_text: str,
+    epoch: int,
+    *,
+    stints: Stints | None = None,
+) -> Record:
+    """The record of a request that was waiting when it left, at `at`: it has no queueing delay;
+    `stints` where it had been preempted.
     """
     return Record(
         request_id=request.id,
@@ -92,6 +151,11 @@ def lost(request: Request, outcome: Outcome, at: float, policy_text: str, epoch:
         arrived_at=request.arrived_at,
         released_at=at,
         prompt_tokens=request.prompt_tokens,
-        output_tokens=0,
+        output_tokens=0 if stints is None else stints.output_tokens,
+        preemptions=0 if stints is None else stints.preemptions,
+        first_dispatched_at=None if stints is None else stints.first_dispatched_at,
+        first_token_at=None if stints is None else stints.first_token_at,
+        service_time=None if stints is None else stints.served,
+        predicted_output_tokens=request.predicted_output_tokens,
         max_output_tokens=request.max_output_tokens,
     )

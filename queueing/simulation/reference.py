@@ -3,7 +3,8 @@
 The driver's clock is the instant of the event. Events at one instant come in this order:
 completions (by server), arrivals, cancellations, ends of patience, switches of policy, the timer of
 the last `WaitUntil`. After each the policy is asked, and again at once after every `Dispatch`. The
-sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. After a switch, a
+sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. The queue stands in
+the order of the policy; a preempted request goes back into it with its tokens. After a switch, a
 server that still holds work of the old policy is not offered to the new one until it is empty. The
 queue closes with the last arrival. A record's policy and epoch are those of its dispatch (of its
 end, where it never started). Chance enters through the residuals only: one generator per server.
@@ -20,13 +21,14 @@ import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
 from policies.decision import DecisionError, decide
+from policies.ordered import order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
-from queueing.simulation.ledger import Batch, Started, ended, formed_at, lost
-from queueing.simulation.waiting import WaitingQueue
+from queueing.simulation.ledger import Batch, Started, Stints, ended, formed_at, lost, stopped
+from queueing.simulation.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
 
@@ -98,7 +100,9 @@ class _Driver:
     def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[_Engine]) -> None:
         self.policy, self.jobs, self.engines = policy, jobs, engines
         self.text = format_policy(policy)
-        self.queue = WaitingQueue()
+        self.queue = queue_for(policy)
+        self.order = order_of(policy)
+        self.wants_steps = wants_steps(policy)
         self.records: list[Record] = []
         self.epoch = self.batches = self.arrived = 0
         self.timer = math.inf
@@ -106,6 +110,7 @@ class _Driver:
         self.agenda: list[tuple[float, int, int, str | Policy]] = []
         self.lengths = {job.request.id: job.output_tokens for job in jobs}
         self.running: dict[str, tuple[_Engine, Started]] = {}
+        self.stints: dict[str, Stints] = {}  # of those that were preempted
         self._show()
 
     def plan(self, at: float, kind: int, what: str | Policy) -> None:
@@ -181,6 +186,8 @@ class _Driver:
 
     def _ask(self, now: float) -> None:
         while True:
+            if self.order.preemptive:
+                self._count_tokens(now)
             try:
                 decision = decide(self.policy, self.state, now)
             except DecisionError as error:
@@ -214,8 +221,12 @@ class _Driver:
         members = []
         for waiting in taken:
             request = waiting.request
-            member = Member(request.id, request.prompt_tokens, self.lengths[request.id])
-            started = Started(request, now, 0, member=member, batch=batch)
+            made = waiting.output_tokens_so_far
+            member = Member(
+                request.id, request.prompt_tokens + made, self.lengths[request.id] - made
+            )
+            before = self.stints.pop(request.id, None)
+            started = Started(request, now, made, member=member, batch=batch, before=before)
             members.append(member)
             engine.in_service.append(started)
             self.running[request.id] = engine, started
@@ -223,15 +234,34 @@ class _Driver:
         engine.process.admit(now, members, padded=policy.padded, joining=policy.joins_running)
         engine.changes_at = self._next_change(engine)
 
+    def _preempt(self, decision: Preempt, now: float) -> None:
+        """Out of their engines, and back into the queue with what they have."""
+        back = []
+        for request_id in decision.request_ids:
+            engine, started = self.running.pop(request_id)
+            engine.process.remove(request_id, now)
+            engine.in_service.remove(started)
+            engine.changes_at = self._next_change(engine)
+            self.stints[request_id] = stints = stopped(started, now)
+            back.append(Waiting(started.request, stints.output_tokens))
+        self.queue.put_back(back)
+
+    def _count_tokens(self, now: float) -> None:
+        """How far those in service are, for an order that ranks by it."""
+        for engine in self.engines:
+            if engine.in_service:
+                engine.process.catch_up(now)
+                for started in engine.in_service:
+                    started.count_tokens()
+
     def _next_change(self, engine: _Engine) -> float:
-        return (
-            engine.process.next_step_at()
-            if self.policy.wants_steps
-            else engine.process.next_change_at()
-        )
+        process = engine.process
+        if process.idle:
+            return math.inf
+        return process.next_step_at() if self.wants_steps else process.next_change_at()
 
     def _complete(self, engine: _Engine, now: float) -> None:
-        for member in engine.process.advance(to_change=not self.policy.wants_steps):
+        for member in engine.process.advance(to_change=not self.wants_steps):
             started = self.running[member.id][1]
             started.ended_at = now
             if started.batch.policy.joins_running:
@@ -250,9 +280,9 @@ class _Driver:
                 self._show()
             return
         engine.changes_at = self._next_change(engine)
-        if self.policy.wants_steps:
+        if self.wants_steps:
             for started in engine.in_service:
-                started.output_tokens_so_far = started.member.produced
+                started.count_tokens()
 
     def _leave(
         self, engine: _Engine, started: Started, released_at: float | None, free_at: float
@@ -266,6 +296,10 @@ class _Driver:
         if kind == _SWITCH:
             assert not isinstance(what, str)
             self.policy, self.text, self.epoch = what, format_policy(what), self.epoch + 1
+            self.order, self.wants_steps = order_of(what), wants_steps(what)
+            self.queue = moved(self.queue, queue_for(what))
+            for engine in self.engines:
+                engine.changes_at = self._next_change(engine)
             self._show()
         elif isinstance(what, str):
             self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
@@ -273,7 +307,10 @@ class _Driver:
     def _drop(self, request_id: str, now: float, outcome: Outcome) -> None:
         waiting = self.queue.remove(request_id)
         if waiting is not None:
-            self.records.append(lost(waiting.request, outcome, now, self.text, self.epoch))
+            stints = self.stints.pop(request_id, None)
+            self.records.append(
+                lost(waiting.request, outcome, now, self.text, self.epoch, stints=stints)
+            )
         elif outcome == "cancelled" and request_id in self.running:
             engine, started = self.running[request_id]
             if started.ended_at is not None and started.batch.policy.release == "request":

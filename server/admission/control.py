@@ -12,11 +12,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from policies import Request
+from policies import Policy, Request
+from policies.ordered import order_of
+from policies.orders.by_urgency import MOST
 from policies.text import counted
 from queueing.measurement.record import Record
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
+from queueing.simulation.waiting_by_rank import queue_for
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.host import Host
@@ -59,10 +61,9 @@ class Overload:
 
     # its place in the gateway
 
-    def queue(self) -> WaitingQueue:
-        """The queue in the order that was asked for."""
-        aging = self.settings.priority_aging
-        return WaitingQueue() if aging is None else PriorityQueue(aging)
+    def queue_for(self, policy: Policy) -> WaitingQueue:
+        """An empty queue in the order that was asked for."""
+        return queue_for(policy, self.settings.priority_aging)
 
     def observers(self) -> list[Observer]:
         """Itself. The engine is up; the batcher is not there yet."""
@@ -137,7 +138,7 @@ class Overload:
         if any(getattr(before, name) != getattr(settings, name) for name in RATES):
             self._rates = _rate_limits(settings)
         if before.priority_aging != settings.priority_aging and self._gateway.lifecycle.started:
-            self._gateway.batcher.requeue(self.queue())
+            self._gateway.batcher.rank_again()
 
     # calls
 
@@ -147,7 +148,8 @@ class Overload:
         lifecycle = gateway.lifecycle
         if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
-        by_place = self.settings.priority_aging is None  # else its place is in its body
+        ranked = order_of(gateway.limits.policy).ranked or self.settings.priority_aging is not None
+        by_place = not ranked  # else its place is in its body
         return self._rejection(1, scope, None, self._objectives if by_place else ())
 
     def deadlines_of(

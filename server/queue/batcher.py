@@ -14,7 +14,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from policies import (
     Dispatch,
@@ -26,8 +26,10 @@ from policies import (
     format_policy,
     policy_batch_size,
 )
+from policies.ordered import wants_steps
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
+from queueing.simulation.waiting_by_rank import moved, queue_for
 from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
@@ -53,7 +55,7 @@ class Batcher(QueueView):
         capabilities: Capabilities,
         policy: Policy,
         observers: Sequence[Observer] = (),
-        queue: WaitingQueue | None = None,
+        queue_for: Callable[[Policy], WaitingQueue] = queue_for,
         *,
         suspect_after: int = 2,
     ) -> None:
@@ -62,7 +64,7 @@ class Batcher(QueueView):
         self.policy = policy
         self.policy_text = format_policy(policy)
         self.policy_batch_size = policy_batch_size(policy)
-        self.wants_steps = policy.wants_steps
+        self.wants_steps = wants_steps(policy)
         self.epoch = 0
         self.failures: Counter[str] = Counter()  # failed requests, by the code of the error
         self.observers = Observers(observers)
@@ -73,7 +75,8 @@ class Batcher(QueueView):
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
         self.member_ended = self._service.member_ended
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
-        self._queue = WaitingQueue() if queue is None else queue
+        self._queue_for = queue_for
+        self._queue = queue_for(policy)
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
 
@@ -123,16 +126,18 @@ class Batcher(QueueView):
         if policy is not None:
             self.policy, self.policy_text = policy, format_policy(policy)
             self.policy_batch_size = policy_batch_size(policy)
-            self.wants_steps = policy.wants_steps
+            self.wants_steps = wants_steps(policy)
+            self._rank_again()
         self.ask()
         return self.epoch
 
-    def requeue(self, queue: WaitingQueue) -> None:
-        """Move the waiting requests into `queue`, which is empty and has another order."""
-        for waiting in sorted(self._queue, key=lambda waiting: waiting.request.arrived_at):
-            queue.append(waiting)
-        self._queue = queue
+    def rank_again(self) -> None:
+        """Those waiting, after the order of the queue changed."""
+        self._rank_again()
         self.ask()
+
+    def _rank_again(self) -> None:
+        self._queue = moved(self._queue, self._queue_for(self.policy))
 
     def close(self) -> None:
         """Nothing more will arrive: a partial batch is dispatched rather than kept waiting."""
@@ -260,7 +265,7 @@ class Batcher(QueueView):
             self._service.call(sequence, sequence.consumer.on_dispatched)
 
     def _preempt(self, decision: Preempt, now: float) -> None:
-        """Back to the head of the queue, with the tokens made so far."""
+        """Back into the queue, with the tokens made so far."""
         sequences = [self._ledger.unsettled[request_id] for request_id in decision.request_ids]
         for sequence in sequences:
             self._service.preempt(sequence, now)

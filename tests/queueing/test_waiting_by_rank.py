@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import Request, Waiting
+from policies.orders.by_urgency import MOST, ByPriority
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_priority import MOST, PriorityQueue
+from queueing.simulation.waiting_by_rank import RankedQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:
@@ -23,12 +24,16 @@ def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:
     )
 
 
+def aged(aging: float) -> RankedQueue:
+    return RankedQueue(ByPriority(aging=aging))
+
+
 def names(queue: WaitingQueue) -> list[str]:
     return [waiting.request.id for waiting in queue]
 
 
 def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
-    queue = PriorityQueue(aging=10.0)
+    queue = aged(10.0)
     for waiting in (
         one("late-class", 0.0, 1),
         one("urgent-soon", 9.0, 0),
@@ -43,7 +48,7 @@ def test_a_lower_priority_goes_first_until_the_other_has_aged() -> None:
 
 def test_a_priority_beyond_the_bound_counts_as_the_bound() -> None:
     """One that was admitted while priorities did not age, where any is allowed."""
-    queue = PriorityQueue(aging=1.0)
+    queue = aged(1.0)
     for waiting in (
         one("never", 0.0, 10**9),
         one("last", 2 * MOST + 1.0, 0),
@@ -54,7 +59,7 @@ def test_a_priority_beyond_the_bound_counts_as_the_bound() -> None:
 
 
 def test_one_that_is_put_back_stands_where_it_stood() -> None:
-    queue = PriorityQueue(aging=10.0)
+    queue = aged(10.0)
     first, second = one("first", 0.0), one("second", 1.0)
     queue.append(first)
     queue.append(second)
@@ -71,7 +76,7 @@ arrivals = st.lists(st.tuples(st.floats(0, 100), st.integers(-5, 5)), min_size=1
 def test_the_order_is_that_of_aged_levels_at_any_instant(
     given_: list[tuple[float, int]], aging: float, now: float
 ) -> None:
-    queue = PriorityQueue(aging)
+    queue = aged(aging)
     for index, (at, priority) in enumerate(sorted(given_)):
         queue.append(one(str(index), at, priority))
     levels = [
@@ -84,7 +89,7 @@ def test_the_order_is_that_of_aged_levels_at_any_instant(
 def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(
     given_: list[tuple[float, int]], aging: float
 ) -> None:
-    queue = PriorityQueue(aging)
+    queue = aged(aging)
     for index, (at, priority) in enumerate(sorted(given_)):
         queue.append(one(str(index), at, priority))
     order = [waiting.request for waiting in queue]
@@ -98,7 +103,7 @@ def test_nobody_is_overtaken_by_one_that_came_later_than_the_bound(
 
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_those_taken_are_not_kept_while_others_wait(prioritised: bool) -> None:
-    queue = PriorityQueue(5.0) if prioritised else WaitingQueue()
+    queue = aged(5.0) if prioritised else WaitingQueue()
     for number in range(1000):
         queue.append(one(str(number), float(number), 0, 1))
     for _ in range(900):
@@ -120,7 +125,7 @@ changes = st.lists(
 def test_the_count_of_waiting_tokens_never_drifts(
     steps: list[tuple[str, int, int]], prioritised: bool
 ) -> None:
-    queue = PriorityQueue(5.0) if prioritised else WaitingQueue()
+    queue = aged(5.0) if prioritised else WaitingQueue()
     taken: list[Waiting] = []
     for number, (what, which, prompt) in enumerate(steps):
         ids = names(queue)

@@ -1,0 +1,119 @@
+"""What the built-in policies share: the order of service and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.core import (
+    IDLE,
+    UNBOUNDED,
+    Decision,
+    Policy,
+    Preempt,
+    QueueState,
+    Running,
+    Server,
+    Waiting,
+)
+from policies.errors import SpecError
+from policies.orders import FIRST_COME, ORDERS, make_order
+from policies.orders.order import Order, outranked
+
+PARAMETERS = ("aging", "threshold", "bins", "c", "quantum", "levels")  # of orders
+KEYS = ("order", *PARAMETERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """`interrupts`: it may take requests out of service for others, and serves no batches."""
+
+    order: str = FIRST_COME.name
+    aging: float | None = None  # seconds for each predicted token, or level
+    threshold: float | None = None  # tokens
+    bins: int | None = None
+    c: float | None = None  # share of the prediction
+    quantum: int | None = None  # tokens
+    levels: int | None = None
+    ranking: Order = field(init=False, repr=False, compare=False)
+    interrupts: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        given = {key: getattr(self, key) for key in PARAMETERS}
+        order = make_order(
+            self.order, {key: value for key, value in given.items() if value is not None}
+        )
+        if not self.serves(type(order)):
+            names = [name for name, cls in ORDERS.items() if self.serves(cls)]
+            why = "interrupts a batch" if order.preemptive else "forms batches of like lengths"
+            raise SpecError(f"got order {self.order}, which {why}; expected {', '.join(names)}")
+        object.__setattr__(self, "ranking", order)
+
+    @classmethod
+    def serves(cls, order: type[Order]) -> bool:
+        """Whether the order is one for this policy: batches are not interrupted, and only batches
+        have members of like length.
+        """
+        if cls.interrupts:
+            return order.name != "binned"
+        return not order.preemptive
+
+
+def order_of(policy: Policy) -> Order:
+    """The order that a policy asks for; first come, first served for one from outside, which may
+    choose among all that wait.
+    """
+    return getattr(policy, "ranking", FIRST_COME)
+
+
+def wants_steps(policy: Policy) -> bool:
+    """Whether the policy is asked after every engine step."""
+    return policy.wants_steps or order_of(policy).wants_steps
+
+
+def preempted(order: Order, state: QueueState, size: int | None) -> Decision:
+    """Take the lowest ranks out of service so that the first of the queue can start: at most
+    `size` are in service on a server. As few as possible, on the server with the lowest rank of
+    all.
+    """
+    if not order.preemptive:
+        return IDLE
+    first = state.waiting[0]
+    found = []
+    for server in state.servers:
+        behind = outranked(order, first, server.in_service)
+        chosen = _enough(first, behind, server, size)
+        if chosen:
+            found.append(chosen)
+    if not found:
+        return IDLE
+    worst = max(found, key=lambda each: _rank(order, each[0]))
+    return Preempt(tuple(running.request.id for running in worst))
+
+
+def _rank(order: Order, running: Running) -> tuple[float, float]:
+    request = running.request
+    return order.rank(request, running.output_tokens_so_far), request.arrived_at
+
+
+def _enough(
+    first: Waiting, behind: Sequence[Running], server: Server, size: int | None
+) -> Sequence[Running]:
+    """The fewest of `behind` without whom the first has a place and memory; none if all are too
+    few.
+    """
+    bound = server.max_batch_size if size is None else min(size, server.max_batch_size)
+    count, tokens = len(server.in_service) + 1, 0
+    if server.max_context_tokens < UNBOUNDED:
+        tokens = _context(first) + sum(map(_context, server.in_service))
+    for taken, running in enumerate(behind, 1):
+        count -= 1
+        tokens -= _context(running)
+        if count <= bound and (count == 1 or tokens <= server.max_context_tokens):
+            return behind[:taken]
+    return ()
+
+
+def _context(each: Waiting | Running) -> int:
+    return each.request.prompt_tokens + each.request.max_output_tokens

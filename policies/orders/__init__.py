@@ -1,0 +1,60 @@
+"""Orders of service: who of those that wait, and with some orders of those in service, goes
+first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from policies.errors import SpecError
+from policies.orders.by_age import LeastAttained, Levels
+from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
+from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
+from policies.orders.order import Order
+from policies.orders.preemptive import (
+    PreemptiveShortest,
+    PreemptiveThreshold,
+    ShortestRemaining,
+    Trail,
+)
+
+FIRST_COME = Order()
+ORDERS: dict[str, type[Order]] = {
+    cls.name: cls
+    for cls in (
+        Order,
+        ShortestFirst,
+        LongestFirst,
+        EarliestDeadline,
+        ByPriority,
+        Threshold,
+        Binned,
+        HighestRatio,
+        ShortestRemaining,
+        PreemptiveShortest,
+        PreemptiveThreshold,
+        Trail,
+        Levels,
+        LeastAttained,
+    )
+}
+
+
+def make_order(name: str, given: dict[str, Any]) -> Order:
+    """The order with these parameters. Raises SpecError for an unknown order, a parameter that it
+    does not have, one that it needs and did not get, and a value out of range.
+    """
+    if name not in ORDERS:
+        raise SpecError(f"got order={name!r}; expected one of {', '.join(ORDERS)}")
+    cls = ORDERS[name]
+    fields = dataclasses.fields(cls)
+    known = [each.name for each in fields]
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        expected = f"{', '.join(known)}, or nothing" if known else "no parameter"
+        raise SpecError(f"got {unknown[0]} for order {name}; expected {expected}")
+    for each in fields:
+        if each.default is dataclasses.MISSING and each.name not in given:
+            raise SpecError(f"got order {name} without {each.name}; expected {each.name}=NUMBER")
+    return cls(**given)

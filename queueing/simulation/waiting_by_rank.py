@@ -1,0 +1,66 @@
+"""The waiting queue in the order of a policy: sorted by rank (policies.orders), equal ranks in the
+order of arrival.
+
+A rank does not change while a request waits, so that a sorted list stays sorted. Priorities that
+age are such an order: at the instant t the level of a request is p - (t - a)/S, lower is earlier
+(vLLM's sense), and of two requests the order of these levels, that of a + p S, never changes with
+t. With |p| <= MOST nobody is overtaken by one that came more than 2 MOST S seconds later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort_right
+from collections.abc import Sequence
+
+from policies.core import Policy, Request, Waiting
+from policies.ordered import order_of
+from policies.orders.by_urgency import ByPriority
+from policies.orders.order import Order, key
+from queueing.simulation.waiting import WaitingQueue
+
+
+class RankedQueue(WaitingQueue):
+    """A `WaitingQueue` in that order; one that is put back stands where its rank puts it."""
+
+    __slots__ = ("_order",)
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self._order = order
+
+    def append(self, waiting: Waiting) -> None:
+        """Behind those of the same or a lower rank."""
+        insort_right(self._items, waiting, lo=self._head, key=self._key)
+        self.prompt_tokens += waiting.request.prompt_tokens
+
+    def place_of(self, request: Request) -> int:
+        """How many would stand before it."""
+        own = self._key(Waiting(request))
+        return bisect_right(self._items, own, lo=self._head, key=self._key) - self._head
+
+    def put_back(self, waitings: Sequence[Waiting]) -> None:
+        """Each where its own rank puts it."""
+        for waiting in waitings:
+            self.append(waiting)
+
+    def _key(self, waiting: Waiting) -> tuple[float, float]:
+        return key(self._order, waiting)
+
+
+def queue_for(policy: Policy, priority_aging: float | None = None) -> WaitingQueue:
+    """An empty queue in the policy's order; under first come, first served, priorities age by so
+    many seconds a level, where they count at all.
+    """
+    order = order_of(policy)
+    if order.ranked:
+        return RankedQueue(order)
+    if priority_aging is not None:
+        return RankedQueue(ByPriority(aging=priority_aging))
+    return WaitingQueue()
+
+
+def moved(queue: WaitingQueue, to: WaitingQueue) -> WaitingQueue:
+    """`to`, which was empty, with all that wait in `queue`."""
+    for waiting in sorted(queue, key=lambda waiting: waiting.request.arrived_at):
+        to.append(waiting)
+    return to

@@ -1,0 +1,163 @@
+"""Orders of service, preemptive ones too: the gateway on virtual time and the simulator decide the
+same at the same instants.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from policies import Request, parse_policy
+from queueing.latency.law import parse_law
+from queueing.measurement.record import Record
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from tests.server.harness import replay
+from tests.virtual_time import run_virtual
+
+LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
+COUNT = 1500
+ORDERS = (
+    "spjf",
+    "spjf,aging=0.002",
+    "ljf",
+    "edf",
+    "priority",
+    "priority,aging=0.05",
+    "threshold,threshold=12",
+    "hrrn",
+)
+PREEMPTIVE = (
+    "sprpt",
+    "sprpt,aging=0.001",
+    "pspjf",
+    "threshold-preemptive,threshold=12",
+    "trail,c=0.5",
+    "mlfq,quantum=4,levels=3",
+    "fb,quantum=2",
+)
+RATES = {"single": 40.0, "continuous:max_batch_size=3": 110.0, "capped:max_batch_size=4": 90.0}
+POLICIES = [
+    (f"{policy}{',' if ':' in policy else ':'}order={order}", rate)
+    for policy, rate in RATES.items()
+    for order in (*ORDERS, *(() if "capped" in policy else PREEMPTIVE))
+] + [
+    ("capped:max_batch_size=4,order=binned,bins=3", 90.0),
+    ("fixed:batch_size=3,max_wait=0.2,order=binned,bins=2", 60.0),
+    ("elastic:max_batch_size=3,order=spjf", 80.0),
+    ("fixed:batch_size=3,max_wait=0.05,order=spjf", 60.0),
+]
+EXACT = ("outcome", "policy", "server_id", "batch_id", "batch_size", "preemptions", "output_tokens")
+INSTANTS = (
+    "first_dispatched_at",
+    "dispatched_at",
+    "first_token_at",
+    "last_token_at",
+    "released_at",
+    "server_free_at",
+    "queueing_delay",
+    "service_time",
+    "sojourn_time",
+)
+
+
+def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
+    """Lognormal errors of prediction, a tenth without one; priorities and patience of some."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, COUNT))
+    lengths, prompts = rng.integers(1, 33, COUNT), rng.integers(4, 60, COUNT)
+    told = lengths * np.exp(0.5 * rng.standard_normal(COUNT))
+    return [
+        (
+            Request(
+                id=str(index),
+                arrived_at=float(at),
+                prompt_tokens=int(prompt),
+                max_output_tokens=40,
+                predicted_output_tokens=float(prediction) if rng.random() < 0.9 else None,
+                priority=int(rng.integers(-2, 3)),
+                deadline=float(at + rng.uniform(0.5, 2.0)) if rng.random() < 0.3 else math.inf,
+            ),
+            int(length),
+        )
+        for index, (at, length, prompt, prediction) in enumerate(
+            zip(arrivals, lengths, prompts, told, strict=True)
+        )
+    ]
+
+
+def assert_equal_runs(
+    policy: str, rate: float, *, servers: int = 1, **options: object
+) -> list[Record]:
+    jobs = trace(rate, seed=7)
+    live = run_virtual(replay(parse_policy(policy), jobs, LAW, servers=servers, seed=3, **options))
+    rngs = [
+        np.random.default_rng(child) for child in np.random.SeedSequence(3).spawn(servers + 1)[1:]
+    ]
+    simulated = simulate_trace(
+        parse_policy(policy),
+        [Job(request, tokens) for request, tokens in jobs],
+        SimulatedEngine(LAW, max_batch_size=64),
+        rngs,
+        **options,
+    )
+    assert len(live) == len(simulated) == COUNT
+    by_id = {record.request_id: record for record in simulated}
+    for mine in live:
+        other = by_id[mine.request_id]
+        for name in EXACT:
+            assert getattr(mine, name) == getattr(other, name), (name, mine, other)
+        for name in INSTANTS:
+            if name in ("queueing_delay", "sojourn_time") and mine.outcome != "completed":
+                continue
+            a, b = getattr(mine, name), getattr(other, name)
+            assert (a is None) == (b is None), (name, mine, other)
+            assert a is None or abs(a - b) <= 1e-9, (name, mine, other)
+    return live
+
+
+@pytest.mark.parametrize(("policy", "rate"), POLICIES)
+def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> None:
+    live = assert_equal_runs(policy, rate)
+    first_come = [record.request_id for record in live if record.outcome == "completed"]
+    dispatched = sorted(
+        (record for record in live if record.first_dispatched_at is not None),
+        key=lambda record: record.first_dispatched_at or 0.0,
+    )
+    overtaken = sum(
+        int(before.request_id) > int(after.request_id)
+        for before, after in itertools.pairwise(dispatched)
+    )
+    assert overtaken > COUNT / 50, "nobody was overtaken: the trace tests nothing"
+    assert len(first_come) > COUNT / 2
+    if any(name in policy for name in ("sprpt", "pspjf", "preemptive", "trail", "mlfq", "fb")):
+        assert sum(record.preemptions for record in live) > COUNT / 50
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_same_with_cancellations_and_switches_between_orders(servers: int) -> None:
+    rate = 100.0 * servers
+    rng = np.random.default_rng(11)
+    jobs = trace(rate, seed=7)
+    chosen = rng.choice(COUNT, COUNT // 10, replace=False)
+    cancellations = {
+        jobs[i][0].id: jobs[i][0].arrived_at + float(rng.exponential(0.05)) for i in chosen
+    }
+    names = [text for text, _ in POLICIES]
+    instants = np.sort(rng.uniform(0, jobs[-1][0].arrived_at, len(names)))
+    order = rng.permutation(len(names))
+    switches = [
+        (float(at), parse_policy(names[place])) for at, place in zip(instants, order, strict=True)
+    ]
+    live = assert_equal_runs(
+        "continuous:max_batch_size=3,order=sprpt",
+        rate,
+        servers=servers,
+        cancellations=cancellations,
+        switches=switches,
+    )
+    assert sum(record.outcome == "cancelled" for record in live) > COUNT / 50
+    assert len({record.policy for record in live}) > 20
+    assert sum(record.preemptions for record in live) > 20
