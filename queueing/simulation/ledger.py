@@ -29,6 +29,7 @@ class Stints:
     """What a preempted request had of service before."""
 
     first_dispatched_at: float
+    dispatched_at: float  # the last time
     first_token_at: float | None
     served: float  # seconds
     output_tokens: int
@@ -59,6 +60,7 @@ def stopped(started: Started, now: float) -> Stints:
     before, member = started.before, started.member
     return Stints(
         first_dispatched_at=started.batch.at if before is None else before.first_dispatched_at,
+        dispatched_at=started.batch.at,
         first_token_at=_first_token_at(started),
         served=_served_before(started) + (now - started.batch.at),
         output_tokens=started.made_before + member.produced,
@@ -154,6 +156,7 @@ def lost(
         output_tokens=0 if stints is None else stints.output_tokens,
         preemptions=0 if stints is None else stints.preemptions,
         first_dispatched_at=None if stints is None else stints.first_dispatched_at,
+        dispatched_at=None if stints is None else stints.dispatched_at,
         first_token_at=None if stints is None else stints.first_token_at,
         service_time=None if stints is None else stints.served,
         predicted_output_tokens=request.predicted_output_tokens,

@@ -195,9 +195,7 @@ class _Driver:
             if isinstance(decision, Dispatch):
                 self._dispatch(decision, now)
             elif isinstance(decision, Preempt):
-                raise PredictionError(
-                    f"policy {self.text} preempts; the simulator has no engine that can"
-                )
+                self._preempt(decision, now)
             else:
                 self.timer = decision.deadline
                 return
@@ -266,7 +264,8 @@ class _Driver:
             started.ended_at = now
             if started.batch.policy.joins_running:
                 self._leave(engine, started, now, now)
-                self._ask(now)
+                if not self.wants_steps:  # else once, when all have their tokens of this step
+                    self._ask(now)
         self._settle(engine, now)
 
     def _settle(self, engine: _Engine, now: float) -> None:
@@ -305,6 +304,9 @@ class _Driver:
             self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
 
     def _drop(self, request_id: str, now: float, outcome: Outcome) -> None:
+        """Patience is for the wait before service: it does not run out after a preemption."""
+        if outcome == "abandoned" and request_id in self.stints:
+            return
         waiting = self.queue.remove(request_id)
         if waiting is not None:
             stints = self.stints.pop(request_id, None)

@@ -61,10 +61,6 @@ class Batcher(QueueView):
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.now = clock_of(self._loop)
-        self.policy = policy
-        self.policy_text = format_policy(policy)
-        self.policy_batch_size = policy_batch_size(policy)
-        self.wants_steps = wants_steps(policy)
         self.epoch = 0
         self.failures: Counter[str] = Counter()  # failed requests, by the code of the error
         self.observers = Observers(observers)
@@ -75,8 +71,8 @@ class Batcher(QueueView):
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
         self.member_ended = self._service.member_ended
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
-        self._queue_for = queue_for
-        self._queue = queue_for(policy)
+        self._queue, self._queue_for = WaitingQueue(), queue_for
+        self._govern(policy)
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
 
@@ -124,12 +120,16 @@ class Batcher(QueueView):
         """
         self.epoch += 1
         if policy is not None:
-            self.policy, self.policy_text = policy, format_policy(policy)
-            self.policy_batch_size = policy_batch_size(policy)
-            self.wants_steps = wants_steps(policy)
-            self._rank_again()
+            self._govern(policy)
         self.ask()
         return self.epoch
+
+    def _govern(self, policy: Policy) -> None:
+        self.policy, self.policy_text = policy, format_policy(policy)
+        self.policy_batch_size = policy_batch_size(policy)
+        self.wants_steps = wants_steps(policy)
+        self._service.ask = self.decisions.ask_soon if self.wants_steps else self.decisions.ask
+        self._rank_again()
 
     def rank_again(self) -> None:
         """Those waiting, after the order of the queue changed."""

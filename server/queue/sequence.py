@@ -237,7 +237,7 @@ class SequenceState:
             epoch=self.epoch if batch else self._owner.epoch,
             server_id=batch.server_id if batch else None,
             batch_id=batch.id if batch else None,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size if batch else None,
             received_at=self.engine_request.received_at,
             arrived_at=request.arrived_at,
             first_dispatched_at=at.first_dispatched,

@@ -66,8 +66,9 @@ class Lease:
 
 
 class Service:
-    """`ask` is called when a server can be dispatched to again, `fail` for a sequence that cannot
-    be answered.
+    """`ask` is called when a server can be dispatched to again: at once, or under a policy that is
+    asked after every step when all have their tokens of it. `fail` is called for a sequence that
+    cannot be answered.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Service:
         self.engine = engine
         self.capabilities = capabilities
         self.slots = [Slot(index) for index in range(capabilities.servers)]
-        self.ledger, self._ask, self._fail = ledger, ask, fail
+        self.ledger, self.ask, self._fail = ledger, ask, fail
 
     @property
     def size(self) -> int:
@@ -203,7 +204,7 @@ class Service:
         over = not batch.open and bool(batch.sequences)
         held = self._end(batch) if over else []
         if over or batch.policy.joins_running:
-            self._ask()
+            self.ask()
         for sequence in [leaving] if leaving is not None else held:
             if sequence.outcome is None:
                 self.call(sequence, sequence.consumer.on_release)
