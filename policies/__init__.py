@@ -16,7 +16,7 @@ from policies.core import (
 )
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.registry import POLICIES, is_built_in
+from policies.registry import POLICIES, is_built_in, is_first_come
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "fitting_ids",
     "format_policy",
     "is_built_in",
+    "is_first_come",
     "parse_policy",
     "policy_batch_size",
 ]

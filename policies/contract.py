@@ -23,6 +23,7 @@ from policies.core import (
 )
 from policies.decision import RULES, SHOWN, DecisionError, Rule, check_decision, members
 from policies.errors import SpecError
+from policies.ordered import in_order
 from policies.text import counted, format_policy, one_line, parse_policy
 
 MOST_WAKE_UPS = 1000  # of a policy that nothing more arrives for, before it dispatches
@@ -38,7 +39,10 @@ class Contract:
 
 
 def faults(policy: Policy, state: QueueState, now: float) -> dict[str, str]:
-    """The contracts that the policy breaks in this state, with the fault."""
+    """The contracts that the policy breaks in this state, with the fault; the queue is put into
+    its order.
+    """
+    state = dataclasses.replace(state, waiting=in_order(policy, state.waiting))
     try:
         policy.decide(copy.deepcopy(state), now)
     except KeyboardInterrupt:
@@ -87,7 +91,7 @@ def _comes_to_rest(policy: Policy, state: QueueState, now: float) -> str | None:
         check_decision(policy, decision, state, now)
         if isinstance(decision, WaitUntil):
             return None
-        state = _after(decision, state, now)
+        state = _after(policy, decision, state, now)
     return f"got {counted(most + 1, 'decision')} at one instant without a WaitUntil"
 
 
@@ -121,7 +125,7 @@ def _text_reads_back(policy: Policy, state: QueueState, now: float) -> str | Non
     return None if same == policy else f"got {same!r:.{SHOWN}} from {text!r}; expected {policy!r}"
 
 
-def _after(decision: Decision, state: QueueState, now: float) -> QueueState:
+def _after(policy: Policy, decision: Decision, state: QueueState, now: float) -> QueueState:
     if isinstance(decision, Dispatch):
         started = [Running(each.request, now) for each in members(decision, state)]
         chosen = set(decision.request_ids)
@@ -147,7 +151,8 @@ def _after(decision: Decision, state: QueueState, now: float) -> QueueState:
         )
         for server in state.servers
     ]
-    return dataclasses.replace(state, waiting=[*back, *state.waiting], servers=servers)
+    queue = in_order(policy, [*back, *state.waiting])
+    return dataclasses.replace(state, waiting=queue, servers=servers)
 
 
 CONTRACTS = (

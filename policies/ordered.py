@@ -19,7 +19,7 @@ from policies.core import (
 )
 from policies.errors import SpecError
 from policies.orders import FIRST_COME, ORDERS, make_order
-from policies.orders.order import Order, outranked
+from policies.orders.order import Order, key, outranked
 
 PARAMETERS = ("aging", "threshold", "bins", "c", "quantum", "levels")  # of orders
 KEYS = ("order", *PARAMETERS)
@@ -65,6 +65,12 @@ def order_of(policy: Policy) -> Order:
     choose among all that wait.
     """
     return getattr(policy, "ranking", FIRST_COME)
+
+
+def in_order(policy: Policy, waiting: Sequence[Waiting]) -> Sequence[Waiting]:
+    """Those waiting, as the driver shows them to the policy."""
+    order = order_of(policy)
+    return sorted(waiting, key=lambda each: key(order, each)) if order.ranked else waiting
 
 
 def wants_steps(policy: Policy) -> bool:

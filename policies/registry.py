@@ -27,6 +27,8 @@ from policies.core import Policy
 from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from policies.ordered import order_of
+from policies.orders import FIRST_COME
 from policies.parameters import parameters_of
 
 POLICIES: dict[str, type[Policy]] = {
@@ -68,8 +70,13 @@ class Listed:
 
 
 def is_built_in(policy: Policy) -> bool:
-    """Whether it is one of Kendall's own, which the formulas know."""
+    """Whether it is one of Kendall's own."""
     return type(policy) in _BUILT_IN
+
+
+def is_first_come(policy: Policy) -> bool:
+    """Whether it is built in and serves in the order of arrival, as the formulas have it."""
+    return type(policy) in _BUILT_IN and order_of(policy).name == FIRST_COME.name
 
 
 def policy_class(name: str) -> type[Policy] | None:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from policies.core import Policy
 from policies.errors import SpecError
+from policies.orders import ORDERS
 from policies.parameters import (
     LARGEST_BATCH,
-    ORDERS,
     SIZES,
     fields_of,
     format_number,

@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.arrivals.timetable import delivered_rate
 from loadgen.compare.comparison import Compared
-from policies import Fixed, Policy, is_built_in, parse_policy
+from policies import Fixed, Policy, is_first_come, parse_policy
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
@@ -83,7 +83,7 @@ class EpochSample:
         """The same had no batch left later than it could, with every batch and service time as
         measured.
         """
-        chained = is_built_in(self.policy) and not self.policy.joins_running
+        chained = is_first_come(self.policy) and not self.policy.joins_running
         earlier = chained_starts(self) if chained else {}
         values = self.by_recursion(name)  # of continuous: its slots are chained there
         return (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from loadgen.sweep.grid import LEAST_SECONDS, Basis, Cell, cell_name
 from loadgen.sweep.slo import SATURATION, Slo
-from policies import Fixed, is_built_in
+from policies import Fixed, is_first_come
 from queueing.errors import PredictionError
 from queueing.model import Model
 from queueing.optimization.rates import heaviest_scanned, largest_kept
@@ -142,7 +142,7 @@ def predicted_rate(model: Model, slo: Slo | None) -> float | None:
 
     try:
         # the delay of others rises with the load
-        rises = is_built_in(model.policy) and not isinstance(model.policy, Fixed)
+        rises = is_first_come(model.policy) and not isinstance(model.policy, Fixed)
         low = 0.0 if rises else heaviest_scanned(kept)
         if low is None:
             return None

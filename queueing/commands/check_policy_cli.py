@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from rich.console import Console
 
 from policies.core import Policy, QueueState
 from policies.decision import LONGEST_DECISION
+from policies.ordered import PARAMETERS as OF_ORDERS
+from policies.orders import ORDERS
+from policies.orders.order import Order
 from policies.parameters import parameters_of
 from policies.registry import Listed, every_policy, use_modules
 from policies.text import format_policy, parse_policy
@@ -144,11 +148,12 @@ def _list(listed: list[Listed], as_json: bool) -> None:
     to = console()
     for each in listed:
         say(to, f"{each.fault or _form(each)}  ({each.source})", hang=2)
+    say(to, f"order: {', '.join(map(_order_form, ORDERS.values()))}", hang=7)
 
 
 def _form(each: Listed) -> str:
     assert each.cls is not None
-    parameters = parameters_of(each.cls).values()
+    parameters = [each for each in parameters_of(each.cls).values() if each.name not in OF_ORDERS]
     keys = [
         f"{parameter.name}={parameter.kind.upper()}"
         if parameter.required
@@ -156,3 +161,11 @@ def _form(each: Listed) -> str:
         for parameter in parameters
     ]
     return each.name + (":" + ",".join(keys) if keys else "")
+
+
+def _order_form(cls: type[Order]) -> str:
+    """With its own parameters: `trail[,aging=,c=]`."""
+    fields = dataclasses.fields(cls)
+    needed = "".join(f",{each.name}=" for each in fields if each.default is dataclasses.MISSING)
+    free = ",".join(f"{each.name}=" for each in fields if each.default is not dataclasses.MISSING)
+    return cls.name + needed + (f"[,{free}]" if free else "")

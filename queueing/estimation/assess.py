@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy, is_built_in, parse_policy
+from policies import Policy, is_first_come, parse_policy
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.assumptions.assumption import Assumption
@@ -340,7 +340,7 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
-        count = SIMULATED if is_built_in(policy) else SIMULATED_OUTSIDE
+        count = SIMULATED if is_first_come(policy) else SIMULATED_OUTSIDE
         run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(count // 10)
         values = run.sojourn_time if policy.joins_running else run.queueing_delay
         return float(np.mean(values[~run.lost]))

@@ -18,7 +18,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from policies.registry import is_built_in
+from policies.registry import is_first_come
 from queueing.estimation.band import KEPT, Sensitivity
 from queueing.model import Model
 from queueing.prediction.bounds import delay_bound, has_bound
@@ -121,7 +121,7 @@ def _scatter(model: Model) -> float:
 
 
 def _cheap(model: Model) -> bool:
-    return is_built_in(model.policy) and (
+    return is_first_come(model.policy) and (
         model.policy.joins_running
         or (model.bound == 1 and model.servers == 1 and model.patience is None)
     )

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from policies import Policy, is_built_in, parse_policy
+from policies import Policy, is_first_come, parse_policy
 from policies.fixed import Fixed
 from queueing.measurement.record import Record
 
@@ -112,7 +112,7 @@ def measured_starts(requests: Sequence[Served]) -> dict[str, float]:
 def _starts(
     policy: Policy, run: Sequence[list[Served]], free: dict[int, float]
 ) -> dict[str, float]:
-    if not is_built_in(policy):
+    if not is_first_come(policy):
         return {member.id: member.dispatched_at for members in run for member in members}
     if policy.joins_running:
         return _slot_starts(run, free)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from policies.fixed import Fixed
-from policies.registry import is_built_in
+from policies.registry import is_first_come
 from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimization.choices import scored
@@ -112,7 +112,7 @@ def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float
     """A load that keeps the SLO, to start from: the lightest; for fixed the heaviest of a scan,
     or the floor of its valley.
     """
-    if is_built_in(model.policy) and not isinstance(model.policy, Fixed):
+    if is_first_come(model.policy) and not isinstance(model.policy, Fixed):
         return LIGHTEST if kept(LIGHTEST) else None
     if (heaviest := heaviest_scanned(kept)) is not None:
         return heaviest

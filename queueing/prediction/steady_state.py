@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from policies.core import Policy
-from policies.registry import is_built_in
+from policies.registry import is_first_come
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
@@ -165,7 +165,7 @@ def infinite_mean(model: Model, load: float) -> bool:
     """
     unbounded = (
         model.bound is None
-        and is_built_in(model.policy)
+        and is_first_come(model.policy)
         and not model.policy.joins_running
         and model.servers == 1
         and model.patience is None

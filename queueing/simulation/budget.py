@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from policies.immediate import Continuous
-from policies.registry import is_built_in
+from policies.registry import is_first_come
 from queueing.errors import OutOfReachError
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import Model
@@ -34,7 +34,7 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
     in_service = _in_service(model, arrival_rate)
     stalls = 0.0 if model.policy.joins_running else model.law.stall_rate * model.batch_time.mean(1)
     looks = 4 * (model.servers + in_service) + stalls + (0 if compiled else _GENERIC_EVENT)
-    generic = _GENERIC_LOOKS if is_built_in(model.policy) else _OUTSIDE_LOOKS
+    generic = _GENERIC_LOOKS if is_first_come(model.policy) else _OUTSIDE_LOOKS
     affordable = (_LOOKS if compiled else generic) / looks
     if model.draws_in_advance:
         affordable = min(

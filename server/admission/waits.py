@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
-from policies import Fixed, is_built_in
+from policies import Fixed, is_first_come
 from queueing.control.wait_ahead import (
     BatchService,
     SlotService,
@@ -133,7 +133,7 @@ class Waits:
         queue than do now.
         """
         batcher, now = self._gateway.batcher, self._gateway.now()
-        if not is_built_in(batcher.policy):
+        if not is_first_come(batcher.policy):
             return None  # its place in the queue does not tell when it is served
         question = place, joining, (in_service := batcher.in_service)
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:

@@ -26,7 +26,7 @@ from policies import (
     format_policy,
     policy_batch_size,
 )
-from policies.ordered import wants_steps
+from policies.ordered import order_of, wants_steps
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from queueing.simulation.waiting_by_rank import moved, queue_for
@@ -71,6 +71,7 @@ class Batcher(QueueView):
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
         self.member_ended = self._service.member_ended
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
+        self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
         self._govern(policy)
         self._batch_ids = itertools.count()
@@ -87,6 +88,13 @@ class Batcher(QueueView):
         """Put sequences into the queue, all of one call together, and ask the policy. Raises
         ValueError where an id is in use.
         """
+        if self._wants_predictions and not all(map(_has_prediction, requests)):
+            self._wants_predictions = False
+            log.warning(
+                "policy %s orders by predicted lengths, and a request has no "
+                "predicted_output_tokens: its token limit counts instead (said once)",
+                self.policy_text,
+            )
         eos = self.capabilities.eos_token_ids
         sequences = [
             SequenceState(
@@ -128,16 +136,14 @@ class Batcher(QueueView):
         self.policy, self.policy_text = policy, format_policy(policy)
         self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = wants_steps(policy)
+        self._wants_predictions = order_of(policy).predicts
         self._service.ask = self.decisions.ask_soon if self.wants_steps else self.decisions.ask
-        self._rank_again()
+        self._queue = moved(self._queue, self._queue_for(policy))
 
     def rank_again(self) -> None:
         """Those waiting, after the order of the queue changed."""
-        self._rank_again()
-        self.ask()
-
-    def _rank_again(self) -> None:
         self._queue = moved(self._queue, self._queue_for(self.policy))
+        self.ask()
 
     def close(self) -> None:
         """Nothing more will arrive: a partial batch is dispatched rather than kept waiting."""
@@ -270,6 +276,10 @@ class Batcher(QueueView):
         for sequence in sequences:
             self._service.preempt(sequence, now)
         self._queue.put_back([sequence.waiting() for sequence in sequences])
+
+
+def _has_prediction(engine_request: EngineRequest) -> bool:
+    return engine_request.request.predicted_output_tokens is not None
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

@@ -108,6 +108,9 @@ class PolicyMetrics:
         self.clipped = self._counter(
             "clipped_requests", "Answers clipped by the gateway's token limit"
         )
+        self.preemptions = self._counter(
+            "preemptions", "Times that a request was taken out of service for another one"
+        )
         self.tokens = self._counter(
             "generated_tokens",
             ("Output tokens generated, including those of failed and cancelled requests"),
@@ -133,6 +136,7 @@ class PolicySeries:
         self._first_token = durations.first_token.labels(label).observe
         self._inter_token = durations.inter_token.labels(label).observe
         self._clipped = metrics.clipped.labels(label).count
+        self._preemptions = metrics.preemptions.labels(label).count
         self._tokens = metrics.tokens.labels(label).count
         self._requests = {
             outcome: metrics.requests.labels(label, outcome).count for outcome in OUTCOMES
@@ -155,6 +159,8 @@ class PolicySeries:
             self._tokens(record.output_tokens)
         if record.clipped:
             self._clipped()
+        if record.preemptions:
+            self._preemptions(record.preemptions)
         if record.service_time is not None:
             self._service_time(record.service_time)
         if record.outcome == "completed":

@@ -323,7 +323,7 @@ def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
 
 
 def test_kernels_cover_first_come_first_served_only() -> None:
-    for order, compiled in (("fcfs", True), ("another", False)):
+    for order, compiled in (("fcfs", True), ("spjf", False)):
         policy = dataclasses.replace(parse_policy("dynamic"), order=order)  # type: ignore[type-var]
         assert is_compiled(Model(policy=policy, output_tokens=LENGTHS, law=PLAIN)) == compiled
 

@@ -4,6 +4,7 @@ same at the same instants.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -160,3 +161,20 @@ def test_the_same_with_cancellations_and_switches_between_orders(servers: int) -
     assert sum(record.outcome == "cancelled" for record in live) > COUNT / 50
     assert len({record.policy for record in live}) > 20
     assert sum(record.preemptions for record in live) > 20
+
+
+def test_a_missing_prediction_is_said_once_for_each_policy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs = [(unpredicted(request), tokens) for request, tokens in trace(40.0, 7)[:20]]
+    run_virtual(replay(parse_policy("single:order=spjf"), jobs, LAW))
+    said = [text for text in caplog.messages if "predicted_output_tokens" in text]
+    assert len(said) == 1
+    assert said[0].startswith("policy single:order=spjf orders by predicted lengths, and a request")
+    caplog.clear()
+    run_virtual(replay(parse_policy("single:order=priority"), jobs, LAW))
+    assert caplog.messages == []
+
+
+def unpredicted(request: Request) -> Request:
+    return dataclasses.replace(request, predicted_output_tokens=None, deadline=math.inf)

@@ -34,7 +34,7 @@ from loadgen.report.html.style import (
     rows,
     title_over,
 )
-from policies import Fixed, is_built_in
+from policies import Fixed, is_first_come
 from queueing.errors import PredictionError
 from queueing.model import Model
 from queueing.prediction import best_method, predict_model
@@ -101,7 +101,7 @@ def _panel(cells: Sequence[ReportCell], panel: Panel) -> list[Trace]:
             ),
         ]
         timed = isinstance(model.policy, Fixed) and math.isfinite(model.policy.max_wait)
-        if is_built_in(model.policy) and not timed:
+        if is_first_come(model.policy) and not timed:
             traces.append(_band(curve, min(speeds), max(speeds), panel))
         traces.append(_line(curve, panel))
     return [*traces, *observed_marks(panel, cells, [cell.load or 0.0 for cell in cells], along="y")]

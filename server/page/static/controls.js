@@ -5,7 +5,8 @@ import { byId, fill, h, prose, say } from "./dom.js";
 import { percent } from "./format.js";
 import { parsePolicy, policyText, settingText } from "./words.js";
 
-const KEPT = ["order"]; // parameters without a field: what the policy in force has stays
+// parameters without a field: what the policy in force has stays until another policy is chosen
+const KEPT = ["order", "aging", "threshold", "bins", "c", "quantum", "levels"];
 
 export class Controls {
   constructor() {
@@ -131,11 +132,11 @@ export class Controls {
     return input;
   }
 
-  /** What the form says, as the gateway takes it; keys that have no field, such as an order, stay. */
+  /** What the form says, as the gateway takes it; of the same policy, keys that have no field, such as an order, stay. */
   wanted() {
     const name = byId("policy-name").value;
     const before = parsePolicy(this.current.policy);
-    const keys = before.name === name ? { ...before.keys } : before.keys.order ? { order: before.keys.order } : {};
+    const keys = before.name === name ? { ...before.keys } : {};
     const put = (key, value) => (value === "" ? delete keys[key] : (keys[key] = value));
     const size = this.size(name);
     if (size) put(size.name, byId("size").value);
