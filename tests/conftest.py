@@ -28,6 +28,7 @@ settings.register_profile("same", PATIENT, derandomize=True)
 settings.register_profile("fuzz", PATIENT)  # `make fuzz`
 settings.load_profile("same")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+LONGEST_ID = 1000
 MORE = 20  # times as many examples under "fuzz"
 
 
@@ -42,6 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for place, folder in enumerate(dict.fromkeys(item.path.parent for item in items))
     }
     items.sort(key=lambda item: folders[item.path.parent])
+    for item in items:
+        if len(item.nodeid) > LONGEST_ID:
+            raise pytest.UsageError(
+                f"got a test's id of {len(item.nodeid):,} characters, {item.nodeid[:120]}...; "
+                f"expected at most {LONGEST_ID}: pytest puts it into the environment, and no "
+                "process can be started with a long one"
+            )
     if config.getoption("--hypothesis-profile") != "fuzz":
         return
     properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]

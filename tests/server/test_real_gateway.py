@@ -677,7 +677,7 @@ BAD_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "status"), BAD_FORMS, ids=str)
+@pytest.mark.parametrize(("fields", "status"), BAD_FORMS, ids=lambda given: f"{given!s:.60}")
 def test_what_the_engine_cannot_do_is_said_before_the_request_queues(
     served: Served, fields: dict[str, Any], status: int
 ) -> None:
