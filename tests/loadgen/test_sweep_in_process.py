@@ -70,7 +70,10 @@ def journal(folder: Path) -> list[tuple[Any, ...]]:
 def notes(said: str, url: str) -> list[str]:
     """The lines that stay, without the instant and the port."""
     lines = [re.sub(r"^ +\d+ s  ", "", line).replace(url, "URL") for line in said.splitlines()]
-    passing = r"still$|unanswered$|setting cell|looking for the gateway|writing the report|stopping|planning"
+    passing = (
+        r"still$|unanswered$|setting cell|looking for the gateway|writing the report|stopping"
+        r"|planning"
+    )
     return [line for line in lines if not re.search(passing, line)]
 
 
