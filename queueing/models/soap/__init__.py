@@ -1,0 +1,3 @@
+"""Orders of service with predicted sizes: one server, Poisson arrivals, any law of size and
+prediction.
+"""

@@ -1,0 +1,219 @@
+"""The named orders. Each gives the kinds of jobs that it tells apart: their total service (the time
+that predictions take on the server included), their probabilities, and their ranks.
+
+    Fifo              first come first served
+    ShortestFirst     SPJF: the shortest predicted first, not interrupted
+    PreemptiveShortest PSPJF: the shortest predicted first, preemptive
+    ShortestRemaining SPRPT: the shortest predicted remaining time first
+    Bounce            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
+    LeastAttained     FB (LAS): the least served first; no prediction
+    Levels            multi-level feedback: classes by age, first come first served in each
+    Trail             SPRPT without interruptions from the age c x prediction on (TRAIL)
+    Threshold         predicted short before predicted long; `preemptive` as in the slides
+
+Orders in which predictions cost something: `prediction_costs`.
+
+Sources: Mitzenmacher, Scheduling with predictions and the price of misprediction (2020); Queues
+with small advice (2020); Scully, Grosof and Mitzenmacher, Uniform bounds for scheduling with job
+size estimates (2022); Shahout et al., Don't stop me now (TRAIL, 2025); the slides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from policies.text import SpecError
+from queueing.distributions.token_distribution import Vector
+from queueing.models.soap import ranks
+from queueing.models.soap.predictors import OneBit, Predictor
+from queueing.models.soap.ranks import Ranks
+from queueing.models.soap.sizes import Atoms, Grid
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """Kinds of jobs: service `before` [kinds] + sizes [n], probabilities `joint` [kinds, n]."""
+
+    sizes: Vector
+    joint: Vector
+    before: Vector
+    ranks: Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnJobs:
+    """A sample: total service [count] and the ranks of each job."""
+
+    totals: Vector
+    ranks: Ranks
+
+
+class Order(Protocol):
+    """An order of service."""
+
+    @property
+    def ties_matter(self) -> bool:
+        """Whether, of two jobs that differ little, the later arrival may interrupt the other's
+        service: cells of a continuous law are then served half in order of arrival, half last come
+        first, which is right up to the square of a cell's width.
+        """
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
+        """Sizes that lie in the inside of no cell of sizes."""
+
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+        """For the analysis; about `grid.count` predictions where they are continuous."""
+
+    def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
+        """For the simulation: jobs of these sizes, predictions drawn."""
+
+
+class _ByPrediction:
+    """An order whose ranks follow from one prediction."""
+
+    ties_matter = False
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """Of jobs with these predictions."""
+        raise NotImplementedError
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
+        """See `Order`."""
+        return (predictor.threshold,) if isinstance(predictor, OneBit) else ()
+
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+        """See `Order`."""
+        law = predictor.joint(sizes, grid)
+        kinds = len(law.predictions)
+        return Jobs(law.sizes, law.joint, np.zeros(kinds), self.ranks(law.predictions))
+
+    def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
+        """See `Order`."""
+        return DrawnJobs(sizes, self.ranks(predictor.sample(rng, sizes)))
+
+
+class _ByAge(_ByPrediction):
+    """An order that asks for no prediction: one kind of job."""
+
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:  # noqa: ARG002 - the protocol's
+        """See `Order`."""
+        return Jobs(sizes.sizes, sizes.weights[None, :], np.zeros(1), self.ranks(np.zeros(1)))
+
+    def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:  # noqa: ARG002 - the protocol's
+        """See `Order`."""
+        return DrawnJobs(sizes, self.ranks(np.zeros(sizes.size)))
+
+
+@dataclass(frozen=True)
+class Fifo(_ByAge):
+    """First come first served."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.constant(np.zeros(len(predicted)))
+
+
+@dataclass(frozen=True)
+class LeastAttained(_ByAge):
+    """FB, LAS."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.age(len(predicted))
+
+
+@dataclass(frozen=True)
+class Levels(_ByAge):
+    """MLFQ: `quanta` seconds of service in each class but the last."""
+
+    quanta: tuple[float, ...]
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:  # noqa: ARG002 - the protocol's
+        """See `Order`."""
+        return tuple(accumulate(self.quanta))
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.levels(len(predicted), self.quanta)
+
+
+@dataclass(frozen=True)
+class ShortestFirst(_ByPrediction):
+    """SPJF."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.never_interrupted(predicted)
+
+
+@dataclass(frozen=True)
+class PreemptiveShortest(_ByPrediction):
+    """PSPJF."""
+
+    ties_matter = True
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.constant(predicted)
+
+
+@dataclass(frozen=True)
+class ShortestRemaining(_ByPrediction):
+    """SPRPT."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.remaining(predicted)
+
+
+@dataclass(frozen=True)
+class Bounce(_ByPrediction):
+    """SRPT-B."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.bouncing(predicted)
+
+
+@dataclass(frozen=True)
+class Trail(_ByPrediction):
+    """TRAIL; `share` = c: 0 is SPJF, infinity SPRPT."""
+
+    share: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not self.share >= 0:
+            raise SpecError(f"got share={self.share}; expected a number >= 0")
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.remaining_limited(predicted, self.share)
+
+
+@dataclass(frozen=True)
+class Threshold(_ByPrediction):
+    """One bit: predictions up to `threshold` seconds first."""
+
+    threshold: float
+    preemptive: bool = False
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.two_classes(np.where(predicted > self.threshold, 1.0, 0.0), self.preemptive)
+
+    def _bit(self, predictor: Predictor) -> Predictor:
+        if isinstance(predictor, OneBit):
+            return predictor
+        return OneBit(self.threshold, predictor)
+
+    def boundaries(self, predictor: Predictor) -> tuple[float, ...]:
+        """See `Order`."""
+        return super().boundaries(self._bit(predictor))
+
+    def jobs(self, sizes: Atoms, predictor: Predictor, grid: Grid) -> Jobs:
+        """See `Order`."""
+        return super().jobs(sizes, self._bit(predictor), grid)

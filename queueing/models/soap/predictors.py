@@ -1,0 +1,263 @@
+"""Laws of a predicted size Y given the actual size X, in seconds.
+
+    exact                Y = X
+    exponential          Y exponential with mean X (the slides' examples)
+    lognormal, sigma     Y = X e^{sigma Z}, Z standard normal
+    uniform, below and   Y uniform on [below X, above X]: the bounded noise of Scully, Grosof and
+      above              Mitzenmacher (beta, alpha), whose Y lies in [beta X, alpha X]
+    one bit, threshold   whether the prediction of another predictor is above T; or whether X is,
+      T                  wrong with probability p where X <= T (a false "long"), q where X > T
+
+A joint law is a matrix: predictions [m] increasing, probabilities [m, n] of each prediction with
+each size. Continuous predictions are cut into m cells that hold equal shares of P(Y <= y), E[X; Y
+<= y], E[X^2; Y <= y] and ln(1 - rho_y) (`sizes.shares`), a prediction at the middle of each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import ndtr
+
+from policies.text import SpecError
+from queueing.distributions.token_distribution import Vector
+from queueing.models.soap.sizes import Atoms, Grid, shares
+
+_FINE = 3000  # predictions at which the shares are tabled
+_COARSE = 300  # sizes with which they are
+_LEAST = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedSizes:
+    """Sizes [n] and predictions [m], increasing, seconds; `joint` [m, n] probabilities."""
+
+    sizes: Vector
+    predictions: Vector
+    joint: Vector
+
+    @property
+    def weights(self) -> Vector:
+        """Probability of each size [n]."""
+        return np.asarray(self.joint.sum(axis=0))
+
+
+class Predictor(Protocol):
+    """A law of predictions."""
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """P(Y <= y | X = x), broadcast."""
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+        """The joint law, with about `grid.count` predictions where they are continuous."""
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """A prediction for each size, seconds; does not modify."""
+
+
+@dataclass(frozen=True)
+class ExactPrediction:
+    """Y = X."""
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.where(x <= y, 1.0, 0.0)
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+        """See `Predictor`."""
+        return PredictedSizes(sizes.sizes, sizes.sizes, np.diag(sizes.weights))
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:  # noqa: ARG002 - the protocol's
+        """See `Predictor`."""
+        return sizes
+
+
+@dataclass(frozen=True)
+class ExponentialPrediction:
+    """Y exponential with mean X."""
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.asarray(-np.expm1(-y / x))
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+        """See `Predictor`."""
+        return _dense(self, sizes, grid)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.asarray(sizes * rng.exponential(size=sizes.size))
+
+
+@dataclass(frozen=True)
+class LognormalPrediction:
+    """Y = X e^{sigma Z}, sigma > 0."""
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.sigma < math.inf:
+            raise SpecError(f"got sigma={self.sigma}; expected a number > 0 (0: ExactPrediction)")
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.asarray(ndtr(np.log(y / x) / self.sigma))
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+        """See `Predictor`."""
+        return _dense(self, sizes, grid)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.asarray(sizes * np.exp(self.sigma * rng.standard_normal(sizes.size)))
+
+
+@dataclass(frozen=True)
+class UniformPrediction:
+    """Y uniform on [below X, above X], 0 <= below < above."""
+
+    below: float
+    above: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.below < self.above < math.inf:
+            raise SpecError(f"got {self.below} and {self.above}; expected 0 <= below < above")
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.clip((y / x - self.below) / (self.above - self.below), 0.0, 1.0)
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+        """See `Predictor`."""
+        return _dense(self, sizes, grid)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.asarray(sizes * rng.uniform(self.below, self.above, sizes.size))
+
+
+@dataclass(frozen=True)
+class OneBit:
+    """Whether the size is above `threshold`: what `source` predicts, or the truth, told wrong with
+    probability `short_wrong` where X <= T and `long_wrong` where X > T. Y = T/2 or 2 T.
+    """
+
+    threshold: float
+    source: Predictor | None = None
+    short_wrong: float = 0.0
+    long_wrong: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < math.inf or not (
+            0 <= self.short_wrong <= 1 and 0 <= self.long_wrong <= 1
+        ):
+            raise SpecError(
+                f"got threshold={self.threshold}, short_wrong={self.short_wrong}, "
+                f"long_wrong={self.long_wrong}; expected seconds > 0 and two probabilities"
+            )
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        above = np.where(y < 2 * self.threshold, self.short(x), 1.0)
+        return np.where(y < self.threshold / 2, 0.0, above)
+
+    def short(self, sizes: Vector) -> Vector:
+        """P(predicted short | X)."""
+        if self.source is not None:
+            return self.source.at_most(np.array(self.threshold), sizes)
+        return np.where(sizes <= self.threshold, 1 - self.short_wrong, self.long_wrong)
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+        """See `Predictor`; cells of sizes must not straddle the threshold (`boundary`)."""
+        short = self.short(sizes.sizes)
+        joint = np.stack([sizes.weights * short, sizes.weights * (1 - short)])
+        predictions = self.threshold * np.array([0.5, 2.0])
+        return PredictedSizes(sizes.sizes, predictions, joint)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        short = rng.random(sizes.size) < self.short(sizes)
+        return np.asarray(self.threshold * np.where(short, 0.5, 2.0))
+
+
+@dataclass(frozen=True)
+class WholeTokens:
+    """`source` predicts tokens, rounded to a whole number >= 1: sizes and predictions are `setup` +
+    `step` tokens seconds.
+    """
+
+    source: Predictor
+    setup: float
+    step: float
+    most: int = 1000  # predictions that are kept apart
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        count = np.floor((y - self.setup) / self.step + 1e-9)
+        tokens = (x - self.setup) / self.step
+        return np.where(count < 1, 0.0, self.source.at_most(np.maximum(count, 1) + 0.5, tokens))
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
+        """See `Predictor`."""
+        tokens = (sizes.sizes - self.setup) / self.step
+        last = int(tokens[-1])
+        while last < 2**24 and _left(self.source, last, tokens, sizes.weights) > _LEAST:
+            last *= 2
+        counts = np.arange(1, last + 1)
+        if last > self.most:
+            fine = np.geomspace(1, last, 8 * self.most)
+            counts = np.unique(np.round(fine))
+        edges = np.append((counts[1:] + counts[:-1]) / 2, np.inf)
+        below = self.source.at_most(edges[:-1, None], tokens) * sizes.weights
+        joint = np.diff(below, axis=0, prepend=0.0, append=sizes.weights[None, :])
+        kept = joint.sum(axis=1) > 0
+        predictions = self.setup + self.step * counts
+        law = PredictedSizes(sizes.sizes, predictions[kept], joint[kept])
+        return law if len(law.predictions) <= self.most else _merged(law, grid)
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
+        """See `Predictor`."""
+        tokens = self.source.sample(rng, (sizes - self.setup) / self.step)
+        return np.asarray(self.setup + self.step * np.maximum(np.rint(tokens), 1.0))
+
+
+def _left(source: Predictor, last: int, tokens: Vector, weights: Vector) -> float:
+    return float(weights @ (1 - source.at_most(np.array(last + 0.5), tokens)))
+
+
+def _merged(law: PredictedSizes, grid: Grid) -> PredictedSizes:
+    """Neighbouring predictions merged into about `grid.count`, by equal shares."""
+    moments = np.stack([law.joint @ law.sizes**k for k in range(3)])
+    share = shares(np.cumsum(moments, axis=1) - moments / 2, grid.load)
+    _, cell = np.unique((share * grid.count).astype(np.int64), return_index=True)
+    joint = np.add.reduceat(law.joint, cell, axis=0)
+    middle = (cell + np.append(cell[1:], len(share)) - 1) // 2
+    return PredictedSizes(law.sizes, law.predictions[middle], joint)
+
+
+def _dense(predictor: Predictor, sizes: Atoms, grid: Grid) -> PredictedSizes:
+    """Cells of continuous predictions."""
+    edges, middles = _cells(predictor, sizes, grid)
+    below = predictor.at_most(edges[:, None], sizes.sizes) * sizes.weights
+    joint = np.diff(below, axis=0, prepend=0.0, append=sizes.weights[None, :])
+    return PredictedSizes(sizes.sizes, middles, joint)
+
+
+def _cells(predictor: Predictor, sizes: Atoms, grid: Grid) -> tuple[Vector, Vector]:
+    """Inner edges [count - 1] and middles [count] of the cells."""
+    few = sizes.cells(Grid(_COARSE))
+    high = float(few.sizes[-1])
+    weights = np.stack([few.weights * few.sizes**k for k in range(3)])
+    totals = weights.sum(axis=1)
+    while float(np.max(1 - predictor.at_most(np.array(high), few.sizes) @ weights.T / totals)) > (
+        _LEAST
+    ):
+        high *= 2
+    low = max(float(few.sizes[few.sizes > 0][0]) * 1e-6, 1e-12 * high)
+    y = np.geomspace(low, high, _FINE)
+    share = shares((predictor.at_most(y[:, None], few.sizes) @ weights.T).T, grid.load)
+    places = np.interp(np.arange(1, 2 * grid.count) / (2 * grid.count), share, y)
+    return places[1::2], places[::2]

@@ -1,0 +1,231 @@
+"""Compiled sample paths of one server under ranks (queueing.models.soap.ranks): a heap of those who
+wait, ranks that change with the age of the one in service only.
+
+`run_ranks`: every order but equal ages that share the server. Where the rank of the one in service
+rises, it is interrupted once it exceeds the best waiting one by `slack`. `run_least_attained`: FB,
+exactly, as groups of equal age.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def before(level, value, turn, other_level, other_value, other_turn):  # type: ignore[no-untyped-def]
+    """Whether the first rank goes first."""
+    if level != other_level:
+        return level < other_level
+    if value != other_value:
+        return value < other_value
+    return turn < other_turn
+
+
+@njit(cache=True)
+def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
+    """Put (level, value, turn) of `job` into the heap of `count` rows [level, value, turn, job]."""
+    level, value, turn = rank
+    place = count
+    while place > 0:
+        parent = (place - 1) >> 1
+        row = heap[parent]
+        if not before(level, value, turn, row[0], row[1], row[2]):
+            break
+        heap[place] = row
+        place = parent
+    heap[place, 0] = level
+    heap[place, 1] = value
+    heap[place, 2] = turn
+    heap[place, 3] = job
+
+
+@njit(cache=True)
+def pop(heap, count):  # type: ignore[no-untyped-def]
+    """Take the first out of a heap of `count` rows."""
+    last = count - 1
+    level, value, turn, job = heap[last, 0], heap[last, 1], heap[last, 2], heap[last, 3]
+    place = 0
+    while True:
+        child = 2 * place + 1
+        if child >= last:
+            break
+        other = child + 1
+        if other < last and before(
+            heap[other, 0], heap[other, 1], heap[other, 2],
+            heap[child, 0], heap[child, 1], heap[child, 2],
+        ):  # fmt: skip
+            child = other
+        if not before(heap[child, 0], heap[child, 1], heap[child, 2], level, value, turn):
+            break
+        heap[place] = heap[child]
+        place = child
+    heap[place, 0] = level
+    heap[place, 1] = value
+    heap[place, 2] = turn
+    heap[place, 3] = job
+
+
+@njit(cache=True)
+def piece_at(start, job, piece, age):  # type: ignore[no-untyped-def]
+    """The piece of a job in service at this age."""
+    while piece + 1 < start.shape[1] and start[job, piece + 1] <= age:
+        piece += 1
+    return piece
+
+
+@njit(cache=True)
+def turn_of(level, job, last_come):  # type: ignore[no-untyped-def]
+    """Among equal ranks: order of arrival, in the class `last_come` the other way round."""
+    return -job if level == last_come else job
+
+
+@njit(cache=True)
+def overtaken_at(ranks, job, piece, age, top):  # type: ignore[no-untyped-def]
+    """The first age at which the rank `top` = (level, value, turn) goes before that of the job in
+    service; infinite if none.
+    """
+    start, level, value, slope, last_come, slack = ranks
+    while piece < start.shape[1] and start[job, piece] < np.inf:
+        begin = max(age, start[job, piece])
+        own_level, rise = level[job, piece], slope[job, piece]
+        own = value[job, piece] + rise * (begin - start[job, piece])
+        turn = turn_of(own_level, job, last_come)
+        margin = slack if rise > 0 else 0.0
+        if before(top[0], top[1], top[2], own_level, own - margin, turn):
+            return begin
+        if rise > 0 and own_level == top[0]:
+            crossing = begin + (top[1] + slack - own) / rise
+            end = start[job, piece + 1] if piece + 1 < start.shape[1] else np.inf
+            if crossing < end:
+                return crossing
+        piece += 1
+    return np.inf
+
+
+@njit(cache=True)
+def rank_of(ranks, job, piece, age):  # type: ignore[no-untyped-def]
+    """(level, value, turn) of a job at this age, inside this piece."""
+    start, level, value, slope, last_come, _ = ranks
+    own = level[job, piece]
+    served = age - start[job, piece]
+    return own, value[job, piece] + slope[job, piece] * served, turn_of(own, job, last_come)
+
+
+@njit(cache=True)
+def overtaking(ranks, job, piece, age, heap):  # type: ignore[no-untyped-def]
+    """The age at which the first of the heap overtakes the job in service."""
+    return overtaken_at(ranks, job, piece, age, (heap[0, 0], heap[0, 1], heap[0, 2]))
+
+
+@njit(cache=True)
+def exchange(heap, count, rank, job):  # type: ignore[no-untyped-def]
+    """Put `job` into the heap for its first one, which is returned."""
+    first = int(heap[0, 3])
+    pop(heap, count)
+    push(heap, count - 1, rank, job)
+    return first
+
+
+@njit(cache=True)
+def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
+    """Departure of each job. `ranks`: arrays [jobs, pieces], last_come (-2: none), slack."""
+    start, n = ranks[0], len(arrived_at)
+    left, ages = np.full(n, np.nan), np.zeros(n)
+    pieces = np.zeros(n, dtype=np.int64)
+    heap = np.empty((n + 1, 4))
+    waiting, coming, running, now = 0, 0, -1, 0.0
+    while running >= 0 or waiting > 0 or coming < n:
+        if running < 0 and waiting > 0:
+            running = int(heap[0, 3])
+            pop(heap, waiting)
+            waiting -= 1
+        elif running < 0:
+            now, running = arrived_at[coming], coming
+            coming += 1
+        pieces[running] = p = piece_at(start, running, pieces[running], ages[running])
+        arrival = arrived_at[coming] if coming < n else np.inf
+        age = overtaking(ranks, running, p, ages[running], heap) if waiting > 0 else np.inf
+        overtaken = now + age - ages[running]
+        done = now + totals[running] - ages[running]
+        if done <= arrival and done <= overtaken:
+            now = left[running] = done
+            running = -1
+            continue
+        if overtaken <= arrival:
+            now, ages[running] = overtaken, age  # exactly: a piece that begins there has begun
+        else:
+            now, ages[running] = arrival, ages[running] + arrival - now
+        pieces[running] = p = piece_at(start, running, p, ages[running])
+        own = rank_of(ranks, running, p, ages[running])
+        if overtaken <= arrival:
+            running = exchange(heap, waiting, own, running)
+            continue
+        new = rank_of(ranks, coming, 0, 0.0)
+        if before(new[0], new[1], new[2], own[0], own[1], own[2]):
+            push(heap, waiting, own, running)
+            running = coming
+        else:
+            push(heap, waiting, new, coming)
+        waiting += 1
+        coming += 1
+    return left
+
+
+@njit(cache=True)
+def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
+    """Two chains of jobs by increasing size into one; its first job."""
+    first = last = -1
+    while one >= 0 or other >= 0:
+        if other < 0 or (one >= 0 and sizes[one] <= sizes[other]):
+            job, one = one, following[one]
+        else:
+            job, other = other, following[other]
+        if last < 0:
+            first = job
+        else:
+            following[last] = job
+        last = job
+    return first
+
+
+@njit(cache=True)
+def run_least_attained(arrived_at, totals):  # type: ignore[no-untyped-def]
+    """Departure of each job under FB: groups of equal age, the youngest served, in equal shares."""
+    n = len(arrived_at)
+    left, following = np.full(n, np.nan), np.full(n, -1)
+    depth = 1024
+    age, first, count = np.zeros(depth), np.zeros(depth, np.int64), np.zeros(depth, np.int64)
+    groups, coming, now = 0, 0, 0.0
+    while coming < n or groups > 0:
+        arrival = arrived_at[coming] if coming < n else np.inf
+        if groups > 0:
+            g = groups - 1
+            older = age[g - 1] if g > 0 else np.inf
+            smallest = totals[first[g]]
+            target = min(older, smallest)
+            reached = now + (target - age[g]) * count[g]
+            if reached <= arrival:
+                now, age[g] = reached, target
+                if smallest <= older:
+                    job = first[g]
+                    left[job] = now
+                    first[g] = following[job]
+                    count[g] -= 1
+                    groups -= count[g] == 0
+                else:
+                    first[g - 1] = merge(following, totals, first[g - 1], first[g])
+                    count[g - 1] += count[g]
+                    groups -= 1
+                continue
+            age[g] += (arrival - now) / count[g]
+        now = arrival
+        if groups == depth:
+            depth *= 2
+            age = np.concatenate((age, np.zeros_like(age)))
+            first = np.concatenate((first, np.zeros_like(first)))
+            count = np.concatenate((count, np.zeros_like(count)))
+        age[groups], first[groups], count[groups] = 0.0, coming, 1
+        groups += 1
+        coming += 1
+    return left

@@ -1,0 +1,221 @@
+"""Orders with predictions: the analysis against closed forms, quadrature and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+
+from policies.text import SpecError
+from queueing.errors import UnstableQueueError
+from queueing.models.soap.orders import (
+    Bounce,
+    Fifo,
+    LeastAttained,
+    PreemptiveShortest,
+    ShortestFirst,
+    ShortestRemaining,
+    Threshold,
+    Trail,
+)
+from queueing.models.soap.predictors import (
+    ExactPrediction,
+    ExponentialPrediction,
+    LognormalPrediction,
+    OneBit,
+    UniformPrediction,
+)
+from queueing.models.soap.queue import price_of_misprediction, solve_order
+from queueing.models.soap.sizes import (
+    Atoms,
+    Grid,
+    LognormalSizes,
+    WeibullSizes,
+    exponential_sizes,
+)
+from queueing.simulation.orders import Replications, simulate_order
+from tests.queueing.orders_made import ASKS_NOTHING, LAWS, ORDERS, SOURCES, predictor
+
+EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)
+CONTINUOUS = (EXPONENTIAL, WEIBULL, LognormalSizes(-0.5, 1.0))
+
+
+# closed forms
+
+
+@pytest.mark.parametrize("law", CONTINUOUS)
+@pytest.mark.parametrize("load", [0.1, 0.8, 0.99])
+def test_first_come_first_served_is_pollaczek_khinchine(law, load):
+    rate = load / law.mean
+    queue = solve_order(Fifo(), law, rate)
+    assert queue.delay == pytest.approx(rate * law.second_moment / (2 * (1 - load)), rel=1e-9)
+    assert queue.load == pytest.approx(load)
+
+
+@pytest.mark.parametrize("load", [0.2, 0.9])
+def test_least_attained_first_is_like_first_come_for_exponential_sizes(load):
+    assert solve_order(LeastAttained(), EXPONENTIAL, load).sojourn == pytest.approx(
+        1 / (1 - load), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("law", CONTINUOUS)
+@pytest.mark.parametrize("load", [0.3, 0.9])
+def test_exact_predictions_are_the_formulas_of_sjf_psjf_and_srpt(law, load):
+    """Schrage and Miller (1966), by adaptive quadrature."""
+    rate = load / law.mean
+
+    def partial(k, x):
+        return float(law.partial(k, np.array([x]))[0])
+
+    def spare(x):
+        return 1 - rate * partial(1, x)
+
+    def above(x):
+        return 1 - partial(0, x)
+
+    def density_integral(f):
+        """E f(X), over the shares of probability."""
+        step = 1e-5
+
+        def at(z):
+            x = math.exp(z)
+            return f(x) * (partial(0, x * (1 + step)) - partial(0, x * (1 - step))) / (2 * step)
+
+        return quad(at, -40, 8, limit=1000, epsrel=1e-9, points=range(-39, 8))[0]
+
+    sjf = rate * law.second_moment / 2 * density_integral(lambda x: spare(x) ** -2)
+    psjf = density_integral(lambda x: rate * partial(2, x) / (2 * spare(x) ** 2) + x / spare(x))
+    # E int_0^X dt / (1 - rho_t) = int P(X > t) / (1 - rho_t) dt
+    residence = quad(
+        lambda z: math.exp(z) * above(math.exp(z)) / spare(math.exp(z)), -40, 8, limit=500
+    )[0]
+    srpt = residence + density_integral(
+        lambda x: rate * (partial(2, x) + x * x * above(x)) / (2 * spare(x) ** 2)
+    )
+    assert solve_order(ShortestFirst(), law, rate).delay == pytest.approx(sjf, rel=2e-5)
+    assert solve_order(PreemptiveShortest(), law, rate).sojourn == pytest.approx(psjf, rel=2e-4)
+    assert solve_order(ShortestRemaining(), law, rate).sojourn == pytest.approx(srpt, rel=2e-5)
+
+
+@pytest.mark.parametrize("share", [(0.0, ShortestFirst()), (math.inf, ShortestRemaining())])
+def test_trail_lies_between_shortest_first_and_shortest_remaining(share):
+    limited, order = share
+    for source in (ExactPrediction(), ExponentialPrediction()):
+        trail = solve_order(Trail(limited), EXPONENTIAL, 0.8, source).sojourn
+        assert trail == pytest.approx(solve_order(order, EXPONENTIAL, 0.8, source).sojourn, 1e-9)
+
+
+def test_atoms_are_classes_of_a_priority_queue():
+    """Cobham's formula."""
+    law = Atoms(np.array([1.0, 3.0]), np.array([0.75, 0.25]))
+    rate, residual = 0.4, 0.4 * (0.75 * 1 + 0.25 * 9) / 2
+    queue = solve_order(ShortestFirst(), law, rate)
+    expected = [1 + residual / (1 - 0.3), 3 + residual / ((1 - 0.3) * (1 - 0.6))]
+    assert queue.by_size == pytest.approx(expected, rel=1e-12)
+    assert queue.error == 0
+    assert queue.slowdown()[1] == pytest.approx(expected[1] / 3)
+
+
+@given(st.sampled_from((0.3, 0.9)), st.floats(0.05, 1.5))
+@settings(max_examples=6)
+def test_no_order_by_predictions_beats_exact_shortest_remaining(load, sigma):
+    law = LAWS["tokens"]
+    rate = load / law.mean
+    best = solve_order(ShortestRemaining(), law, rate).sojourn
+    for order in (ShortestFirst(), ShortestRemaining(), PreemptiveShortest(), Bounce()):
+        predicted = solve_order(order, law, rate, LognormalPrediction(sigma), cells=40)
+        assert predicted.sojourn >= best * (1 - 1e-3)
+
+
+def test_a_perfect_bit_and_a_worthless_bit():
+    law = EXPONENTIAL
+    told = solve_order(Threshold(1.0), law, 0.8, ExactPrediction()).sojourn
+    bit = solve_order(Threshold(1.0), law, 0.8, OneBit(1.0)).sojourn
+    coin = solve_order(Threshold(1.0), law, 0.8, OneBit(1.0, None, 0.5, 0.5)).sojourn
+    assert bit == pytest.approx(told)
+    assert coin == pytest.approx(5.0)
+    assert bit < coin
+
+
+def test_the_price_of_misprediction_is_one_for_first_come_and_grows_with_the_error():
+    prices = [
+        price_of_misprediction(ShortestRemaining(), WEIBULL, 0.8, LognormalPrediction(sigma))
+        for sigma in (0.1, 0.5, 1.0)
+    ]
+    assert 1 < prices[0] < prices[1] < prices[2]
+    assert price_of_misprediction(Fifo(), WEIBULL, 0.8, LognormalPrediction(1.0)) == 1
+
+
+def test_too_much_work_has_no_steady_state():
+    with pytest.raises(UnstableQueueError):
+        solve_order(ShortestFirst(), EXPONENTIAL, 1.01)
+    with pytest.raises(UnstableQueueError):  # predictions take time on the server
+        solve_order(ORDERS["skip-server"], EXPONENTIAL, 0.98)
+
+
+@pytest.mark.parametrize("law", CONTINUOUS)
+def test_cells_keep_load_and_second_moment(law):
+    atoms = law.cells(Grid(60, (1.0,), 0.9))
+    assert atoms.mean == pytest.approx(law.mean, rel=1e-11)
+    assert atoms.second_moment == pytest.approx(law.second_moment, rel=1e-10)
+    assert np.all(np.diff(atoms.sizes) > 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LognormalPrediction(0.0),
+        lambda: UniformPrediction(1.0, 1.0),
+        lambda: OneBit(-1.0),
+        lambda: Trail(-0.1),
+        lambda: Atoms(np.array([2.0, 1.0]), np.array([0.5, 0.5])),
+        lambda: Atoms(np.array([1.0, 2.0]), np.array([0.5, 0.6])),
+    ],
+)
+def test_what_is_no_law_is_refused(make):
+    with pytest.raises(SpecError, match=r"got .*expected"):
+        make()
+
+
+# simulation
+
+
+def agrees(order, law, load, source, replications, jobs):
+    """Within four standard errors, themselves less than 5 %."""
+    sizes, told = LAWS[law], predictor(law, source)
+    rate = load / sizes.mean
+    exact = solve_order(ORDERS[order], sizes, rate, told).sojourn
+    seed = tuple(f"{order} {law} {load} {source}".encode())
+    runs = Replications(jobs, replications, seed)
+    found = simulate_order(ORDERS[order], sizes, rate, told, runs)
+    assert found.standard_error < 0.05 * exact
+    assert abs(found.mean - exact) < 4 * found.standard_error
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_simulation_agrees_with_the_analysis(order):
+    agrees(order, "exponential", 0.7, "exponential", 20, 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+def test_simulation_agrees_with_the_analysis_everywhere(order, law, load, source):
+    if order in ASKS_NOTHING and source != "exact":
+        pytest.skip("asks for no prediction")
+    agrees(order, law, load, source, 32, 400_000 if load > 0.85 else 50_000)
+
+
+def test_a_seed_gives_the_same_path_to_the_last_bit():
+    order, told = ORDERS["sprpt"], ExponentialPrediction()
+    runs = [
+        simulate_order(order, EXPONENTIAL, 0.8, told, Replications(5000, 8, seed))
+        for seed in (3, 3, 4)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
