@@ -76,7 +76,7 @@ def reproduce(
         list[str],
         typer.Argument(
             help=(
-                "all | yang | inoue | chapter, or tables and figures by name, for example "
+                "all | yang | inoue | chapter | slides, or tables and figures by name, for example "
                 "yang-fig4."
             )
         ),
@@ -123,7 +123,8 @@ def _one(name: str, output: Path | None) -> Artefact:
             if artefact.panels:
                 draw_artefact(artefact, output / f"{name}.png")
         met = sum(
-            statement.verdict.startswith(("met", "holds")) for statement in artefact.statements
+            statement.verdict.startswith(("met", "within", "holds"))
+            for statement in artefact.statements
         )
         steps.line(
             f"done: {met} of {len(artefact.statements)} met or hold, {len(artefact.failed)} "

@@ -42,8 +42,8 @@ def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def pop(heap, count):  # type: ignore[no-untyped-def]
-    """Take the first out of a heap of `count` rows."""
-    last = count - 1
+    """Take the first out of a heap of `count` rows: its job."""
+    first, last = int(heap[0, 3]), count - 1
     level, value, turn, job = heap[last, 0], heap[last, 1], heap[last, 2], heap[last, 3]
     place = 0
     while True:
@@ -64,6 +64,7 @@ def pop(heap, count):  # type: ignore[no-untyped-def]
     heap[place, 1] = value
     heap[place, 2] = turn
     heap[place, 3] = job
+    return first
 
 
 @njit(cache=True)
@@ -121,8 +122,7 @@ def overtaking(ranks, job, piece, age, heap):  # type: ignore[no-untyped-def]
 @njit(cache=True)
 def exchange(heap, count, rank, job):  # type: ignore[no-untyped-def]
     """Put `job` into the heap for its first one, which is returned."""
-    first = int(heap[0, 3])
-    pop(heap, count)
+    first = pop(heap, count)
     push(heap, count - 1, rank, job)
     return first
 
@@ -132,13 +132,11 @@ def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
     """Departure of each job. `ranks`: arrays [jobs, pieces], last_come (-2: none), slack."""
     start, n = ranks[0], len(arrived_at)
     left, ages = np.full(n, np.nan), np.zeros(n)
-    pieces = np.zeros(n, dtype=np.int64)
-    heap = np.empty((n + 1, 4))
+    pieces, heap = np.zeros(n, dtype=np.int64), np.empty((n + 1, 4))
     waiting, coming, running, now = 0, 0, -1, 0.0
     while running >= 0 or waiting > 0 or coming < n:
         if running < 0 and waiting > 0:
-            running = int(heap[0, 3])
-            pop(heap, waiting)
+            running = pop(heap, waiting)
             waiting -= 1
         elif running < 0:
             now, running = arrived_at[coming], coming
@@ -170,6 +168,17 @@ def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
         waiting += 1
         coming += 1
     return left
+
+
+@njit(cache=True)
+def mean_work_ahead(arrived_at, sizes, first, last):  # type: ignore[no-untyped-def]
+    """Unfinished work that arrivals first..last - 1 find on average, whatever the order."""
+    work = total = 0.0
+    for i in range(1, last):
+        work = max(0.0, work + sizes[i - 1] - (arrived_at[i] - arrived_at[i - 1]))
+        if i >= first:
+            total += work
+    return total / (last - first)
 
 
 @njit(cache=True)

@@ -22,6 +22,7 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 
 _FINE = 20_000  # points at which the shares of a continuous law are tabled
+_NARROW = 1e-8  # squared coefficient of variation inside a cell
 _BEYOND = 1e-15  # probability left out at either end of the table
 
 
@@ -210,7 +211,7 @@ def _cut(law: WeibullSizes | LognormalSizes, ends: tuple[float, float], grid: Gr
     share = shares(np.stack([law.partial(k, x) for k in range(3)]), grid.load)
     edges = np.interp(np.arange(1, grid.count) / grid.count, share, x)
     for boundary in grid.boundaries:
-        if edges[0] < boundary < edges[-1]:
+        if 0.9 * edges[0] < boundary < 1.1 * edges[-1]:
             edges[np.argmin(np.abs(edges - boundary))] = boundary  # a new edge may leave a sliver
         elif ends[0] < boundary < ends[1]:
             edges = np.unique(np.append(edges, boundary))
@@ -227,7 +228,9 @@ def _gauss(moments: list[Vector]) -> tuple[Vector, Vector]:
     mass = moments[0]
     mean, second, third = (moment / mass for moment in moments[1:])
     variance = second - mean**2
+    variance = np.maximum(variance, _NARROW * mean**2 / 100)
     skewness = (third - mean**3 - 3 * mean * variance) / variance**1.5
+    skewness[variance < _NARROW * mean**2] = 0.0  # nothing but rounding
     root = np.sqrt(1 + skewness**2 / 4)
     offsets = np.sqrt(variance) * np.stack([skewness / 2 - root, skewness / 2 + root])
     parts = mass / 2 * np.stack([1 + skewness / 2 / root, 1 - skewness / 2 / root])

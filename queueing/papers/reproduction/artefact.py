@@ -16,9 +16,10 @@ from scipy.optimize import minimize_scalar
 
 Say = Callable[[str], None]  # told what is being computed
 Kind = Literal["exact", "approximation", "printed", "simulated", "measured"]
-MET, TRUNCATED, HOLDS, EXPLAINED, FAULT, FAILED, UNPRINTED = (
+MET, TRUNCATED, WITHIN, HOLDS, EXPLAINED, FAULT, FAILED, UNPRINTED = (
     "met",
     "met (printed truncated)",
+    "within 0.5 %",
     "holds",
     "explained",
     "fault of the document",
@@ -26,6 +27,7 @@ MET, TRUNCATED, HOLDS, EXPLAINED, FAULT, FAILED, UNPRINTED = (
     "not printed",
 )
 FITTED = "met by construction"
+NOISE = 0.005  # relative, of a number that the document itself has simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Statement:
     note: str = ""
     holds: bool | None = None  # of a claim in words
     fitted: bool = False  # a value that the document does not print was chosen so that this is met
+    sampled: bool = False  # the document has simulated this number: its last digits are noise
     fault: bool = False  # the document contradicts its own model, or the model's mathematics
 
     @property
@@ -68,6 +71,8 @@ class Statement:
             return FITTED if self.fitted else MET
         if 0 < excess < step:
             return FITTED if self.fitted else TRUNCATED
+        if self.sampled and abs(excess) <= NOISE * abs(number):
+            return WITHIN
         return FAULT if self.fault else EXPLAINED if self.note else FAILED
 
 

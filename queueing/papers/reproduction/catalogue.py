@@ -24,8 +24,18 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "chapter-variability": ("chapter", "variability"),
     "chapter-batching": ("chapter", "batching"),
     "chapter-case": ("chapter", "case_study"),
+    "slides-example": ("slides.words", "example"),
+    "slides-sprpt": ("slides.tables", "shortest_remaining"),
+    "slides-spjf": ("slides.tables", "shortest_first"),
+    "slides-table1": ("slides.thresholds", "table1"),
+    "slides-table2": ("slides.thresholds", "table2"),
+    "slides-misprediction": ("slides.errors", "misprediction"),
+    "slides-noise": ("slides.errors", "noise"),
+    "slides-choices": ("slides.errors", "choices"),
+    "slides-costs": ("slides.costs", "costs"),
+    "slides-kv": ("slides.words", "kv_cache"),
 }
-GROUPS = ("all", "yang", "inoue", "chapter")
+GROUPS = ("all", "yang", "inoue", "chapter", "slides")
 
 
 def chosen(words: list[str]) -> list[str]:

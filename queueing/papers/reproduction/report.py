@@ -17,6 +17,7 @@ from queueing.papers.reproduction.artefact import (
     MET,
     TRUNCATED,
     UNPRINTED,
+    WITHIN,
     Artefact,
     Panel,
     Statement,
@@ -34,6 +35,10 @@ DOCUMENTS = {
         "Batching: A Closed-Form Characterization"
     ),
     "chapter": "The serving chapter, Queueing Theory for Serving",
+    "slides": (
+        "The slides, Mitzenmacher and Shahout (2025), Queueing, Predictions and LLMs: Challenges "
+        "and Open Problems"
+    ),
 }
 _HEADER = (
     "# The documents, reproduced\n"
@@ -45,7 +50,8 @@ _HEADER = (
     f"    {COMMAND}\n"
     "\n"
     f"Verdicts are computed. **{MET}**: our value, rounded, is the printed one. "
-    f"**{TRUNCATED}**: truncated, it is. **{FITTED}**: a value\n"
+    f"**{TRUNCATED}**: truncated, it is. **{WITHIN}**: of a number that the\n"
+    f"document itself has simulated. **{FITTED}**: a value\n"
     "that is not printed was chosen so that this number comes out: no evidence. "
     f"**{HOLDS}**: a claim in\n"
     f"words, checked by the number beside it. **{EXPLAINED}**: not met; the note says what is "
@@ -63,7 +69,8 @@ _FOOTER = (
     "\n"
     "* Yang et al., Fig. 1 and 2, and Inoue, Fig. 1: a diagram, measurements whose numbers are not "
     "printed, and a sketch of a path.\n"
-    "* The tables of the slides on scheduling by predicted length come with that model.\n"
+    "* The slides: diagrams, and measurements of LLM engines by others (response-length "
+    "perception, TRAIL, MARS) whose inputs are not printed.\n"
 )
 
 
@@ -161,7 +168,7 @@ def page(artefacts: Sequence[Artefact]) -> str:
 
 
 def _summary(artefacts: Sequence[Artefact]) -> str:
-    verdicts = (MET, TRUNCATED, FITTED, HOLDS, EXPLAINED, FAULT)
+    verdicts = (MET, TRUNCATED, WITHIN, FITTED, HOLDS, EXPLAINED, FAULT)
     rows = ["| document | " + " | ".join(verdicts) + " |", "|---|" + "---|" * len(verdicts)]
     for key, title in DOCUMENTS.items():
         counts = Counter(

@@ -1,0 +1,70 @@
+"""A cell of a table of the slides: what is printed, what the analysis gives, and where the two
+differ by more than the table's own noise, what simulation gives.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from queueing.models.soap.orders import Order
+from queueing.models.soap.predictors import ExponentialPrediction, Predictor
+from queueing.models.soap.queue import EXACT, solve_order
+from queueing.models.soap.sizes import SizeLaw, WeibullSizes, exponential_sizes
+from queueing.papers.reproduction.artefact import FAILED, Say, Statement
+from queueing.papers.reproduction.simulate import SEED
+
+EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)
+PREDICTED = ExponentialPrediction()
+RUNS = 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: an order at a load (mean size 1, so the arrival rate)."""
+
+    column: str
+    load: float
+    printed: str
+    order: Order
+    sizes: SizeLaw = EXPONENTIAL
+    predictor: Predictor = EXACT
+    sampled: bool = True  # the slides' number comes from a simulation
+
+    @property
+    def name(self) -> str:
+        """What the cell is called."""
+        return f"{self.column}, lam = {self.load:g}"
+
+    def _cells(self) -> int:
+        return 300 if self.load < 0.985 else 500
+
+    def mean(self) -> float:
+        """E[T] by the analysis."""
+        return solve_order(self.order, self.sizes, self.load, self.predictor, self._cells()).sojourn
+
+    def statement(self, say: Say, why: str) -> Statement:
+        """Printed beside ours; a cell that is wrong is simulated too, and `why` is the reason."""
+        say(self.name)
+        ours = self.mean()
+        plain = Statement(self.name, self.printed, ours, sampled=self.sampled)
+        if plain.verdict != FAILED:
+            return plain
+        say(f"{self.name}: simulation")
+        mean, error = self.simulated()
+        if abs(mean - ours) > 4 * error:
+            return plain  # two witnesses that disagree explain nothing
+        witness = f"{why}; our simulation {mean:.4f} +- {error:.4f}"
+        return Statement(self.name, self.printed, ours, witness, fault=True)
+
+    def simulated(self) -> tuple[float, float]:
+        """Mean sojourn time and its standard error."""
+        from queueing.simulation.orders import (  # noqa: PLC0415 - numba: seconds, only where something is simulated
+            Replications,
+            simulate_order,
+        )
+
+        jobs = int(min(2e6, 5e4 * math.ceil(0.01 / (1 - self.load) ** 2)))
+        runs = Replications(jobs, RUNS, (SEED, *self.name.encode()))
+        found = simulate_order(self.order, self.sizes, self.load, self.predictor, runs)
+        return found.mean, found.standard_error
