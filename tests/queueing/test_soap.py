@@ -35,7 +35,7 @@ from queueing.models.soap.sizes import (
     WeibullSizes,
     exponential_sizes,
 )
-from queueing.simulation.orders import Replications, simulate_order
+from queueing.simulation.orders.sample_paths import Replications, simulate_order
 from tests.queueing.orders_made import ASKS_NOTHING, LAWS, ORDERS, SOURCES, predictor
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)

@@ -117,7 +117,9 @@ def test_one_server_of_several_and_first_come_are_what_they_were():
 def test_several_servers_gain_as_one_does_and_say_that_this_is_unchecked():
     four = solve_on_servers(ShortestFirst(), WEIBULL, 3.2, 4)
     first_come = solve_on_servers(Fifo(), WEIBULL, 3.2, 4)
-    ratio = solve_order(ShortestFirst(), WEIBULL, 0.8).delay / solve_order(Fifo(), WEIBULL, 0.8).delay
+    ratio = (
+        solve_order(ShortestFirst(), WEIBULL, 0.8).delay / solve_order(Fifo(), WEIBULL, 0.8).delay
+    )
     assert four.delay / first_come.delay == pytest.approx(ratio)
     assert four.doubt == UNCHECKED
     with pytest.raises(SpecError, match="one server"):

@@ -59,7 +59,7 @@ class Cell:
 
     def simulated(self) -> tuple[float, float]:
         """Mean sojourn time and its standard error."""
-        from queueing.simulation.orders import (  # noqa: PLC0415 - numba: seconds, only where something is simulated
+        from queueing.simulation.orders.sample_paths import (  # noqa: PLC0415 - numba: seconds, only where something is simulated
             Replications,
             simulate_order,
         )

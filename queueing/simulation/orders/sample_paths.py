@@ -1,5 +1,5 @@
-"""One server under an order with predictions, simulated: independent replications of compiled
-sample paths, bit-reproducible under a seed.
+"""An order with predictions on one server or several, simulated: independent replications of
+compiled sample paths, bit-reproducible under a seed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from queueing.distributions.token_distribution import Vector
 from queueing.models.soap.orders import DrawnJobs, LeastAttained, Order
 from queueing.models.soap.predictors import Predictor
 from queueing.models.soap.queue import EXACT
+from queueing.models.soap.ranks import Ranks
 from queueing.models.soap.sizes import SizeLaw
-from queueing.simulation.order_kernels import mean_work_ahead, run_least_attained, run_ranks
+from queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
+from queueing.simulation.orders.server_kernels import run_least_attained, run_ranks_on_servers
 
 WARM_UP = 0.1  # share of each replication
 LAST = 0.05  # share of it whose jobs are not counted: behind them no others arrive
-SLACK = 0.002  # of the mean size: see order_kernels
+SLACK = 0.002  # of the mean size: see kernels
 _NO_CLASS = -2
 
 
@@ -49,11 +51,13 @@ def simulate_order(
     arrival_rate: float,
     predictor: Predictor = EXACT,
     runs: Replications = RUNS,
+    *,
+    servers: int = 1,
 ) -> SimulatedSojourn:
     """Mean sojourn time, the first tenth and the last twentieth of each run left out.
 
-    Control variate: the unfinished work that arrivals find, whose mean is known (Pollaczek and
-    Khinchine) whatever the order of service.
+    Control variate: the unfinished work that arrivals find at one server as fast as all `servers`
+    together, whose mean is known (Pollaczek and Khinchine) whatever the order of service.
     """
     streams = np.random.SeedSequence(runs.seed).spawn(runs.count)
     first, last = int(WARM_UP * runs.jobs), int((1 - LAST) * runs.jobs)
@@ -63,10 +67,10 @@ def simulate_order(
         arrived_at = np.cumsum(rng.exponential(1 / arrival_rate, runs.jobs))
         drawn_sizes = sizes.sample(rng, runs.jobs)
         drawn = order.draw(rng, drawn_sizes, predictor)
-        mean = float(sojourns(order, arrived_at, drawn)[first:last].mean())
-        found.append((mean, mean_work_ahead(arrived_at, drawn_sizes, first, last)))
-    load = arrival_rate * sizes.mean
-    work = arrival_rate * sizes.second_moment / (2 * (1 - load))
+        mean = float(sojourns(order, arrived_at, drawn, servers)[first:last].mean())
+        found.append((mean, mean_work_ahead(arrived_at, drawn_sizes / servers, first, last)))
+    load = arrival_rate * sizes.mean / servers
+    work = arrival_rate * sizes.second_moment / servers**2 / (2 * (1 - load))
     return _controlled(np.array(found), work, runs.count * (last - first))
 
 
@@ -82,14 +86,22 @@ def _controlled(found: Vector, work: float, jobs: int) -> SimulatedSojourn:
     return SimulatedSojourn(float(sojourn.mean()) - slope * bias, error, jobs)
 
 
-def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs) -> Vector:
+def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs, servers: int = 1) -> Vector:
     """Sojourn time of each job, seconds."""
     if isinstance(order, LeastAttained):
-        return np.asarray(run_least_attained(arrived_at, drawn.totals) - arrived_at)
+        return np.asarray(run_least_attained(arrived_at, drawn.totals, servers) - arrived_at)
     ranks = drawn.ranks
     last_come = _NO_CLASS if ranks.last_come is None else ranks.last_come
     slack = SLACK * float(drawn.totals.mean())
     arrays = (ranks.start, ranks.level, ranks.value, ranks.slope)
-    rows = tuple(np.ascontiguousarray(array) for array in arrays)
-    departures = run_ranks(arrived_at, drawn.totals, (*rows, float(last_come), slack))
+    rows = (*(np.ascontiguousarray(array) for array in arrays), float(last_come), slack)
+    if servers == 1:
+        return np.asarray(run_ranks(arrived_at, drawn.totals, rows) - arrived_at)
+    departures = run_ranks_on_servers(arrived_at, drawn.totals, rows, servers, can_rise(ranks))
     return np.asarray(departures - arrived_at)
+
+
+def can_rise(ranks: Ranks) -> bool:
+    """Whether the rank of a job in service can rise (False only where it cannot)."""
+    later = np.isfinite(ranks.start[:, 1:]) & (np.diff(ranks.level, axis=1) >= 0)
+    return bool((ranks.slope > 0).any() or later.any())

@@ -1,9 +1,8 @@
-"""Compiled sample paths of one server under ranks (queueing.models.soap.ranks): a heap of those who
-wait, ranks that change with the age of the one in service only.
+"""Compiled sample paths of one server under ranks (queueing.models.soap.ranks): a heap of the jobs
+that wait, ranks that change with the age of the job in service only.
 
-`run_ranks`: every order but equal ages that share the server. Where the rank of the one in service
-rises, it is interrupted once it exceeds the best waiting one by `slack`. `run_least_attained`: FB,
-exactly, as groups of equal age.
+Every order but equal ages that share the server. Where the rank of the job in service rises, it is
+interrupted once it exceeds the best waiting one by `slack`.
 """
 
 from __future__ import annotations
@@ -179,62 +178,3 @@ def mean_work_ahead(arrived_at, sizes, first, last):  # type: ignore[no-untyped-
         if i >= first:
             total += work
     return total / (last - first)
-
-
-@njit(cache=True)
-def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
-    """Two chains of jobs by increasing size into one; its first job."""
-    first = last = -1
-    while one >= 0 or other >= 0:
-        if other < 0 or (one >= 0 and sizes[one] <= sizes[other]):
-            job, one = one, following[one]
-        else:
-            job, other = other, following[other]
-        if last < 0:
-            first = job
-        else:
-            following[last] = job
-        last = job
-    return first
-
-
-@njit(cache=True)
-def run_least_attained(arrived_at, totals):  # type: ignore[no-untyped-def]
-    """Departure of each job under FB: groups of equal age, the youngest served, in equal shares."""
-    n = len(arrived_at)
-    left, following = np.full(n, np.nan), np.full(n, -1)
-    depth = 1024
-    age, first, count = np.zeros(depth), np.zeros(depth, np.int64), np.zeros(depth, np.int64)
-    groups, coming, now = 0, 0, 0.0
-    while coming < n or groups > 0:
-        arrival = arrived_at[coming] if coming < n else np.inf
-        if groups > 0:
-            g = groups - 1
-            older = age[g - 1] if g > 0 else np.inf
-            smallest = totals[first[g]]
-            target = min(older, smallest)
-            reached = now + (target - age[g]) * count[g]
-            if reached <= arrival:
-                now, age[g] = reached, target
-                if smallest <= older:
-                    job = first[g]
-                    left[job] = now
-                    first[g] = following[job]
-                    count[g] -= 1
-                    groups -= count[g] == 0
-                else:
-                    first[g - 1] = merge(following, totals, first[g - 1], first[g])
-                    count[g - 1] += count[g]
-                    groups -= 1
-                continue
-            age[g] += (arrival - now) / count[g]
-        now = arrival
-        if groups == depth:
-            depth *= 2
-            age = np.concatenate((age, np.zeros_like(age)))
-            first = np.concatenate((first, np.zeros_like(first)))
-            count = np.concatenate((count, np.zeros_like(count)))
-        age[groups], first[groups], count[groups] = 0.0, coming, 1
-        groups += 1
-        coming += 1
-    return left

@@ -1,0 +1,1 @@
+"""Orders of service, simulated: compiled sample paths and replications."""
