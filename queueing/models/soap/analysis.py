@@ -13,7 +13,7 @@ For a job of total service x and kind k, r = sup of its rank over the ages [0, x
 In the class `last_come` it is X0, Xi of ranks below r, and Xnew until the rank exceeds w. Exact for
 sizes and predictions that are atoms, with ranks that are piecewise linear in the age, where
 Xnew(w) does not change between the ranks at which pieces begin, as under every order of `orders`.
-Times in seconds; lam jobs/s, load below 1.
+Times in seconds; lam jobs/s, load below 1. A residual (`sizes.Residual`) enters E[Xi(r)^2] only.
 
 Source: Scully, Harchol-Balter and Scheller-Wolf (2018), Theorem 5.5.
 """
@@ -29,6 +29,7 @@ from queueing.distributions.lattice import blocks
 from queueing.distributions.token_distribution import Vector
 from queueing.errors import UnstableQueueError
 from queueing.models.soap.orders import Jobs
+from queueing.models.soap.sizes import NO_RESIDUAL, Residual
 
 _PAIRS = 1_000_000  # of a rank and a kind, at once
 
@@ -39,6 +40,7 @@ class Analysis:
 
     jobs: Jobs
     arrival_rate: float
+    residual: Residual = NO_RESIDUAL
 
     @cached_property
     def _totals(self) -> Vector:
@@ -143,7 +145,9 @@ class Analysis:
         top = np.minimum(np.where(chosen, high, 0.0), self._longest)
         bottom = np.minimum(np.where(chosen, low, 0.0), self._longest)
         (first, second), (less, lesser) = self._limited(top), self._limited(bottom)
-        square += np.maximum(second - lesser - 2 * bottom * (first - less), 0.0)
+        served = first - less
+        squares = np.maximum(second - lesser - 2 * bottom * served, 0.0)
+        square += self.residual.second_moment(served, squares)
         if initial:
             mean += first
 
@@ -174,9 +178,9 @@ def _within(
     return np.where(nowhere, end, enter), np.where(nowhere, -np.inf, leave)
 
 
-def mean_sojourns(jobs: Jobs, arrival_rate: float) -> Vector:
+def mean_sojourns(jobs: Jobs, arrival_rate: float, residual: Residual = NO_RESIDUAL) -> Vector:
     """E[T | kind, size] [kinds, n], seconds. Raises UnstableQueueError."""
-    analysis = Analysis(jobs, arrival_rate)
+    analysis = Analysis(jobs, arrival_rate, residual)
     if analysis.load >= 1:
         raise UnstableQueueError(analysis.load)
     keys, index = np.unique(analysis.worst(), return_inverse=True)

@@ -3,6 +3,7 @@ that predictions take on the server included), their probabilities, and their ra
 
     Fifo              first come first served
     ShortestFirst     SPJF: the shortest predicted first, not interrupted
+    LongestFirst      the longest predicted first, not interrupted
     PreemptiveShortest PSPJF: the shortest predicted first, preemptive
     ShortestRemaining SPRPT: the shortest predicted remaining time first
     Bounce            SRPT-B: as SPRPT, but what outlives its prediction loses rank again
@@ -36,12 +37,15 @@ from queueing.models.soap.sizes import Atoms, Grid
 
 @dataclass(frozen=True, eq=False)
 class Jobs:
-    """Kinds of jobs: service `before` [kinds] + sizes [n], probabilities `joint` [kinds, n]."""
+    """Kinds of jobs: service `before` [kinds] + sizes [n], probabilities `joint` [kinds, n];
+    `exact`: kinds are no cells of predictions.
+    """
 
     sizes: Vector
     joint: Vector
     before: Vector
     ranks: Ranks
+    exact: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +93,7 @@ class _ByPrediction:
         """See `Order`."""
         law = predictor.joint(sizes, grid)
         kinds = len(law.predictions)
-        return Jobs(law.sizes, law.joint, np.zeros(kinds), self.ranks(law.predictions))
+        return Jobs(law.sizes, law.joint, np.zeros(kinds), self.ranks(law.predictions), law.exact)
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
         """See `Order`."""
@@ -148,6 +152,15 @@ class ShortestFirst(_ByPrediction):
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
         return ranks.never_interrupted(predicted)
+
+
+@dataclass(frozen=True)
+class LongestFirst(_ByPrediction):
+    """LJF."""
+
+    def ranks(self, predicted: Vector) -> Ranks:
+        """See `_ByPrediction`."""
+        return ranks.never_interrupted(-predicted)
 
 
 @dataclass(frozen=True)

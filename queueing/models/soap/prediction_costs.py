@@ -55,7 +55,8 @@ class SkipPredict:
         long = np.append(0.0, np.ones(len(law.predictions)))
         first, second = self._times()
         before = first + second * long
-        return Jobs(sizes.sizes, joint, before, self._ranks(long, np.append(0.0, law.predictions)))
+        ranks = self._ranks(long, np.append(0.0, law.predictions))
+        return Jobs(sizes.sizes, joint, before, ranks, law.exact)
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
         """See `Order`."""
@@ -110,7 +111,7 @@ class DelayPredict:
         joint = np.concatenate([(sizes.weights * (1 - late))[None, :], law.joint])
         long = np.append(0.0, np.ones(len(law.predictions)))
         predicted = np.append(0.0, law.predictions)
-        return Jobs(sizes.sizes, joint, self._time() * long, self._ranks(predicted))
+        return Jobs(sizes.sizes, joint, self._time() * long, self._ranks(predicted), law.exact)
 
     def draw(self, rng: np.random.Generator, sizes: Vector, predictor: Predictor) -> DrawnJobs:
         """See `Order`."""
@@ -141,4 +142,4 @@ def _given(sizes: Atoms, chance: Vector, predictor: Predictor, grid: Grid) -> Pr
     law = predictor.joint(some, grid)
     joint = np.zeros((len(law.predictions), len(sizes.sizes)))
     joint[:, kept] = share * law.joint
-    return PredictedSizes(sizes.sizes, law.predictions, joint)
+    return PredictedSizes(sizes.sizes, law.predictions, joint, law.exact)

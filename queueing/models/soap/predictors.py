@@ -7,6 +7,7 @@
       above              Mitzenmacher (beta, alpha), whose Y lies in [beta X, alpha X]
     one bit, threshold   whether the prediction of another predictor is above T; or whether X is,
       T                  wrong with probability p where X <= T (a false "long"), q where X > T
+    constant             the same for every job: no prediction
 
 A joint law is a matrix: predictions [m] increasing, probabilities [m, n] of each prediction with
 each size. Continuous predictions are cut into m cells that hold equal shares of P(Y <= y), E[X; Y
@@ -33,11 +34,14 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class PredictedSizes:
-    """Sizes [n] and predictions [m], increasing, seconds; `joint` [m, n] probabilities."""
+    """Sizes [n] and predictions [m], increasing, seconds; `joint` [m, n] probabilities; `exact`:
+    predictions are no cells.
+    """
 
     sizes: Vector
     predictions: Vector
     joint: Vector
+    exact: bool = True
 
     @property
     def weights(self) -> Vector:
@@ -47,6 +51,12 @@ class PredictedSizes:
 
 class Predictor(Protocol):
     """A law of predictions."""
+
+    @property
+    def few_values(self) -> bool:
+        """Whether jobs of different sizes have the same prediction, and not only in cells of sizes
+        or predictions.
+        """
 
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """P(Y <= y | X = x), broadcast."""
@@ -61,6 +71,8 @@ class Predictor(Protocol):
 @dataclass(frozen=True)
 class ExactPrediction:
     """Y = X."""
+
+    few_values = False
 
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """See `Predictor`."""
@@ -79,6 +91,8 @@ class ExactPrediction:
 class ExponentialPrediction:
     """Y exponential with mean X."""
 
+    few_values = False
+
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """See `Predictor`."""
         return np.asarray(-np.expm1(-y / x))
@@ -96,6 +110,7 @@ class ExponentialPrediction:
 class LognormalPrediction:
     """Y = X e^{sigma Z}, sigma > 0."""
 
+    few_values = False
     sigma: float
 
     def __post_init__(self) -> None:
@@ -119,6 +134,7 @@ class LognormalPrediction:
 class UniformPrediction:
     """Y uniform on [below X, above X], 0 <= below < above."""
 
+    few_values = False
     below: float
     above: float
 
@@ -142,13 +158,16 @@ class UniformPrediction:
 @dataclass(frozen=True)
 class OneBit:
     """Whether the size is above `threshold`: what `source` predicts, or the truth, told wrong with
-    probability `short_wrong` where X <= T and `long_wrong` where X > T. Y = T/2 or 2 T.
+    probability `short_wrong` where X <= T and `long_wrong` where X > T. Y is one of `values`, T/2
+    and 2 T where these are None.
     """
 
+    few_values = True
     threshold: float
     source: Predictor | None = None
     short_wrong: float = 0.0
     long_wrong: float = 0.0
+    values: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < math.inf or not (
@@ -161,8 +180,12 @@ class OneBit:
 
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """See `Predictor`."""
-        above = np.where(y < 2 * self.threshold, self.short(x), 1.0)
-        return np.where(y < self.threshold / 2, 0.0, above)
+        low, high = self._values
+        return np.where(y < low, 0.0, np.where(y < high, self.short(x), 1.0))
+
+    @property
+    def _values(self) -> tuple[float, float]:
+        return self.values or (self.threshold / 2, 2 * self.threshold)
 
     def short(self, sizes: Vector) -> Vector:
         """P(predicted short | X)."""
@@ -174,13 +197,32 @@ class OneBit:
         """See `Predictor`; cells of sizes must not straddle the threshold (`boundary`)."""
         short = self.short(sizes.sizes)
         joint = np.stack([sizes.weights * short, sizes.weights * (1 - short)])
-        predictions = self.threshold * np.array([0.5, 2.0])
-        return PredictedSizes(sizes.sizes, predictions, joint)
+        return PredictedSizes(sizes.sizes, np.array(self._values), joint)
 
     def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
         """See `Predictor`."""
         short = rng.random(sizes.size) < self.short(sizes)
-        return np.asarray(self.threshold * np.where(short, 0.5, 2.0))
+        return np.where(short, *self._values)
+
+
+@dataclass(frozen=True)
+class ConstantPrediction:
+    """Y is `value` seconds for every job."""
+
+    few_values = True
+    value: float
+
+    def at_most(self, y: Vector, x: Vector) -> Vector:
+        """See `Predictor`."""
+        return np.where(np.broadcast_arrays(y, x)[0] >= self.value, 1.0, 0.0)
+
+    def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:  # noqa: ARG002 - the protocol's
+        """See `Predictor`."""
+        return PredictedSizes(sizes.sizes, np.array([self.value]), sizes.weights[None, :])
+
+    def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:  # noqa: ARG002 - the protocol's
+        """See `Predictor`."""
+        return np.full(sizes.size, self.value)
 
 
 @dataclass(frozen=True)
@@ -189,6 +231,7 @@ class WholeTokens:
     `step` tokens seconds.
     """
 
+    few_values = False
     source: Predictor
     setup: float
     step: float
@@ -235,7 +278,7 @@ def _merged(law: PredictedSizes, grid: Grid) -> PredictedSizes:
     _, cell = np.unique((share * grid.count).astype(np.int64), return_index=True)
     joint = np.add.reduceat(law.joint, cell, axis=0)
     middle = (cell + np.append(cell[1:], len(share)) - 1) // 2
-    return PredictedSizes(law.sizes, law.predictions[middle], joint)
+    return PredictedSizes(law.sizes, law.predictions[middle], joint, exact=False)
 
 
 def _dense(predictor: Predictor, sizes: Atoms, grid: Grid) -> PredictedSizes:
@@ -243,7 +286,7 @@ def _dense(predictor: Predictor, sizes: Atoms, grid: Grid) -> PredictedSizes:
     edges, middles = _cells(predictor, sizes, grid)
     below = predictor.at_most(edges[:, None], sizes.sizes) * sizes.weights
     joint = np.diff(below, axis=0, prepend=0.0, append=sizes.weights[None, :])
-    return PredictedSizes(sizes.sizes, middles, joint)
+    return PredictedSizes(sizes.sizes, middles, joint, exact=False)
 
 
 def _cells(predictor: Predictor, sizes: Atoms, grid: Grid) -> tuple[Vector, Vector]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from queueing.distributions.token_distribution import Vector
 from queueing.models.soap.analysis import mean_sojourns
-from queueing.models.soap.orders import Jobs, Order
+from queueing.models.soap.orders import Order
 from queueing.models.soap.predictors import ExactPrediction, Predictor
 from queueing.models.soap.sizes import Atoms, Grid, SizeLaw
 
@@ -68,11 +68,11 @@ def _solve(
     grid = Grid(cells, order.boundaries(predictor), min(arrival_rate * sizes.mean, _FULL))
     atoms = sizes.cells(grid)
     jobs = order.jobs(atoms, predictor, grid)
-    exact = isinstance(sizes, Atoms) and atoms is sizes and _settled(jobs, cells)
-    means = mean_sojourns(jobs, arrival_rate)
-    if order.ties_matter and not exact:
+    exact = isinstance(sizes, Atoms) and atoms is sizes and jobs.exact
+    means = mean_sojourns(jobs, arrival_rate, atoms.residual)
+    if order.ties_matter and not (exact or predictor.few_values):
         last_come = replace(jobs, ranks=replace(jobs.ranks, last_come=0))
-        means = (means + mean_sojourns(last_come, arrival_rate)) / 2
+        means = (means + mean_sojourns(last_come, arrival_rate, atoms.residual)) / 2
     weights = jobs.joint.sum(axis=0)
     service = float((jobs.joint * np.add.outer(jobs.before, jobs.sizes)).sum())
     sojourn = float((jobs.joint * means).sum())
@@ -80,11 +80,6 @@ def _solve(
     return OrderedQueue(
         arrival_rate * service, sojourn, service, jobs.sizes, by_size, 0.0 if exact else 1.0
     )
-
-
-def _settled(jobs: Jobs, cells: int) -> bool:
-    """Whether more cells would change nothing: predictions are atoms too."""
-    return len(jobs.before) < cells or len(jobs.before) == len(jobs.sizes)
 
 
 def price_of_misprediction(

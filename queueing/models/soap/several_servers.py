@@ -12,6 +12,7 @@ every order but first come first served.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from policies.text import SpecError
@@ -19,7 +20,7 @@ from queueing.latency.service_time import ServiceTime
 from queueing.models.mgc import solve_servers
 from queueing.models.soap.orders import Fifo, Order
 from queueing.models.soap.predictors import Predictor
-from queueing.models.soap.queue import EXACT, solve_order
+from queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
 from queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
@@ -49,11 +50,17 @@ def solve_on_servers(
     one = solve_order(order, sizes, arrival_rate / servers, predictor)
     if servers == 1:
         return SeveralOrdered(one.sojourn, one.delay, one.load, None)
-    if one.service > sizes.mean * (1 + 1e-9):
-        raise SpecError("got predictions that take time on the server; expected one server")
-    first_come = solve_order(Fifo(), sizes, arrival_rate / servers)
     atoms = sizes.cells(Grid(_CELLS))
-    many = solve_servers(ServiceTime(atoms.sizes, atoms.weights), arrival_rate, servers)
-    delay = float(many.delay.mean or 0.0) * one.delay / first_come.delay
+    residual = sizes.second_moment / float(atoms.weights @ atoms.sizes**2) - 1
+    service = ServiceTime(atoms.sizes, atoms.weights, math.sqrt(max(residual, 0.0)))
+    many = solve_servers(service, arrival_rate, servers)
+    delay = float(many.delay.mean or 0.0) * ratio_to_first_come(one, sizes, arrival_rate / servers)
     doubt = None if isinstance(order, Fifo) else UNCHECKED
     return SeveralOrdered(delay + sizes.mean, delay, one.load, doubt)
+
+
+def ratio_to_first_come(queue: OrderedQueue, sizes: SizeLaw, arrival_rate: float) -> float:
+    """W(1) / W_fcfs(1) at this rate. Raises SpecError."""
+    if queue.service > sizes.mean * (1 + 1e-9):
+        raise SpecError("got predictions that take time on the server; expected one server")
+    return queue.delay * 2 * (1 - queue.load) / (arrival_rate * sizes.second_moment)

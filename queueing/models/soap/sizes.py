@@ -5,7 +5,8 @@ becomes the two atoms that have its moments up to the third (Gauss), so that loa
 exact. Cells hold equal shares of the mean of F(x), E[X; X <= x], E[X^2; X <= x] and ln(1 - rho_x),
 each of its total, with rho_x = load E[X; X <= x] / E[X]. What remains is of order n^-2, and
 `queue.solve_order` removes its leading term (Richardson). Tokens: the service times of a batch of
-one, S(N) = k1 + k2 + (k3 + k4) N, which is a law of atoms.
+one, S(N) = k1 + k2 + (k3 + k4) N, which is a law of atoms; residual and stalls change the second
+moment of each part of a service, and nothing else that the analysis reads (`Residual`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,27 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 
 _FINE = 20_000  # points at which the shares of a continuous law are tabled
+_KEPT = 1000  # atoms that are never merged
 _NARROW = 1e-8  # squared coefficient of variation inside a cell
 _BEYOND = 1e-15  # probability left out at either end of the table
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What makes a service of known length h random: E[S | h] = h and E[S^2 | h] = factor (h^2 +
+    stalls h), and the same of every part of it (`queueing.latency.stalls`). Ages and predictions
+    are then those of the known length.
+    """
+
+    factor: float = 1.0  # 1 + cv^2
+    stalls: float = 0.0  # q s, seconds
+
+    def second_moment(self, first: Vector, second: Vector) -> Vector:
+        """E[S^2] from E[h] and E[h^2]."""
+        return self.factor * (second + self.stalls * first)
+
+
+NO_RESIDUAL = Residual()
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +55,7 @@ class Atoms:
     sizes: Vector
     weights: Vector
     exact: bool = True
+    residual: Residual = NO_RESIDUAL
 
     def __post_init__(self) -> None:
         if self.sizes.shape != self.weights.shape or not self.sizes.size:
@@ -53,12 +74,15 @@ class Atoms:
 
     @property
     def second_moment(self) -> float:
-        """E[X^2]."""
-        return float(self.weights @ self.sizes**2)
+        """E[X^2], residual included."""
+        moments = self.weights @ self.sizes, self.weights @ self.sizes**2
+        return float(self.residual.second_moment(*moments))
 
     def cells(self, grid: Grid) -> Atoms:
-        """At most about twice `grid.count` atoms: neighbours are merged to their mean."""
-        if len(self.sizes) <= 2 * grid.count:
+        """These, or of more than `_KEPT`, and twice `grid.count`, neighbours merged to their
+        mean.
+        """
+        if len(self.sizes) <= max(2 * grid.count, _KEPT):
             return self
         moments = np.stack([self.weights * self.sizes**k for k in range(3)])
         share = shares(np.cumsum(moments, axis=1) - moments / 2, grid.load)
@@ -67,10 +91,10 @@ class Atoms:
         _, cell = np.unique(cell, return_inverse=True)
         weights = np.bincount(cell, self.weights)
         work = np.bincount(cell, self.weights * self.sizes)
-        return Atoms(work / weights, np.asarray(weights, float))
+        return Atoms(work / weights, np.asarray(weights, float), residual=self.residual)
 
     def sample(self, rng: np.random.Generator, count: int) -> Vector:
-        """Independent sizes, seconds."""
+        """Independent sizes without residual, seconds."""
         cumulative = np.cumsum(self.weights)
         found = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
         return np.asarray(self.sizes[found])
@@ -193,17 +217,13 @@ def exponential_sizes(mean: float = 1.0) -> WeibullSizes:
 
 
 def token_sizes(tokens: TokenDistribution, law: LatencyModel) -> Atoms:
-    """Service times of batches of one. Raises SpecError: residual, stalls or a tail, which atoms do
-    not carry.
-    """
-    if law.cv or law.stall_share or tokens.tail is not None:
-        raise SpecError(
-            f"got cv={law.cv}, stall_share={law.stall_share}"
-            f"{' and lengths with a tail' if tokens.tail is not None else ''}; expected a law "
-            "without residual and stalls, and lengths with a limit"
-        )
+    """Service times of batches of one. Raises SpecError: a tail, which atoms do not carry."""
+    if tokens.tail is not None:
+        raise SpecError("got lengths with a tail; expected lengths with a limit")
     counts = np.flatnonzero(tokens.pmf)
-    return Atoms(law.setup(1) + law.step(1) * counts.astype(float), tokens.pmf[counts])
+    residual = Residual(1 + law.cv**2, law.stall_share * law.stall)
+    sizes = law.setup(1) + law.step(1) * counts.astype(float)
+    return Atoms(sizes, tokens.pmf[counts], residual=residual)
 
 
 def _cut(law: WeibullSizes | LognormalSizes, ends: tuple[float, float], grid: Grid) -> Atoms:
