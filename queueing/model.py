@@ -36,6 +36,7 @@ from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
 from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
+from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
@@ -59,6 +60,8 @@ class Limits(TypedDict, total=False):
                         regular ones (1, Poisson)
     disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
                         (False)
+    predictor           how output lengths are predicted, for a policy whose order reads predictions
+                        ("none": every request counts as the longest)
     """
 
     max_output_tokens: int | None
@@ -70,6 +73,7 @@ class Limits(TypedDict, total=False):
     pad_prompts: bool
     arrival_scv: float
     disaggregated: bool
+    predictor: PredictorText | str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -91,6 +95,7 @@ class Model:
     # squared coefficient of variation of the independent gaps between arrivals; 1: Poisson
     arrival_scv: float = 1.0
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
+    predictor: PredictorText = NO_PREDICTION  # of output lengths
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -210,6 +215,7 @@ class Model:
             pad_prompts=limits.get("pad_prompts", False),
             arrival_scv=real_number("arrival_scv", limits.get("arrival_scv", 1.0)),
             disaggregated=limits.get("disaggregated", False),
+            predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
         )
 
     @cached_property
@@ -320,7 +326,7 @@ class Model:
         common = [
             self._arrivals,
             "lengths independent of each other and of the queue",
-            *(("first come, first served",) if is_built_in(self.policy) else self._from_outside),
+            *((self._order,) if is_built_in(self.policy) else self._from_outside),
         ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
@@ -348,12 +354,25 @@ class Model:
                 "the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp "
                 "sum(prompt)"
             )
+        if self.predictor != NO_PREDICTION and self._reads_no_prediction:
+            common.append("the predictor changes nothing: the order reads no predicted length")
         if self.bound is None and self.policy.padded and not self.endless:
             common.append(
                 "padded batches without a bound: stable only while no output exceeds "
                 f"{self.output_tokens.longest} tokens"
             )
         return tuple(common)
+
+    @property
+    def _order(self) -> str:
+        order = getattr(self.policy, "order", "fcfs")
+        if order == "fcfs":
+            return "first come, first served"
+        return f"order of service {order}; predictor of the output lengths: {self.predictor}"
+
+    @property
+    def _reads_no_prediction(self) -> bool:
+        return getattr(self.policy, "order", "fcfs") in ("fcfs", "fb", "mlfq", "edf", "priority")
 
     @property
     def _from_outside(self) -> tuple[str, ...]:
@@ -405,6 +424,10 @@ def _law(given: LatencyModel | str) -> LatencyModel:
             "a profile's name or path"
         )
     return given
+
+
+def _predictor(given: PredictorText | str) -> PredictorText:
+    return given if isinstance(given, PredictorText) else parse_predictor(given)
 
 
 def _policy(given: Policy | str) -> Policy:

@@ -132,6 +132,16 @@ Disaggregated = Annotated[
         ),
     ),
 ]
+PredictorOption = Annotated[
+    str,
+    _option(
+        "--predictor",
+        (
+            "Predictor of output lengths, for a policy whose order reads predictions: none | exact "
+            "| exponential | lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
+        ),
+    ),
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -151,6 +161,7 @@ def predict(
     pad_prompts: PadPrompts = False,
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
+    predictor: PredictorOption = "none",
     method: Annotated[
         str,
         _option(
@@ -177,6 +188,7 @@ def predict(
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,
+        "predictor": predictor,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds

@@ -12,6 +12,8 @@ single, other than Poisson         approximation  gg1, GI/G/1; other policies wi
                                                   simulation
 prefill and decode on two servers  exact          tandem where Burke's or Friedman's theorem holds;
                                                   else an approximation, tandem
+another order than fcfs            exact means    single; on several servers and in the slots of
+                                                  continuous an approximation (ordered)
 a policy from outside              simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation
@@ -50,6 +52,7 @@ from queueing.prediction.bounds import (
     paper_values,
     two_moments,
 )
+from queueing.prediction.ordered import order_of, ordered_methods, ordered_values
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
@@ -68,6 +71,8 @@ def methods(model: Model) -> tuple[str, ...]:
 
 def _known(model: Model) -> tuple[str, ...]:
     found = []
+    if order_of(model.policy) is not None:
+        return ordered_methods(model)
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
     if model.disaggregated:
@@ -136,10 +141,13 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
             if method == "bound"
             else paper_values(model, arrival_rate)
         )
+    elif order_of(model.policy) is not None:
+        values = ordered_values(model, arrival_rate)
     else:
         values = _solved(model, arrival_rate)
     values.setdefault("served_queueing_delay", values["queueing_delay"])
-    upper = delay_bound(model, arrival_rate) if has_bound(model) else None
+    bounded = has_bound(model) and order_of(model.policy) is None
+    upper = delay_bound(model, arrival_rate) if bounded else None
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,

@@ -33,6 +33,7 @@ EXAMPLES = {
     "onebit": "onebit:threshold=200,accuracy=0.9",
 }
 OPTIONAL = ("accuracy",)
+EXPECTED = "none, exact, exponential, lognormal:sigma=0.5 or onebit:threshold=200"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,14 @@ class PredictorText:
                 return self.name
 
 
+NO_PREDICTION = PredictorText()
+
+
 def parse_predictor(text: str) -> PredictorText:
     """Raises SpecError: no text, unknown or missing name or key, value out of range."""
     check_text("predictor", text, EXAMPLES["lognormal"])
     if not text.strip():
-        raise SpecError(f"got an empty predictor; expected one of {', '.join(EXAMPLES)}")
+        raise SpecError(f"got an empty predictor; expected {EXPECTED}")
     name, pairs = split_spec(text, EXAMPLES)
     PredictorText(name)  # is known
     keys = tuple(split_spec(EXAMPLES[name])[1])

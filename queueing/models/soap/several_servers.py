@@ -54,9 +54,15 @@ def solve_on_servers(
     residual = sizes.second_moment / float(atoms.weights @ atoms.sizes**2) - 1
     service = ServiceTime(atoms.sizes, atoms.weights, math.sqrt(max(residual, 0.0)))
     many = solve_servers(service, arrival_rate, servers)
-    delay = float(many.delay.mean or 0.0) * ratio_to_first_come(one, sizes, arrival_rate / servers)
-    doubt = None if isinstance(order, Fifo) else UNCHECKED
+    ratio = ratio_to_first_come(one, sizes, arrival_rate / servers)
+    delay = float(many.delay.mean or 0.0) * ratio
+    doubt = order_doubt(order, ratio, one.load, servers)
     return SeveralOrdered(delay + sizes.mean, delay, one.load, doubt)
+
+
+def order_doubt(order: Order, ratio: float, load: float, servers: int) -> str | None:
+    """Why W(c) may be off by more than 10 %; None where it is not, or W too small to matter."""
+    return None if isinstance(order, Fifo) or servers == 1 else UNCHECKED
 
 
 def ratio_to_first_come(queue: OrderedQueue, sizes: SizeLaw, arrival_rate: float) -> float:

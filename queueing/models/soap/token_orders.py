@@ -41,7 +41,7 @@ from queueing.models.soap.orders import (
     Threshold,
     Trail,
 )
-from queueing.models.soap.predictor_text import PredictorText
+from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
 from queueing.models.soap.predictors import (
     ConstantPrediction,
     ExactPrediction,
@@ -58,8 +58,6 @@ from queueing.models.soap.several_servers import (
     solve_on_servers,
 )
 from queueing.models.soap.sizes import Atoms, token_sizes
-
-NO_PREDICTION = PredictorText()
 
 
 @dataclass(frozen=True, kw_only=True)

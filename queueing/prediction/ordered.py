@@ -1,0 +1,130 @@
+"""A policy's `order`, where it is not first come first served: by which methods it is answered, and
+its means.
+
+single, one server             exact          queueing.models.soap
+single, several servers        approximation  W(c) = W_fcfs(c) W(1) / W_fcfs(1)
+continuous                     approximation  its delay first come first served, times the same
+                                              ratio at its load, service in a slot while all are
+                                              taken
+batches; other orders; aging   simulation
+
+The queueing delay is the time outside of service, interruptions included. Only means. Conditions:
+one prompt length, Poisson arrivals of single sequences, no patience.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.core import Policy
+from policies.immediate import Continuous, Single
+from queueing.model import Model
+from queueing.models.continuous import doubt, solve_continuous
+from queueing.models.soap.several_servers import order_doubt
+from queueing.models.soap.token_orders import (
+    SOLVED,
+    UNINTERRUPTED,
+    NamedOrder,
+    TokenService,
+    delay_ratio,
+    solve_named_order,
+)
+from queueing.result import Mean, Quantiles
+
+FCFS = "fcfs"
+
+
+def order_of(policy: Policy) -> NamedOrder | None:
+    """Its order with the keys of the same names; None for first come, first served."""
+    name = getattr(policy, "order", FCFS)
+    if name == FCFS:
+        return None
+    return NamedOrder(
+        name=name,
+        threshold=getattr(policy, "threshold", None),
+        c=getattr(policy, "c", None),
+        quantum=getattr(policy, "quantum", None),
+        levels=getattr(policy, "levels", None),
+    )
+
+
+def ordered_methods(model: Model) -> tuple[str, ...]:
+    """As `solutions.methods`, for a policy with an order."""
+    named = order_of(model.policy)
+    aging = getattr(model.policy, "aging", None)
+    if named is None or named.name not in SOLVED or aging is not None or not _is_plain(model):
+        return ("simulation",)
+    if isinstance(model.policy, Single) and not _varied_prompts(model):
+        return ("exact" if model.servers == 1 else "approximation", "simulation")
+    in_slots = isinstance(model.policy, Continuous) and model.servers == 1
+    return ("approximation", "simulation") if in_slots and model.bound else ("simulation",)
+
+
+def _is_plain(model: Model) -> bool:
+    return (
+        model.patience is None
+        and model.sequences is None
+        and model.arrival_scv == 1
+        and not model.disaggregated
+        and not model.endless
+    )
+
+
+def _varied_prompts(model: Model) -> bool:
+    return model.prompt_tokens is not None and model.law.kp != 0
+
+
+def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
+    """What `ordered_methods` names first, by field of a Prediction. Raises UnstableQueueError,
+    SpecError.
+    """
+    named = order_of(model.policy)
+    assert named is not None
+    if isinstance(model.policy, Continuous):
+        return _in_slots(model, arrival_rate, named)
+    service = TokenService.alone(model.law, model.output_tokens)
+    queue = solve_named_order(named, service, arrival_rate, model.servers, model.predictor)
+    first = model.batch_time.first_token(1)
+    return {
+        "queueing_delay": Quantiles(queue.delay),
+        "sojourn_time": Quantiles(queue.sojourn),
+        "batch_size": Mean(1.0),
+        "utilisation": queue.load,
+        "assumptions": _noted(model, queue.doubt),
+        **_token_times(named, queue.delay + first, model.law.step(1)),
+    }
+
+
+def _in_slots(model: Model, arrival_rate: float, named: NamedOrder) -> dict[str, Any]:
+    assert model.bound is not None
+    slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
+    service = TokenService.in_slots(model.slot_time, model.bound)
+    ratio = delay_ratio(named, service, slots.load, model.predictor)
+    saved = slots.queueing_delay * (1 - ratio)
+    first, step = slots.time_to_first_token - saved, slots.inter_token_latency
+    return {
+        "queueing_delay": Quantiles(slots.queueing_delay * ratio),
+        "sojourn_time": Quantiles(slots.sojourn_time - saved),
+        "batch_size": Mean(slots.batch_size),
+        "utilisation": slots.utilisation,
+        "assumptions": _noted(
+            model,
+            doubt(model.slot_time, arrival_rate, model.bound),
+            order_doubt(service.order(named), ratio, slots.load, model.bound),
+        ),
+        **_token_times(named, first, step),
+    }
+
+
+def _token_times(named: NamedOrder, first: float, step: float | None) -> dict[str, Any]:
+    """Unknown where a service may be interrupted between two tokens, or a law puts the first token
+    before the dispatch.
+    """
+    if named.name not in UNINTERRUPTED or first < 0:
+        return {}
+    return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
+
+
+def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
+    notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
+    return (*model.assumptions, *notes)

@@ -1,0 +1,271 @@
+"""Orders as a policy's text names them, with predictors as texts: the law, the queue, `predict`."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from policies.immediate import Capped, Continuous, Single
+from policies.text import SpecError
+from queueing.commands import cli
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.errors import UnstableQueueError
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
+from queueing.models.mg1 import solve_mg1
+from queueing.models.soap.orders import DrawnJobs, Levels, Threshold, Trail
+from queueing.models.soap.predictor_text import PredictorText, parse_predictor
+from queueing.models.soap.predictors import OneBit
+from queueing.models.soap.queue import solve_order
+from queueing.models.soap.ranks import Ranks
+from queueing.models.soap.sizes import Atoms, Residual
+from queueing.models.soap.token_orders import (
+    SOLVED,
+    NamedOrder,
+    TokenService,
+    delay_ratio,
+    solve_named_order,
+)
+from queueing.prediction import predict_model
+from queueing.prediction.ordered import order_of, ordered_methods
+from queueing.prediction.solutions import methods
+from queueing.simulation.orders.sample_paths import Replications, simulate_order, sojourns
+
+TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
+STEADY = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3)
+LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, cv=0.4, stall_share=0.1, stall=0.05)
+SERVICE = TokenService.alone(STEADY, TOKENS)
+RATE = 0.8 / SERVICE.sizes.mean
+KEYS = {"threshold": 30, "c": 0.5, "quantum": 10, "levels": 3}
+TEXTS = ("none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=30,accuracy=0.9")
+PREEMPTIVE = ("sprpt", "pspjf", "threshold-preemptive", "trail", "fb", "mlfq")
+
+
+def named(name):
+    return NamedOrder(name=name, **KEYS)
+
+
+# texts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=200", TEXTS[-1]],
+)
+def test_a_predictor_is_read_and_written_canonically(text):
+    assert str(parse_predictor(f" {text} ")) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "got an empty predictor; expected none, exact"),
+        ("exakt", "got predictor 'exakt'; expected one of none.*did you mean 'exact'"),
+        ("one_bit:threshold=3", "did you mean 'onebit'"),
+        ("exact:sigma=1", "got key 'sigma' for predictor exact; expected no key"),
+        ("lognormal", "got 'lognormal'; expected sigma too, for example lognormal:sigma=0.5"),
+        ("lognormal:sigma=-1", "got sigma=-1; expected a number >= 0"),
+        ("lognormal:sigma=x", "got sigma='x'"),
+        ("lognormal:sigma=1,sigma=2", "got sigma twice"),
+        ("onebit", "expected threshold too"),
+        ("onebit:threshold=0", "got threshold=0; expected tokens >= 1"),
+        ("onebit:threshold=2.5", "got threshold=2.5 in .*; expected a whole number"),
+        ("onebit:threshold=9,accuracy=1.5", "got accuracy=1.5; expected a probability"),
+        ("onebit:treshold=9", "did you mean 'threshold'"),
+    ],
+)
+def test_what_is_no_predictor_is_refused_in_one_line(text, message):
+    with pytest.raises(SpecError, match=message):
+        parse_predictor(text)
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1))
+def test_every_bit_is_read_back(threshold, accuracy):
+    told = PredictorText("onebit", threshold=threshold, accuracy=accuracy)
+    assert parse_predictor(str(told)) == told
+
+
+# tokens become seconds
+
+
+def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
+    order = SERVICE.order(named("threshold"))
+    assert isinstance(order, Threshold)
+    assert SERVICE.seconds(30) < order.threshold < SERVICE.seconds(31)
+    assert SERVICE.order(named("mlfq")) == Levels((SERVICE.seconds(10), SERVICE.step * 10))
+    assert SERVICE.order(NamedOrder(name="mlfq", quantum=10, levels=1)) == Levels(())
+    assert SERVICE.order(named("trail")) == Trail(0.5)
+    bit = SERVICE.predictor(parse_predictor("onebit:threshold=30"))
+    assert isinstance(bit, OneBit)
+    assert bit.values == (SERVICE.seconds(15), SERVICE.seconds(60))
+    assert bit.short(np.array([SERVICE.seconds(30), SERVICE.seconds(31)])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (NamedOrder(name="threshold"), "order=threshold with threshold=None; expected threshold"),
+        (NamedOrder(name="mlfq", quantum=5), "order=mlfq with levels=None"),
+        (NamedOrder(name="mlfq", quantum=0, levels=2), "quantum=0; expected quantum > 0"),
+        (NamedOrder(name="hrrn"), "got order=hrrn; expected one of fcfs"),
+        (NamedOrder(name="spfj"), "did you mean 'spjf'"),
+    ],
+)
+def test_an_order_without_its_key_or_model_is_refused(order, message):
+    with pytest.raises(SpecError, match=message):
+        SERVICE.order(order)
+
+
+@pytest.mark.parametrize("name", sorted(set(SOLVED) - {"fb", "mlfq"}))
+def test_without_predictions_every_order_that_asks_for_them_is_first_come_first_served(name):
+    """Every request counts as the longest: beyond any threshold."""
+    first_come = solve_named_order(named("fcfs"), SERVICE, RATE)
+    assert solve_named_order(named(name), SERVICE, RATE).sojourn == pytest.approx(
+        first_come.sojourn, rel=1e-9
+    )
+
+
+def test_residual_and_stalls_are_those_of_the_exact_single_queue():
+    service = TokenService.alone(LAW, TOKENS)
+    found = solve_named_order(named("fcfs"), service, RATE)
+    assert found.delay == pytest.approx(solve_mg1(LAW, TOKENS, RATE).delay.mean, rel=1e-9)
+
+
+def test_a_residual_scales_the_wait_of_a_preemptive_order_and_not_its_interruptions():
+    """Simulated: sizes and ages times an independent residual of SCV 0.5."""
+    atoms, residual = SERVICE.sizes, Residual(1.5)
+    order, told = SERVICE.order(named("sprpt")), SERVICE.predictor(parse_predictor(TEXTS[3]))
+    exact = solve_order(
+        order, Atoms(atoms.sizes, atoms.weights, residual=residual), RATE, told
+    ).sojourn
+    means = []
+    for seed in range(24):
+        rng = np.random.default_rng(seed)
+        arrived_at = np.cumsum(rng.exponential(1 / RATE, 20_000))
+        drawn = order.draw(rng, atoms.sample(rng, 20_000), told)
+        factor = rng.gamma(2.0, 0.5, 20_000)
+        ranks = drawn.ranks
+        scaled = Ranks(
+            ranks.start * factor[:, None], ranks.level, ranks.value, ranks.slope / factor[:, None]
+        )
+        jobs = DrawnJobs(drawn.totals * factor, scaled)
+        means.append(float(sojourns(order, arrived_at, jobs)[2000:-1000].mean()))
+    error = np.std(means, ddof=1) / np.sqrt(len(means))
+    assert error < 0.03 * exact
+    assert abs(np.mean(means) - exact) < 4 * error
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", SOLVED)
+def test_the_solved_queue_agrees_with_simulation(name, text):
+    order, told = SERVICE.order(named(name)), SERVICE.predictor(parse_predictor(text))
+    found = solve_named_order(named(name), SERVICE, RATE, 1, parse_predictor(text))
+    assert found.sojourn == solve_order(order, SERVICE.sizes, RATE, told).sojourn
+    simulated = simulate_order(order, SERVICE.sizes, RATE, told, Replications(10_000, 16, 7))
+    assert simulated.standard_error < 0.05 * found.sojourn
+    assert abs(simulated.mean - found.sojourn) < 4 * simulated.standard_error
+
+
+def test_the_ratio_of_delays_is_that_of_the_two_queues():
+    told = parse_predictor(TEXTS[3])
+    queues = [solve_named_order(named(n), SERVICE, RATE, 1, told) for n in ("spjf", "fcfs")]
+    assert delay_ratio(named("spjf"), SERVICE, 0.8, told) == pytest.approx(
+        queues[0].delay / queues[1].delay, rel=1e-9
+    )
+
+
+# predict
+
+
+def model(policy, **limits):
+    return Model.read(policy, TOKENS, LAW, **limits)
+
+
+def test_the_order_of_a_policy_and_its_keys():
+    assert order_of(Single()) is None
+    assert order_of(Single(order="spjf")) == NamedOrder(name="spjf")
+    policy = SimpleNamespace(order="trail", c=0.5)
+    assert order_of(policy) == NamedOrder(name="trail", c=0.5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits", "expected"),
+    [
+        (Single(order="spjf"), {}, ("exact", "simulation")),
+        (Single(order="spjf"), {"servers": 4}, ("approximation", "simulation")),
+        (Single(order="spjf"), {"patience": 1.0}, ("simulation",)),
+        (Single(order="spjf"), {"arrival_scv": 2.0}, ("simulation",)),
+        (Single(order="spjf"), {"sequences": "uniform:low=1,high=3"}, ("simulation",)),
+        (Single(order="hrrn"), {}, ("simulation",)),
+        (Continuous(max_batch_size=4, order="sprpt"), {}, ("approximation", "simulation")),
+        (Continuous(max_batch_size=4, order="sprpt"), {"servers": 2}, ("simulation",)),
+        (Capped(max_batch_size=4, order="spjf"), {}, ("simulation",)),
+    ],
+)
+def test_which_method_answers_an_order(policy, limits, expected):
+    assert methods(model(policy, **limits)) == ordered_methods(model(policy, **limits)) == expected
+
+
+@pytest.mark.parametrize("text", TEXTS[1:4])
+def test_predict_gives_the_means_of_the_solved_order(text):
+    asked = model(Single(order="spjf"), predictor=text)
+    answer = predict_model(asked, RATE)
+    queue = solve_named_order(
+        named("spjf"), TokenService.alone(LAW, TOKENS), RATE, 1, parse_predictor(text)
+    )
+    assert (answer.method, answer.policy) == ("exact", "single:order=spjf")
+    assert answer.queueing_delay.mean == queue.delay
+    assert answer.sojourn_time.mean == queue.sojourn
+    assert answer.time_to_first_token.mean == pytest.approx(
+        queue.delay + asked.batch_time.first_token(1)
+    )
+    assert answer.queueing_delay.p99 is None
+    assert answer.bounds == {}
+    assert f"order of service spjf; predictor of the output lengths: {text}" in answer.assumptions
+
+
+@pytest.mark.parametrize("order", ["sprpt", "pspjf", "fb"])
+def test_an_interrupted_service_has_no_predicted_first_token(order):
+    answer = predict_model(model(Single(order=order), predictor="exact"), RATE)
+    assert answer.time_to_first_token.mean is None
+    assert answer.inter_token_latency.mean is None
+    assert answer.queueing_delay.mean > 0
+
+
+def test_slots_gain_as_one_server_does():
+    first_come = predict_model(model(Continuous(max_batch_size=4)), 30.0)
+    shortest = predict_model(
+        model(Continuous(max_batch_size=4, order="spjf"), predictor="exact"), 30.0
+    )
+    saved = first_come.queueing_delay.mean - shortest.queueing_delay.mean
+    assert saved > 0
+    for field in ("sojourn_time", "time_to_first_token"):
+        difference = getattr(first_come, field).mean - getattr(shortest, field).mean
+        assert difference == pytest.approx(saved)
+    many = Continuous(max_batch_size=64, order="spjf")
+    assert predict_model(model(many, predictor="exact"), 30.0).queueing_delay.mean < 1e-6
+
+
+def test_an_unstable_order_raises():
+    with pytest.raises(UnstableQueueError):
+        predict_model(model(Single(order="spjf")), 2 * RATE)
+
+
+QUEUE = ("--policy", "single", "--arrival-rate", "3", "--output-tokens", "uniform:low=1,high=100")
+
+
+def test_predictor_on_the_command_line():
+    given = ["predict", *QUEUE, "--latency", "a=0.001,c=0", "--json"]
+    plain, told = (
+        json.loads(CliRunner().invoke(cli.app, [*given, *more]).stdout)
+        for more in ((), ("--predictor", "lognormal:sigma=0.5"))
+    )
+    note = "the predictor changes nothing: the order reads no predicted length"
+    assert told.pop("assumptions") == [*plain.pop("assumptions"), note]
+    assert told == plain
+    wrong = CliRunner().invoke(cli.app, [*given, "--predictor", "oracle"])
+    assert isinstance(wrong.exception, SpecError)
