@@ -8,10 +8,10 @@ writes it: a process per customer that requests a `Resource`, by length a `Prior
 batches, which it has no word for, a server that draws on a `Store`. `lean` is the fastest that we
 could write: a queue of our own, one process for the arrivals, one for the server, an event only
 where the server sleeps. No resource of SimPy compares remaining times, so the preemptive order has
-the lean program only. All numbers that SimPy needs are drawn by NumPy in one block. Ciw has no batch
-service and no order by length, so it serves the first two. Ours is `simulate_run`, or the kernels of
-queueing.simulation.orders: the draws and the whole sample path; all return each request's queueing
-delay (time outside of service).
+the lean program only. All numbers that SimPy needs are drawn by NumPy in one block. Ciw has no
+batch service and no order by length, so it serves the first two. Ours is `simulate_run`, or the
+kernels of queueing.simulation.orders: the draws and the whole sample path; all return each
+request's queueing delay (time outside of service).
 
 Rounds are interleaved. The rate is requests per CPU second of the process (others may use the
 machine), the median of the rounds; ratios are the medians of those within a round. Compilation is

@@ -28,6 +28,7 @@ from queueing.models.soap.predictors import (
     UniformPrediction,
 )
 from queueing.models.soap.queue import price_of_misprediction, solve_order
+from queueing.models.soap.several_servers import solve_on_servers
 from queueing.models.soap.sizes import (
     Atoms,
     Grid,
@@ -209,6 +210,34 @@ def test_simulation_agrees_with_the_analysis_everywhere(order, law, load, source
     if order in ASKS_NOTHING and source != "exact":
         pytest.skip("asks for no prediction")
     agrees(order, law, load, source, 32, 400_000 if load > 0.85 else 50_000)
+
+
+ON_SERVERS = [name for name in ORDERS if "server" not in name and name != "fifo"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("order", ON_SERVERS)
+@pytest.mark.parametrize("load", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+def test_four_servers_are_within_a_tenth_of_simulation_where_no_doubt_says_otherwise(
+    order, law, load, source
+):
+    """The sojourn everywhere, the time outside of service where `doubt` is silent and that time is
+    more than 2 % of the sojourn.
+    """
+    if order in ASKS_NOTHING and source != "exact":
+        pytest.skip("asks for no prediction")
+    sizes, told = LAWS[law], predictor(law, source)
+    rate = 4 * load / sizes.mean
+    theory = solve_on_servers(ORDERS[order], sizes, rate, 4, told)
+    runs = Replications(300_000 if load > 0.85 else 120_000, 16, tuple(f"{order} {load}".encode()))
+    found = simulate_order(ORDERS[order], sizes, rate, told, runs, servers=4)
+    delay, noise = found.mean - sizes.mean, 3 * found.standard_error
+    assert abs(theory.sojourn - found.mean) < 0.1 * found.mean + noise
+    if theory.doubt is None and delay > 0.02 * found.mean:
+        assert found.standard_error < 0.05 * delay
+        assert abs(theory.delay - delay) < 0.1 * delay + noise
 
 
 def test_a_seed_gives_the_same_path_to_the_last_bit():

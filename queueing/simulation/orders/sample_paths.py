@@ -90,15 +90,22 @@ def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs, servers: int = 
     """Sojourn time of each job, seconds."""
     if isinstance(order, LeastAttained):
         return np.asarray(run_least_attained(arrived_at, drawn.totals, servers) - arrived_at)
+    rows = rank_rows(drawn)
+    if servers == 1:
+        return np.asarray(run_ranks(arrived_at, drawn.totals, rows) - arrived_at)
+    departures = run_ranks_on_servers(
+        arrived_at, drawn.totals, rows, servers, can_rise(drawn.ranks)
+    )
+    return np.asarray(departures - arrived_at)
+
+
+def rank_rows(drawn: DrawnJobs) -> tuple[Vector | float, ...]:
+    """The ranks of a sample as the kernels take them."""
     ranks = drawn.ranks
     last_come = _NO_CLASS if ranks.last_come is None else ranks.last_come
     slack = SLACK * float(drawn.totals.mean())
     arrays = (ranks.start, ranks.level, ranks.value, ranks.slope)
-    rows = (*(np.ascontiguousarray(array) for array in arrays), float(last_come), slack)
-    if servers == 1:
-        return np.asarray(run_ranks(arrived_at, drawn.totals, rows) - arrived_at)
-    departures = run_ranks_on_servers(arrived_at, drawn.totals, rows, servers, can_rise(ranks))
-    return np.asarray(departures - arrived_at)
+    return (*(np.ascontiguousarray(array) for array in arrays), float(last_come), slack)
 
 
 def can_rise(ranks: Ranks) -> bool:

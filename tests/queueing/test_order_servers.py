@@ -1,0 +1,81 @@
+"""Orders on several servers: the compiled sample paths."""
+
+import numpy as np
+import pytest
+
+from queueing.models.mgc import mmc
+from queueing.models.soap.orders import LeastAttained
+from queueing.simulation.orders.kernels import run_ranks
+from queueing.simulation.orders.sample_paths import (
+    Replications,
+    can_rise,
+    rank_rows,
+    simulate_order,
+    sojourns,
+)
+from queueing.simulation.orders.server_kernels import run_ranks_on_servers
+from tests.queueing.orders_made import LAWS, ORDERS, SOURCES
+
+RANKED = [name for name in ORDERS if name != "fb"]
+
+
+def drawn(name, count, load, seed=1):
+    rng = np.random.default_rng(seed)
+    arrived_at = np.cumsum(rng.exponential(1 / load, count))
+    sizes = LAWS["exponential"].sample(rng, count)
+    return arrived_at, ORDERS[name].draw(rng, sizes, SOURCES["exponential"])
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_several_servers_that_are_one_give_the_path_of_one_to_the_last_bit(name):
+    arrived_at, jobs = drawn(name, 5000, 0.9)
+    rows = rank_rows(jobs)
+    one = run_ranks(arrived_at, jobs.totals, rows)
+    for rising in {can_rise(jobs.ranks), True}:
+        assert np.array_equal(run_ranks_on_servers(arrived_at, jobs.totals, rows, 1, rising), one)
+
+
+def stepped(name, arrived_at, jobs, servers, step):
+    """The same by small steps of time: in each, the jobs that go first are served."""
+    ages, left = np.zeros(len(arrived_at)), np.full(len(arrived_at), np.nan)
+    now = 0.0
+    while np.isnan(left).any():
+        here = np.flatnonzero((arrived_at <= now) & np.isnan(left))
+        if isinstance(ORDERS[name], LeastAttained):
+            keys = [(0.0, ages[job], job) for job in here]
+        else:
+            keys = [rank_at(jobs.ranks, job, ages[job]) for job in here]
+        served = [here[k] for k in sorted(range(len(here)), key=keys.__getitem__)[:servers]]
+        ages[served] += step
+        now += step
+        left[[job for job in served if ages[job] >= jobs.totals[job]]] = now
+    return left - arrived_at
+
+
+def rank_at(ranks, job, age):
+    begun = ranks.start[job] <= age if age > 0 else np.arange(ranks.start.shape[1]) == 0
+    piece = int(np.flatnonzero(begun)[-1])
+    level = ranks.level[job, piece]
+    value = ranks.value[job, piece] + ranks.slope[job, piece] * (age - ranks.start[job, piece])
+    return level, value, -job if level == ranks.last_come else job
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_path_is_that_of_serving_who_goes_first_in_small_steps(name, servers):
+    """Equal ranks take turns under bounce: in steps, or by the slack of the kernel."""
+    arrived_at, jobs = drawn(name, 20, 1.3 * servers, seed=servers)
+    found = sojourns(ORDERS[name], arrived_at, jobs, servers)
+    expected = stepped(name, arrived_at, jobs, servers, 1e-3)
+    assert found == pytest.approx(expected, abs=0.1 if name == "bounce" else 0.03)
+
+
+@pytest.mark.parametrize("name", ["fb", "levels", "fifo"])
+def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
+    """M/M/4: whoever is served, each busy server ends a job at rate 1."""
+    found = simulate_order(
+        ORDERS[name], LAWS["exponential"], 3.2, runs=Replications(20_000, 24, 5), servers=4
+    )
+    exact = mmc(3.2, 1.0, 4).mean_sojourn
+    assert found.standard_error < 0.02 * exact
+    assert abs(found.mean - exact) < 4 * found.standard_error
