@@ -110,7 +110,7 @@ def _in_slots(model: Model, arrival_rate: float, named: NamedOrder) -> dict[str,
         "assumptions": _noted(
             model,
             doubt(model.slot_time, arrival_rate, model.bound),
-            order_doubt(service.order(named), ratio, slots.load, model.bound),
+            order_doubt(ratio, slots.load, model.bound),
         ),
         **_token_times(named, first, step),
     }

@@ -17,7 +17,7 @@ from queueing.models.soap.orders import Fifo, ShortestFirst, ShortestRemaining, 
 from queueing.models.soap.prediction_costs import DelayPredict, SkipPredict
 from queueing.models.soap.predictors import ExactPrediction, ExponentialPrediction
 from queueing.models.soap.queue import solve_order
-from queueing.models.soap.several_servers import UNCHECKED, solve_on_servers
+from queueing.models.soap.several_servers import order_doubt, solve_on_servers
 from queueing.models.soap.sizes import Grid, WeibullSizes, exponential_sizes
 from queueing.models.soap.two_choices import TwoClasses, two_choices
 
@@ -114,13 +114,25 @@ def test_one_server_of_several_and_first_come_are_what_they_were():
     assert four.doubt is None
 
 
-def test_several_servers_gain_as_one_does_and_say_that_this_is_unchecked():
+def test_several_servers_gain_as_one_does_and_say_where_that_is_doubtful():
     four = solve_on_servers(ShortestFirst(), WEIBULL, 3.2, 4)
     first_come = solve_on_servers(Fifo(), WEIBULL, 3.2, 4)
     ratio = (
         solve_order(ShortestFirst(), WEIBULL, 0.8).delay / solve_order(Fifo(), WEIBULL, 0.8).delay
     )
     assert four.delay / first_come.delay == pytest.approx(ratio)
-    assert four.doubt == UNCHECKED
+    assert four.doubt is not None
+    assert "on 4 servers is taken from one, where it is" in four.doubt
     with pytest.raises(SpecError, match="one server"):
         solve_on_servers(DelayPredict(limit=1.0, size_cost=0.1, external=False), WEIBULL, 1.0, 4)
+
+
+def test_doubt_grows_with_the_servers_and_with_what_the_order_changes():
+    silent = [order_doubt(ratio, 0.8, servers) is None for ratio, servers in CHANGES]
+    assert silent == [True, True, False, True, False, False]
+    assert order_doubt(0.46, 0.8, 4) is not None
+    assert order_doubt(0.46, 0.9, 4) is None
+    assert order_doubt(1.0, 0.5, 1000) is None
+
+
+CHANGES = ((0.01, 1), (0.8, 4), (0.75, 4), (1.25, 4), (1.35, 4), (0.8, 16))

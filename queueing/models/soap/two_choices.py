@@ -92,7 +92,7 @@ def two_choices(
         found = np.append(np.cumsum(law[::-1])[::-1], 0.0)
         change = float(np.abs(found - above).max())
         above = found
-        if change < _CLOSE:
+        if change < _CLOSE or choices == 1:  # then the rates do not depend on the law
             break
     else:
         raise NotConvergedError("the fixed point of many queues", change)
