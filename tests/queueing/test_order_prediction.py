@@ -1,7 +1,9 @@
 """Orders as a policy's text names them, with predictors as texts: the law, the queue, `predict`."""
 
 import json
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from policies.core import IDLE, Dispatch, Policy, Request, fitting_ids
 from policies.immediate import Capped, Continuous, Single
 from policies.text import SpecError
 from queueing.commands import cli
@@ -17,11 +20,10 @@ from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.models.mg1 import solve_mg1
-from queueing.models.soap.orders import DrawnJobs, Levels, Threshold, Trail
+from queueing.models.soap.orders import Levels, Threshold, Trail
 from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.models.soap.predictors import OneBit
 from queueing.models.soap.queue import solve_order
-from queueing.models.soap.ranks import Ranks
 from queueing.models.soap.sizes import Atoms, Residual
 from queueing.models.soap.token_orders import (
     SOLVED,
@@ -33,7 +35,8 @@ from queueing.models.soap.token_orders import (
 from queueing.prediction import predict_model
 from queueing.prediction.ordered import order_of, ordered_methods
 from queueing.prediction.solutions import methods
-from queueing.simulation.orders.sample_paths import Replications, simulate_order, sojourns
+from queueing.simulation.orders.sample_paths import Replications, simulate_order
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 STEADY = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3)
@@ -135,28 +138,22 @@ def test_residual_and_stalls_are_those_of_the_exact_single_queue():
     assert found.delay == pytest.approx(solve_mg1(LAW, TOKENS, RATE).delay.mean, rel=1e-9)
 
 
-def test_a_residual_scales_the_wait_of_a_preemptive_order_and_not_its_interruptions():
-    """Simulated: sizes and ages times an independent residual of SCV 0.5."""
-    atoms, residual = SERVICE.sizes, Residual(1.5)
-    order, told = SERVICE.order(named("sprpt")), SERVICE.predictor(parse_predictor(TEXTS[3]))
-    exact = solve_order(
-        order, Atoms(atoms.sizes, atoms.weights, residual=residual), RATE, told
-    ).sojourn
-    means = []
-    for seed in range(24):
-        rng = np.random.default_rng(seed)
-        arrived_at = np.cumsum(rng.exponential(1 / RATE, 20_000))
-        drawn = order.draw(rng, atoms.sample(rng, 20_000), told)
-        factor = rng.gamma(2.0, 0.5, 20_000)
-        ranks = drawn.ranks
-        scaled = Ranks(
-            ranks.start * factor[:, None], ranks.level, ranks.value, ranks.slope / factor[:, None]
-        )
-        jobs = DrawnJobs(drawn.totals * factor, scaled)
-        means.append(float(sojourns(order, arrived_at, jobs)[2000:-1000].mean()))
-    error = np.std(means, ddof=1) / np.sqrt(len(means))
-    assert error < 0.03 * exact
-    assert abs(np.mean(means) - exact) < 4 * error
+@pytest.mark.parametrize("name", ["sprpt", "pspjf", "mlfq", "threshold"])
+def test_a_residual_lengthens_the_wait_and_not_the_interruptions(name):
+    """Against simulation, ranks by the tokens made so far; the residual's SCV is 0.5."""
+    sizes = Atoms(SERVICE.sizes.sizes, SERVICE.sizes.weights, residual=Residual(1.5))
+    order, told = SERVICE.order(named(name)), SERVICE.predictor(parse_predictor(TEXTS[3]))
+    exact = solve_order(order, sizes, RATE, told).sojourn
+    assert exact > 1.05 * solve_order(order, SERVICE.sizes, RATE, told).sojourn
+    found = simulate_order(order, sizes, RATE, told, Replications(20_000, 24, 11))
+    assert found.standard_error < 0.03 * exact
+    assert abs(found.mean - exact) < 4 * found.standard_error
+
+
+def test_stalls_are_in_the_formula_and_not_in_the_simulation():
+    sizes = TokenService.alone(LAW, TOKENS).sizes
+    with pytest.raises(SpecError, match="got stalls"):
+        simulate_order(SERVICE.order(named("spjf")), sizes, RATE)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -248,6 +245,60 @@ def test_slots_gain_as_one_server_does():
         assert difference == pytest.approx(saved)
     many = Continuous(max_batch_size=64, order="spjf")
     assert predict_model(model(many, predictor="exact"), 30.0).queueing_delay.mean < 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortestInSlots(Policy):
+    """Continuous, the shortest predicted first."""
+
+    max_batch_size: int = 4
+    name: ClassVar[str] = "shortest-in-slots"
+    joins_running: ClassVar[bool] = True
+
+    def decide(self, state, now):
+        """Fill the free slots."""
+        server = state.servers[0]
+        waiting = sorted(state.waiting, key=lambda each: each.request.predicted_output_tokens)
+        ids = fitting_ids(waiting, self.max_batch_size - len(server.in_service), server)
+        return Dispatch(ids, server.id) if ids else IDLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", TEXTS[1:4])
+def test_slots_of_an_engine_gain_less_than_predicted_and_doubt_says_so(text):
+    """Four slots at load 0.8; the reference simulator drives a policy of its own."""
+    policy = Continuous(max_batch_size=4, order="spjf")
+    asked = Model.read(policy, TOKENS, STEADY, predictor=text)
+    rate = 0.8 * asked.largest_stable_rate
+    answers = [
+        predict_model(Model.read(each, TOKENS, STEADY, predictor=text), rate)
+        for each in (policy, Continuous(max_batch_size=4))
+    ]
+    predicted = answers[0].queueing_delay.mean / answers[1].queueing_delay.mean
+    rng, count = np.random.default_rng(3), 30_000
+    arrived_at = np.cumsum(rng.exponential(1 / rate, count))
+    lengths = TOKENS.sample(rng, count)
+    told = SERVICE.predictor(parse_predictor(text)).sample(
+        rng, SERVICE.setup + SERVICE.step * lengths
+    )
+    guesses = np.rint((told - SERVICE.setup) / SERVICE.step)
+    requests = [
+        Request(
+            id=str(i),
+            arrived_at=float(at),
+            prompt_tokens=0,
+            max_output_tokens=150,
+            predicted_output_tokens=float(guess),
+        )
+        for i, (at, guess) in enumerate(zip(arrived_at, guesses, strict=True))
+    ]
+    jobs = [Job(request, int(n)) for request, n in zip(requests, lengths, strict=True)]
+    delays = []
+    for each in (ShortestInSlots(), Continuous(max_batch_size=4)):
+        records = simulate_trace(each, jobs, SimulatedEngine(STEADY), [np.random.default_rng(0)])
+        delays.append(np.mean([record.dispatched_at - record.arrived_at for record in records]))
+    assert 0.75 < predicted / (delays[0] / delays[1]) < 1.03
+    assert any("is taken from one" in note for note in answers[0].assumptions)
 
 
 def test_an_unstable_order_raises():

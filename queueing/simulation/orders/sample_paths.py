@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.text import SpecError
 from queueing.distributions.token_distribution import Vector
 from queueing.models.soap.orders import DrawnJobs, LeastAttained, Order
 from queueing.models.soap.predictors import Predictor
 from queueing.models.soap.queue import EXACT
 from queueing.models.soap.ranks import Ranks
-from queueing.models.soap.sizes import SizeLaw
+from queueing.models.soap.sizes import NO_RESIDUAL, Atoms, Residual, SizeLaw
 from queueing.simulation.orders.kernels import mean_work_ahead, run_ranks
 from queueing.simulation.orders.server_kernels import run_least_attained, run_ranks_on_servers
 
@@ -57,8 +58,10 @@ def simulate_order(
     """Mean sojourn time, the first tenth and the last twentieth of each run left out.
 
     Control variate: the unfinished work that arrivals find at one server as fast as all `servers`
-    together, whose mean is known (Pollaczek and Khinchine) whatever the order of service.
+    together, whose mean is known (Pollaczek and Khinchine) whatever the order of service. Raises
+    SpecError: stalls.
     """
+    residual = sizes.residual if isinstance(sizes, Atoms) else NO_RESIDUAL
     streams = np.random.SeedSequence(runs.seed).spawn(runs.count)
     first, last = int(WARM_UP * runs.jobs), int((1 - LAST) * runs.jobs)
     found = []
@@ -67,11 +70,33 @@ def simulate_order(
         arrived_at = np.cumsum(rng.exponential(1 / arrival_rate, runs.jobs))
         drawn_sizes = sizes.sample(rng, runs.jobs)
         drawn = order.draw(rng, drawn_sizes, predictor)
+        if residual != NO_RESIDUAL:
+            factors = _residuals(rng, residual, runs.jobs)
+            drawn, drawn_sizes = stretched(drawn, factors), drawn_sizes * factors
         mean = float(sojourns(order, arrived_at, drawn, servers)[first:last].mean())
         found.append((mean, mean_work_ahead(arrived_at, drawn_sizes / servers, first, last)))
     load = arrival_rate * sizes.mean / servers
     work = arrival_rate * sizes.second_moment / servers**2 / (2 * (1 - load))
     return _controlled(np.array(found), work, runs.count * (last - first))
+
+
+def _residuals(rng: np.random.Generator, residual: Residual, count: int) -> Vector:
+    """Gamma, mean 1."""
+    if residual.stalls:
+        raise SpecError("got stalls; expected sizes without them in a simulation of an order")
+    scv = residual.factor - 1
+    return rng.gamma(1 / scv, scv, count)
+
+
+def stretched(drawn: DrawnJobs, factors: Vector) -> DrawnJobs:
+    """The same jobs with service times multiplied; ranks follow the ages before that."""
+    ranks, column = drawn.ranks, factors[:, None]
+    return DrawnJobs(
+        drawn.totals * factors,
+        Ranks(
+            ranks.start * column, ranks.level, ranks.value, ranks.slope / column, ranks.last_come
+        ),
+    )
 
 
 def _controlled(found: Vector, work: float, jobs: int) -> SimulatedSojourn:
