@@ -40,6 +40,7 @@ from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, pa
 from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
+_READING_NOTHING = ("fcfs", "fb", "mlfq", "edf", "priority", "vtc")  # orders without predictions
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
 
@@ -326,7 +327,7 @@ class Model:
         common = [
             self._arrivals,
             "lengths independent of each other and of the queue",
-            *((self._order,) if is_built_in(self.policy) else self._from_outside),
+            *_order_of_service(self.policy, self.predictor),
         ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
@@ -354,33 +355,12 @@ class Model:
                 "the prompts of a batch are padded to its longest: kp b max(prompt) instead of kp "
                 "sum(prompt)"
             )
-        if self.predictor != NO_PREDICTION and self._reads_no_prediction:
-            common.append("the predictor changes nothing: the order reads no predicted length")
         if self.bound is None and self.policy.padded and not self.endless:
             common.append(
                 "padded batches without a bound: stable only while no output exceeds "
                 f"{self.output_tokens.longest} tokens"
             )
         return tuple(common)
-
-    @property
-    def _order(self) -> str:
-        order = getattr(self.policy, "order", "fcfs")
-        if order == "fcfs":
-            return "first come, first served"
-        return f"order of service {order}; predictor of the output lengths: {self.predictor}"
-
-    @property
-    def _reads_no_prediction(self) -> bool:
-        return getattr(self.policy, "order", "fcfs") in ("fcfs", "fb", "mlfq", "edf", "priority")
-
-    @property
-    def _from_outside(self) -> tuple[str, ...]:
-        """Of a policy that is not built in."""
-        return (
-            "the policy sees one token limit for all requests, no predicted length and no priority",
-            "load: arrival rate over that of full batches, which the policy may not reach",
-        )
 
     @property
     def _arrivals(self) -> str:
@@ -424,6 +404,20 @@ def _law(given: LatencyModel | str) -> LatencyModel:
             "a profile's name or path"
         )
     return given
+
+
+def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ...]:
+    if not is_built_in(policy):
+        return (
+            "the policy sees one token limit for all requests, no predicted length and no priority",
+            "load: arrival rate over that of full batches, which the policy may not reach",
+        )
+    order = getattr(policy, "order", "fcfs")
+    name = "first come, first served" if order == "fcfs" else f"order of service: {order}"
+    if order not in _READING_NOTHING:
+        return (f"{name}; predictor of the output lengths: {predictor}",)
+    unread = "the predictor changes nothing: the order reads no predicted length"
+    return (name,) if predictor == NO_PREDICTION else (name, unread)
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

@@ -20,7 +20,21 @@ from queueing.papers.reproduction.slides.tables import FIRST, REMAINING
 LOADS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 COARSE = 100  # cells
 NOISES = ((0.99, 1.01), (0.9, 1.1), (0.5, 1.5), (0.5, 2.0), (0.25, 4.0), (0.1, 2.0))
+SPREADS = [above / below for below, above in NOISES]
 GRACE = 3.5
+NOISY: dict[str, Order] = {
+    "SPRPT": ShortestRemaining(),
+    "PSPJF": PreemptiveShortest(),
+    "SRPT-B": Bounce(),
+}
+LAWS: dict[str, SizeLaw] = {"exponential": EXPONENTIAL, "Weibull": WEIBULL}
+Ratios = dict[tuple[str, str, float], list[float]]  # by order, law and load: for each of NOISES
+CHOICE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+BITS = {
+    "no bit": TwoClasses(0.5, 2.0, 1 / 3, 0.0, 1.0),  # all predicted short: first come first served
+    "bit wrong for 20 %": TwoClasses(0.5, 2.0, 1 / 3, 0.2, 0.2),
+    "exact bit": TwoClasses(0.5, 2.0, 1 / 3),
+}
 
 
 def misprediction(say: Say) -> Artefact:
@@ -85,55 +99,21 @@ def _price(order: Order, sizes: SizeLaw, load: float, told: object) -> float:
 
 def noise(say: Say) -> Artefact:
     """Bounded noise, Y uniform on [beta X, alpha X]: consistency and grace of SRPT-B."""
-    orders = {"SPRPT": ShortestRemaining(), "PSPJF": PreemptiveShortest(), "SRPT-B": Bounce()}
-    laws = {"exponential": EXPONENTIAL, "Weibull": WEIBULL}
-    ratios: dict[tuple[str, str, float], list[float]] = {}
-    for law, sizes in laws.items():
+    ratios: Ratios = {}
+    for law, sizes in LAWS.items():
         for load in (0.5, 0.8, 0.95):
             say(f"bounded noise, {law} sizes, load {load:g}")
             best = solve_order(ShortestRemaining(), sizes, load, EXACT, COARSE).sojourn
-            for name, order in orders.items():
+            for name, order in NOISY.items():
                 ratios[name, law, load] = [
                     solve_order(order, sizes, load, UniformPrediction(*ends), COARSE).sojourn / best
                     for ends in NOISES
                 ]
-    spread = [above / below for below, above in NOISES]
-    near = max(row[0] for key, row in ratios.items() if key[0] == "SRPT-B")
-    bounces = [row for (name, *_), row in ratios.items() if name == "SRPT-B"]
-    grace = max(
-        ratio / (GRACE * s) for row in bounces for ratio, s in zip(row, spread, strict=True)
-    )
-    panels = tuple(
-        Panel(
-            f"{law} sizes, load {load:g}",
-            "alpha / beta",
-            "E[T] / E[T] under SRPT",
-            tuple(
-                curve(name, sorted(spread), _by(spread, ratios[name, law, load])) for name in orders
-            ),
-            "x",
-        )
-        for law in laws
-        for load in (0.8, 0.95)
-    )
     return Artefact(
         "slides-noise",
         "Bounded noise: SRPT with bounce",
-        (
-            Statement(
-                "C = 1: E[T] / E[T_SRPT] tends to 1 (largest ratio at 0.99 X .. 1.01 X)",
-                "in words",
-                f"{near:.4f}",
-                holds=near < 1.02,
-            ),
-            Statement(
-                "G = 3.5: E[T] / E[T_SRPT] <= 3.5 alpha / beta (largest share of the bound)",
-                "in words",
-                f"{grace:.2f}",
-                holds=grace <= 1,
-            ),
-        ),
-        panels,
+        _noise_statements(ratios),
+        tuple(_noise_panel(ratios, law, load) for law in LAWS for load in (0.8, 0.95)),
         assumed=(
             "rank of the policy: min(|prediction - age|, prediction), SRPT-B",
             "noise uniform on [beta X, alpha X]",
@@ -145,48 +125,74 @@ def noise(say: Say) -> Artefact:
     )
 
 
+def _noise_statements(ratios: Ratios) -> tuple[Statement, ...]:
+    bounces = [row for (name, *_), row in ratios.items() if name == "SRPT-B"]
+    near = max(row[0] for row in bounces)
+    grace = max(
+        ratio / (GRACE * spread)
+        for row in bounces
+        for ratio, spread in zip(row, SPREADS, strict=True)
+    )
+    return (
+        Statement(
+            "C = 1: E[T] / E[T_SRPT] tends to 1 (largest ratio at 0.99 X .. 1.01 X)",
+            "in words",
+            f"{near:.4f}",
+            holds=near < 1.02,
+        ),
+        Statement(
+            "G = 3.5: E[T] / E[T_SRPT] <= 3.5 alpha / beta (largest share of the bound)",
+            "in words",
+            f"{grace:.2f}",
+            holds=grace <= 1,
+        ),
+    )
+
+
+def _noise_panel(ratios: Ratios, law: str, load: float) -> Panel:
+    curves = tuple(
+        curve(name, sorted(SPREADS), _by(SPREADS, ratios[name, law, load])) for name in NOISY
+    )
+    return Panel(
+        f"{law} sizes, load {load:g}", "alpha / beta", "E[T] / E[T] under SRPT", curves, "x"
+    )
+
+
 def _by(places: list[float], values: list[float]) -> list[float]:
     return [value for _, value in sorted(zip(places, values, strict=True))]
 
 
 def choices(say: Say) -> Artefact:
     """One bit with the power of two choices, in the limit of many queues."""
-    loads = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-    cases = {
-        "no bit": TwoClasses(0.5, 2.0, 0.5, 0.5, 0.5),
-        "bit wrong for 20 %": TwoClasses(0.5, 2.0, 1 / 3, 0.2, 0.2),
-        "exact bit": TwoClasses(0.5, 2.0, 1 / 3),
-    }
-    cases["no bit"] = TwoClasses(0.5, 2.0, 1 / 3, 0.0, 1.0)  # all predicted short: FIFO
     curves = []
     means: dict[tuple[str, int], list[float]] = {}
     for choice in (1, 2):
-        for name, classes in cases.items():
+        for name, classes in BITS.items():
             say(f"{choice} choices, {name}")
-            top = loads if choice == 2 else loads[:4]
-            means[name, choice] = [two_choices(classes, load, choice).sojourn for load in top]
-            curves.append(curve(f"d = {choice}, {name}", top, means[name, choice]))
-    single = two_choices(TwoClasses(1.0, 1.0, 0.5, 0.0, 1.0), 0.9).sojourn
-    known = sum(0.9 ** (2**i - 2) for i in range(1, 12))
-    better = all(
-        exact < none for exact, none in zip(means["exact bit", 2], means["no bit", 2], strict=True)
-    )
+            loads = CHOICE_LOADS if choice == 2 else CHOICE_LOADS[:4]
+            means[name, choice] = [two_choices(classes, load, choice).sojourn for load in loads]
+            curves.append(curve(f"d = {choice}, {name}", loads, means[name, choice]))
     return Artefact(
         "slides-choices",
         "Power of two choices with one bit",
-        (
-            Statement(
-                "one class, lam = 0.9: sum_i lam^(2^i - 2) (Mitzenmacher 2001)",
-                f"{known:.6f}",
-                single,
-            ),
-            Statement(
-                "one bit helps with two choices too (E[T], exact bit / none, at 0.9)",
-                "in words",
-                f"{means['exact bit', 2][4] / means['no bit', 2][4]:.3f}",
-                holds=better,
-            ),
-        ),
+        _choice_statements(means["exact bit", 2], means["no bit", 2]),
         (Panel("Two exponential classes, means 0.5 and 2", "load", "E[T]", tuple(curves), "y"),),
         assumed=("two thirds of the jobs are short: exponential classes of mean 0.5 and 2",),
+    )
+
+
+def _choice_statements(told: list[float], untold: list[float]) -> tuple[Statement, ...]:
+    """E[T] with two choices at CHOICE_LOADS."""
+    single = two_choices(TwoClasses(1.0, 1.0, 0.5, 0.0, 1.0), 0.9).sojourn
+    known = sum(0.9 ** (2**i - 2) for i in range(1, 12))
+    return (
+        Statement(
+            "one class, lam = 0.9: sum_i lam^(2^i - 2) (Mitzenmacher 2001)", f"{known:.6f}", single
+        ),
+        Statement(
+            "one bit helps with two choices too (E[T], exact bit / none, at 0.9)",
+            "in words",
+            f"{told[4] / untold[4]:.3f}",
+            holds=all(exact < none for exact, none in zip(told, untold, strict=True)),
+        ),
     )
