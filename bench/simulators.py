@@ -46,6 +46,7 @@ from queueing.model import Model
 from queueing.models.soap.orders import Order, ShortestFirst, ShortestRemaining
 from queueing.models.soap.predictors import ExactPrediction
 from queueing.simulation.experiment import simulate_run
+from queueing.simulation.fast import sample_tokens
 from queueing.simulation.orders.sample_paths import sojourns
 
 LOAD = 0.8
@@ -122,7 +123,7 @@ def ours_in_order(queue: Queue, requests: int, seed: int) -> Vector:
     """Shortest first or shortest remaining first, lengths known."""
     rng, order, law = np.random.default_rng(seed), ORDERS[queue.kind], queue.model.law
     arrived_at = np.cumsum(rng.exponential(1 / queue.rate, requests))
-    sizes = law.setup(1) + law.step(1) * queue.model.output_tokens.sample(rng, requests)
+    sizes = law.setup(1) + law.step(1) * sample_tokens(queue.model.output_tokens, rng, requests)
     drawn = order.draw(rng, sizes, ExactPrediction())
     return sojourns(order, arrived_at, drawn) - sizes
 

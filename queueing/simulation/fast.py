@@ -158,10 +158,10 @@ def draw_trace(
     )
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
-        _sample(model.output_tokens, lengths, num_requests),
+        sample_tokens(model.output_tokens, lengths, num_requests),
         np.zeros(num_requests, dtype=np.int64)
         if model.prompt_tokens is None
-        else _sample(model.prompt_tokens, prompts, num_requests),
+        else sample_tokens(model.prompt_tokens, prompts, num_requests),
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
     )
@@ -290,7 +290,7 @@ def _instants(mean_gap: float, scv: float, rng: np.random.Generator, count: int)
     return instants
 
 
-def _sample(lengths: TokenDistribution, rng: np.random.Generator, count: int) -> Ints:
+def sample_tokens(lengths: TokenDistribution, rng: np.random.Generator, count: int) -> Ints:
     """What `TokenDistribution.sample` draws, by a guide table."""
     if lengths.pmf[-1] == 1:
         return np.full(count, lengths.longest)
