@@ -10,7 +10,7 @@ from queueing.models.soap.orders import Fifo, Order, ShortestFirst, ShortestRema
 from queueing.models.soap.predictors import Predictor
 from queueing.models.soap.queue import EXACT
 from queueing.papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
-from queueing.papers.reproduction.slides.cells import PREDICTED, Cell
+from queueing.papers.reproduction.slides.cells import PREDICTED, SHORT_RUNS, Cell
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 FIFO = ("2.00", "2.50", "3.33", "5.00", "10.00", "20.00", "50.00", "100.00")
@@ -110,8 +110,7 @@ def _statements(columns: Sequence[Column], say: Say) -> tuple[Statement, ...]:
         for load, text in zip(LOADS, texts, strict=True)
     ]
     return tuple(
-        cell.statement(say, WHY if cell.column == "SPRPT Eqns" else "off in the last digits")
-        for cell in cells
+        cell.statement(say, WHY if cell.column == "SPRPT Eqns" else SHORT_RUNS) for cell in cells
     )
 
 

@@ -25,7 +25,13 @@ from queueing.models.soap.predictors import Predictor
 from queueing.models.soap.queue import EXACT
 from queueing.models.soap.sizes import SizeLaw
 from queueing.papers.reproduction.artefact import Artefact, Panel, Say, Statement, curve
-from queueing.papers.reproduction.slides.cells import EXPONENTIAL, PREDICTED, WEIBULL, Cell
+from queueing.papers.reproduction.slides.cells import (
+    EXPONENTIAL,
+    PREDICTED,
+    SHORT_RUNS,
+    WEIBULL,
+    Cell,
+)
 
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 NAMES = (
@@ -55,7 +61,6 @@ TABLE2 = (
     ("58.00", "13.223", "7.448", "4.517", "16.546", "9.846", "7.788"),
     ("148.0", "22.451", "15.194", "7.666", "29.346", "20.918", "13.404"),
 )
-SHORT_RUNS = "the slides' simulation is too short for its load"
 FAR_THRESHOLD = "above the optimum: the slides' search stopped at a smaller threshold"
 MISPRINT = "Pollaczek-Khinchine, 1 + 3 lam / (1 - lam); every other cell of the column keeps it"
 
