@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from loadgen.arrivals.length_prediction import parse_length_prediction
 from policies.core import IDLE, Dispatch, Policy, Request, fitting_ids
 from policies.immediate import Capped, Continuous, Single
 from policies.text import SpecError
@@ -30,6 +31,7 @@ from queueing.models.soap.token_orders import (
     NamedOrder,
     TokenService,
     delay_ratio,
+    predicted_tokens,
     solve_named_order,
 )
 from queueing.prediction import predict_model
@@ -106,6 +108,25 @@ def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
     assert isinstance(bit, OneBit)
     assert bit.values == (SERVICE.seconds(15), SERVICE.seconds(60))
     assert bit.short(np.array([SERVICE.seconds(30), SERVICE.seconds(31)])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("exact", "exact"),
+        ("exponential", "exponential"),
+        ("lognormal:sigma=0.5", "lognormal:sigma=0.5"),
+        ("onebit:threshold=31", "one_bit:threshold=31,accuracy=1"),
+    ],
+)
+def test_predictions_are_drawn_as_the_load_generator_sends_them(text, sent):
+    lengths = TOKENS.sample(np.random.default_rng(1), 1000)
+    drawn = predicted_tokens(parse_predictor(text), np.random.default_rng(2), lengths, 150)
+    assert drawn.tolist() == (
+        parse_length_prediction(sent).predict(np.random.default_rng(2), lengths).tolist()
+    )
+    nothing = predicted_tokens(parse_predictor("none"), np.random.default_rng(2), lengths, 150)
+    assert set(nothing) == {150.0}
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.text import SpecError, suggest
-from queueing.distributions.token_distribution import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.slot_time import SlotTime
 from queueing.models.soap.orders import (
@@ -169,6 +169,16 @@ def solve_named_order(
     """Mean sojourn and mean time outside of service. Raises UnstableQueueError, SpecError."""
     order, told = service.order(named), service.predictor(predictor)
     return solve_on_servers(order, service.sizes, arrival_rate, servers, told)
+
+
+def predicted_tokens(
+    predictor: PredictorText, rng: np.random.Generator, output_tokens: Vector, longest: int
+) -> Vector:
+    """A prediction, whole tokens >= 1, for each true length of at most `longest`; does not modify.
+    As the load generator draws them.
+    """
+    one_token = TokenService(0.0, 1.0, Atoms(np.array([float(longest)]), np.ones(1)))
+    return one_token.predictor(predictor).sample(rng, np.asarray(output_tokens, float))
 
 
 def delay_ratio(
