@@ -99,7 +99,7 @@ def _table(
     say("formulas")
     statements += _formulas(sizes)
     return Artefact(
-        name, title, tuple(statements), (_panel(title, statements),), remarks=_remarks(thresholds)
+        name, title, tuple(statements), _panels(statements), remarks=_remarks(thresholds)
     )
 
 
@@ -176,13 +176,23 @@ def _meijer_g(z: float, least: float) -> float:
     return float(value.real.sum() * (t[1] - t[0]) / (2 * math.pi))
 
 
-def _panel(title: str, statements: Sequence[Statement]) -> Panel:
-    curves = [
-        curve(
+def _panels(statements: Sequence[Statement]) -> tuple[Panel, ...]:
+    """Exact and predicted sizes, each beside FIFO."""
+    curves = {
+        column: curve(
             column,
             LOADS,
             [float(each.ours) for each in statements[k * len(LOADS) : (k + 1) * len(LOADS)]],
         )
         for k, column in enumerate(NAMES)
-    ]
-    return Panel(title.partition(": ")[2], "load", "mean sojourn E[T]", tuple(curves), "y")
+    }
+    return tuple(
+        Panel(
+            title,
+            "load",
+            "mean sojourn E[T]",
+            (curves["FIFO"], *(curves[name] for name in names)),
+            "y",
+        )
+        for title, names in (("exact sizes", NAMES[1:4]), ("predicted sizes", NAMES[4:]))
+    )
