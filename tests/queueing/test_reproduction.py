@@ -98,7 +98,7 @@ def agrees(simulated: Simulated, exact: float, largest_error: float = 0.05) -> N
         ("59", 59.6, {}, TRUNCATED),
         ("59", 58.4, {}, FAILED),
         ("59", 61.0, {}, FAILED),
-        ("59", 59.29, {"sampled": True}, TRUNCATED),
+        ("59", 59.29, {"sampled": True}, MET),
         ("5.900", 5.929, {"sampled": True}, WITHIN),
         ("5.900", 5.931, {"sampled": True}, FAILED),
         ("59", 61.0, {"note": "because"}, EXPLAINED),
@@ -149,7 +149,10 @@ def compare_with_committed(artefact: Artefact) -> None:
             assert mine["ours"] == pytest.approx(theirs["ours"], rel=1e-5)
     for mine, theirs in zip(fresh["panels"], committed["panels"], strict=True):
         for one, other in zip(mine["curves"], theirs["curves"], strict=True):
-            assert one["y"] == pytest.approx(other["y"], rel=1e-5, abs=1e-9)
+            drawn = [y is not None for y in other["y"]]
+            assert [y is not None for y in one["y"]] == drawn
+            values = [[y for y in each["y"] if y is not None] for each in (one, other)]
+            assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-9)
 
 
 def test_the_committed_page_shows_every_artefact_and_small_pictures():
