@@ -12,6 +12,8 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
+from policies.ordered import order_of
+from policies.orders import FIRST_COME
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -40,7 +42,6 @@ from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, pa
 from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
-_READING_NOTHING = ("fcfs", "fb", "mlfq", "edf", "priority", "vtc")  # orders without predictions
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
 
@@ -412,9 +413,10 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
             "the policy sees one token limit for all requests, no predicted length and no priority",
             "load: arrival rate over that of full batches, which the policy may not reach",
         )
-    order = getattr(policy, "order", "fcfs")
-    name = "first come, first served" if order == "fcfs" else f"order of service: {order}"
-    if order not in _READING_NOTHING:
+    order = order_of(policy)
+    first_come = order.name == FIRST_COME.name
+    name = "first come, first served" if first_come else f"order of service: {order.name}"
+    if order.predicts:
         return (f"{name}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
     return (name,) if predictor == NO_PREDICTION else (name, unread)

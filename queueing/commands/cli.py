@@ -216,6 +216,7 @@ def simulate(
     pad_prompts: PadPrompts = False,
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
+    predictor: PredictorOption = "none",
     num_requests: Annotated[
         int,
         _option(
@@ -244,6 +245,7 @@ def simulate(
         "pad_prompts": pad_prompts,
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,
+        "predictor": predictor,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds

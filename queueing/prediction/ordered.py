@@ -16,43 +16,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from policies.core import Policy
 from policies.immediate import Continuous, Single
+from policies.ordered import order_of
+from policies.orders import FIRST_COME
+from policies.orders.order import Order
 from queueing.model import Model
 from queueing.models.continuous import doubt, solve_continuous
 from queueing.models.soap.several_servers import order_doubt
 from queueing.models.soap.token_orders import (
-    SOLVED,
-    UNINTERRUPTED,
-    NamedOrder,
     TokenService,
     delay_ratio,
-    solve_named_order,
+    is_solved,
+    solve_in_tokens,
 )
-from queueing.result import Mean, Quantiles
-
-FCFS = "fcfs"
+from queueing.result import PARTIAL, Mean, Quantiles
 
 
-def order_of(policy: Policy) -> NamedOrder | None:
-    """Its order with the keys of the same names; None for first come, first served."""
-    name = getattr(policy, "order", FCFS)
-    if name == FCFS:
-        return None
-    return NamedOrder(
-        name=name,
-        threshold=getattr(policy, "threshold", None),
-        c=getattr(policy, "c", None),
-        quantum=getattr(policy, "quantum", None),
-        levels=getattr(policy, "levels", None),
-    )
+def is_ordered(model: Model) -> bool:
+    """Whether the policy's order is another than first come, first served."""
+    return order_of(model.policy).name != FIRST_COME.name
 
 
 def ordered_methods(model: Model) -> tuple[str, ...]:
     """As `solutions.methods`, for a policy with an order."""
-    named = order_of(model.policy)
-    aging = getattr(model.policy, "aging", None)
-    if named is None or named.name not in SOLVED or aging is not None or not _is_plain(model):
+    if not is_solved(order_of(model.policy)) or not _is_plain(model):
         return ("simulation",)
     if isinstance(model.policy, Single) and not _varied_prompts(model):
         return ("exact" if model.servers == 1 else "approximation", "simulation")
@@ -78,12 +65,11 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
     """What `ordered_methods` names first, by field of a Prediction. Raises UnstableQueueError,
     SpecError.
     """
-    named = order_of(model.policy)
-    assert named is not None
+    order = order_of(model.policy)
     if isinstance(model.policy, Continuous):
-        return _in_slots(model, arrival_rate, named)
+        return _in_slots(model, arrival_rate, order)
     service = TokenService.alone(model.law, model.output_tokens)
-    queue = solve_named_order(named, service, arrival_rate, model.servers, model.predictor)
+    queue = solve_in_tokens(order, service, arrival_rate, model.servers, model.predictor)
     first = model.batch_time.first_token(1)
     return {
         "queueing_delay": Quantiles(queue.delay),
@@ -91,15 +77,15 @@ def ordered_values(model: Model, arrival_rate: float) -> dict[str, Any]:
         "batch_size": Mean(1.0),
         "utilisation": queue.load,
         "assumptions": _noted(model, queue.doubt),
-        **_token_times(named, queue.delay + first, model.law.step(1)),
+        **_token_times(order, queue.delay + first, model.law.step(1)),
     }
 
 
-def _in_slots(model: Model, arrival_rate: float, named: NamedOrder) -> dict[str, Any]:
+def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]:
     assert model.bound is not None
     slots = solve_continuous(model.slot_time, arrival_rate, model.bound)
     service = TokenService.in_slots(model.slot_time, model.bound)
-    ratio = delay_ratio(named, service, slots.load, model.predictor)
+    ratio = delay_ratio(order, service, slots.load, model.predictor)
     saved = slots.queueing_delay * (1 - ratio)
     first, step = slots.time_to_first_token - saved, slots.inter_token_latency
     return {
@@ -112,19 +98,23 @@ def _in_slots(model: Model, arrival_rate: float, named: NamedOrder) -> dict[str,
             doubt(model.slot_time, arrival_rate, model.bound),
             order_doubt(ratio, slots.load, model.bound),
         ),
-        **_token_times(named, first, step),
+        **_token_times(order, first, step),
     }
 
 
-def _token_times(named: NamedOrder, first: float, step: float | None) -> dict[str, Any]:
+def _token_times(order: Order, first: float, step: float | None) -> dict[str, Any]:
     """Unknown where a service may be interrupted between two tokens, or a law puts the first token
     before the dispatch.
     """
-    if named.name not in UNINTERRUPTED or first < 0:
+    if order.preemptive or first < 0:
         return {}
     return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
 
 
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
+    if order_of(model.policy).preemptive:
+        notes.insert(0, "an interrupted request goes on at no cost")
+    if isinstance(model.policy, Single) and model.servers == 1:
+        notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

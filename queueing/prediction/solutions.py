@@ -52,7 +52,7 @@ from queueing.prediction.bounds import (
     paper_values,
     two_moments,
 )
-from queueing.prediction.ordered import order_of, ordered_methods, ordered_values
+from queueing.prediction.ordered import is_ordered, ordered_methods, ordered_values
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
@@ -71,7 +71,7 @@ def methods(model: Model) -> tuple[str, ...]:
 
 def _known(model: Model) -> tuple[str, ...]:
     found = []
-    if order_of(model.policy) is not None:
+    if is_ordered(model):
         return ordered_methods(model)
     if model.endless:
         return ("exact", "simulation") if _is_plain_single(model) else ("simulation",)
@@ -141,12 +141,12 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
             if method == "bound"
             else paper_values(model, arrival_rate)
         )
-    elif order_of(model.policy) is not None:
+    elif is_ordered(model):
         values = ordered_values(model, arrival_rate)
     else:
         values = _solved(model, arrival_rate)
     values.setdefault("served_queueing_delay", values["queueing_delay"])
-    bounded = has_bound(model) and order_of(model.policy) is None
+    bounded = has_bound(model) and not is_ordered(model)
     upper = delay_bound(model, arrival_rate) if bounded else None
     return Prediction(
         policy=model.text,

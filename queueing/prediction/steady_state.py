@@ -16,7 +16,7 @@ from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction.answer_check import checked_answer
-from queueing.prediction.ordered import order_of
+from queueing.prediction.ordered import is_ordered
 from queueing.prediction.solutions import answer, best_method, methods
 from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model
@@ -86,7 +86,7 @@ def _with_quantiles(
     heavy tails, are simulated or named.
     """
     missing = [name for name in _DURATIONS if _lacks_quantiles(getattr(found, name))]
-    if found.method != "exact" or not missing or order_of(model.policy) is not None:
+    if found.method != "exact" or not missing or is_ordered(model):
         return found
     from queueing.simulation.budget import affordable_requests  # noqa: PLC0415 - loads numba
 

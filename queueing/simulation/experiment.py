@@ -16,8 +16,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.core import Request
+from policies.ordered import order_of
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
 from queueing.distributions.heavy_tail import LARGEST_COUNT
@@ -27,6 +29,8 @@ from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
+from queueing.models.soap.predictor_text import NO_PREDICTION
+from queueing.models.soap.token_orders import predicted_tokens
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.simulated_means import (
@@ -92,7 +96,7 @@ def _summary(
         method="simulation",
         stable=True,
         load=load,
-        utilisation=_utilisation(runs, model.servers),
+        utilisation=_utilisation(runs, model),
         queueing_delay=summary_of_runs(
             [np.where(run.lost, patience, run.queueing_delay) for run in runs]
         ),
@@ -147,6 +151,10 @@ def simulate_run(
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}
+    if order_of(model.policy).preemptive:  # the delay is the time outside of service
+        instants["dispatched_at"] = _column(records, "arrived_at") + _column(
+            records, "queueing_delay"
+        )
     whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
     return fast.SimulatedRun(
         _column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole
@@ -165,12 +173,9 @@ def draw_jobs(
     instants = np.cumsum(
         unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
     ).tolist()
-    names = [str(i) for i in range(num_requests)]
+    names = _names(num_requests, sizes)
     if sizes is not None:
         instants = np.repeat(instants, sizes).tolist()
-        names = [
-            f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)
-        ]
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = (
         [0] * num_requests
@@ -178,6 +183,7 @@ def draw_jobs(
         else model.prompt_tokens.sample(prompts, num_requests).tolist()
     )
     limit = int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+    predicted = _predictions(model, outputs, limit, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [
         Job(
@@ -187,12 +193,33 @@ def draw_jobs(
                 prompt_tokens=inputs[i],
                 max_output_tokens=limit,
                 deadline=at + patience,
+                predicted_output_tokens=predicted[i],
             ),
             outputs[i],
         )
         for i, at in enumerate(instants)
     ]
     return jobs, residuals
+
+
+def _names(num_requests: int, sizes: npt.NDArray[np.int64] | None) -> list[str]:
+    """Ids of requests, or of the sequences of calls of these sizes."""
+    if sizes is None:
+        return [str(i) for i in range(num_requests)]
+    return [
+        f"{call}-{number}" for call, size in enumerate(sizes.tolist()) for number in range(size)
+    ]
+
+
+def _predictions(
+    model: Model, outputs: Sequence[int], limit: int, stream: np.random.SeedSequence
+) -> Sequence[float | None]:
+    """For an order that reads them; from the child of the seed behind all others."""
+    if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
+        return [None] * len(outputs)
+    rng = np.random.default_rng(stream.spawn(1)[0])
+    drawn: list[float] = predicted_tokens(model.predictor, rng, np.array(outputs), limit).tolist()
+    return drawn
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:
@@ -231,15 +258,32 @@ def _column(records: Sequence[Record], name: str, missing: float = math.nan) -> 
 
 
 def _per_dispatch(run: SimulatedRun) -> Vector:
-    """The size of each batch, in order of dispatch, which is the order of arrival."""
+    """The size of each batch, in order of dispatch, which mostly is the order of arrival."""
     kept = ~run.lost
-    opens = np.diff(run.batch_id[kept], prepend=-1) > 0
+    ids = run.batch_id[kept]
+    steps = np.diff(ids, prepend=-1)
+    opens = steps > 0 if (steps >= 0).all() else np.unique(ids, return_index=True)[1]
     return np.asarray(run.batch_size[kept][opens], dtype=float)
 
 
-def _utilisation(runs: Sequence[SimulatedRun], servers: int) -> float | None:
-    known = [busy for run in runs if (busy := _busy(run, servers)) is not None]
+def _utilisation(runs: Sequence[SimulatedRun], model: Model) -> float | None:
+    """None too where interrupted requests share an engine: their stints are not kept."""
+    interrupted = order_of(model.policy).preemptive
+    if interrupted and model.bound != 1:
+        return None
+    measure = _served if interrupted else _busy
+    known = [busy for run in runs if (busy := measure(run, model.servers)) is not None]
     return float(np.mean(known)) if known else None
+
+
+def _served(run: SimulatedRun, servers: int) -> float | None:
+    """As `_busy`, from the seconds of service of requests that are served one at a time."""
+    kept = ~run.lost
+    if not kept.any():
+        return None
+    ends = run.server_free_at[kept]
+    service = float((ends - run.dispatched_at[kept]).sum())
+    return service / float(ends.max() - run.arrived_at[kept].min()) / servers
 
 
 def _busy(run: SimulatedRun, servers: int) -> float | None:
@@ -254,7 +298,8 @@ def _busy(run: SimulatedRun, servers: int) -> float | None:
     starts, ends, ids = run.dispatched_at[kept], run.server_free_at[kept], run.server_id[kept]
     busy = 0.0
     for server in range(servers):
-        mine = ids == server
+        mine = np.flatnonzero(ids == server)
+        mine = mine[np.argsort(starts[mine], kind="stable")]  # of an order other than of arrival
         begin, end = starts[mine], np.maximum.accumulate(ends[mine])
         busy += float(
             np.sum(np.maximum(0.0, end - np.maximum(begin, np.append(-math.inf, end[:-1]))))

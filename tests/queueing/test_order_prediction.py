@@ -1,9 +1,7 @@
 """Orders as a policy's text names them, with predictors as texts: the law, the queue, `predict`."""
 
 import json
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from loadgen.arrivals.length_prediction import parse_length_prediction
-from policies.core import IDLE, Dispatch, Policy, Request, fitting_ids
 from policies.immediate import Capped, Continuous, Single
+from policies.orders import ORDERS, make_order
 from policies.text import SpecError
 from queueing.commands import cli
 from queueing.distributions.token_distribution import parse_distribution
@@ -21,37 +19,41 @@ from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.models.mg1 import solve_mg1
-from queueing.models.soap.orders import Levels, Threshold, Trail
+from queueing.models.soap.orders import LeastAttained, Levels, Threshold, Trail
 from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.models.soap.predictors import OneBit
 from queueing.models.soap.queue import solve_order
 from queueing.models.soap.sizes import Atoms, Residual
 from queueing.models.soap.token_orders import (
-    SOLVED,
-    NamedOrder,
     TokenService,
     delay_ratio,
+    is_solved,
     predicted_tokens,
-    solve_named_order,
+    solve_in_tokens,
 )
 from queueing.prediction import predict_model
-from queueing.prediction.ordered import order_of, ordered_methods
+from queueing.prediction.ordered import ordered_methods
 from queueing.prediction.solutions import methods
+from queueing.simulation.experiment import simulate_model
 from queueing.simulation.orders.sample_paths import Replications, simulate_order
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 TOKENS = parse_distribution("lognormal:mu=3,sigma=0.9", 150)
 STEADY = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=1e-3, cv=0.4, stall_share=0.1, stall=0.05)
 SERVICE = TokenService.alone(STEADY, TOKENS)
 RATE = 0.8 / SERVICE.sizes.mean
-KEYS = {"threshold": 30, "c": 0.5, "quantum": 10, "levels": 3}
+KEYS: dict[str, dict[str, Any]] = {
+    "threshold": {"threshold": 30.0},
+    "threshold-preemptive": {"threshold": 30.0},
+    "trail": {"c": 0.5},
+    "mlfq": {"quantum": 10, "levels": 3},
+}
+SOLVED = tuple(name for name in ORDERS if name not in ("edf", "priority", "hrrn", "binned"))
 TEXTS = ("none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=30,accuracy=0.9")
-PREEMPTIVE = ("sprpt", "pspjf", "threshold-preemptive", "trail", "fb", "mlfq")
 
 
-def named(name):
-    return NamedOrder(name=name, **KEYS)
+def asked(name, **given):
+    return make_order(name, KEYS.get(name, {}) | given)
 
 
 # texts
@@ -98,12 +100,15 @@ def test_every_bit_is_read_back(threshold, accuracy):
 
 
 def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
-    order = SERVICE.order(named("threshold"))
+    order = SERVICE.order(asked("threshold"))
     assert isinstance(order, Threshold)
     assert SERVICE.seconds(30) < order.threshold < SERVICE.seconds(31)
-    assert SERVICE.order(named("mlfq")) == Levels((SERVICE.seconds(10), SERVICE.step * 10))
-    assert SERVICE.order(NamedOrder(name="mlfq", quantum=10, levels=1)) == Levels(())
-    assert SERVICE.order(named("trail")) == Trail(0.5)
+    assert SERVICE.order(asked("mlfq")) == Levels((SERVICE.seconds(10), SERVICE.step * 20))
+    assert SERVICE.order(asked("mlfq", levels=1)) == Levels(())
+    assert SERVICE.order(asked("fb")) == LeastAttained()
+    fifths = SERVICE.order(asked("fb", quantum=30))
+    assert fifths == Levels((SERVICE.seconds(30), *[SERVICE.step * 30] * 3))
+    assert SERVICE.order(asked("trail")) == Trail(0.5, SERVICE.setup)
     bit = SERVICE.predictor(parse_predictor("onebit:threshold=30"))
     assert isinstance(bit, OneBit)
     assert bit.values == (SERVICE.seconds(15), SERVICE.seconds(60))
@@ -122,40 +127,33 @@ def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
 def test_predictions_are_drawn_as_the_load_generator_sends_them(text, sent):
     lengths = TOKENS.sample(np.random.default_rng(1), 1000)
     drawn = predicted_tokens(parse_predictor(text), np.random.default_rng(2), lengths, 150)
-    assert drawn.tolist() == (
-        parse_length_prediction(sent).predict(np.random.default_rng(2), lengths).tolist()
-    )
+    other = parse_length_prediction(sent).predict(np.random.default_rng(2), lengths)
+    assert drawn.tolist() == np.minimum(other, 150).tolist()
     nothing = predicted_tokens(parse_predictor("none"), np.random.default_rng(2), lengths, 150)
     assert set(nothing) == {150.0}
 
 
 @pytest.mark.parametrize(
-    ("order", "message"),
-    [
-        (NamedOrder(name="threshold"), "order=threshold with threshold=None; expected threshold"),
-        (NamedOrder(name="mlfq", quantum=5), "order=mlfq with levels=None"),
-        (NamedOrder(name="mlfq", quantum=0, levels=2), "quantum=0; expected quantum > 0"),
-        (NamedOrder(name="hrrn"), "got order=hrrn; expected one of fcfs"),
-        (NamedOrder(name="spfj"), "did you mean 'spjf'"),
-    ],
+    "order", [asked("hrrn"), asked("edf"), asked("binned", bins=2), asked("spjf", aging=0.1)]
 )
-def test_an_order_without_its_key_or_model_is_refused(order, message):
-    with pytest.raises(SpecError, match=message):
+def test_an_order_without_such_a_rank_is_refused(order):
+    assert not is_solved(order)
+    with pytest.raises(SpecError, match=f"got order {order.name}; expected one of fcfs, spjf"):
         SERVICE.order(order)
 
 
 @pytest.mark.parametrize("name", sorted(set(SOLVED) - {"fb", "mlfq"}))
 def test_without_predictions_every_order_that_asks_for_them_is_first_come_first_served(name):
     """Every request counts as the longest: beyond any threshold."""
-    first_come = solve_named_order(named("fcfs"), SERVICE, RATE)
-    assert solve_named_order(named(name), SERVICE, RATE).sojourn == pytest.approx(
+    first_come = solve_in_tokens(asked("fcfs"), SERVICE, RATE)
+    assert solve_in_tokens(asked(name), SERVICE, RATE).sojourn == pytest.approx(
         first_come.sojourn, rel=1e-9
     )
 
 
 def test_residual_and_stalls_are_those_of_the_exact_single_queue():
     service = TokenService.alone(LAW, TOKENS)
-    found = solve_named_order(named("fcfs"), service, RATE)
+    found = solve_in_tokens(asked("fcfs"), service, RATE)
     assert found.delay == pytest.approx(solve_mg1(LAW, TOKENS, RATE).delay.mean, rel=1e-9)
 
 
@@ -163,7 +161,7 @@ def test_residual_and_stalls_are_those_of_the_exact_single_queue():
 def test_a_residual_lengthens_the_wait_and_not_the_interruptions(name):
     """Against simulation, ranks by the tokens made so far; the residual's SCV is 0.5."""
     sizes = Atoms(SERVICE.sizes.sizes, SERVICE.sizes.weights, residual=Residual(1.5))
-    order, told = SERVICE.order(named(name)), SERVICE.predictor(parse_predictor(TEXTS[3]))
+    order, told = SERVICE.order(asked(name)), SERVICE.predictor(parse_predictor(TEXTS[3]))
     exact = solve_order(order, sizes, RATE, told).sojourn
     assert exact > 1.05 * solve_order(order, SERVICE.sizes, RATE, told).sojourn
     found = simulate_order(order, sizes, RATE, told, Replications(20_000, 24, 11))
@@ -174,14 +172,14 @@ def test_a_residual_lengthens_the_wait_and_not_the_interruptions(name):
 def test_stalls_are_in_the_formula_and_not_in_the_simulation():
     sizes = TokenService.alone(LAW, TOKENS).sizes
     with pytest.raises(SpecError, match="got stalls"):
-        simulate_order(SERVICE.order(named("spjf")), sizes, RATE)
+        simulate_order(SERVICE.order(asked("spjf")), sizes, RATE)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", SOLVED)
 def test_the_solved_queue_agrees_with_simulation(name, text):
-    order, told = SERVICE.order(named(name)), SERVICE.predictor(parse_predictor(text))
-    found = solve_named_order(named(name), SERVICE, RATE, 1, parse_predictor(text))
+    order, told = SERVICE.order(asked(name)), SERVICE.predictor(parse_predictor(text))
+    found = solve_in_tokens(asked(name), SERVICE, RATE, 1, parse_predictor(text))
     assert found.sojourn == solve_order(order, SERVICE.sizes, RATE, told).sojourn
     simulated = simulate_order(order, SERVICE.sizes, RATE, told, Replications(10_000, 16, 7))
     assert simulated.standard_error < 0.05 * found.sojourn
@@ -190,8 +188,8 @@ def test_the_solved_queue_agrees_with_simulation(name, text):
 
 def test_the_ratio_of_delays_is_that_of_the_two_queues():
     told = parse_predictor(TEXTS[3])
-    queues = [solve_named_order(named(n), SERVICE, RATE, 1, told) for n in ("spjf", "fcfs")]
-    assert delay_ratio(named("spjf"), SERVICE, 0.8, told) == pytest.approx(
+    queues = [solve_in_tokens(asked(n), SERVICE, RATE, 1, told) for n in ("spjf", "fcfs")]
+    assert delay_ratio(asked("spjf"), SERVICE, 0.8, told) == pytest.approx(
         queues[0].delay / queues[1].delay, rel=1e-9
     )
 
@@ -203,13 +201,6 @@ def model(policy, **limits):
     return Model.read(policy, TOKENS, LAW, **limits)
 
 
-def test_the_order_of_a_policy_and_its_keys():
-    assert order_of(Single()) is None
-    assert order_of(Single(order="spjf")) == NamedOrder(name="spjf")
-    policy = SimpleNamespace(order="trail", c=0.5)
-    assert order_of(policy) == NamedOrder(name="trail", c=0.5)
-
-
 @pytest.mark.parametrize(
     ("policy", "limits", "expected"),
     [
@@ -219,6 +210,8 @@ def test_the_order_of_a_policy_and_its_keys():
         (Single(order="spjf"), {"arrival_scv": 2.0}, ("simulation",)),
         (Single(order="spjf"), {"sequences": "uniform:low=1,high=3"}, ("simulation",)),
         (Single(order="hrrn"), {}, ("simulation",)),
+        (Single(order="spjf", aging=0.1), {}, ("simulation",)),
+        (Single(order="trail", c=0.5), {}, ("exact", "simulation")),
         (Continuous(max_batch_size=4, order="sprpt"), {}, ("approximation", "simulation")),
         (Continuous(max_batch_size=4, order="sprpt"), {"servers": 2}, ("simulation",)),
         (Capped(max_batch_size=4, order="spjf"), {}, ("simulation",)),
@@ -230,16 +223,16 @@ def test_which_method_answers_an_order(policy, limits, expected):
 
 @pytest.mark.parametrize("text", TEXTS[1:4])
 def test_predict_gives_the_means_of_the_solved_order(text):
-    asked = model(Single(order="spjf"), predictor=text)
-    answer = predict_model(asked, RATE)
-    queue = solve_named_order(
-        named("spjf"), TokenService.alone(LAW, TOKENS), RATE, 1, parse_predictor(text)
+    queued = model(Single(order="spjf"), predictor=text)
+    answer = predict_model(queued, RATE)
+    queue = solve_in_tokens(
+        asked("spjf"), TokenService.alone(LAW, TOKENS), RATE, 1, parse_predictor(text)
     )
     assert (answer.method, answer.policy) == ("exact", "single:order=spjf")
     assert answer.queueing_delay.mean == queue.delay
     assert answer.sojourn_time.mean == queue.sojourn
     assert answer.time_to_first_token.mean == pytest.approx(
-        queue.delay + asked.batch_time.first_token(1)
+        queue.delay + queued.batch_time.first_token(1)
     )
     assert answer.queueing_delay.p99 is None
     assert answer.bounds == {}
@@ -268,58 +261,59 @@ def test_slots_gain_as_one_server_does():
     assert predict_model(model(many, predictor="exact"), 30.0).queueing_delay.mean < 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShortestInSlots(Policy):
-    """Continuous, the shortest predicted first."""
-
-    max_batch_size: int = 4
-    name: ClassVar[str] = "shortest-in-slots"
-    joins_running: ClassVar[bool] = True
-
-    def decide(self, state, now):
-        """Fill the free slots."""
-        server = state.servers[0]
-        waiting = sorted(state.waiting, key=lambda each: each.request.predicted_output_tokens)
-        ids = fitting_ids(waiting, self.max_batch_size - len(server.in_service), server)
-        return Dispatch(ids, server.id) if ids else IDLE
+def simulated_delay(policy, rate, text, law=STEADY, count=30_000):
+    queued = Model.read(policy, TOKENS, law, predictor=text)
+    return simulate_model(queued, rate, num_requests=count, seed=3).queueing_delay
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS[1:4])
 def test_slots_of_an_engine_gain_less_than_predicted_and_doubt_says_so(text):
-    """Four slots at load 0.8; the reference simulator drives a policy of its own."""
-    policy = Continuous(max_batch_size=4, order="spjf")
-    asked = Model.read(policy, TOKENS, STEADY, predictor=text)
-    rate = 0.8 * asked.largest_stable_rate
-    answers = [
-        predict_model(Model.read(each, TOKENS, STEADY, predictor=text), rate)
-        for each in (policy, Continuous(max_batch_size=4))
-    ]
+    """Four slots at load 0.8."""
+    policies = Continuous(max_batch_size=4, order="spjf"), Continuous(max_batch_size=4)
+    queues = [Model.read(policy, TOKENS, STEADY, predictor=text) for policy in policies]
+    rate = 0.8 * queues[0].largest_stable_rate
+    answers = [predict_model(queued, rate) for queued in queues]
     predicted = answers[0].queueing_delay.mean / answers[1].queueing_delay.mean
-    rng, count = np.random.default_rng(3), 30_000
-    arrived_at = np.cumsum(rng.exponential(1 / rate, count))
-    lengths = TOKENS.sample(rng, count)
-    told = SERVICE.predictor(parse_predictor(text)).sample(
-        rng, SERVICE.setup + SERVICE.step * lengths
-    )
-    guesses = np.rint((told - SERVICE.setup) / SERVICE.step)
-    requests = [
-        Request(
-            id=str(i),
-            arrived_at=float(at),
-            prompt_tokens=0,
-            max_output_tokens=150,
-            predicted_output_tokens=float(guess),
-        )
-        for i, (at, guess) in enumerate(zip(arrived_at, guesses, strict=True))
-    ]
-    jobs = [Job(request, int(n)) for request, n in zip(requests, lengths, strict=True)]
-    delays = []
-    for each in (ShortestInSlots(), Continuous(max_batch_size=4)):
-        records = simulate_trace(each, jobs, SimulatedEngine(STEADY), [np.random.default_rng(0)])
-        delays.append(np.mean([record.dispatched_at - record.arrived_at for record in records]))
+    delays = [simulated_delay(policy, rate, text).mean for policy in policies]
     assert 0.75 < predicted / (delays[0] / delays[1]) < 1.03
     assert any("is taken from one" in note for note in answers[0].assumptions)
+
+
+@pytest.mark.parametrize("order", ["spjf", "ljf", "threshold"])
+def test_the_simulator_that_drives_the_policy_agrees(order):
+    policy = Single(order=order, **KEYS.get(order, {}))
+    text, rate = "lognormal:sigma=0.5", 0.6 / SERVICE.sizes.mean
+    exact = predict_model(Model.read(policy, TOKENS, STEADY, predictor=text), rate)
+    found = simulated_delay(policy, rate, text)
+    assert found.standard_error < 0.1 * exact.queueing_delay.mean
+    assert abs(found.mean - exact.queueing_delay.mean) < 4 * found.standard_error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["sprpt", "pspjf", "threshold-preemptive", "trail", "mlfq", "fb"])
+def test_the_simulator_that_drives_a_preemptive_policy_agrees(order):
+    """A law without setup: there an interruption costs the step that it ends, no more."""
+    policy = Single(order=order, **KEYS.get(order, {}) | ({"quantum": 10} if order == "fb" else {}))
+    law, text = LatencyModel(k4=1e-3), "lognormal:sigma=0.5"
+    queued = Model.read(policy, TOKENS, law, predictor=text)
+    rate = 0.6 * queued.largest_stable_rate
+    exact = predict_model(queued, rate).queueing_delay.mean
+    found = simulated_delay(policy, rate, text, law, 100_000)
+    assert found.standard_error < 0.05 * exact
+    assert abs(found.mean - exact) < 4 * found.standard_error + 0.05 * exact
+
+
+@pytest.mark.parametrize("order", ["spjf", "sprpt"])
+def test_a_simulated_order_is_busy_for_its_load(order):
+    law = LatencyModel(k4=1e-3)
+    queued = Model.read(Single(order=order), TOKENS, law, predictor="exact")
+    found = simulate_model(queued, 0.6 * queued.largest_stable_rate, num_requests=20_000)
+    assert found.utilisation == pytest.approx(0.6, rel=0.04)
+    assert found.batch_size.mean == 1
+    slots = Model.read(Continuous(max_batch_size=2, order=order), TOKENS, law, predictor="exact")
+    found = simulate_model(slots, 0.6 * slots.largest_stable_rate, num_requests=2000)
+    assert (found.utilisation is None) == (order == "sprpt")
 
 
 def test_an_unstable_order_raises():

@@ -231,7 +231,8 @@ def test_four_servers_are_within_a_tenth_of_simulation_where_no_doubt_says_other
     sizes, told = LAWS[law], predictor(law, source)
     rate = 4 * load / sizes.mean
     theory = solve_on_servers(ORDERS[order], sizes, rate, 4, told)
-    runs = Replications(300_000 if load > 0.85 else 120_000, 16, tuple(f"{order} {load}".encode()))
+    jobs = 300_000 if load > 0.85 else 120_000 if load > 0.4 else 600_000
+    runs = Replications(jobs, 16, tuple(f"{order} {load}".encode()))
     found = simulate_order(ORDERS[order], sizes, rate, told, runs, servers=4)
     delay, noise = found.mean - sizes.mean, 3 * found.standard_error
     assert abs(theory.sojourn - found.mean) < 0.15 * found.mean + noise

@@ -10,7 +10,8 @@ that predictions take on the server included), their probabilities, and their ra
     LeastAttained     FB (LAS): the least served first; no prediction
     Levels            multi-level feedback: classes by age, first come first served in each
     Trail             SPRPT without interruptions from the age c x prediction on (TRAIL)
-    Threshold         predicted short before predicted long; `preemptive` as in the slides
+    Threshold         predicted short before predicted long; `preemptive` as in the slides, or
+                      in order of arrival
 
 Orders in which predictions cost something: `prediction_costs`.
 
@@ -176,11 +177,13 @@ class PreemptiveShortest(_ByPrediction):
 
 @dataclass(frozen=True)
 class ShortestRemaining(_ByPrediction):
-    """SPRPT."""
+    """SPRPT; the first `setup` seconds of a service do not count as served."""
+
+    setup: float = 0.0
 
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
-        return ranks.remaining(predicted)
+        return ranks.remaining(predicted, self.setup)
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ class Trail(_ByPrediction):
     """TRAIL; `share` = c: 0 is SPJF, infinity SPRPT."""
 
     share: float = 0.8
+    setup: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.share >= 0:
@@ -204,7 +208,7 @@ class Trail(_ByPrediction):
 
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
-        return ranks.remaining_limited(predicted, self.share)
+        return ranks.remaining_limited(predicted, self.share, self.setup)
 
 
 @dataclass(frozen=True)
@@ -213,10 +217,12 @@ class Threshold(_ByPrediction):
 
     threshold: float
     preemptive: bool = False
+    last_come: bool = True  # preemptive: a short job interrupts other short jobs too
 
     def ranks(self, predicted: Vector) -> Ranks:
         """See `_ByPrediction`."""
-        return ranks.two_classes(np.where(predicted > self.threshold, 1.0, 0.0), self.preemptive)
+        long = np.where(predicted > self.threshold, 1.0, 0.0)
+        return ranks.two_classes(long, self.preemptive, self.last_come)
 
     def _bit(self, predictor: Predictor) -> Predictor:
         if isinstance(predictor, OneBit):

@@ -227,28 +227,34 @@ class ConstantPrediction:
 
 @dataclass(frozen=True)
 class WholeTokens:
-    """`source` predicts tokens, rounded to a whole number >= 1: sizes and predictions are `setup` +
-    `step` tokens seconds.
+    """`source` predicts tokens, rounded to a whole number from 1 to `longest`: sizes and
+    predictions are `setup` + `step` tokens seconds.
     """
 
     few_values = False
     source: Predictor
     setup: float
     step: float
+    longest: float = math.inf
     most: int = 1000  # predictions that are kept apart
 
     def at_most(self, y: Vector, x: Vector) -> Vector:
         """See `Predictor`."""
         count = np.floor((y - self.setup) / self.step + 1e-9)
         tokens = (x - self.setup) / self.step
-        return np.where(count < 1, 0.0, self.source.at_most(np.maximum(count, 1) + 0.5, tokens))
+        below = self.source.at_most(np.maximum(count, 1) + 0.5, tokens)
+        return np.where(count < 1, 0.0, np.where(count >= self.longest, 1.0, below))
 
     def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
         """See `Predictor`."""
         tokens = (sizes.sizes - self.setup) / self.step
         last = int(tokens[-1])
-        while last < 2**24 and _left(self.source, last, tokens, sizes.weights) > _LEAST:
+        while (
+            last < min(2**24, self.longest)
+            and _left(self.source, last, tokens, sizes.weights) > _LEAST
+        ):
             last *= 2
+        last = int(min(last, self.longest))
         counts = np.arange(1, last + 1)
         if last > self.most:
             fine = np.geomspace(1, last, 8 * self.most)
@@ -264,7 +270,7 @@ class WholeTokens:
     def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
         """See `Predictor`."""
         tokens = self.source.sample(rng, (sizes - self.setup) / self.step)
-        return np.asarray(self.setup + self.step * np.maximum(np.rint(tokens), 1.0))
+        return np.asarray(self.setup + self.step * np.clip(np.rint(tokens), 1.0, self.longest))
 
 
 def _left(source: Predictor, last: int, tokens: Vector, weights: Vector) -> float:

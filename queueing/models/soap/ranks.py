@@ -63,18 +63,22 @@ def constant(value: Vector) -> Ranks:
     return Ranks.of(len(value), [(0.0, 0, value, 0.0)])
 
 
-def remaining(predicted: Vector) -> Ranks:
+def remaining(predicted: Vector, setup: float = 0.0) -> Ranks:
     """Predicted size less age. It goes on below 0: what has outlived its prediction is not
-    interrupted.
+    interrupted. Of the first `setup` seconds of an age nothing counts.
     """
-    return Ranks.of(len(predicted), [(0.0, 0, predicted, -1.0)])
+    return Ranks.of(len(predicted), _falling(predicted, setup))
 
 
-def remaining_limited(predicted: Vector, share: float) -> Ranks:
-    """The same; no interruption from the age `share` x prediction on (TRAIL)."""
-    return Ranks.of(
-        len(predicted), [(0.0, 0, predicted, -1.0), (share * predicted, FIRST, 0.0, 0.0)]
-    )
+def remaining_limited(predicted: Vector, share: float, setup: float = 0.0) -> Ranks:
+    """The same; no interruption once `share` x (prediction - setup) is served (TRAIL)."""
+    done = setup + share * (predicted - setup)
+    return Ranks.of(len(predicted), [*_falling(predicted, setup), (done, FIRST, 0.0, 0.0)])
+
+
+def _falling(predicted: Vector, setup: float) -> list[Piece]:
+    falling: Piece = (setup, 0, predicted, -1.0)
+    return [(0.0, 0, predicted, 0.0), falling] if setup else [falling]
 
 
 def bouncing(predicted: Vector) -> Ranks:
@@ -100,13 +104,16 @@ def levels(kinds: int, quanta: Sequence[float]) -> Ranks:
     return Ranks.of(kinds, [(float(at), k, 0.0, 0.0) for k, at in enumerate(starts)])
 
 
-def two_classes(long: Vector, preemptive: bool) -> Ranks:
+def two_classes(long: Vector, preemptive: bool, last_come: bool = True) -> Ranks:
     """Predicted long (1) behind predicted short (0) [kinds].
 
-    Preemptive as in the slides' tables: a short job interrupts everything, other short jobs too.
+    Preemptive as in the slides' tables: a short job interrupts everything, other short jobs too;
+    without `last_come` long jobs only.
     """
     if not preemptive:
         return never_interrupted(long)
+    if not last_come:
+        return constant(long)
     return Ranks.of(len(long), [(0.0, long, 0.0, 0.0)], last_come=0)
 
 

@@ -1,31 +1,34 @@
-"""Orders as the text of a policy names them, lengths in tokens: the order, the sizes and the
+"""The orders of policies (`policies.orders`), lengths in tokens: the order, the sizes and the
 predictor of the analysis that they are, and the queue, solved.
 
 A request alone takes S(N) = setup + step N seconds for N tokens, so that a threshold or a predicted
 length of n tokens is S(n) seconds, and the age at n tokens too:
 
-    order                  here                  keys, in tokens
     fcfs                   Fifo
-    spjf, ljf              ShortestFirst, LongestFirst
-    pspjf, sprpt, fb       PreemptiveShortest, ShortestRemaining, LeastAttained
-    threshold[-preemptive] Threshold             threshold: predictions up to it are short
-    trail                  Trail                 c: no interruption from S(c Y) on
-    mlfq                   Levels                quantum tokens in each of `levels` - 1 levels, the
-                                                 rest in the last
+    spjf, ljf, pspjf       ShortestFirst, LongestFirst, PreemptiveShortest
+    sprpt, trail           ShortestRemaining, Trail; the rank falls from the first token on
+    threshold              Threshold
+    threshold-preemptive   the same, preemptive, in order of arrival among short requests
+    mlfq                   Levels: quantum, 2 quantum, 4 quantum, ... tokens
+    fb                     LeastAttained; with a quantum of several tokens, of which the longest
+                           has few, Levels
 
-The remaining service that `sprpt` compares counts the setup of a request that has not begun; that
-of one in service falls from its first second. In slots of a continuous engine (`in_slots`) the
-service is that of a slot while all are taken.
+Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
+hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request. In
+slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from policies.text import SpecError, suggest
+from policies.errors import SpecError
+from policies.orders.order import Order as PolicyOrder
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.slot_time import SlotTime
@@ -60,24 +63,6 @@ from queueing.models.soap.several_servers import (
 from queueing.models.soap.sizes import Atoms, token_sizes
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedOrder:
-    """`order=NAME` of a policy, with the keys that the order has; lengths in tokens."""
-
-    name: str
-    threshold: float | None = None
-    c: float | None = None
-    quantum: float | None = None
-    levels: int | None = None
-
-    def key(self, key: str) -> float:
-        """A key of the order. Raises SpecError where it is missing or not above 0."""
-        value = getattr(self, key)
-        if value is None or not value > 0:
-            raise SpecError(f"got order={self.name} with {key}={value}; expected {key} > 0")
-        return float(value)
-
-
 @dataclass(frozen=True, eq=False)
 class TokenService:
     """One request alone: `setup` + `step` n seconds for n tokens; `sizes` its law."""
@@ -104,14 +89,16 @@ class TokenService:
         """S(n)."""
         return self.setup + self.step * tokens
 
-    def order(self, named: NamedOrder) -> Order:
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest length."""
+        return float(np.rint((self.sizes.sizes[-1] - self.setup) / self.step))
+
+    def order(self, asked: PolicyOrder) -> Order:
         """Raises SpecError: an order without such a model."""
-        if named.name not in SOLVED:
-            raise SpecError(
-                f"got order={named.name}; expected one of {', '.join(SOLVED)}"
-                f"{suggest(named.name, SOLVED)}"
-            )
-        return _ORDERS[named.name](named, self)
+        if not is_solved(asked):
+            raise SpecError(f"got order {asked.name}; expected one of {', '.join(_ORDERS)}")
+        return _ORDERS[asked.name](asked, self)
 
     def predictor(self, text: PredictorText) -> Predictor:
         """Its law of predicted seconds."""
@@ -120,54 +107,69 @@ class TokenService:
                 return ConstantPrediction(float(self.sizes.sizes[-1]))
             case "onebit":
                 n, wrong = text.threshold, 1 - text.accuracy
-                values = self.seconds(max(n // 2, 1)), self.seconds(2 * n)
-                return OneBit(self.seconds(n + 0.5), None, wrong, wrong, values)
+                told = (min(float(each), self.longest) for each in (max(n // 2, 1), 2 * n))
+                low, high = map(self.seconds, told)
+                return OneBit(self.seconds(n + 0.5), None, wrong, wrong, (low, high))
             case "exponential":
-                return WholeTokens(ExponentialPrediction(), self.setup, self.step)
+                return self._in_tokens(ExponentialPrediction())
             case "lognormal" if text.sigma > 0:
-                return WholeTokens(LognormalPrediction(text.sigma), self.setup, self.step)
+                return self._in_tokens(LognormalPrediction(text.sigma))
             case _:
                 return ExactPrediction()
 
-
-def _levels(named: NamedOrder, service: TokenService) -> Order:
-    first, levels = service.seconds(named.key("quantum")), round(named.key("levels"))
-    quanta = (first, *np.full(max(levels - 2, 0), service.step * named.key("quantum")).tolist())
-    return Levels(quanta[: levels - 1])
+    def _in_tokens(self, source: Predictor) -> Predictor:
+        return WholeTokens(source, self.setup, self.step, self.longest)
 
 
-def _threshold(preemptive: bool) -> Callable[[NamedOrder, TokenService], Order]:
-    def order(named: NamedOrder, service: TokenService) -> Order:
-        return Threshold(service.seconds(named.key("threshold") + 0.5), preemptive)
+def _levels(tokens: list[int], service: TokenService) -> Order:
+    """`tokens` in each class but the last."""
+    seconds = [service.step * count for count in tokens]
+    return Levels((service.setup + seconds[0], *seconds[1:]) if seconds else ())
 
-    return order
+
+def _threshold(asked: Any, service: TokenService) -> Order:
+    at = service.seconds(math.floor(asked.threshold) + 0.5)
+    return Threshold(at, asked.preemptive, last_come=False)
 
 
-_ORDERS: dict[str, Callable[[NamedOrder, TokenService], Order]] = {
+def _least_attained(asked: Any, service: TokenService) -> Order:
+    levels = math.ceil(service.longest / asked.quantum)
+    if asked.quantum == 1 or levels > _MOST_LEVELS:
+        return LeastAttained()
+    return _levels([asked.quantum] * (levels - 1), service)
+
+
+_MOST_LEVELS = 64
+_ORDERS: dict[str, Callable[[Any, TokenService], Order]] = {
     "fcfs": lambda *_: Fifo(),
     "spjf": lambda *_: ShortestFirst(),
     "ljf": lambda *_: LongestFirst(),
-    "threshold": _threshold(preemptive=False),
-    "sprpt": lambda *_: ShortestRemaining(),
+    "threshold": _threshold,
+    "sprpt": lambda _, service: ShortestRemaining(max(service.setup, 0.0)),
     "pspjf": lambda *_: PreemptiveShortest(),
-    "threshold-preemptive": _threshold(preemptive=True),
-    "trail": lambda named, _: Trail(0.8 if named.c is None else named.c),
-    "mlfq": _levels,
-    "fb": lambda *_: LeastAttained(),
+    "threshold-preemptive": _threshold,
+    "trail": lambda asked, service: Trail(asked.c, max(service.setup, 0.0)),
+    "mlfq": lambda asked, service: _levels(
+        [asked.quantum * 2**level for level in range(asked.levels - 1)], service
+    ),
+    "fb": _least_attained,
 }
-SOLVED = tuple(_ORDERS)
-UNINTERRUPTED = ("fcfs", "spjf", "ljf", "threshold")  # no service is interrupted
 
 
-def solve_named_order(
-    named: NamedOrder,
+def is_solved(order: PolicyOrder) -> bool:
+    """Whether the analysis has it."""
+    return order.name in _ORDERS and getattr(order, "aging", None) is None
+
+
+def solve_in_tokens(
+    asked: PolicyOrder,
     service: TokenService,
     arrival_rate: float,
     servers: int = 1,
     predictor: PredictorText = NO_PREDICTION,
 ) -> SeveralOrdered:
     """Mean sojourn and mean time outside of service. Raises UnstableQueueError, SpecError."""
-    order, told = service.order(named), service.predictor(predictor)
+    order, told = service.order(asked), service.predictor(predictor)
     return solve_on_servers(order, service.sizes, arrival_rate, servers, told)
 
 
@@ -182,9 +184,9 @@ def predicted_tokens(
 
 
 def delay_ratio(
-    named: NamedOrder, service: TokenService, load: float, predictor: PredictorText = NO_PREDICTION
+    asked: PolicyOrder, service: TokenService, load: float, predictor: PredictorText = NO_PREDICTION
 ) -> float:
     """W / W_fcfs of one server at this load. Raises UnstableQueueError, SpecError."""
     rate = load / service.sizes.mean
-    queue = solve_order(service.order(named), service.sizes, rate, service.predictor(predictor))
+    queue = solve_order(service.order(asked), service.sizes, rate, service.predictor(predictor))
     return ratio_to_first_come(queue, service.sizes, rate)
