@@ -27,6 +27,7 @@ from queueing.estimation.arrivals import arrival_rate, dispersion
 from queueing.estimation.change import FEW_CHANGES, changes
 from queueing.estimation.interval import NORMAL, Estimate, symmetric
 from queueing.estimation.lengths.lengths import Lengths, lengths, weigh
+from queueing.estimation.lengths.predictions import predictor_of
 from queueing.estimation.lengths.same_lengths import lengths_from, outputs, prompts
 from queueing.estimation.speed.batch_times import SLOT_ERROR, BatchTimes
 from queueing.estimation.speed.speed_process import Stalls, residual_cv, speed
@@ -68,6 +69,7 @@ class Estimates:
     # seconds that the gateway itself needs from an arrival to its dispatch: the shortest delay so
     # far
     gateway_turnaround: float = 0.0
+    predictor: str | None = None  # of the lengths that requests were sent with; None: not known
 
     @cached_property
     def call_sizes(self) -> TokenDistribution | None:
@@ -173,6 +175,7 @@ def estimate(
         stalls=found.stalls,
         notes=_notes(seen, told.carried_from),
         gateway_turnaround=_turnaround(seen),
+        predictor=predictor_of(told),
     )
 
 

@@ -4,7 +4,7 @@ to the predicting process.
 The producer computes nothing and keeps nothing: one append a request, and `take` gives away what
 came since the last one, by exchanging arrays for empty ones. So its part in the event loop does not
 grow with the window. The other end is `queueing.estimation.window.replica`. A `WindowDelta` is what
-travels: pickled, 88 bytes a request that was dispatched and 16 an arrival.
+travels: pickled, 96 bytes a request that was dispatched and 16 an arrival.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ def _append(instants: array[float], at: float, most: int) -> None:
 
 def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float, ...]:
     """The numbers of a dispatched request."""
-    produced = record.output_tokens or 0
+    produced, predicted = record.output_tokens or 0, record.predicted_output_tokens
+    if record.preemptions and record.queueing_delay is not None:
+        dispatched_at = arrived_at + record.queueing_delay  # as if all its waits came first
     free_at = record.released_at if record.server_free_at is None else record.server_free_at
     return (
         arrived_at,
@@ -169,6 +171,7 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         produced,
         _ending(record, produced),
         record.epoch or 0,
+        math.nan if predicted is None else predicted,
     )
 
 

@@ -24,6 +24,7 @@ FIELDS = (
     "output_tokens",
     "ending",
     "epoch",
+    "predicted_tokens",
 )
 ENDED, CENSORED, WITHOUT_LENGTH = (
     0.0,
@@ -38,6 +39,8 @@ COLUMN = {name: index for index, name in enumerate(FIELDS)}
 class Snapshot:
     """The window at one instant. Instants and durations in seconds on the producer's clock; nan
     where a row does not know.
+
+    A request that was preempted counts as dispatched when it would have been after all its waits.
 
     `rows` are dispatched requests that met their end, in the order of their ends, those of earlier
     epochs included (`mine` says which are of this one), one for each sequence; `arrivals` all calls

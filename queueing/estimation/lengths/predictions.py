@@ -1,0 +1,32 @@
+"""How good the predicted lengths are that came with the requests: a predictor's text, as `kendall
+predict --predictor` takes it.
+
+The error of a prediction Y of a length X is ln(Y/X). A spread below `SMALLEST` is none: `exact`;
+else predictions are taken for lognormal with that spread, whatever their common bias, which changes
+no order by length. Lengths that were cut are left out: how wrong their predictions were is not
+known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from queueing.estimation.window.snapshot import ENDED, Snapshot
+
+FEWEST = 30  # predictions
+NEARLY_ALL = 0.95  # share of the requests that must have one
+SMALLEST = 0.01
+
+
+def predictor_of(seen: Snapshot) -> str | None:
+    """`none` where requests come without predictions; None where too few have ended."""
+    told = seen.column("dispatched_at") >= seen.carried_from
+    ended = told & (seen.column("ending") == ENDED)
+    actual, predicted = (seen.column(name)[ended] for name in ("output_tokens", "predicted_tokens"))
+    known = np.isfinite(predicted) & (predicted > 0)
+    if actual.size < FEWEST:
+        return None
+    if float(known.mean()) < NEARLY_ALL:
+        return "none"
+    spread = float(np.log(predicted[known] / actual[known]).std())
+    return "exact" if spread < SMALLEST else f"lognormal:sigma={spread:.3g}"
