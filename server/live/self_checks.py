@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from queueing.measurement.record import Record
@@ -68,7 +68,7 @@ class SelfChecks:
 
     def on_record(self, record: Record, now: float) -> None:
         """The record of one that has left."""
-        _, left = self._unrecorded.pop(record.request_id, (None, now))
+        sequence, left = self._unrecorded.pop(record.request_id, (None, now))
         self._ended[record.outcome] += 1
         arrived = now if record.arrived_at is None else record.arrived_at
         begun = NEVER if record.dispatched_at is None else record.dispatched_at
@@ -77,6 +77,9 @@ class SelfChecks:
         if len(self._stays) >= MOST * WIDTH:
             self._begin(now)
         self._stays.extend((arrived, released, begun, free, record.server_id or 0))
+        if sequence is not None:
+            for stint in _stints(sequence):
+                self._stays.extend(stint)
 
     def judge(
         self, now: float, unanswered: Iterable[SequenceState], waiting: int, servers: int
@@ -95,6 +98,11 @@ class SelfChecks:
         ]
         in_service = sum(sequence.batch is not None for sequence in here) + len(leaving)
         going = [_stay(sequence, NEVER) for sequence in here] + [_stay(*each) for each in leaving]
+        going += [
+            stint
+            for sequence in (*here, *(each for each, _ in leaving))
+            for stint in _stints(sequence)
+        ]
         stays = np.concatenate(
             (self._stays, np.array(going, dtype=np.float64).reshape(-1))
         ).reshape(-1, WIDTH)
@@ -134,6 +142,12 @@ class SelfChecks:
                     *values,
                 )
         self._broken = broken
+
+
+def _stints(sequence: SequenceState) -> Iterator[Stay]:
+    """The earlier ones of a preempted sequence, which stays in the system once."""
+    for begun, ended, server in sequence.stints:
+        yield ended, ended, begun, ended, server
 
 
 def _stay(sequence: SequenceState, left: float) -> Stay:

@@ -37,6 +37,9 @@ class Consumer(Protocol):
         """No answer will come: failed, rejected or abandoned."""
 
 
+Stint = tuple[float, float, int]  # in service: from, until, on which server
+
+
 class Timing(Protocol):
     """Times the stages of one call."""
 
@@ -102,6 +105,7 @@ class SequenceState:
         "preemptions",
         "running",
         "served",
+        "stints",
         "stop_detector",
         "stream",
         "timing",
@@ -133,6 +137,7 @@ class SequenceState:
         self.outcome: Outcome | None = None
         self.preemptions = 0
         self.served = 0.0  # seconds in service before its last preemption
+        self.stints: tuple[Stint, ...] = ()  # that ended with one
         self.interruptions = 0  # engines that were lost while it was in service
         self.deaths: tuple[int, ...] = ()  # those of them whose cause is not known
         self.continued = False  # the engine made no token for it once, and got it again
@@ -290,8 +295,10 @@ class SequenceState:
         that.
         """
         assert self.at.dispatched is not None
+        assert self.batch is not None
         if self.stream is not None:
             self.stream.listener, self.stream = None, None
+        self.stints = (*self.stints, (self.at.dispatched, at, self.batch.server_id))
         self.batch = self.running = None
         self.preemptions += 1
         self.served += at - self.at.dispatched

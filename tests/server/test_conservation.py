@@ -62,7 +62,13 @@ class Watcher:
 
 
 @pytest.mark.parametrize(
-    "policy", ["single", "capped:max_batch_size=4", "continuous:max_batch_size=4"]
+    "policy",
+    [
+        "single",
+        "capped:max_batch_size=4",
+        "continuous:max_batch_size=4",
+        "continuous:max_batch_size=4,order=sprpt",
+    ],
 )
 def test_requests_are_conserved_in_metrics_under_random_faults(
     policy: str, monkeypatch: pytest.MonkeyPatch

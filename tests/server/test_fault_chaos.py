@@ -34,6 +34,10 @@ POLICIES = [
     "capped:max_batch_size=8",
     "elastic:max_batch_size=8",
     "continuous:max_batch_size=8",
+    "continuous:max_batch_size=3,order=sprpt",
+    "single:order=mlfq,quantum=4,levels=3",
+    "continuous:max_batch_size=4,order=fb,quantum=2",
+    "capped:max_batch_size=8,order=spjf,aging=0.01",
 ]
 NEVER = 10**6
 CALM = SupervisionSettings(
@@ -74,6 +78,7 @@ class Chaos:
                 "n": choices,
                 "stream": bool(number % 2),
                 "kendall_forced_output_tokens": tokens,
+                "predicted_output_tokens": tokens * 1.5 if number % 5 else None,
                 "seed": 1 if number % 7 == 0 else None,
             }
             made = Call(app, "POST", "/v1/completions", body)

@@ -82,7 +82,13 @@ def text_of(made: Call) -> str:
 
 
 @pytest.mark.parametrize(
-    "policy", ["continuous:max_batch_size=8", "capped:max_batch_size=8", "elastic:max_batch_size=8"]
+    "policy",
+    [
+        "continuous:max_batch_size=8",
+        "capped:max_batch_size=8",
+        "elastic:max_batch_size=8",
+        "continuous:max_batch_size=4,order=fb,quantum=8",
+    ],
 )
 def test_chaos_of_recoveries_leaves_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "LONGEST_WAIT", 0.1)
