@@ -45,6 +45,7 @@ from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_run
@@ -300,6 +301,7 @@ def _model(
         law=law,
         prompt_tokens=prompts,
         sequences=estimates.call_sizes,
+        predictor=parse_predictor(estimates.predictor or "none"),
         **given,
     )
 

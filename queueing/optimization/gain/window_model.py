@@ -24,6 +24,7 @@ from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.soap.predictor_text import parse_predictor
 from queueing.optimization.answer import precise, searched
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
@@ -107,6 +108,7 @@ class WindowModel:
             law=law,
             prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
             sequences=self.estimates.call_sizes,
+            predictor=parse_predictor(self.estimates.predictor or "none"),
             **given,
         )
 
