@@ -284,7 +284,7 @@ def test_batches_have_members_of_one_bin() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("capped:max_batch_size=4,order=sprpt", "got order sprpt, which interrupts a batch; expec"),
+        ("capped:max_batch_size=4,order=sprpt", "got order sprpt, which interrupts a batch; exp"),
         ("single:order=binned,bins=2", "got order binned, which forms batches of like lengths; ex"),
         ("single:order=spjf,threshold=4", "got threshold for order spjf; expected aging, or nothi"),
         ("single:order=hrrn,aging=1", "got aging for order hrrn; expected no parameter"),
