@@ -292,7 +292,7 @@ def simpy_heap(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
 
     env.process(arrivals(env.process(server())))
     env.run()
-    return np.array(left) - np.array(arrived_at) - np.array(sizes)
+    return np.asarray(np.array(left) - np.array(arrived_at) - np.array(sizes))
 
 
 def sizes_of(queue: Queue, requests: int, seed: int) -> tuple[list[float], list[float]]:
