@@ -186,6 +186,15 @@ def test_the_solved_queue_agrees_with_simulation(name, text):
     assert abs(simulated.mean - found.sojourn) < 4 * simulated.standard_error
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_answers_of_one_token_leave_nothing_to_order(text):
+    service = TokenService.alone(LAW, parse_distribution("deterministic:value=1"))
+    rate = 0.5 / service.sizes.mean
+    for name in ("spjf", "sprpt"):
+        found = solve_in_tokens(asked(name), service, rate, 1, parse_predictor(text))
+        assert found.sojourn == pytest.approx(solve_in_tokens(asked("fcfs"), service, rate).sojourn)
+
+
 def test_the_ratio_of_delays_is_that_of_the_two_queues():
     told = parse_predictor(TEXTS[3])
     queues = [solve_in_tokens(asked(n), SERVICE, RATE, 1, told) for n in ("spjf", "fcfs")]

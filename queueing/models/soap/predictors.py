@@ -248,7 +248,7 @@ class WholeTokens:
     def joint(self, sizes: Atoms, grid: Grid) -> PredictedSizes:
         """See `Predictor`."""
         tokens = (sizes.sizes - self.setup) / self.step
-        last = int(tokens[-1])
+        last = max(round(float(tokens[-1])), 1)
         while (
             last < min(2**24, self.longest)
             and _left(self.source, last, tokens, sizes.weights) > _LEAST
