@@ -35,7 +35,7 @@ def row(
     ending: float = ENDED,
     server: int = 0,
 ) -> list[float]:
-    return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0]
+    return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0, np.nan]
 
 
 def window(*rows: list[float]) -> Snapshot:
