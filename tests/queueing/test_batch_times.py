@@ -92,7 +92,10 @@ def test_batches_stand_in_the_order_of_their_dispatch() -> None:
         ((row(0, 1.0, 2.0, 3, size=2), row(0, 1.0, 2.0, 3, size=2, ending=WITHOUT_LENGTH)), 0),
         ((row(0, 1.0, 2.0, 3, size=2), row(0, 1.0, math.nan, 3, size=2)), 0),
         (
-            (row(0, 1.0, 2.0, 3, size=2), [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0]),
+            (
+                row(0, 1.0, 2.0, 3, size=2),
+                [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0, math.nan],
+            ),
             0,
         ),  # one was cancelled, with tokens
         ((), 0),
