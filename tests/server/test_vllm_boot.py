@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -324,3 +325,37 @@ def test_after_the_fork_server_is_killed_the_next_start_begins_another_one() -> 
         process.start()
         process.join(60)
         vllm_boot.kill_fork_server()
+
+
+class Vanishing:
+    """vLLM's client of a process that ends while vLLM looks for its children."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.engine_core = self
+
+    def shutdown(self, timeout: float) -> None:
+        assert timeout == 0
+        raise ProcessLookupError("no such process")
+
+    def resources(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_process_that_ends_while_vllm_shuts_it_down_is_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from server.engines.vllm.core import Core as RealCore
+
+    core, client = object.__new__(RealCore), Vanishing()
+    core.llm, core.pid = client, 0
+    process = core.process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    process.join()
+    core.shutdown()
+    assert client.closed == 1
+    assert not hasattr(core, "llm")
+    assert caplog.messages == ["vLLM's shutdown failed; its process is killed"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from server.engines.base import Capabilities, EngineRequest, Sampling, Structure
 from server.engines.vllm.boot import Forks
 from server.engines.vllm.process import kill_tree
 
+log = logging.getLogger("kendall.engine")
 CLIENT_ERRORS: tuple[type[Exception], ...] = (
     VLLMClientError,
     ValueError,
@@ -195,7 +197,12 @@ class Core:
 
     def shutdown(self) -> None:
         """End the process, whatever it is doing, and free what vLLM holds here."""
-        self.llm.shutdown(0)
+        try:
+            self.llm.shutdown(0)
+        except Exception:
+            # one that was killed may end while vLLM asks for its children; sockets stay open then
+            log.warning("vLLM's shutdown failed; its process is killed", exc_info=True)
+            self.llm.engine_core.resources()
         self.kill()
         self._join()
         del self.llm
