@@ -6,7 +6,7 @@ import pytest
 
 from policies import Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
 from policies.contract import CONTRACTS
-from policies.decision import DecisionError, decide
+from policies.decision import RULES, DecisionError, decide
 from queueing.simulation.policy_check import RUN, check_policy
 from tests.policies.broken import (
     BREAKS,
@@ -88,6 +88,16 @@ def test_a_driver_gets_no_decision_that_cannot_be_carried_out(policy: Policy, sa
     with pytest.raises(DecisionError, match="policy broken") as raised:
         decide(policy, QueueState(waiting("a", "b"), [EMPTY]), 5.0)
     assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(("count", "allowed"), [(1, True), (2, False), (3, False)])
+def test_only_a_request_that_is_alone_may_be_above_a_bound(count: int, allowed: bool) -> None:
+    """Each holds 30 tokens with its prompt."""
+    names = [str(place) for place in range(count)]
+    state = QueueState(waiting(*names), [Server(0, max_context_tokens=29)])
+    (rule,) = [rule for name, rule in RULES if "token bounds" in name]
+    fault = rule(Broken(), Dispatch(tuple(names), 0), state, 5.0)
+    assert (fault is None) is allowed
 
 
 def test_a_driver_gets_what_can_be_carried_out() -> None:

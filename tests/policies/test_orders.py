@@ -298,6 +298,8 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
         ("single:order=fb,quantum=0", "got quantum=0; expected tokens, at least 1"),
+        ("single:order=mlfq,quantum=0", "got quantum=0; expected tokens, at least 1"),
+        ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
         ("dynamic:order=binned,bins=0", "got bins=0; expected a whole number from 1 to 1000"),
         ("dynamic:order=binned,bins=1001", "got bins=1001; expected a whole number from 1 to 10"),
         ("single:order=sjf", "did you mean 'spjf'?"),
