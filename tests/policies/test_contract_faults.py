@@ -90,11 +90,16 @@ def test_a_driver_gets_no_decision_that_cannot_be_carried_out(policy: Policy, sa
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "server", [Server(0, max_context_tokens=29), Server(0, max_prompt_tokens=9)]
+)
 @pytest.mark.parametrize(("count", "allowed"), [(1, True), (2, False), (3, False)])
-def test_only_a_request_that_is_alone_may_be_above_a_bound(count: int, allowed: bool) -> None:
-    """Each holds 30 tokens with its prompt."""
+def test_only_a_request_that_is_alone_may_be_above_a_bound(
+    count: int, allowed: bool, server: Server
+) -> None:
+    """Each has a prompt of 10 tokens and holds 30."""
     names = [str(place) for place in range(count)]
-    state = QueueState(waiting(*names), [Server(0, max_context_tokens=29)])
+    state = QueueState(waiting(*names), [server])
     (rule,) = [rule for name, rule in RULES if "token bounds" in name]
     fault = rule(Broken(), Dispatch(tuple(names), 0), state, 5.0)
     assert (fault is None) is allowed
