@@ -26,14 +26,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stints:
-    """What a preempted request had of service before."""
+    """What a request had of service before it was preempted."""
 
-    first_dispatched_at: float
-    dispatched_at: float  # the last time
-    first_token_at: float | None
-    served: float  # seconds
-    output_tokens: int
-    preemptions: int
+    first_dispatched_at: float | None = None
+    dispatched_at: float | None = None  # the last time
+    first_token_at: float | None = None
+    served: float = 0.0  # seconds
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+NO_STINTS = Stints()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -42,45 +45,37 @@ class Started(Running):
 
     member: Member
     batch: Batch
-    before: Stints | None = None
+    before: Stints = NO_STINTS
     ended_at: float | None = None  # its own last token
 
     @property
-    def made_before(self) -> int:
-        """Tokens of earlier stints."""
-        return 0 if self.before is None else self.before.output_tokens
+    def first_dispatched_at(self) -> float:
+        """Instant of its first dispatch."""
+        first = self.before.first_dispatched_at
+        return self.batch.at if first is None else first
+
+    @property
+    def first_token_at(self) -> float | None:
+        """Instant of its first token, None before that."""
+        first = self.before.first_token_at
+        return self.member.first_token_at if first is None else first
 
     def count_tokens(self) -> None:
         """Show how far it is."""
-        self.output_tokens_so_far = self.made_before + self.member.produced
+        self.output_tokens_so_far = self.before.output_tokens + self.member.produced
 
 
 def stopped(started: Started, now: float) -> Stints:
     """A preempted request as it goes back into the queue."""
     before, member = started.before, started.member
     return Stints(
-        first_dispatched_at=started.batch.at if before is None else before.first_dispatched_at,
+        first_dispatched_at=started.first_dispatched_at,
         dispatched_at=started.batch.at,
-        first_token_at=_first_token_at(started),
-        served=_served_before(started) + (now - started.batch.at),
-        output_tokens=started.made_before + member.produced,
-        preemptions=_preemptions(started) + 1,
+        first_token_at=started.first_token_at,
+        served=before.served + (now - started.batch.at),
+        output_tokens=before.output_tokens + member.produced,
+        preemptions=before.preemptions + 1,
     )
-
-
-def _first_token_at(started: Started) -> float | None:
-    before = started.before
-    if before is not None and before.first_token_at is not None:
-        return before.first_token_at
-    return started.member.first_token_at
-
-
-def _served_before(started: Started) -> float:
-    return 0.0 if started.before is None else started.before.served
-
-
-def _preemptions(started: Started) -> int:
-    return 0 if started.before is None else started.before.preemptions
 
 
 def formed_at(policy: Policy, taken: list[Waiting], bound: int, now: float) -> float | None:
@@ -99,13 +94,13 @@ def ended(
 ) -> Record:
     """The record of a request that was dispatched."""
     request, batch, member = started.request, started.batch, started.member
+    before = started.before
     forming = (
         0.0
         if batch.formed_at is None or batch.formed_at < request.arrived_at
         else batch.formed_at - request.arrived_at
     )
-    produced = started.made_before + min(member.produced, member.output_tokens)
-    before, served = started.before, _served_before(started)
+    produced = before.output_tokens + min(member.produced, member.output_tokens)
     return Record(
         request_id=request.id,
         outcome=outcome,
@@ -115,21 +110,21 @@ def ended(
         batch_id=batch.id,
         batch_size=batch.size,
         arrived_at=request.arrived_at,
-        first_dispatched_at=batch.at if before is None else before.first_dispatched_at,
+        first_dispatched_at=started.first_dispatched_at,
         dispatched_at=batch.at,
-        first_token_at=_first_token_at(started),
+        first_token_at=started.first_token_at,
         last_token_at=member.last_token_at,
         released_at=released_at,
         server_free_at=free_at,
-        queueing_delay=batch.at - request.arrived_at - served,
+        queueing_delay=batch.at - request.arrived_at - before.served,
         batch_forming_delay=forming,
-        service_time=None if free_at is None else served + (free_at - batch.at),
+        service_time=None if free_at is None else before.served + (free_at - batch.at),
         sojourn_time=None if released_at is None else released_at - request.arrived_at,
         prompt_tokens=request.prompt_tokens,
         output_tokens=produced,
         max_output_tokens=request.max_output_tokens,
         predicted_output_tokens=request.predicted_output_tokens,
-        preemptions=_preemptions(started),
+        preemptions=before.preemptions,
     )
 
 
@@ -140,7 +135,7 @@ def lost(
     policy_text: str,
     epoch: int,
     *,
-    stints: Stints | None = None,
+    stints: Stints = NO_STINTS,
 ) -> Record:
     """The record of a request that was waiting when it left, at `at`: it has no queueing delay;
     `stints` where it had been preempted.
@@ -153,12 +148,12 @@ def lost(
         arrived_at=request.arrived_at,
         released_at=at,
         prompt_tokens=request.prompt_tokens,
-        output_tokens=0 if stints is None else stints.output_tokens,
-        preemptions=0 if stints is None else stints.preemptions,
-        first_dispatched_at=None if stints is None else stints.first_dispatched_at,
-        dispatched_at=None if stints is None else stints.dispatched_at,
-        first_token_at=None if stints is None else stints.first_token_at,
-        service_time=None if stints is None else stints.served,
+        output_tokens=stints.output_tokens,
+        preemptions=stints.preemptions,
+        first_dispatched_at=stints.first_dispatched_at,
+        dispatched_at=stints.dispatched_at,
+        first_token_at=stints.first_token_at,
+        service_time=stints.served if stints.preemptions else None,
         predicted_output_tokens=request.predicted_output_tokens,
         max_output_tokens=request.max_output_tokens,
     )

@@ -27,7 +27,16 @@ from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
-from queueing.simulation.ledger import Batch, Started, Stints, ended, formed_at, lost, stopped
+from queueing.simulation.ledger import (
+    NO_STINTS,
+    Batch,
+    Started,
+    Stints,
+    ended,
+    formed_at,
+    lost,
+    stopped,
+)
 from queueing.simulation.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
@@ -223,7 +232,7 @@ class _Driver:
             member = Member(
                 request.id, request.prompt_tokens + made, self.lengths[request.id] - made
             )
-            before = self.stints.pop(request.id, None)
+            before = self.stints.pop(request.id, NO_STINTS)
             started = Started(request, now, made, member=member, batch=batch, before=before)
             members.append(member)
             engine.in_service.append(started)
@@ -309,7 +318,7 @@ class _Driver:
             return
         waiting = self.queue.remove(request_id)
         if waiting is not None:
-            stints = self.stints.pop(request_id, None)
+            stints = self.stints.pop(request_id, NO_STINTS)
             self.records.append(
                 lost(waiting.request, outcome, now, self.text, self.epoch, stints=stints)
             )
