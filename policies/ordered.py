@@ -67,6 +67,11 @@ def order_of(policy: Policy) -> Order:
     return getattr(policy, "ranking", FIRST_COME)
 
 
+def in_arrival_order(policy: Policy) -> bool:
+    """Whether its order is first come, first served."""
+    return order_of(policy).name == FIRST_COME.name
+
+
 def in_order(policy: Policy, waiting: Sequence[Waiting]) -> Sequence[Waiting]:
     """Those waiting, as the driver shows them to the policy."""
     order = order_of(policy)
@@ -94,13 +99,8 @@ def preempted(order: Order, state: QueueState, size: int | None) -> Decision:
             found.append(chosen)
     if not found:
         return IDLE
-    worst = max(found, key=lambda each: _rank(order, each[0]))
+    worst = max(found, key=lambda each: key(order, each[0]))
     return Preempt(tuple(running.request.id for running in worst))
-
-
-def _rank(order: Order, running: Running) -> tuple[float, float]:
-    request = running.request
-    return order.rank(request, running.output_tokens_so_far), request.arrived_at
 
 
 def _enough(

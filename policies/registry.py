@@ -27,8 +27,7 @@ from policies.core import Policy
 from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.ordered import order_of
-from policies.orders import FIRST_COME
+from policies.ordered import in_arrival_order
 from policies.parameters import parameters_of
 
 POLICIES: dict[str, type[Policy]] = {
@@ -76,7 +75,7 @@ def is_built_in(policy: Policy) -> bool:
 
 def is_first_come(policy: Policy) -> bool:
     """Whether it is built in and serves in the order of arrival, as the formulas have it."""
-    return type(policy) in _BUILT_IN and order_of(policy).name == FIRST_COME.name
+    return type(policy) in _BUILT_IN and in_arrival_order(policy)
 
 
 def policy_class(name: str) -> type[Policy] | None:

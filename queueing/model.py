@@ -12,8 +12,7 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.ordered import order_of
-from policies.orders import FIRST_COME
+from policies.ordered import in_arrival_order, order_of
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -414,8 +413,9 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
             "load: arrival rate over that of full batches, which the policy may not reach",
         )
     order = order_of(policy)
-    first_come = order.name == FIRST_COME.name
-    name = "first come, first served" if first_come else f"order of service: {order.name}"
+    name = f"order of service: {order.name}"
+    if in_arrival_order(policy):
+        name = "first come, first served"
     if order.predicts:
         return (f"{name}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"

@@ -79,21 +79,19 @@ def predicted_tokens(request: Request) -> float:
     return min(predicted, float(request.max_output_tokens))
 
 
-def key(order: Order, waiting: Waiting) -> tuple[float, float]:
-    """By which a queue is sorted."""
-    request = waiting.request
-    return order.rank(request, waiting.output_tokens_so_far), request.arrived_at
+def key(order: Order, each: Waiting | Running) -> tuple[float, float]:
+    """By which a queue is sorted, and those in service are compared with it; lower first."""
+    request = each.request
+    return order.rank(request, each.output_tokens_so_far), request.arrived_at
 
 
 def outranked(order: Order, first: Waiting, in_service: Sequence[Running]) -> list[Running]:
     """Those in service that may be preempted for the first of the queue, the worst rank first."""
     own = key(order, first)
-    behind = []
-    for running in in_service:
-        if order.may_interrupt(running):
-            request = running.request
-            rank = order.rank(request, running.output_tokens_so_far), request.arrived_at
-            if rank > own:
-                behind.append((rank, running))
+    behind = [
+        (rank, running)
+        for running in in_service
+        if order.may_interrupt(running) and (rank := key(order, running)) > own
+    ]
     behind.sort(key=lambda each: each[0], reverse=True)
     return [running for _, running in behind]

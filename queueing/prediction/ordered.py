@@ -17,8 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from policies.immediate import Continuous, Single
-from policies.ordered import order_of
-from policies.orders import FIRST_COME
+from policies.ordered import in_arrival_order, order_of
 from policies.orders.order import Order
 from queueing.model import Model
 from queueing.models.continuous import doubt, solve_continuous
@@ -34,7 +33,7 @@ from queueing.result import PARTIAL, Mean, Quantiles
 
 def is_ordered(model: Model) -> bool:
     """Whether the policy's order is another than first come, first served."""
-    return order_of(model.policy).name != FIRST_COME.name
+    return not in_arrival_order(model.policy)
 
 
 def ordered_methods(model: Model) -> tuple[str, ...]:

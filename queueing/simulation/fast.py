@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.fixed import Fixed
-from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from policies.immediate import Continuous
+from policies.registry import is_first_come
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
@@ -40,7 +41,6 @@ COLUMNS = (
     "batch_size",
     "server_id",
 )
-_NAMED = (Single, Dynamic, Capped, Elastic, Continuous, Fixed)
 _GUIDE = 2**16
 _BLOCK = 2**14
 
@@ -194,14 +194,14 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the named policies, first come, first served; not a continuous
+    """Whether the kernels cover it: the built-in policies, first come, first served; no continuous
     engine with thousands of slots.
 
     Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
     ends before it began.
     """
     law = model.law
-    if type(model.policy) not in _NAMED or getattr(model.policy, "order", "fcfs") != "fcfs":
+    if not is_first_come(model.policy):
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False

@@ -77,7 +77,7 @@ class SelfChecks:
         if len(self._stays) >= MOST * WIDTH:
             self._begin(now)
         self._stays.extend((arrived, released, begun, free, record.server_id or 0))
-        if sequence is not None:
+        if sequence is not None and sequence.stints:
             for stint in _stints(sequence):
                 self._stays.extend(stint)
 

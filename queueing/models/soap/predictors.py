@@ -207,7 +207,7 @@ class OneBit:
 
 @dataclass(frozen=True)
 class ConstantPrediction:
-    """Y is `value` seconds for every job."""
+    """Every job is predicted to take `value` seconds."""
 
     few_values = True
     value: float

@@ -64,8 +64,8 @@ def constant(value: Vector) -> Ranks:
 
 
 def remaining(predicted: Vector, setup: float = 0.0) -> Ranks:
-    """Predicted size less age. It goes on below 0: what has outlived its prediction is not
-    interrupted. Of the first `setup` seconds of an age nothing counts.
+    """Predicted size minus age. Below 0 the job has outlived its prediction, and is not
+    interrupted. The first `setup` seconds of an age do not count.
     """
     return Ranks.of(len(predicted), _falling(predicted, setup))
 
