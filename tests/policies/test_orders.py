@@ -92,7 +92,7 @@ def served(each: Waiting, *, preemptible: bool = True) -> Running:
 
 
 def first(policy: str, *waiting: Waiting, now: float = 10.0) -> str:
-    """Who is dispatched alone."""
+    """The id of the request that is dispatched."""
     parsed = parse_policy(policy)
     decision = parsed.decide(QueueState(in_order(parsed, waiting), [Server(0)]), now)
     assert isinstance(decision, Dispatch)

@@ -72,7 +72,7 @@ def test_a_path_is_that_of_serving_who_goes_first_in_small_steps(name, servers):
 
 @pytest.mark.parametrize("name", ["fb", "levels", "fifo"])
 def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
-    """M/M/4: whoever is served, each busy server ends a job at rate 1."""
+    """In M/M/4 each busy server ends a job at rate 1, whichever job it serves."""
     found = simulate_order(
         ORDERS[name], LAWS["exponential"], 3.2, runs=Replications(20_000, 24, 5), servers=4
     )

@@ -6,14 +6,19 @@ import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from policies import Policy, Request
+import numpy as np
+
+from policies import Policy, Request, parse_policy
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.engines.base import EngineRequest, Sampling, Token
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
+from tests.virtual_time import run_virtual
 
 
 @dataclass
@@ -107,3 +112,26 @@ async def replay(
     await batcher.answered()
     await asyncio.sleep(0)
     return collector.records
+
+
+def driven_by_both(
+    policy: str,
+    jobs: Sequence[tuple[Request, int]],
+    law: LatencyModel,
+    *,
+    servers: int = 1,
+    **options: Any,
+) -> tuple[list[Record], list[Record]]:
+    """The records of a trace in the gateway on virtual time, and in the simulator; cancellations
+    and switches are `options`.
+    """
+    live = run_virtual(replay(parse_policy(policy), jobs, law, servers=servers, seed=3, **options))
+    children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
+    simulated = simulate_trace(
+        parse_policy(policy),
+        [Job(request, tokens) for request, tokens in jobs],
+        SimulatedEngine(law, max_batch_size=64),
+        [np.random.default_rng(child) for child in children],
+        **options,
+    )
+    return live, simulated

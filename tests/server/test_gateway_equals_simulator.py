@@ -10,9 +10,7 @@ import pytest
 from policies import Request, parse_policy
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from tests.server.harness import replay
-from tests.virtual_time import run_virtual
+from tests.server.harness import driven_by_both
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
 POLICIES = {
@@ -56,19 +54,8 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
 def both(
     policy: str, rate: float, *, servers: int = 1, law: str | None = None, **options: object
 ) -> tuple[list[Record], list[Record]]:
-    jobs, used = trace(rate, seed=7), parse_law(law) if law else LAW
-    live = run_virtual(replay(parse_policy(policy), jobs, used, servers=servers, seed=3, **options))
-    rngs = [
-        np.random.default_rng(child) for child in np.random.SeedSequence(3).spawn(servers + 1)[1:]
-    ]
-    simulated = simulate_trace(
-        parse_policy(policy),
-        [Job(request, tokens) for request, tokens in jobs],
-        SimulatedEngine(used, max_batch_size=64),
-        rngs,
-        **options,
-    )
-    return live, simulated
+    used = parse_law(law) if law else LAW
+    return driven_by_both(policy, trace(rate, seed=7), used, servers=servers, **options)
 
 
 def assert_equal(live: list[Record], simulated: list[Record]) -> None:

@@ -14,8 +14,7 @@ import pytest
 from policies import Request, parse_policy
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from tests.server.harness import replay
+from tests.server.harness import driven_by_both, replay
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
@@ -90,18 +89,7 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
 def assert_equal_runs(
     policy: str, rate: float, *, servers: int = 1, **options: object
 ) -> list[Record]:
-    jobs = trace(rate, seed=7)
-    live = run_virtual(replay(parse_policy(policy), jobs, LAW, servers=servers, seed=3, **options))
-    rngs = [
-        np.random.default_rng(child) for child in np.random.SeedSequence(3).spawn(servers + 1)[1:]
-    ]
-    simulated = simulate_trace(
-        parse_policy(policy),
-        [Job(request, tokens) for request, tokens in jobs],
-        SimulatedEngine(LAW, max_batch_size=64),
-        rngs,
-        **options,
-    )
+    live, simulated = driven_by_both(policy, trace(rate, seed=7), LAW, servers=servers, **options)
     assert len(live) == len(simulated) == COUNT
     by_id = {record.request_id: record for record in simulated}
     for mine in live:
