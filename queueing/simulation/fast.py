@@ -32,15 +32,7 @@ from queueing.simulation import kernels, slot_kernels
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
-COLUMNS = (
-    "dispatched_at",
-    "released_at",
-    "first_token_at",
-    "server_free_at",
-    "batch_id",
-    "batch_size",
-    "server_id",
-)
+COLUMNS = kernels.RequestPath._fields
 _GUIDE = 2**16
 _BLOCK = 2**14
 
@@ -178,19 +170,13 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
-    requests = _requests(trace)
-    deadlines = trace.arrived_at + (math.inf if model.patience is None else model.patience)
+    requests = _requests(model, trace)
     if continuous:
-        slots = _coefficients(law), law.turnaround, bounds
-        found = slot_kernels.run_slots(requests, deadlines, *slots)
+        found = slot_kernels.run_slots(requests, _coefficients(law), law.turnaround, bounds)
     else:
         drawn = _drawn(law, trace)
-        found = kernels.run_batches(requests, deadlines, _of_batches(model), drawn, bounds)
-    dispatched, released, first, free, batch, sizes, server = found
-    columns = dict(
-        zip(COLUMNS, (dispatched, released, first, free, batch, sizes, server), strict=True)
-    )
-    return SimulatedRun(trace.arrived_at, trace.output_tokens, columns)
+        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds)
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
 
 
 def is_compiled(model: Model) -> bool:
@@ -215,7 +201,7 @@ def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> 
     huge pages (half of the time else).
     """
     count, law = len(trace.arrived_at), _of_batches(model)
-    requests, drawn = _requests(trace), _drawn(model.law, trace)
+    requests, drawn = _requests(model, trace), _drawn(model.law, trace)
     starts, firsts, ends = np.empty((3, count))
     path = kernels.BatchPath(starts, firsts, ends, np.empty(count, dtype=np.int32))
     if bounds.batch_size == 1:
@@ -232,14 +218,20 @@ def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> 
     return SimulatedRun(trace.arrived_at, trace.output_tokens, columns, path.size[:count])
 
 
-def _requests(trace: Trace) -> kernels.Requests:
+def _requests(model: Model, trace: Trace) -> kernels.Requests:
+    deadlines = np.empty(0) if model.patience is None else trace.arrived_at + model.patience
     return kernels.Requests(
-        trace.arrived_at, trace.output_tokens, trace.prompt_tokens, trace.call_ends
+        trace.arrived_at,
+        trace.output_tokens,
+        trace.prompt_tokens,
+        trace.call_ends,
+        deadlines,
     )
 
 
 def _drawn(law: LatencyModel, trace: Trace) -> kernels.Drawn:
-    return kernels.Drawn(_residuals(law, trace), _gaps(law, trace))
+    clocks = np.zeros((len(trace.residuals), 2))
+    return kernels.Drawn(_residuals(law, trace), _gaps(law, trace), clocks)
 
 
 def _coefficients(law: LatencyModel) -> tuple[float, ...]:

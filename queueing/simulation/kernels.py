@@ -18,28 +18,33 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+# Numba counts references to each array in a tuple that is passed on or unpacked: in a loop, more
+# work than the loop's own. What is compiled so counts none, and may allocate nothing.
+inner = njit(cache=True, _nrt=False, forceinline=True)
+
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
 
 
 class Requests(NamedTuple):
-    """In order of arrival; `call_ends` as above. A kernel unpacks a tuple before its loop: each
-    access to an array in it counts references.
-    """
+    """In order of arrival; `call_ends` as above, `deadlines` empty for endless patience."""
 
     arrived_at: Floats
     output_tokens: Ints
     prompt_tokens: Ints
     call_ends: Ints
+    deadlines: Floats
 
 
 class Drawn(NamedTuple):
     """A row for each server: the residual of each batch, and the gaps between stalls in units of
-    their mean; empty where the law has none.
+    their mean, empty where the law has none; how long until the next stall, and how many gaps were
+    used.
     """
 
     residuals: Floats
     gaps: Floats
+    clocks: Floats
 
 
 class Bounds(NamedTuple):
@@ -63,6 +68,44 @@ class BatchPath(NamedTuple):
     first_token_at: Floats
     ended_at: Floats
     size: Ints
+
+
+class RequestPath(NamedTuple):
+    """Of each request: nan, or batch and server -1, where it was lost."""
+
+    dispatched_at: Floats
+    released_at: Floats
+    first_token_at: Floats
+    server_free_at: Floats
+    batch_id: Ints
+    batch_size: Ints
+    server_id: Ints
+
+
+class Servers(NamedTuple):
+    """Of each server: the end of the batch in service (infinite where there is none), whether it is
+    busy, the residuals it has used; and room to sort the lengths of a batch.
+    """
+
+    ends: Floats
+    busy: npt.NDArray[np.bool_]
+    used: Ints
+    ordered: Ints
+    ordered_ends: Floats
+
+
+def new_path(count: int) -> RequestPath:
+    """Of requests that were not served yet."""
+    dispatched_at, released_at, first_token_at, free_at = np.full((4, count), np.nan)
+    return RequestPath(
+        dispatched_at,
+        released_at,
+        first_token_at,
+        free_at,
+        np.full(count, -1, dtype=np.int64),
+        np.zeros(count, dtype=np.int32),
+        np.full(count, -1, dtype=np.int32),
+    )
 
 
 @njit(cache=True)
@@ -102,13 +145,9 @@ def build_guide(cdf, size):  # type: ignore[no-untyped-def]
     return guide
 
 
-@njit(cache=True)
+@inner
 def stalled(seconds, law, gaps, clock):  # type: ignore[no-untyped-def]
-    """What the stalls of the next lawful seconds take; `clock`: until the next one, and how many
-    `gaps` were used (cyclic).
-    """
-    if not gaps.size:
-        return 0.0
+    """What the stalls of the next lawful seconds take; `gaps` are used again once all were."""
     if clock[1] == 0:
         clock[0], clock[1] = gaps[0], 1
     number = 0
@@ -120,186 +159,183 @@ def stalled(seconds, law, gaps, clock):  # type: ignore[no-untyped-def]
     return law[7] * number
 
 
-@njit(cache=True)
-def prompt_tokens(prompts, first, last, pad):  # type: ignore[no-untyped-def]
-    """Of a batch, each as long as its longest one where they are padded."""
+@inner
+def inputs_of(prompts, members, law):  # type: ignore[no-untyped-def]
+    """Prompt tokens of a batch, each as long as its longest one where they are padded."""
+    first, last = members
+    if law[4] == 0:
+        return 0
     total = longest = 0
     for i in range(first, last):
         total += prompts[i]
         longest = max(longest, prompts[i])
-    return (last - first) * longest if pad > 0 else total
+    return (last - first) * longest if law[8] > 0 else total
 
 
-@njit(cache=True)
-def serve_batch(  # type: ignore[no-untyped-def]
-    start,
-    first,
-    last,
-    lengths,
-    prompts,
-    law,
-    residual,
-    padded,
-    first_token_at,
-    released_at,
-    scratch,
-    gaps,
-    clock,
-):
-    """Service of the requests first .. last - 1 from `start`; the instant at which the server is
-    free.
-    """
-    k1, k2, k3, k4, kp, speed, share, _, pad = law
+@inner
+def first_step(start, size, inputs, law, chance):  # type: ignore[no-untyped-def]
+    """End of the first step of a batch; what each other one takes, as it is and by the law."""
+    k1, k2, k3, k4, kp, speed, share, _, _ = law
+    residual, gaps, clock = chance
     pace = residual * (1 - share)
-    size = last - first
-    inputs = prompt_tokens(prompts, first, last, pad)
     step, setup = speed * (k3 * size + k4), speed * (k1 * size + k2 + kp * inputs)
     rest = pace * step
-    first_end = start + (pace * setup + rest) + residual * stalled(setup + step, law, gaps, clock)
-    for i in range(first, last):
-        first_token_at[i] = first_end
-        scratch[i - first] = lengths[i]
-    if padded or size == 1:
-        longest = 0
-        for i in range(size):
-            longest = max(longest, scratch[i])
-        end = (
-            first_end
-            if longest == 1
-            else first_end
-            + (longest - 1) * rest
-            + residual * stalled((longest - 1) * step, law, gaps, clock)
-        )
-        for i in range(first, last):
-            released_at[i] = end
-        return end
-    ordered = scratch[:size]
+    end = start + (pace * setup + rest)
+    if share > 0:
+        end += residual * stalled(setup + step, law, gaps, clock)
+    return end, rest, step
+
+
+@inner
+def last_step(first_end, steps, rest, step, law, chance):  # type: ignore[no-untyped-def]
+    """End of the last of these steps, the first of which ends at `first_end`."""
+    end = first_end + (steps - 1) * rest
+    if law[6] > 0:
+        residual, gaps, clock = chance
+        end += residual * stalled((steps - 1) * step, law, gaps, clock)
+    return end
+
+
+@njit(cache=True, _nrt=True)
+def sort(values):  # type: ignore[no-untyped-def]
+    values.sort()
+
+
+@inner
+def sort_lengths(members, lengths, ordered):  # type: ignore[no-untyped-def]
+    """Put the lengths of a batch into `ordered`, ascending."""
+    first, last = members
+    size = last - first
     if size > 24:
-        ordered = np.sort(ordered)
-    else:
-        for i in range(1, size):
-            value, k = ordered[i], i
-            while k > 0 and ordered[k - 1] > value:
-                ordered[k] = ordered[k - 1]
-                k -= 1
-            ordered[k] = value
-    ends = np.empty(size)
-    now, done, at = first_end, 0, 0
+        for i in range(size):
+            ordered[i] = lengths[first + i]
+        sort(ordered[:size])
+        return
+    for i in range(size):
+        value, k = lengths[first + i], i
+        while k > 0 and ordered[k - 1] > value:
+            ordered[k] = ordered[k - 1]
+            k -= 1
+        ordered[k] = value
+
+
+@inner
+def release_one_by_one(started, members, lengths, law, chance, out):  # type: ignore[no-untyped-def]
+    """Members leave at their last token; the instant at which the last one does. `started`: what
+    `first_step` returned.
+    """
+    _, _, k3, k4, _, speed, share, _, _ = law
+    residual, gaps, clock = chance
+    released_at, ordered, ends = out
+    first, last = members
+    sort_lengths(members, lengths, ordered)
+    size = last - first
+    (first_end, rest, step), now, done, at = started, 0.0, 0, 0
     while at < size:
-        steps = ordered[at] - done
-        now = (
-            first_end
-            if steps == 1
-            else first_end
-            + (steps - 1) * rest
-            + residual * stalled((steps - 1) * step, law, gaps, clock)
-        )
+        now = last_step(first_end, ordered[at] - done, rest, step, law, chance)
         done = ordered[at]
         while at < size and ordered[at] == done:
             ends[at] = now
             at += 1
-        if at == size:
-            break
         step = speed * (k3 * (size - at) + k4)
-        rest = pace * step
-        first_end = (
-            now
-            + (pace * (speed * (k1 * 0 + kp * 0)) + rest)
-            + residual * stalled(step, law, gaps, clock)
-        )
+        rest = residual * (1 - share) * step
+        first_end = now + rest
+        if share > 0 and at < size:
+            first_end += residual * stalled(step, law, gaps, clock)
     for i in range(first, last):
-        released_at[i] = ends[np.searchsorted(ordered, lengths[i])]
+        released_at[i] = ends[np.searchsorted(ordered[:size], lengths[i])]
     return now
 
 
-@njit(cache=True)
+@inner
+def serve_batch(start, members, requests, law, chance, out):  # type: ignore[no-untyped-def]
+    """Service of the requests members[0] .. members[1] - 1 from `start`; the instant at which the
+    server is free.
+    """
+    (padded, first_token_at, released_at, ordered, ends), (first, last) = out, members
+    lengths, inputs = requests[1], inputs_of(requests[2], members, law)
+    started = first_step(start, last - first, inputs, law, chance)
+    longest = 0
+    for i in range(first, last):
+        first_token_at[i] = started[0]
+        longest = max(longest, lengths[i])
+    if not padded and last - first > 1:
+        room = released_at, ordered, ends
+        return release_one_by_one(started, members, lengths, law, chance, room)
+    end = last_step(started[0], longest, started[1], started[2], law, chance)
+    for i in range(first, last):
+        released_at[i] = end
+    return end
+
+
+@inner
 def run_single(requests, law, drawn, path):  # type: ignore[no-untyped-def]
     """One server, one request at a time, endless patience: the recursion start = max(arrival,
     end of the one before).
     """
-    arrived_at, lengths, prompts, _ = requests
-    residuals, gaps = drawn
-    starts, firsts, ends, _ = path
-    k1, k2, k3, k4, kp, speed, share, _, _ = law
-    clock = np.zeros(2)
-    has_residual, has_prompt = residuals.shape[1] > 0, kp != 0
+    arrived_at, lengths, prompts, _, _ = requests
+    (residuals, gaps, clocks), (starts, firsts, ends, _) = drawn, path
+    has_residual, has_prompt = residuals.shape[1] > 0, law[4] != 0
     free = -np.inf
     for i in range(len(arrived_at)):
-        inputs = prompts[i] if has_prompt else 0
-        residual = residuals[0, i] if has_residual else 1.0
-        pace = residual * (1 - share)
-        step, setup = speed * (k3 * 1 + k4), speed * (k1 * 1 + k2 + kp * inputs)
-        rest = pace * step
+        chance = (residuals[0, i] if has_residual else 1.0), gaps[0], clocks[0]
         start = max(arrived_at[i], free)
-        first_end = start + (pace * setup + rest)
-        free = first_end + (lengths[i] - 1) * rest
-        if share > 0:
-            first_end += residual * stalled(setup + step, law, gaps[0], clock)
-            free = (
-                first_end
-                + (lengths[i] - 1) * rest
-                + residual * stalled((lengths[i] - 1) * step, law, gaps[0], clock)
-            )
+        first, rest, step = first_step(start, 1, prompts[i] if has_prompt else 0, law, chance)
+        free = last_step(first, lengths[i], rest, step, law, chance)
         starts[i] = start
-        firsts[i] = first_end
+        firsts[i] = first
         ends[i] = free
 
 
-@njit(cache=True)
+@inner
+def next_padded(head, free, requests, bounds, dispatched_at):  # type: ignore[no-untyped-def]
+    """The next batch of one server: one behind its last member, its longest output, its start."""
+    arrived_at, lengths, _, call_ends, _ = requests
+    _, size_bound, wait_for, _, _ = bounds
+    n = len(arrived_at)
+    last, longest, start = head + 1, lengths[head], arrived_at[head]
+    if wait_for > 1:
+        last = min(head + wait_for, n)
+        start = max(free, arrived_at[last - 1])
+        for i in range(head + 1, last):
+            longest = max(longest, lengths[i])
+            dispatched_at[i] = start
+    elif start >= free:  # an idle server
+        room = min(call_ends[head], head + size_bound) if len(call_ends) > 0 else last
+        while last < room:
+            longest = max(longest, lengths[last])
+            dispatched_at[last] = start
+            last += 1
+    else:  # a completion comes before an arrival at the same instant
+        start, room = free, min(n, head + size_bound)
+        while last < room and arrived_at[last] < free:
+            longest = max(longest, lengths[last])
+            dispatched_at[last] = start
+            last += 1
+    dispatched_at[head] = start
+    return last, longest, start
+
+
+@inner
 def run_padded(requests, law, drawn, bounds, path):  # type: ignore[no-untyped-def]
     """One server, padded batches, endless patience, no max_wait: from batch to batch instead of
     from event to event.
 
     Returns how many there were.
     """
-    arrived_at, lengths, prompts, call_ends = requests
-    residuals, gaps = drawn
-    dispatched_at, firsts, ends, sizes = path
-    _, size_bound, wait_for, _, _ = bounds
-    n = len(arrived_at)
-    k1, k2, k3, k4, kp, speed, share, _, pad = law
-    has_residual, has_prompt, has_calls = residuals.shape[1] > 0, kp != 0, len(call_ends) > 0
+    prompts, n = requests[2], len(requests[0])
+    (residuals, gaps, clocks), (dispatched_at, firsts, ends, sizes) = drawn, path
+    has_residual = residuals.shape[1] > 0
     free, head, batches = -np.inf, 0, 0
-    clock = np.zeros(2)
     while head < n:
-        last, longest, start = head + 1, lengths[head], arrived_at[head]
-        if wait_for > 1:
-            last = min(head + wait_for, n)
-            start = max(free, arrived_at[last - 1])
-            for i in range(head + 1, last):
-                longest = max(longest, lengths[i])
-                dispatched_at[i] = start
-        elif start >= free:  # an idle server
-            room = min(call_ends[head], head + size_bound) if has_calls else last
-            while last < room:
-                longest = max(longest, lengths[last])
-                dispatched_at[last] = start
-                last += 1
-        else:  # a completion comes before an arrival at the same instant
-            start, room = free, min(n, head + size_bound)
-            while last < room and arrived_at[last] < free:
-                longest = max(longest, lengths[last])
-                dispatched_at[last] = start
-                last += 1
-        dispatched_at[head] = start
-        inputs = prompt_tokens(prompts, head, last, pad) if has_prompt else 0
-        size = last - head
-        residual = residuals[0, batches] if has_residual else 1.0
-        pace = residual * (1 - share)
-        step, setup = speed * (k3 * size + k4), speed * (k1 * size + k2 + kp * inputs)
-        rest = pace * step
-        first_end = start + (pace * setup + rest)
-        free = first_end + (longest - 1) * rest
-        if share > 0:
-            first_end += residual * stalled(setup + step, law, gaps[0], clock)
-            free = (
-                first_end
-                + (longest - 1) * rest
-                + residual * stalled((longest - 1) * step, law, gaps[0], clock)
-            )
-        firsts[batches] = first_end
+        last, longest, start = next_padded(head, free, requests, bounds, dispatched_at)
+        chance = (residuals[0, batches] if has_residual else 1.0), gaps[0], clocks[0]
+        inputs = inputs_of(prompts, (head, last), law)
+        first, rest, step = first_step(start, last - head, inputs, law, chance)
+        free = last_step(first, longest, rest, step, law, chance)
+        firsts[batches] = first
         ends[batches] = free
-        sizes[batches] = size
+        sizes[batches] = last - head
         batches += 1
         head = last
     return batches
@@ -316,78 +352,95 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
             at += 1
 
 
-@njit(cache=True)
-def run_batches(requests, deadlines, law, drawn, bounds):  # type: ignore[no-untyped-def]
+def run_batches(
+    requests: Requests, law: tuple[float, ...], drawn: Drawn, bounds: Bounds
+) -> RequestPath:
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
-    arrived_at, lengths, prompts, call_ends = requests
-    residuals, gaps = drawn
-    servers, size_bound, wait_for, max_wait, padded = bounds
-    n = len(arrived_at)
-    dispatched_at, released_at, first_token_at = (
-        np.full(n, np.nan),
-        np.full(n, np.nan),
-        np.full(n, np.nan),
+    path = new_path(len(requests.arrived_at))
+    largest = min(bounds.batch_size, len(requests.arrived_at))
+    servers = Servers(
+        np.full(bounds.servers, np.inf),
+        np.zeros(bounds.servers, dtype=np.bool_),
+        np.zeros(bounds.servers, dtype=np.int64),
+        np.empty(largest, dtype=np.int64),
+        np.empty(largest),
     )
-    free_at = np.full(n, np.nan)
-    batch, sizes, server_of = (
-        np.full(n, -1, dtype=np.int64),
-        np.zeros(n, dtype=np.int32),
-        np.full(n, -1, dtype=np.int32),
-    )
-    ends = np.full(servers, np.inf)  # of the batch in service; infinite where the server is empty
-    busy = np.zeros(servers, dtype=np.bool_)
-    drawn = np.zeros(servers, dtype=np.int64)
-    clocks = np.zeros((servers, 2))
-    scratch = np.empty(min(size_bound, n), dtype=np.int64)
-    has_residual, has_calls = residuals.shape[1] > 0, len(call_ends) > 0
+    _run_batches(requests, law, drawn, bounds, servers, path)
+    return path
+
+
+@inner
+def earliest(instants):  # type: ignore[no-untyped-def]
+    """Where the least is, the first of equal ones."""
+    first = 0
+    for s in range(1, len(instants)):
+        if instants[s] < instants[first]:
+            first = s
+    return first
+
+
+@inner
+def idle(busy):  # type: ignore[no-untyped-def]
+    """The first idle server, or -1."""
+    for s in range(len(busy)):
+        if not busy[s]:
+            return s
+    return -1
+
+
+@inner
+def _run_batches(requests, law, drawn, bounds, servers, path):  # type: ignore[no-untyped-def]
+    arrived_at, _, _, call_ends, deadlines = requests
+    _, size_bound, wait_for, max_wait, _ = bounds
+    ends, busy = servers[0], servers[1]
+    n, timer = len(arrived_at), np.inf
     head = tail = batches = 0
-    timer = np.inf
     while True:
-        engine = 0
-        for s in range(1, servers):
-            if ends[s] < ends[engine]:
-                engine = s
+        engine = earliest(ends)
         arrival = arrived_at[tail] if tail < n else np.inf
-        lost = deadlines[head] if head < tail else np.inf
+        lost = deadlines[head] if head < tail and len(deadlines) > 0 else np.inf
         now = min(ends[engine], arrival, lost, timer)
         if now == np.inf:
-            break
+            return
         if ends[engine] == now:
             ends[engine] = np.inf
             busy[engine] = False
         elif arrival == now:
-            tail = call_ends[tail] if has_calls else tail + 1
+            tail = call_ends[tail] if len(call_ends) > 0 else tail + 1
         elif lost == now:
             head += 1
-        while True:
-            timer = np.inf
-            free = -1
-            for s in range(servers):
-                if not busy[s]:
-                    free = s
-                    break
-            if free < 0 or head == tail:
+        timer = np.inf
+        while head < tail:
+            free = idle(busy)
+            if free < 0:
                 break
             size = min(tail - head, size_bound)
             if size < wait_for and tail < n and now < arrived_at[head] + max_wait:
                 timer = arrived_at[head] + max_wait
                 break
-            residual = 1.0
-            if has_residual:
-                residual = residuals[free, drawn[free]]
-                drawn[free] += 1
-            given = law, residual, padded, first_token_at, released_at, scratch
-            end = serve_batch(
-                now, head, head + size, lengths, prompts, *given, gaps[free], clocks[free]
-            )
-            for i in range(head, head + size):
-                dispatched_at[i] = now
-                batch[i] = batches
-                sizes[i] = size
-                server_of[i] = free
-                free_at[i] = end
-            ends[free] = end
-            busy[free] = True
+            place = free, batches, bounds[4]
+            _start_batch(now, (head, head + size), place, requests, (law, drawn, servers), path)
             batches += 1
             head += size
-    return dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of
+
+
+@inner
+def _start_batch(now, members, place, requests, engine, path):  # type: ignore[no-untyped-def]
+    (free, number, padded), (first, last) = place, members
+    law, (residuals, gaps, clocks), (ends, busy, used, ordered, ordered_ends) = engine
+    dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of = path
+    residual = 1.0
+    if residuals.shape[1] > 0:
+        residual = residuals[free, used[free]]
+        used[free] += 1
+    chance = residual, gaps[free], clocks[free]
+    out = padded, first_token_at, released_at, ordered, ordered_ends
+    end = serve_batch(now, members, requests, law, chance, out)
+    for i in range(first, last):
+        dispatched_at[i] = now
+        batch[i] = number
+        sizes[i] = last - first
+        server_of[i] = free
+        free_at[i] = end
+    ends[free] = end
+    busy[free] = True

@@ -5,17 +5,140 @@ step by step as `ServiceProcess` goes.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from queueing.simulation.kernels import (
+    Bounds,
+    Floats,
+    Ints,
+    RequestPath,
+    Requests,
+    earliest,
+    inner,
+    new_path,
+)
 
 
-@njit(cache=True)
+class Slots(NamedTuple):
+    """A row for each server; of each request the tokens that are `left`.
+
+    changes_at  the next change of its composition
+    real        the end of the last step, the start of the stretch, the end of its first step, what
+                each other step takes
+    whole       counts: active, pending, entered with the stretch, tokens of their prompts; whether
+                the composition changed; steps done in the stretch, all in service
+    entry       when each pending request may enter
+    """
+
+    changes_at: Floats
+    real: Floats
+    whole: Ints
+    active: Ints
+    pending: Ints
+    entry: Floats
+    left: Ints
+
+
+def run_slots(
+    requests: Requests, law: tuple[float, ...], turnaround: float, bounds: Bounds
+) -> RequestPath:
+    """Continuous batching, `bounds.batch_size` in service per server."""
+    path = new_path(len(requests.arrived_at))
+    real = np.full((bounds.servers, 4), -np.inf)
+    real[:, 2:] = np.inf
+    whole = np.zeros((bounds.servers, 7), dtype=np.int64)
+    whole[:, 4] = 1
+    active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
+    entry = np.zeros((bounds.servers, bounds.batch_size))
+    idle = np.full(bounds.servers, np.inf)
+    state = Slots(idle, real, whole, active, pending, entry, requests.output_tokens.copy())
+    delay = turnaround * law[5]
+    _run_slots(requests, law, (bounds.batch_size, delay), state, path)
+    path.server_free_at[:] = path.released_at
+    return path
+
+
+@inner
+def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-def]
+    arrived_at, _, _, call_ends, deadlines = requests
+    changes_at, whole, n = state[0], state[2], len(arrived_at)
+    head = tail = batches = 0
+    while True:
+        engine = earliest(changes_at)
+        arrival = arrived_at[tail] if tail < n else np.inf
+        lost = deadlines[head] if head < tail and len(deadlines) > 0 else np.inf
+        now = min(changes_at[engine], arrival, lost)
+        if now == np.inf:
+            return
+        leaving = 0
+        completed = changes_at[engine] == now
+        if completed:
+            leaving = _advance(engine, state, requests, law, path)
+        elif arrival == now:
+            tail = call_ends[tail] if len(call_ends) > 0 else tail + 1
+        else:
+            head += 1
+        while True:  # the policy is asked after each departure, and once more after the event
+            if leaving > 0:
+                whole[engine, 6] -= 1
+                leaving -= 1
+            elif completed:
+                completed = False
+                _plan(engine, state, requests, law)
+            queue = now, head, tail, batches
+            head, batches = _dispatch(queue, bounds, state, requests, law, path)
+            if leaving == 0 and not completed:
+                break
+
+
+@inner
+def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
+    """Fill the free slots; where the queue begins then, and how many batches there were."""
+    (now, head, tail, batches), (slots, delay) = queue, bounds
+    _, _, whole, _, pending, entry, _ = state
+    dispatched_at, _, _, _, batch, sizes, server_of = path
+    while head < tail:
+        best = 0
+        for s in range(1, len(whole)):
+            if whole[s, 6] < whole[best, 6]:
+                best = s
+        size = min(slots - whole[best, 6], tail - head)
+        if size <= 0:
+            break
+        for i in range(head, head + size):
+            dispatched_at[i] = now
+            batch[i] = batches
+            sizes[i] = size + whole[best, 6]
+            server_of[i] = best
+            pending[best, whole[best, 1]] = i
+            entry[best, whole[best, 1]] = now + delay
+            whole[best, 1] += 1
+        whole[best, 6] += size
+        batches += 1
+        head += size
+        _plan(best, state, requests, law)
+    return head, batches
+
+
+@inner
+def _plan(s, state, requests, law):  # type: ignore[no-untyped-def]
+    """When the composition changes next."""
+    changes_at, real, whole, _, _, _, _ = state
+    if whole[s, 0] + whole[s, 1] == 0:
+        changes_at[s] = np.inf
+    else:
+        _open(s, state, requests, law)
+        changes_at[s] = _instant(real[s, 2], real[s, 3], _target(s, state))
+
+
+@inner
 def _instant(first_end, rest, step):  # type: ignore[no-untyped-def]
     return first_end if step == 1 or first_end == np.inf else first_end + (step - 1) * rest
 
 
-@njit(cache=True)
+@inner
 def _step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
     step = max(1, math.ceil((at - first_end) / rest) + 1)
     while step > 1 and _instant(first_end, rest, step - 1) >= at:
@@ -25,21 +148,21 @@ def _step_at_or_after(at, first_end, rest):  # type: ignore[no-untyped-def]
     return step
 
 
-@njit(cache=True)
-def _open(s, real, whole, active, pending, entry, prompts, law):  # type: ignore[no-untyped-def]
+@inner
+def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
     """Begin a new stretch where the composition changed or someone may enter now
     (ServiceProcess._open).
     """
-    k1, _k2, k3, k4, kp, speed = law
+    _, real, whole, _, _, entry, _ = state
     now = real[s, 0]
     if whole[s, 0] == 0:
         real[s, 2] = real[s, 3] = np.inf
         if whole[s, 1] == 0:
             return
-        earliest = np.inf
+        first = np.inf
         for i in range(whole[s, 1]):
-            earliest = min(earliest, entry[s, i])
-        at = max(now, earliest)
+            first = min(first, entry[s, i])
+        at = max(now, first)
     else:
         due = whole[s, 4] == 1
         for i in range(whole[s, 1]):
@@ -50,7 +173,17 @@ def _open(s, real, whole, active, pending, entry, prompts, law):  # type: ignore
     if at > real[s, 1]:
         real[s, 1] = at
         whole[s, 2] = whole[s, 3] = 0
-    kept = 0
+    _enter(s, at, state, requests)
+    k1, _, k3, k4, kp, speed = law
+    real[s, 3] = 1.0 * (speed * (k3 * whole[s, 0] + k4))
+    real[s, 2] = at + (1.0 * (speed * (k1 * whole[s, 2] + kp * whole[s, 3])) + real[s, 3])
+    whole[s, 4] = whole[s, 5] = 0
+
+
+@inner
+def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
+    """Who is pending and may enter by `at` becomes active."""
+    (_, _, whole, active, pending, entry, _), prompts, kept = state, requests[2], 0
     for i in range(whole[s, 1]):
         if entry[s, i] <= at:
             active[s, whole[s, 0]] = pending[s, i]
@@ -62,14 +195,12 @@ def _open(s, real, whole, active, pending, entry, prompts, law):  # type: ignore
             entry[s, kept] = entry[s, i]
             kept += 1
     whole[s, 1] = kept
-    real[s, 3] = 1.0 * (speed * (k3 * whole[s, 0] + k4))
-    real[s, 2] = at + (1.0 * (speed * (k1 * whole[s, 2] + kp * whole[s, 3])) + real[s, 3])
-    whole[s, 4] = whole[s, 5] = 0
 
 
-@njit(cache=True)
-def _target(s, real, whole, active, entry, left):  # type: ignore[no-untyped-def]
+@inner
+def _target(s, state):  # type: ignore[no-untyped-def]
     """The step of the next end or entry."""
+    _, real, whole, active, _, entry, left = state
     least = -1
     for i in range(whole[s, 0]):
         remaining = left[active[s, i]]
@@ -84,123 +215,14 @@ def _target(s, real, whole, active, entry, left):  # type: ignore[no-untyped-def
     return max(steps, whole[s, 5] + 1)
 
 
-@njit(cache=True)
-def run_slots(requests, deadlines, law, turnaround, bounds):  # type: ignore[no-untyped-def]
-    """Continuous batching, `bounds.batch_size` in service per server."""
-    arrived_at, lengths, prompts, call_ends = requests
-    servers, slots, _, _, _ = bounds
-    n = len(arrived_at)
-    dispatched_at, released_at, first_token_at = (
-        np.full(n, np.nan),
-        np.full(n, np.nan),
-        np.full(n, np.nan),
-    )
-    batch, sizes, server_of = (
-        np.full(n, -1, dtype=np.int64),
-        np.zeros(n, dtype=np.int32),
-        np.full(n, -1, dtype=np.int32),
-    )
-    left = lengths.copy()
-    real = np.full(
-        (servers, 4), -np.inf
-    )  # end of the last step, start of the stretch, end of its first step, its other steps
-    real[:, 2:] = np.inf
-    whole = np.zeros(
-        (servers, 6), dtype=np.int64
-    )  # active, pending, entered, their prompts, changed, steps done
-    whole[:, 4] = 1
-    active, pending = (
-        np.zeros((servers, slots), dtype=np.int64),
-        np.zeros((servers, slots), dtype=np.int64),
-    )
-    entry = np.zeros((servers, slots))
-    in_service = np.zeros(servers, dtype=np.int64)
-    changes_at = np.full(servers, np.inf)
-    delay = turnaround * law[5]
-    has_calls = len(call_ends) > 0
-    head = tail = batches = 0
-    while True:
-        engine = 0
-        for s in range(1, servers):
-            if changes_at[s] < changes_at[engine]:
-                engine = s
-        arrival = arrived_at[tail] if tail < n else np.inf
-        lost = deadlines[head] if head < tail else np.inf
-        now = min(changes_at[engine], arrival, lost)
-        if now == np.inf:
-            break
-        leaving = 0
-        completed = changes_at[engine] == now
-        if completed:
-            leaving = _advance(
-                engine,
-                real,
-                whole,
-                active,
-                pending,
-                entry,
-                left,
-                lengths,
-                prompts,
-                law,
-                first_token_at,
-                released_at,
-            )
-        elif arrival == now:
-            tail = call_ends[tail] if has_calls else tail + 1
-        else:
-            head += 1
-        while True:  # the policy is asked after each departure, and once more after the event
-            if leaving > 0:
-                in_service[engine] -= 1
-                leaving -= 1
-            elif completed:
-                completed = False
-                if whole[engine, 0] + whole[engine, 1] == 0:
-                    changes_at[engine] = np.inf
-                else:
-                    _open(engine, real, whole, active, pending, entry, prompts, law)
-                    changes_at[engine] = _instant(
-                        real[engine, 2],
-                        real[engine, 3],
-                        _target(engine, real, whole, active, entry, left),
-                    )
-            while head < tail:
-                best = 0
-                for s in range(1, servers):
-                    if in_service[s] < in_service[best]:
-                        best = s
-                size = min(slots - in_service[best], tail - head)
-                if size <= 0:
-                    break
-                for i in range(head, head + size):
-                    dispatched_at[i] = now
-                    batch[i] = batches
-                    sizes[i] = size + in_service[best]
-                    server_of[i] = best
-                    pending[best, whole[best, 1]] = i
-                    entry[best, whole[best, 1]] = now + delay
-                    whole[best, 1] += 1
-                in_service[best] += size
-                batches += 1
-                head += size
-                _open(best, real, whole, active, pending, entry, prompts, law)
-                changes_at[best] = _instant(
-                    real[best, 2], real[best, 3], _target(best, real, whole, active, entry, left)
-                )
-            if leaving == 0 and not completed:
-                break
-    return dispatched_at, released_at, first_token_at, released_at.copy(), batch, sizes, server_of
-
-
-@njit(cache=True)
-def _advance(  # type: ignore[no-untyped-def]
-    s, real, whole, active, pending, entry, left, lengths, prompts, law, first_token_at, released_at
-):
+@inner
+def _advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
-    _open(s, real, whole, active, pending, entry, prompts, law)
+    _open(s, state, requests, law)
+    _, real, whole, active, _, _, left = state
+    (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
     done = whole[s, 5]
-    steps = _target(s, real, whole, active, entry, left) - done
+    steps = _target(s, state) - done
     whole[s, 5] = done + steps
     now = _instant(real[s, 2], real[s, 3], done + steps)
     real[s, 0] = now
