@@ -5,6 +5,7 @@ without.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +26,14 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make setup)"
+    ),
     # raised inside vLLM and what it imports; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # vLLM leaves the zmq context of its start-up handshake to the garbage collector
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 COUNT, TOGETHER = 1000, 24
 TURNS = "continuous:max_batch_size=4,order=fb,quantum=8"
