@@ -50,6 +50,7 @@ class Running:
     started_at: float
     output_tokens_so_far: int = 0
     preemptible: bool = True  # its answer can be continued exactly behind what was made
+    preemptions: int = 0  # times that it was put back into the queue
 
 
 @dataclass(frozen=True, slots=True)

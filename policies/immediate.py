@@ -37,7 +37,7 @@ class Single(Ordered):
         """
         decision = _take(self, state, 1, now)
         if decision is IDLE and state.waiting:
-            return preempted(self.ranking, state, 1)
+            return preempted(self, state, 1)
         return decision
 
 
@@ -114,7 +114,7 @@ class Continuous(Ordered):
             ids = self.ranking.first(state.waiting, self._free_slots(server), server, now)
             if ids:
                 return Dispatch(ids, server.id)
-        return preempted(self.ranking, state, self.max_batch_size)
+        return preempted(self, state, self.max_batch_size)
 
     def _free_slots(self, server: Server) -> int:
         bound = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -22,12 +23,14 @@ from policies.orders import FIRST_COME, ORDERS, make_order
 from policies.orders.order import Order, key, outranked
 
 PARAMETERS = ("aging", "threshold", "bins", "c", "quantum", "levels")  # of orders
-KEYS = ("order", *PARAMETERS)
+KEYS = ("order", *PARAMETERS, "max_preemptions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """`interrupts`: it may take requests out of service for others, and serves no batches."""
+    """`interrupts`: it may take requests out of service for others, and serves no batches;
+    `max_preemptions`: each one so many times at most.
+    """
 
     order: str = FIRST_COME.name
     aging: float | None = None  # seconds for each predicted token, or level
@@ -36,7 +39,9 @@ class Ordered:
     c: float | None = None  # share of the prediction
     quantum: int | None = None  # tokens
     levels: int | None = None
+    max_preemptions: int | None = None
     ranking: Order = field(init=False, repr=False, compare=False)
+    name: ClassVar[str]
     interrupts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -48,7 +53,23 @@ class Ordered:
             names = [name for name, cls in ORDERS.items() if self.serves(cls)]
             why = "interrupts a batch" if order.preemptive else "forms batches of like lengths"
             raise SpecError(f"got order {self.order}, which {why}; expected {', '.join(names)}")
+        self._check_preemptions(order)
         object.__setattr__(self, "ranking", order)
+
+    def _check_preemptions(self, order: Order) -> None:
+        if self.max_preemptions is None:
+            return
+        if not order.preemptive:
+            names = [name for name, cls in ORDERS.items() if cls.preemptive and self.serves(cls)]
+            expected = f"order {', '.join(names)}" if names else f"no such key for {self.name}"
+            raise SpecError(
+                f"got max_preemptions, and order {order.name}, which takes nothing out of "
+                f"service; expected {expected}"
+            )
+        if self.max_preemptions < 1:
+            raise SpecError(
+                f"got max_preemptions={self.max_preemptions}; expected a whole number, at least 1"
+            )
 
     @classmethod
     def serves(cls, order: type[Order]) -> bool:
@@ -83,17 +104,20 @@ def wants_steps(policy: Policy) -> bool:
     return policy.wants_steps or order_of(policy).wants_steps
 
 
-def preempted(order: Order, state: QueueState, size: int | None) -> Decision:
+def preempted(policy: Ordered, state: QueueState, size: int | None) -> Decision:
     """Take the lowest ranks out of service so that the first of the queue can start: at most
     `size` are in service on a server. As few as possible, on the server with the lowest rank of
     all.
     """
+    order = policy.ranking
     if not order.preemptive:
         return IDLE
     first = state.waiting[0]
+    most = math.inf if policy.max_preemptions is None else policy.max_preemptions
     found = []
     for server in state.servers:
-        behind = outranked(order, first, server.in_service)
+        movable = [running for running in server.in_service if running.preemptions < most]
+        behind = outranked(order, first, movable)
         chosen = _enough(first, behind, server, size)
         if chosen:
             found.append(chosen)

@@ -167,34 +167,40 @@ class ServiceProcess:
             self._pending[member.id] = member
             self._entry_at = min(self._entry_at, member.enters_at)
 
-    def remove(self, member_id: str, now: float) -> None:
-        """Drop a member (its client left); the step in flight keeps its end. Unknown ids are no
-        error.
+    def remove(self, member_id: str, now: float, *, catch_up: bool = True) -> None:
+        """Drop a member (its client left); the step in flight keeps its end, where others are in
+        it. Without `catch_up`, steps that are over are left for `step`. Unknown ids are no error.
         """
         if self._pending.pop(member_id, None) or member_id not in self._active:
             self._look_for_entry()
             self._target = None
             return
-        self._open()
-        while self._stretch.instant(self._steps + 1) <= now:
-            self._complete(1)
+        if catch_up:
+            self.catch_up(now)
+        else:
+            self._open()
         self._target = None
         del self._active[member_id]
         if all(member.ended for member in self._active.values()):
             self._active.clear()  # nobody is left who needs another token
             self._changed = True
+            self._now = max(self._now, now)  # those who are pending enter no earlier
         else:
             self._stretch.shrink(self._steps, len(self._active))
             self._steps = 0
 
     def catch_up(self, now: float) -> None:
-        """Complete the steps that end by `now`, where no member ends with them."""
+        """Complete the steps that end by `now`, up to the next change: that one is for `advance`,
+        also where it is at `now`.
+        """
         self._open()
         if self._stretch.instant(self._steps + 1) <= now:
             steps = self._stretch.first_step_at_or_after(now)
             if self._stretch.instant(steps) > now:
                 steps -= 1
-            self._complete(steps - self._steps)
+            steps = min(steps, self._steps_to_change() - 1)
+            if steps > self._steps:
+                self._complete(steps - self._steps)
 
     def next_step_at(self) -> float:
         """End of the step in flight; infinity when idle."""

@@ -6,7 +6,8 @@ single, several servers        approximation  W(c) = W_fcfs(c) W(1) / W_fcfs(1)
 continuous                     approximation  its delay first come first served, times the same
                                               ratio at its load, service in a slot while all are
                                               taken
-batches; other orders; aging   simulation
+batches; other orders; aging;
+max_preemptions                simulation
 
 The queueing delay is the time outside of service, interruptions included. Only means. Conditions:
 one prompt length, Poisson arrivals of single sequences, no patience.
@@ -38,7 +39,8 @@ def is_ordered(model: Model) -> bool:
 
 def ordered_methods(model: Model) -> tuple[str, ...]:
     """As `solutions.methods`, for a policy with an order."""
-    if not is_solved(order_of(model.policy)) or not _is_plain(model):
+    bounded = getattr(model.policy, "max_preemptions", None) is not None
+    if bounded or not is_solved(order_of(model.policy)) or not _is_plain(model):
         return ("simulation",)
     if isinstance(model.policy, Single) and not _varied_prompts(model):
         return ("exact" if model.servers == 1 else "approximation", "simulation")

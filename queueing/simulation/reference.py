@@ -233,7 +233,15 @@ class _Driver:
                 request.id, request.prompt_tokens + made, self.lengths[request.id] - made
             )
             before = self.stints.pop(request.id, NO_STINTS)
-            started = Started(request, now, made, member=member, batch=batch, before=before)
+            started = Started(
+                request,
+                now,
+                made,
+                preemptions=before.preemptions,
+                member=member,
+                batch=batch,
+                before=before,
+            )
             members.append(member)
             engine.in_service.append(started)
             self.running[request.id] = engine, started
@@ -307,6 +315,8 @@ class _Driver:
             self.order, self.wants_steps = order_of(what), wants_steps(what)
             self.queue = moved(self.queue, queue_for(what))
             for engine in self.engines:
+                if engine.in_service:  # the next step is asked for, not one that is over
+                    engine.process.catch_up(now)
                 engine.changes_at = self._next_change(engine)
             self._show()
         elif isinstance(what, str):

@@ -259,9 +259,8 @@ class _EmulatedServer:
 
     def cancel(self, request_id: str) -> None:
         if self._answers.pop(request_id, None) is not None:
-            self.process.remove(
-                request_id, -math.inf
-            )  # now, but steps that are due and not yet told are still to be done one by one
+            # steps that are due and not yet told are still to be done one by one
+            self.process.remove(request_id, self._now(), catch_up=False)
             self._schedule()
 
     def drop(self) -> None:

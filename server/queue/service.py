@@ -119,6 +119,7 @@ class Service:
                 batch.dispatched_at,
                 len(sequence.engine_request.output_token_ids),
                 resumable(sequence.engine_request.sampling),
+                sequence.preemptions,
             )
         for sequence in batch.sequences:
             sequence.batch_size = len(slot.running)

@@ -109,7 +109,7 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "deadline",
         },
         Waiting: {"request", "output_tokens_so_far"},
-        Running: {"request", "started_at", "output_tokens_so_far", "preemptible"},
+        Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},
         Server: {"id", "in_service", "max_batch_size", "max_prompt_tokens", "max_context_tokens"},
         QueueState: {"waiting", "servers", "estimates", "closing"},
     }

@@ -87,8 +87,8 @@ def one(
     return Waiting(request, so_far)
 
 
-def served(each: Waiting, *, preemptible: bool = True) -> Running:
-    return Running(each.request, 0.0, each.output_tokens_so_far, preemptible)
+def served(each: Waiting, *, preemptible: bool = True, preemptions: int = 0) -> Running:
+    return Running(each.request, 0.0, each.output_tokens_so_far, preemptible, preemptions)
 
 
 def first(policy: str, *waiting: Waiting, now: float = 10.0) -> str:
@@ -239,6 +239,17 @@ def test_predicted_short_ones_interrupt_long_ones_only() -> None:
     assert preempts(policy, one("new", 5, 5), Server(0, [served(one("a", 0, 20))])) is None
 
 
+def test_each_request_is_preempted_so_many_times_at_most() -> None:
+    policy = "continuous:max_batch_size=2,order=sprpt,max_preemptions=2"
+    long, longer = one("a", 0, 30), one("b", 1, 90)
+    newcomer = one("c", 2, 10)
+    for of_longer, taken in ((1, ("b",)), (2, ("a",)), (3, ("a",))):
+        server = Server(0, [served(long), served(longer, preemptions=of_longer)])
+        assert preempts(policy, newcomer, server) == taken
+    server = Server(0, [served(each, preemptions=2) for each in (long, longer)])
+    assert preempts(policy, newcomer, server) is None
+
+
 def test_levels_double_their_quantum() -> None:
     order = order_of(parse_policy("single:order=mlfq,quantum=8,levels=3"))
     made = {0: 0, 7: 0, 8: 1, 23: 1, 24: 2, 1000: 2}
@@ -303,6 +314,12 @@ def test_batches_have_members_of_one_bin() -> None:
         ("dynamic:order=binned,bins=0", "got bins=0; expected a whole number from 1 to 1000"),
         ("dynamic:order=binned,bins=1001", "got bins=1001; expected a whole number from 1 to 10"),
         ("single:order=sjf", "did you mean 'spjf'?"),
+        ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
+        (
+            "single:order=spjf,max_preemptions=1",
+            "order spjf, which takes nothing out of service; expected order sprpt, pspjf, thr",
+        ),
+        ("dynamic:max_preemptions=1", "takes nothing out of service; expected no such key for dyn"),
     ],
 )
 def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
@@ -315,6 +332,7 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
     "text",
     [
         "single:order=trail,c=0",
+        "single:order=sprpt,max_preemptions=1",
         "single:order=spjf,aging=0",
         "single:order=mlfq,quantum=1,levels=30",
         "dynamic:order=binned,bins=1000",

@@ -214,6 +214,7 @@ def model(policy, **limits):
     ("policy", "limits", "expected"),
     [
         (Single(order="spjf"), {}, ("exact", "simulation")),
+        (Single(order="sprpt", max_preemptions=2), {}, ("simulation",)),
         (Single(order="spjf"), {"servers": 4}, ("approximation", "simulation")),
         (Single(order="spjf"), {"patience": 1.0}, ("simulation",)),
         (Single(order="spjf"), {"arrival_scv": 2.0}, ("simulation",)),

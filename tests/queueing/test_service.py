@@ -142,6 +142,30 @@ def test_removing_the_last_that_needs_a_token_ends_a_padded_batch() -> None:
     process.remove("long", first * 1.5)  # unknown by now: no error
 
 
+def test_catching_up_leaves_the_next_end_to_whoever_handles_it() -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    members = [Member("short", 0, 3), Member("long", 0, 50)]
+    process.admit(0.0, members, padded=False, joining=False)
+    end = process.next_change_at()
+    for later in (0.0, 0.5):
+        process.catch_up(end + later)
+        assert [member.produced for member in members] == [2, 2]
+        assert process.next_step_at() == process.next_change_at() == end
+    assert process.advance(to_change=True) == members[:1]
+
+
+def test_who_is_pending_enters_no_earlier_than_the_last_in_service_was_removed() -> None:
+    process = ServiceProcess(LAW, np.random.default_rng(9))
+    process.admit(0.0, [Member("first", 0, 5)], padded=False, joining=True)
+    in_flight = process.next_step_at()
+    delay = LAW.turnaround * LAW.speed
+    process.admit(0.1 * in_flight, [Member("second", 0, 1)], padded=False, joining=True)
+    removed_at = 0.1 * in_flight + delay + 0.3 * (0.9 * in_flight - delay)
+    process.remove("first", removed_at)
+    whole = LAW.admission(1, 0) + LAW.step(1)
+    assert process.next_step_at() == pytest.approx(removed_at + whole, rel=1e-12)
+
+
 def test_a_law_is_rounded_to_4_digits_for_people_only() -> None:
     law = LatencyModel(k1=0.00022452035740040918, k2=1.5e-3 / 7, k3=0.0, k4=1.0, cv=1 / 3)
     assert law.rounded() == "k1=0.0002245,k2=0.0002143,k3=0,k4=1,cv=0.3333"

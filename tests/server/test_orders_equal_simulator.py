@@ -37,6 +37,8 @@ PREEMPTIVE = (
     "trail,c=0.5",
     "mlfq,quantum=4,levels=3",
     "fb,quantum=2",
+    "fb,quantum=2,max_preemptions=1",
+    "sprpt,max_preemptions=2",
 )
 RATES = {"single": 40.0, "continuous:max_batch_size=3": 110.0, "capped:max_batch_size=4": 90.0}
 POLICIES = [
@@ -118,16 +120,20 @@ def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> No
         for before, after in itertools.pairwise(dispatched)
     )
     assert len(first_come) > COUNT / 2
-    if parse_policy(policy).ranking.preemptive:  # type: ignore[attr-defined]
-        assert sum(record.preemptions for record in live) > COUNT / 50
+    parsed = parse_policy(policy)
+    if parsed.ranking.preemptive:  # type: ignore[attr-defined]
+        preemptions = [record.preemptions for record in live]
+        assert sum(preemptions) > COUNT / 50
+        most = parsed.max_preemptions  # type: ignore[attr-defined]
+        assert max(preemptions) == most if most is not None else max(preemptions) > 1
     else:
         assert overtaken > COUNT / 50, "nobody was overtaken: the trace tests nothing"
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_the_same_with_cancellations_and_switches_between_orders(servers: int) -> None:
+@pytest.mark.parametrize(("servers", "seed"), [(1, 11), (2, 11), (2, 17), (2, 19)])
+def test_the_same_with_cancellations_and_switches_between_orders(servers: int, seed: int) -> None:
     rate = 100.0 * servers
-    rng = np.random.default_rng(11)
+    rng = np.random.default_rng(seed)
     jobs = trace(rate, seed=7)
     chosen = rng.choice(COUNT, COUNT // 10, replace=False)
     cancellations = {
