@@ -56,12 +56,6 @@ __all__ = [
 ]
 
 
-class SimulationOptions(Limits, total=False):
-    """The limits of a queue, and how many independent runs are made."""
-
-    replications: int
-
-
 def predict(
     policy: Policy | str,
     arrival_rate: float,
@@ -101,14 +95,15 @@ def simulate(
     *,
     num_requests: int = NUM_REQUESTS,
     seed: int = 0,
-    **options: Unpack[SimulationOptions],
+    replications: int = 1,
+    **limits: Unpack[Limits],
 ) -> Prediction:
     """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json`
     prints it.
 
     Each mean has a `standard_error`. `num_requests` is for each replication, at least 40; the first
-    tenth is warm-up. One `seed` gives the same arrivals and lengths under every policy. `options`:
-    `replications` (1), and the limits of `predict`.
+    tenth is warm-up. One `seed` gives the same arrivals and lengths under every policy. `limits` as
+    for `predict`.
 
     Raises SpecError, UnstableQueueError.
 
@@ -118,8 +113,6 @@ def simulate(
     True
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
-    replications = options.pop("replications", 1)
-    limits: Limits = options
     model = Model.read(policy, output_tokens, latency, **limits)
     model.stable_load(rate)
     return simulate_model(

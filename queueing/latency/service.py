@@ -271,7 +271,7 @@ class ServiceProcess:
         for member in entering:
             self._active[member.id] = self._pending.pop(member.id)
         self._look_for_entry()
-        if at > self._began_at:
+        if at > self._began_at or self._opens_batch:
             self._began_at, self._entered = at, []
         # a stretch reopened at its own start keeps what those before have to pay
         self._entered += entering

@@ -1,5 +1,6 @@
 """Compiled replays of the named policies on given arrivals and lengths: the sample paths of
-`queueing.simulation.reference`, to the last bit.
+`queueing.simulation.reference`, to the last bit (with stalls to rounding, as long as the drawn gaps
+between them last).
 
 Every instant is computed by the expressions of `queueing.latency.service.ServiceProcess` in their
 order (no fast-math): step k of a stretch that began at t ends at t + first + (k - 1) rest. Events
@@ -18,12 +19,27 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-# Numba counts references to each array in a tuple that is passed on or unpacked: in a loop, more
-# work than the loop's own. What is compiled so counts none, and may allocate nothing.
-inner = njit(cache=True, _nrt=False, forceinline=True)
-
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
+
+
+def compiled(**options: Any) -> Any:
+    """`numba.njit`; the result is kept for the next process where a folder for it can be written
+    (NUMBA_CACHE_DIR, beside the module, the user's cache).
+    """
+
+    def decorate(function: Any) -> Any:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:
+            return njit(**options)(function)
+
+    return decorate
+
+
+# Numba counts references to each array in a tuple that is passed on or unpacked: in a loop, more
+# work than the loop's own. What is compiled so counts none, and may allocate nothing.
+inner = compiled(_nrt=False, forceinline=True)
 
 
 class Requests(NamedTuple):
@@ -108,7 +124,7 @@ def new_path(count: int) -> RequestPath:
     )
 
 
-@njit(cache=True)
+@compiled()
 def accumulate(before, scale, gaps, out):  # type: ignore[no-untyped-def]
     """Instants from standard exponential gaps: the sums of `np.cumsum`; returns the last."""
     for i in range(len(gaps)):
@@ -117,7 +133,7 @@ def accumulate(before, scale, gaps, out):  # type: ignore[no-untyped-def]
     return before
 
 
-@njit(cache=True)
+@compiled()
 def invert(cdf, guide, uniforms, out):  # type: ignore[no-untyped-def]
     """The first n with cdf[n] > u for each u: `searchsorted(side="right")` from a guide table,
     in constant time.
@@ -131,7 +147,7 @@ def invert(cdf, guide, uniforms, out):  # type: ignore[no-untyped-def]
         out[i] = n
 
 
-@njit(cache=True)
+@compiled()
 def build_guide(cdf, size):  # type: ignore[no-untyped-def]
     """guide[i] = the first n with cdf[n] > i / size: never beyond the answer for u in [i, i + 1)
     / size.
@@ -196,7 +212,7 @@ def last_step(first_end, steps, rest, step, law, chance):  # type: ignore[no-unt
     return end
 
 
-@njit(cache=True, _nrt=True)
+@compiled(_nrt=True)
 def sort(values):  # type: ignore[no-untyped-def]
     values.sort()
 
@@ -341,7 +357,7 @@ def run_padded(requests, law, drawn, bounds, path):  # type: ignore[no-untyped-d
     return batches
 
 
-@njit(cache=True)
+@compiled()
 def spread(values, sizes, out):  # type: ignore[no-untyped-def]
     """`np.repeat(values, sizes)`, several times faster."""
     at = 0

@@ -250,6 +250,13 @@ def test_each_request_is_preempted_so_many_times_at_most() -> None:
     assert preempts(policy, newcomer, server) is None
 
 
+def test_these_orders_read_predicted_lengths() -> None:
+    assert {name for name, order in ORDERS.items() if order.predicts} == {
+        *("spjf", "ljf", "threshold", "binned", "hrrn"),
+        *("pspjf", "sprpt", "trail", "threshold-preemptive"),
+    }
+
+
 def test_levels_double_their_quantum() -> None:
     order = order_of(parse_policy("single:order=mlfq,quantum=8,levels=3"))
     made = {0: 0, 7: 0, 8: 1, 23: 1, 24: 2, 1000: 2}
@@ -308,6 +315,7 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=trail,c=-0.1", "got c=-0.1; expected a number >= 0"),
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
+        ("single:order=fb,quantum=1000000000000001", "got quantum=1000000000000001"),
         ("single:order=fb,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
@@ -333,6 +341,9 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
     [
         "single:order=trail,c=0",
         "single:order=sprpt,max_preemptions=1",
+        "single:order=threshold,threshold=1",
+        "single:order=threshold,threshold=0.5",
+        "single:order=fb,quantum=1000000000000000",
         "single:order=spjf,aging=0",
         "single:order=mlfq,quantum=1,levels=30",
         "dynamic:order=binned,bins=1000",

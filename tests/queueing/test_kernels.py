@@ -4,6 +4,7 @@ objects, to the last bit.
 
 import dataclasses
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -110,6 +111,30 @@ def test_a_replay_is_the_policys_own_sample_path_throughout(
     assert is_compiled(queue)
     for load in (0.2, 0.6, 0.95, 1.2):
         assert_same(*both(queue, load * queue.largest_stable_rate, 2000))
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=5", "fixed:batch_size=4"])
+def test_and_where_a_batch_is_over_in_the_instant_it_began(policy: str) -> None:
+    """A residual of 1e-20: the next batch pays for its own members only."""
+    law = dataclasses.replace(PLAIN, cv=3.0)
+    for seed in range(4):
+        assert_same(*both(model(policy, law), 30.0, 1500, seed))
+
+
+def test_without_a_folder_for_compiled_code_there_is_an_answer_all_the_same() -> None:
+    code = (
+        "from kendall import simulate; "
+        "print(simulate('single', 1, 'deterministic:value=3', 'a=0.01,c=0', num_requests=40).load)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"NUMBA_CACHE_DIR": "/proc/none"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (0, "0.03\n"), found.stderr
 
 
 def test_without_any_bound_the_batch_is_the_whole_queue() -> None:

@@ -8,6 +8,7 @@ from queueing.models.soap.orders import LeastAttained
 from queueing.simulation.orders.kernels import run_ranks
 from queueing.simulation.orders.sample_paths import (
     Replications,
+    _controlled,
     can_rise,
     rank_rows,
     simulate_order,
@@ -79,3 +80,10 @@ def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
     exact = mmc(3.2, 1.0, 4).mean_sojourn
     assert found.standard_error < 0.02 * exact
     assert abs(found.mean - exact) < 4 * found.standard_error
+
+
+def test_a_sojourn_that_follows_the_work_found_is_known_without_error():
+    work_found = np.array([1.0, 2.0, 4.0, 9.0, 7.5])
+    found = _controlled(np.column_stack([3 + 2 * work_found, work_found]), 5.0, 100)
+    assert found.mean == pytest.approx(3 + 2 * 5.0, rel=1e-12)
+    assert found.standard_error == pytest.approx(0.0, abs=1e-9)

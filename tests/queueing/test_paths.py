@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from policies.text import SpecError
-from queueing.measurement.paths import FileToWrite, folder_to_write
+from queueing.measurement.paths import (
+    FileToWrite,
+    Folder,
+    file_or_folder,
+    folder_to_write,
+    is_folder,
+)
 
 
 def test_a_file_that_can_be_written_is_left_as_it_is(tmp_path: Path) -> None:
@@ -44,3 +50,14 @@ def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_mea
         ):
             folder_to_write(path)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_folder_is_what_ends_with_a_slash_or_is_there(tmp_path: Path) -> None:
+    for text in ("runs/", str(tmp_path)):
+        meant = file_or_folder(text)
+        assert isinstance(meant, Folder)
+        assert is_folder(meant)
+        assert meant == Path(text)
+    for text in ("runs", str(tmp_path / "run.json")):
+        assert not is_folder(file_or_folder(text))
+        assert not isinstance(file_or_folder(text), Folder)

@@ -74,7 +74,7 @@ def best_threshold(
 
     places = math.log(sizes.mean) + np.linspace(-3, 5, 33)
     best = int(np.argmin([sojourn(float(place)) for place in places]))
-    ends = float(places[max(best - 1, 0)]), float(places[min(best + 1, 32)])
+    ends = float(places[max(best - 1, 0)]), float(places[min(best + 1, len(places) - 1)])
     found = minimize_scalar(sojourn, bounds=ends, method="bounded", options={"xatol": 1e-3})
     return math.exp(float(found.x))
 

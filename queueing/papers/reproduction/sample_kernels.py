@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from queueing.simulation.kernels import compiled
 
 
-@njit(cache=True)
+@compiled()
 def single_server(gaps, services, patience):  # type: ignore[no-untyped-def]
     """Delay of each request, first come first served; infinite where it is lost because it would
     wait longer than `patience`.
@@ -41,7 +42,7 @@ class BatchServer(NamedTuple):
     padded: bool
 
 
-@njit(cache=True)
+@compiled()
 def batch_server(arrived_at, lengths, mean_longest, server):  # type: ignore[no-untyped-def]
     """Dispatch and end of the batch of each request. `mean_longest[b]` stands for the longest of b
     drawn lengths, unless it is empty.

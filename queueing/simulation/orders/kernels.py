@@ -8,10 +8,11 @@ interrupted once it exceeds the best waiting one by `slack`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from queueing.simulation.kernels import compiled
 
 
-@njit(cache=True)
+@compiled()
 def before(level, value, turn, other_level, other_value, other_turn):  # type: ignore[no-untyped-def]
     """Whether the first rank goes first."""
     if level != other_level:
@@ -21,7 +22,7 @@ def before(level, value, turn, other_level, other_value, other_turn):  # type: i
     return turn < other_turn
 
 
-@njit(cache=True)
+@compiled()
 def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
     """Put (level, value, turn) of `job` into the heap of `count` rows [level, value, turn, job]."""
     level, value, turn = rank
@@ -39,7 +40,7 @@ def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
     heap[place, 3] = job
 
 
-@njit(cache=True)
+@compiled()
 def pop(heap, count):  # type: ignore[no-untyped-def]
     """Take the first out of a heap of `count` rows: its job."""
     first, last = int(heap[0, 3]), count - 1
@@ -66,7 +67,7 @@ def pop(heap, count):  # type: ignore[no-untyped-def]
     return first
 
 
-@njit(cache=True)
+@compiled()
 def piece_at(start, job, piece, age):  # type: ignore[no-untyped-def]
     """The piece of a job in service at this age."""
     while piece + 1 < start.shape[1] and start[job, piece + 1] <= age:
@@ -74,13 +75,13 @@ def piece_at(start, job, piece, age):  # type: ignore[no-untyped-def]
     return piece
 
 
-@njit(cache=True)
+@compiled()
 def turn_of(level, job, last_come):  # type: ignore[no-untyped-def]
     """Among equal ranks: order of arrival, in the class `last_come` the other way round."""
     return -job if level == last_come else job
 
 
-@njit(cache=True)
+@compiled()
 def overtaken_at(ranks, job, piece, age, top):  # type: ignore[no-untyped-def]
     """The first age at which the rank `top` = (level, value, turn) goes before that of the job in
     service; infinite if none.
@@ -103,7 +104,7 @@ def overtaken_at(ranks, job, piece, age, top):  # type: ignore[no-untyped-def]
     return np.inf
 
 
-@njit(cache=True)
+@compiled()
 def rank_of(ranks, job, piece, age):  # type: ignore[no-untyped-def]
     """(level, value, turn) of a job at this age, inside this piece."""
     start, level, value, slope, last_come, _ = ranks
@@ -112,13 +113,13 @@ def rank_of(ranks, job, piece, age):  # type: ignore[no-untyped-def]
     return own, value[job, piece] + slope[job, piece] * served, turn_of(own, job, last_come)
 
 
-@njit(cache=True)
+@compiled()
 def overtaking(ranks, job, piece, age, heap):  # type: ignore[no-untyped-def]
     """The age at which the first of the heap overtakes the job in service."""
     return overtaken_at(ranks, job, piece, age, (heap[0, 0], heap[0, 1], heap[0, 2]))
 
 
-@njit(cache=True)
+@compiled()
 def exchange(heap, count, rank, job):  # type: ignore[no-untyped-def]
     """Put `job` into the heap for its first one, which is returned."""
     first = pop(heap, count)
@@ -126,7 +127,7 @@ def exchange(heap, count, rank, job):  # type: ignore[no-untyped-def]
     return first
 
 
-@njit(cache=True)
+@compiled()
 def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
     """Departure of each job. `ranks`: arrays [jobs, pieces], last_come (-2: none), slack."""
     start, n = ranks[0], len(arrived_at)
@@ -169,7 +170,7 @@ def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
     return left
 
 
-@njit(cache=True)
+@compiled()
 def mean_work_ahead(arrived_at, sizes, first, last):  # type: ignore[no-untyped-def]
     """Unfinished work that arrivals first..last - 1 find on average, whatever the order."""
     work = total = 0.0

@@ -6,8 +6,8 @@ number of servers, exactly, as groups of equal age.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from queueing.simulation.kernels import compiled
 from queueing.simulation.orders.kernels import (
     before,
     exchange,
@@ -19,7 +19,7 @@ from queueing.simulation.orders.kernels import (
 )
 
 
-@njit(cache=True)
+@compiled()
 def next_event(ranks, running, now, jobs, heap):  # type: ignore[no-untyped-def]
     """The first end or overtaking among the jobs in service: its instant, place and age there (-1
     for an end). `jobs`: totals, ages, pieces; `heap`: the first waiting rank, or None.
@@ -39,7 +39,7 @@ def next_event(ranks, running, now, jobs, heap):  # type: ignore[no-untyped-def]
     return at, place, reached
 
 
-@njit(cache=True)
+@compiled()
 def advance(start, running, jobs, now, at):  # type: ignore[no-untyped-def]
     """Serve all jobs in service from `now` to `at`."""
     _, ages, pieces = jobs
@@ -48,7 +48,7 @@ def advance(start, running, jobs, now, at):  # type: ignore[no-untyped-def]
         pieces[job] = piece_at(start, job, pieces[job], ages[job])
 
 
-@njit(cache=True)
+@compiled()
 def interrupt(ranks, running, jobs, heap, waiting, new):  # type: ignore[no-untyped-def]
     """A job that arrives while all servers are busy takes the place of the one that goes last, if
     it goes before that, or waits; the other one goes into the heap.
@@ -68,7 +68,7 @@ def interrupt(ranks, running, jobs, heap, waiting, new):  # type: ignore[no-unty
         pieces[new] = piece_at(ranks[0], new, 0, 0.0)
 
 
-@njit(cache=True)
+@compiled()
 def run_ranks_on_servers(arrived_at, totals, ranks, servers, rising):  # type: ignore[no-untyped-def]
     """As `run_ranks`. `rising`: whether the rank of a job in service can rise."""
     start, n = ranks[0], len(arrived_at)
@@ -107,7 +107,7 @@ def run_ranks_on_servers(arrived_at, totals, ranks, servers, rising):  # type: i
     return left
 
 
-@njit(cache=True)
+@compiled()
 def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
     """Two chains of jobs by increasing size into one; its first job."""
     first = last = -1
@@ -124,7 +124,7 @@ def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
     return first
 
 
-@njit(cache=True)
+@compiled()
 def next_of_groups(groups, totals, now, servers):  # type: ignore[no-untyped-def]
     """The first instant at which a job ends or a group reaches the age of the next older one:
     instant, group, whether a job ends. Sets `rate` of the groups that are served.
@@ -147,7 +147,7 @@ def next_of_groups(groups, totals, now, servers):  # type: ignore[no-untyped-def
     return at, group, ends
 
 
-@njit(cache=True)
+@compiled()
 def serve_groups(age, rate, count, servers, seconds):  # type: ignore[no-untyped-def]
     """Age the groups that are served, the youngest first."""
     free, g = servers, len(age) - 1
@@ -157,7 +157,7 @@ def serve_groups(age, rate, count, servers, seconds):  # type: ignore[no-untyped
         g -= 1
 
 
-@njit(cache=True)
+@compiled()
 def run_least_attained(arrived_at, totals, servers):  # type: ignore[no-untyped-def]
     """Departure of each job under FB: groups of equal age, the youngest served first, each in equal
     shares of as many servers as it has jobs, or of those that are left.

@@ -365,3 +365,26 @@ def test_evidence_ages_and_a_silence_alone_changes_nothing() -> None:
     assert moments.mean == pytest.approx(4.0)
     moments.add(0.0, 99.0 + 10 * HALF_LIFE)
     assert moments.mean < 0.1, "one new observation outweighs all that is old"
+
+
+def test_one_batch_is_enough_to_know_the_first_token() -> None:
+    seen = ServiceSeen()
+    assert seen.first_token is None
+    serve_batch(seen, 1.0, 0.25, 0)
+    assert seen.first_token == pytest.approx(0.25)
+
+
+def test_the_state_says_where_waits_come_from() -> None:
+    async def main() -> None:
+        async with pausing() as (app, gateway, _):
+            assert gateway.overload.state()["wait_source"] == "services seen"
+            await warm(app, 5)
+            waits = gateway.overload.waits
+            assert waits is not None
+            assert waits.service() is not None
+            gateway.limits.change(PolicyChange(policy="single"))
+            assert waits.service() is None, "services under another policy count"
+            gateway.overload.waits = None
+            assert gateway.overload.state()["wait_source"] is None
+
+    run_virtual(main())
