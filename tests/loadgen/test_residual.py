@@ -500,3 +500,14 @@ def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.M
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
     assert sampling_error._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
     assert next(given, None) is None, "40 runs"
+
+
+def test_a_run_without_a_steady_state_at_its_speed_says_so() -> None:
+    comparison = judged(1.4, 0.01)
+    unstable = dataclasses.replace(comparison.queueing_delay, predicted=None)
+    found = verdict_at_speed(dataclasses.replace(comparison, queueing_delay=unstable))
+    assert found.kind == "no prediction"
+    assert found.text == (
+        "no steady state at the engine's speed in the run: service times were 1.20 times the "
+        "calibrated ones"
+    )
