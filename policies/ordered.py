@@ -40,7 +40,7 @@ class Ordered:
     quantum: int | None = None  # tokens
     levels: int | None = None
     max_preemptions: int | None = None
-    ranking: Order = field(init=False, repr=False, compare=False)
+    ranking: Order = field(init=False, repr=False)
     name: ClassVar[str]
     interrupts: ClassVar[bool] = False
 

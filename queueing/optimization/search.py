@@ -89,7 +89,7 @@ def choose(
     """
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
-        stable = [point for point in curve if point.get("stable", True)]
+        stable = [point for point in curve if point["stable"]]
         why = f"none keeps the constraint {goal.constraint}" if stable else "none is stable"
         raise NoStableChoiceError(
             counted(len(curve), f"choice of {target}", f"choices of {target}"),

@@ -69,7 +69,7 @@ def _about_score(found: Optimum) -> list[str]:
     text = f"score: {_named(found, SCORES[found.objective])} (less is better)"
     if all(point["score"] is not None for point in found.curve):
         return [text]
-    if all(point["score"] is not None for point in found.curve if point.get("stable", True)):
+    if all(point["score"] is not None for point in found.curve if point["stable"]):
         return [text, "- as a score: unstable"]
     return [text, "- as a score: unstable, or outside the constraint"]
 

@@ -182,11 +182,6 @@ class ServiceSeen:
         self._departed_at = now if somebody_waits else None
 
     @property
-    def any(self) -> bool:
-        """Whether a request was served."""
-        return self._slot.mean > 0
-
-    @property
     def first_token(self) -> float | None:
         """Mean seconds from the dispatch to the first token; None before one was seen."""
         seen = self._pauses.first_token

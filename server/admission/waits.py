@@ -149,11 +149,11 @@ class Waits:
         return found
 
     def _slot_is_free(self, place: int, in_service: int) -> bool:
-        """Whether a continuous engine takes it at once; False while nothing is known of service
-        at all.
+        """Whether a continuous engine takes it at once, though its law may be of fewer slots;
+        services seen are of the slots that there are.
         """
         batcher, live = self._gateway.batcher, self._gateway.live
-        if not (self._seen.any or (live is not None and live.ahead is not None)):
+        if live is None or live.ahead is None:
             return False
         slots = batcher.effective_max_batch_size * batcher.capabilities.servers
         return place < slots - in_service

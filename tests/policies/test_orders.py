@@ -61,6 +61,12 @@ def every_policy() -> list[str]:
     return found
 
 
+def test_a_policy_is_shown_by_its_parameters() -> None:
+    shown = repr(parse_policy("single:order=spjf,aging=2"))
+    assert shown.startswith("Single(order='spjf', aging=2.0, threshold=None,")
+    assert "ShortestFirst" not in shown
+
+
 def test_every_order_takes_part() -> None:
     assert list(TEXTS) == list(ORDERS)
 

@@ -722,6 +722,10 @@ SCORE = "> marks the best choice; score: the mean queueing delay in seconds (les
         ),
         (optimum("servers", "slo", point(0, 1.0, servers=1)), "> marks the best choice"),
         (
+            optimum("arrival-rate", "throughput", {"arrival_rate": 2.0, "load": 1.0}),
+            "> marks the best choice",
+        ),
+        (
             optimum("batch-size", "delay", point(4, 1.0, loss_fraction=0.1)),
             f"{SCORE}; a lost request counts as its patience in the queueing delay and in the "
             "score; sojourn time and first token: of the requests that are served",

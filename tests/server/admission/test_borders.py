@@ -367,13 +367,11 @@ def test_what_passed_while_the_queue_was_held_is_no_gap() -> None:
 
 def test_slots_serve_by_the_mean_of_their_services_and_its_variation() -> None:
     found = ServiceSeen()
-    assert not found.any
     assert found.slots(4) is None
     served(found, 1.0, 1.0)
     served(found, 1.0, 3.0)
     slots, weight = found.slots(4), 1 + OLDER_GAP
     mean = 1 + 2 / weight
-    assert found.any
     assert slots is not None
     assert (slots.slots, slots.throughput) == (4, pytest.approx(4 / mean))
     assert slots.scv == pytest.approx((1 - 1 / weight) * 4 / weight / mean**2)
