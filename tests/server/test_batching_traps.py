@@ -17,9 +17,16 @@ from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
+from server.queue.decision_loop import DecisionLoop
 from server.queue.sequence import Batch, SequenceState
 from tests.server.asgi import LAW, Call, completion, running
-from tests.server.harness import Collector, Immediate, engine_request_of, replay
+from tests.server.harness import (
+    Collector,
+    Immediate,
+    engine_request_of,
+    replay,
+    submitted,
+)
 from tests.virtual_time import run_virtual
 
 FAST = LatencyModel(k1=1e-6, k2=1e-6, k3=1e-6, k4=1e-6)
@@ -134,6 +141,30 @@ def test_a_full_batch_leaves_at_once_and_a_partial_one_when_its_oldest_has_waite
     assert at["f"] == pytest.approx(30.0, abs=1e-6), "the end of the trace waits for nobody"
 
 
+@pytest.mark.parametrize(("later", "asked_at"), [(8.0, [0.0, 1.0, 8.0]), (math.inf, [0.0, 1.0])])
+def test_a_policy_is_not_asked_at_a_deadline_that_it_has_put_off(
+    later: float, asked_at: list[float]
+) -> None:
+    """First it waits until 5 s, and after an event at 1 s until `later`."""
+
+    async def main() -> list[float]:
+        loop, asked = asyncio.get_running_loop(), list[float]()
+        began = loop.time()
+
+        def step() -> float:
+            asked.append(loop.time() - began)
+            return began + (5.0, later, math.inf)[len(asked) - 1]
+
+        decisions = DecisionLoop(step)
+        decisions.ask()
+        await asyncio.sleep(1.0)
+        decisions.ask()
+        await asyncio.sleep(20.0)
+        return asked
+
+    assert run_virtual(main()) == pytest.approx(asked_at)
+
+
 @pytest.mark.parametrize(
     "policy",
     ["fixed:batch_size=3,max_wait=1", "capped:max_batch_size=3", "continuous:max_batch_size=3"],
@@ -153,6 +184,23 @@ def test_members_that_leave_before_the_dispatch_neither_fill_nor_wedge_a_batch(p
         outcomes = Counter(record.outcome for record in collector.records)
         assert outcomes == {"cancelled": 400, "completed": 400}
         assert (batcher.queue_length, batcher.in_service, batcher.waiting_tokens) == (0, 0, 0)
+
+    run_virtual(main())
+
+
+def test_the_second_engine_that_dies_of_a_request_alone_is_counted_as_the_second() -> None:
+    async def main() -> None:
+        engine, collector = EmulatedEngine(parse_law(LAW)), Collector()
+        batcher = Batcher(engine, await engine.start(), parse_policy("single"), [collector])
+        (consumer,) = submitted(batcher, [engine_request_of(request("deadly", 0.0), 200)])
+        await asyncio.sleep(0.02)
+        assert batcher.recovery.interrupt("gone", 3) is None
+        await engine.stop()
+        batcher.recovery.resume(await engine.start())
+        await asyncio.sleep(0.02)
+        assert batcher.recovery.interrupt("gone", 3) is consumer.sequence
+        (record,) = collector.records
+        assert (record.outcome, record.interruptions) == ("failed", 2)
 
     run_virtual(main())
 

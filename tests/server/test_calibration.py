@@ -290,24 +290,6 @@ def test_a_gateway_is_not_ready_while_a_calibration_holds_its_queue() -> None:
     run_virtual(main())
 
 
-def test_a_drain_ends_a_calibration() -> None:
-    async def main() -> None:
-        async with running("single") as (app, _):
-            calibrating = Call(app, "POST", "/admin/calibrate", {})
-            await asyncio.sleep(0.005)
-            waiting = Call(app, "POST", "/v1/completions", completion())
-            await asyncio.sleep(0.001)
-            assert (await call(app, "POST", "/admin/drain")).status == 200
-            await asyncio.gather(calibrating.task, waiting.task)
-            assert (calibrating.status, calibrating.json()["error"]["code"], waiting.status) == (
-                503,
-                "shutting_down",
-                200,
-            )
-
-    run_virtual(main())
-
-
 def test_an_engine_that_is_given_up_ends_a_calibration() -> None:
     async def main() -> None:
         async with running("single") as (app, gateway):

@@ -94,3 +94,22 @@ def test_a_gateway_that_was_abandoned_takes_nothing_again() -> None:
             assert gateway.lifecycle.draining
 
     run_virtual(main())
+
+
+def test_a_drain_ends_a_calibration() -> None:
+    async def main() -> None:
+        async with running("single") as (app, _):
+            calibrating = Call(app, "POST", "/admin/calibrate", {})
+            await asyncio.sleep(0.005)
+            waiting = Call(app, "POST", PATH, completion())
+            await asyncio.sleep(0.001)
+            assert (await call(app, "POST", "/admin/drain")).status == 200
+            await asyncio.gather(calibrating.task, waiting.task)
+            assert (calibrating.status, calibrating.json()["error"]["code"], waiting.status) == (
+                503,
+                "shutting_down",
+                200,
+            )
+            assert calibrating.headers["retry-after"] == "10"
+
+    run_virtual(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -165,6 +166,30 @@ def test_a_start_that_takes_too_long_is_given_up_and_made_again() -> None:
         assert of.supervisor.last_loss == "not done within 20 s"
         await asyncio.sleep(1.5)
         assert of.supervisor.serving
+
+    runs(main)
+
+
+def test_a_start_that_cannot_be_cancelled_is_the_last_one_and_the_reason() -> None:
+    class Deaf(FakeEngine):
+        async def start(self) -> Any:
+            if self.started_at:
+                ends_at = asyncio.get_running_loop().time() + 100.0
+                while (left := ends_at - asyncio.get_running_loop().time()) > 0:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(left)
+            return await super().start()
+
+    async def main() -> None:
+        of = Supervised(restart_timeout=20.0)
+        of.supervisor._engine = of.engine = Deaf()
+        await of.supervisor.start()
+        of.supervisor.lost("it broke")
+        await asyncio.sleep(60.0)
+        why = "not done within 20 s, and still running 20 s after its cancellation"
+        assert (of.supervisor.state, of.supervisor.last_loss) == ("lost", why)
+        assert [(what, about) for what, _, about in of.told][1:] == [("given up", why)]
+        await asyncio.sleep(60.0)
 
     runs(main)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from queueing.control.wait_ahead import Wait
+from queueing.control.wait_ahead import SlotService, Wait
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from server.admission.limits import DelayTarget, OverloadSettings
@@ -372,6 +372,27 @@ def test_one_batch_is_enough_to_know_the_first_token() -> None:
     assert seen.first_token is None
     serve_batch(seen, 1.0, 0.25, 0)
     assert seen.first_token == pytest.approx(0.25)
+
+
+def test_a_calibration_is_no_gap_between_departures() -> None:
+    """A slot is as fast after it as before it."""
+
+    async def main() -> None:
+        async with running("continuous:max_batch_size=1") as (app, gateway):
+            calls = [Call(app, "POST", PATH, completion(max_tokens=20)) for _ in range(8)]
+            await calls[3].task
+            asked = {"max_batch_size": 2, "max_output_tokens": 64, "repeats": 2}
+            began = gateway.now()
+            assert (await call(app, "POST", "/admin/calibrate", asked)).status == 200
+            assert gateway.now() - began > 0.5
+            waits = gateway.overload.waits
+            assert waits is not None
+            await asyncio.gather(*(made.task for made in calls))
+            service = waits.service()
+            assert isinstance(service, SlotService)
+            assert service.throughput == pytest.approx(1 / (20 * 0.925e-3 + 2.25e-3), rel=0.1)
+
+    run_virtual(main())
 
 
 def test_the_state_says_where_waits_come_from() -> None:

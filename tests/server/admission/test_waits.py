@@ -215,6 +215,24 @@ def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_
     assert found.wait(0, joining=0).mean == 0.0  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("delay", "bound"), [(0.15, "0.2"), (0.95, "1.0"), (4.0, "5.0")])
+def test_a_ratio_counts_from_the_next_bound_on(delay: float, bound: str) -> None:
+    """Of a delay to a predicted wait of 1 s."""
+    found, gateway = waits(policy="capped:max_batch_size=2")
+    found.on_dispatch(batch("capped:max_batch_size=2", delay, size=1, estimate=1.0))
+    (ratios,) = [
+        metric
+        for metric in gateway.metrics.registry.collect()
+        if metric.name == "kendall_wait_observed_over_predicted"
+    ]
+    counted = [
+        sample.labels["le"]
+        for sample in ratios.samples
+        if sample.name.endswith("_bucket") and sample.value == 1
+    ]
+    assert counted[0] == bound
+
+
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing;
     one neither told nor waited 1 ms.
