@@ -95,7 +95,7 @@ def test_two_cells_of_a_demo(
     phases = phases_of(monkeypatch)
     (tmp_path / "gateway.jsonl").write_text("of an earlier run")
     policies = ("fixed:batch_size=4", "dynamic")
-    fake, out = run(tmp_path, 1.0, 1.1, 1.2, policies=policies, port=8081, seed=3)
+    fake, out = run(tmp_path, 1.0, 1.1, 1.2, policies=policies, port=8081, seed=3, scale=0.0149)
     assert (Child.made.port, Child.made.log_file) == (8081, tmp_path / "gateway.log")
     assert Child.made.arguments == [
         *("tiny", "--engine", "auto", "--allow-forced-lengths", "--max-output-tokens", "32"),
@@ -129,10 +129,11 @@ def test_two_cells_of_a_demo(
             assert each.configuration["load"] == 0.3
             assert each.configuration["max_output_tokens"] == 32
             assert each.seed == 3
-        seconds = {"fixed": 16.0, "dynamic": 15.0}[policy] * 0.015
+        seconds = {"fixed": 16.0, "dynamic": 15.0}[policy] * 0.0149
         assert len(sent) == batch * max(
             1, round(header.configuration["request_rate"] * seconds / batch)
         )
+        assert len(sent) % 2 == batch % 2, "no pairs where batches need not be whole"
         assert {each.prompt_tokens for each in records if each.client_request_id} == {32}
         lengths = [record.output_tokens or 0 for record in sent]
         assert 6 <= min(lengths) <= max(lengths) <= 18

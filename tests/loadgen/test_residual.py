@@ -292,6 +292,26 @@ def test_at_the_runs_own_speed_neither_speed_nor_scatter_explains_anything() -> 
     assert verdict_at_speed(judged(1.4, 0.01, *parts[:2])).kind == "sampling noise"
 
 
+@pytest.mark.parametrize(
+    ("speed", "text"),
+    [
+        (
+            Speed(1.2, 0.3, 5000),
+            "no steady state at the engine's speed in the run: service times were 1.20 times the "
+            "calibrated ones",
+        ),
+        (None, "no prediction"),
+    ],
+)
+def test_without_a_prediction_at_the_runs_speed_the_verdict_names_the_speed_where_it_is_known(
+    speed: Speed | None, text: str
+) -> None:
+    comparison = judged(1.4, 0.01)
+    quantity = dataclasses.replace(comparison.queueing_delay, predicted=None)
+    found = verdict_at_speed(dataclasses.replace(comparison, speed=speed, queueing_delay=quantity))
+    assert (found.kind, found.text) == ("no prediction", text)
+
+
 def test_the_verdict_on_a_slow_machine_names_its_speed() -> None:
     assert (
         verdict(only(run("dynamic", drawn("dynamic"), LAW.at_speed(1.2)), asked("dynamic"))).text
@@ -500,14 +520,3 @@ def test_chance_is_the_prediction_interval_of_one_more_run(monkeypatch: pytest.M
     half = stats.t.ppf(0.975, 39) * stats.tstd(means) * math.sqrt(1 + 1 / 40)
     assert sampling_error._spread(model, 1.0, 100, "queueing_delay", 0) == pytest.approx(half)
     assert next(given, None) is None, "40 runs"
-
-
-def test_a_run_without_a_steady_state_at_its_speed_says_so() -> None:
-    comparison = judged(1.4, 0.01)
-    unstable = dataclasses.replace(comparison.queueing_delay, predicted=None)
-    found = verdict_at_speed(dataclasses.replace(comparison, queueing_delay=unstable))
-    assert found.kind == "no prediction"
-    assert found.text == (
-        "no steady state at the engine's speed in the run: service times were 1.20 times the "
-        "calibrated ones"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies import Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
+from policies import Decision, Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
 from policies.contract import CONTRACTS
 from policies.decision import RULES, DecisionError, decide
 from queueing.simulation.policy_check import RUN, check_policy
@@ -35,6 +35,21 @@ def first_broken(policy: Policy) -> str | None:
 @pytest.mark.parametrize(("cls", "contract"), BREAKS.items(), ids=str)
 def test_a_broken_contract_is_named(cls: type[Policy], contract: str) -> None:
     assert first_broken(cls()) == contract
+
+
+@pytest.mark.parametrize("answers", ["aba", "abb", "aab"])
+def test_a_decision_that_changes_is_told_beside_the_first_one(answers: str) -> None:
+    """Asked twice in one state, and once in a copy."""
+    given = iter(answers)
+
+    class Scripted(Broken):
+        def start(self, state: QueueState, server: Server) -> Decision:
+            return Dispatch((next(given),), server.id)
+
+    (same,) = [each for each in CONTRACTS if each.name == "the same state gives the same decision"]
+    fault = same.fault(Scripted(), QueueState(waiting("a", "b"), [EMPTY]), 5.0)
+    first, other = Dispatch(("a",), 0), Dispatch(("b",), 0)
+    assert fault == f"got {first!r}, then {other!r}; expected the same decision"
 
 
 def test_every_contract_can_be_broken() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from policies.text import SpecError
-from queueing.errors import UnstableQueueError
+from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.models.soap.closed_forms import (
     best_threshold,
     bit,
@@ -15,10 +15,10 @@ from queueing.models.soap.closed_forms import (
 )
 from queueing.models.soap.orders import Fifo, ShortestFirst, ShortestRemaining, Threshold
 from queueing.models.soap.prediction_costs import DelayPredict, SkipPredict
-from queueing.models.soap.predictors import ExactPrediction, ExponentialPrediction
+from queueing.models.soap.predictors import ExactPrediction, ExponentialPrediction, WholeTokens
 from queueing.models.soap.queue import solve_order
 from queueing.models.soap.several_servers import order_doubt, solve_on_servers
-from queueing.models.soap.sizes import Grid, WeibullSizes, exponential_sizes
+from queueing.models.soap.sizes import Atoms, Grid, WeibullSizes, exponential_sizes
 from queueing.models.soap.two_choices import TwoClasses, two_choices
 
 EXPONENTIAL, WEIBULL = exponential_sizes(), WeibullSizes(0.5, 0.5)
@@ -62,6 +62,19 @@ def test_preemption_leaves_the_best_threshold_of_exponential_sizes():
         threshold_sojourn(EXPONENTIAL, 1.0, told, True)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_predictions_of_one_size_scale_with_it(size):
+    found = PREDICTED.joint(Atoms(np.array([size]), np.ones(1)), Grid(200))
+    assert float(found.joint[:, 0] @ found.predictions) == pytest.approx(size, rel=1e-2)
+
+
+@pytest.mark.parametrize(("most", "exact"), [(3, False), (4, True)])
+def test_up_to_most_predictions_are_kept_apart(most, exact):
+    sizes = Atoms(np.arange(1.0, 5.0), np.full(4, 0.25))
+    tokens = WholeTokens(ExactPrediction(), 0.0, 1.0, most=most)
+    assert tokens.joint(sizes, Grid(2)).exact == exact
+
+
 def test_external_costs_are_the_expected_predictions():
     sizes = EXPONENTIAL.cells(Grid(200, (1.0,)))
     skip = SkipPredict(threshold=1.0, bit_cost=0.5, size_cost=4.0)
@@ -100,6 +113,14 @@ def test_a_wrong_bit_lies_between_an_exact_one_and_none():
         TwoClasses(0.5, 2.0, 1.5)
     with pytest.raises(UnstableQueueError):
         two_choices(ONE_CLASS, 1.0)
+
+
+def test_queues_that_are_cut_too_short_are_refused():
+    assert two_choices(ONE_CLASS, 0.9, most=8).sojourn == pytest.approx(
+        two_choices(ONE_CLASS, 0.9).sojourn, rel=1e-6
+    )
+    with pytest.raises(NotConvergedError, match="queues cut at 4 jobs"):
+        two_choices(ONE_CLASS, 0.9, most=4)
 
 
 # several servers
