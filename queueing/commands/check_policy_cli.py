@@ -14,7 +14,7 @@ from rich.console import Console
 
 from policies.core import Policy, QueueState
 from policies.decision import LONGEST_DECISION
-from policies.ordered import PARAMETERS as OF_ORDERS
+from policies.ordered import KEYS
 from policies.orders import ORDERS
 from policies.orders.order import Order
 from policies.parameters import parameters_of
@@ -153,7 +153,8 @@ def _list(listed: list[Listed], as_json: bool) -> None:
 
 def _form(each: Listed) -> str:
     assert each.cls is not None
-    parameters = [each for each in parameters_of(each.cls).values() if each.name not in OF_ORDERS]
+    of_orders = KEYS[1:]
+    parameters = [each for each in parameters_of(each.cls).values() if each.name not in of_orders]
     keys = [
         f"{parameter.name}={parameter.kind.upper()}"
         if parameter.required
@@ -167,5 +168,8 @@ def _order_form(cls: type[Order]) -> str:
     """With its own parameters: `trail[,aging=,c=]`."""
     fields = dataclasses.fields(cls)
     needed = "".join(f",{each.name}=" for each in fields if each.default is dataclasses.MISSING)
-    free = ",".join(f"{each.name}=" for each in fields if each.default is not dataclasses.MISSING)
+    names = [each.name for each in fields if each.default is not dataclasses.MISSING]
+    if cls.preemptive:
+        names.append("max_preemptions")
+    free = ",".join(f"{name}=" for name in names)
     return cls.name + needed + (f"[,{free}]" if free else "")
