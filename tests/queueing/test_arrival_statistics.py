@@ -322,6 +322,17 @@ def test_gaps_without_a_valley_have_the_clocks_step() -> None:
     assert _tick(np.array([10.0] * 3 + [20.0] * 2), 1.0) == pytest.approx(10.0, abs=1.0), "four are"
 
 
+@pytest.mark.parametrize(("equal_gaps", "told"), [(5, True), (6, False)])
+def test_gaps_a_tick_apart_are_half_as_many_as_those_that_are_equal(
+    equal_gaps: int, told: bool
+) -> None:
+    """Five equal gaps are ten pairs, and five of them are a tick from the sixth gap; six are
+    fifteen, and six a tick from the seventh.
+    """
+    tick = _tick(np.array([10.0] * equal_gaps + [20.0]), 1.0)
+    assert tick == (pytest.approx(10.0, abs=1.0) if told else 1.0)
+
+
 def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance() -> None:
     rng = np.random.default_rng(3)
     gaps = 1e-5 + rng.exponential(1e-3, 2000)
