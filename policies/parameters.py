@@ -39,7 +39,7 @@ class Parameter:
     name: str
     kind: Kind
     default: Any
-    optional: bool = False  # may be None
+    optional: bool  # may be None
 
     @property
     def required(self) -> bool:
