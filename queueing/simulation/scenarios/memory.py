@@ -41,6 +41,7 @@ from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.models.soap.token_orders import predicted_tokens
+from queueing.simulation.kernels import Ints
 from queueing.simulation.scenarios.memory_kernels import (
     DISCARD,
     LEAST_WASTE,
@@ -123,7 +124,7 @@ class Calls:
         if not 0 <= self.share <= 1 or not math.isclose(total, 1.0) or self.sigma < 0:
             raise SpecError(f"got {self}; expected a share, kinds that add up to 1, sigma >= 0")
 
-    def drawn(self, rng: np.random.Generator, output: Vector) -> tuple[Vector, ...]:
+    def drawn(self, rng: np.random.Generator, output: Ints) -> tuple[Ints, Vector, Vector]:
         """Tokens before the call (0: none), its seconds and their prediction."""
         count = len(output)
         before = 1 + (rng.random(count) * (output - 1)).astype(np.int64)
@@ -131,7 +132,7 @@ class Calls:
         chances, means = np.array(self.kinds).T
         seconds = means[rng.choice(len(means), count, p=chances)] * rng.exponential(size=count)
         predicted = seconds * np.exp(self.sigma * rng.standard_normal(count))
-        return tuple(np.where(calls, each, 0) for each in (before, seconds, predicted))
+        return np.where(calls, before, 0), seconds * calls, predicted * calls
 
 
 NO_CALLS = Calls(share=0.0, kinds=((1.0, 0.0),))
@@ -159,7 +160,8 @@ class MemoryWork:
         arrived_at = unit_exponential(rng, count) / self.arrival_rate
         prompt = self.prompt_tokens.sample(rng, count)
         output = self.output_tokens.sample(rng, count)
-        predicted = predicted_tokens(self.predictor, rng, output, self.output_tokens.longest)
+        longest = self.output_tokens.longest
+        predicted = predicted_tokens(self.predictor, rng, output.astype(float), longest)
         after, seconds, told = self.calls.drawn(rng, output)
         handling = np.full(count, HANDLINGS[self.handling])
         return Work(arrived_at, prompt, output, after, seconds, told, handling), predicted
@@ -183,7 +185,8 @@ def ranking(
             return Ranking(engine.full_step * predicted + work.predicted_call, 0.0, none)
         case "memory-time":
             return Ranking(memory_time(work, predicted, engine), 0.0, none)
-    raise SpecError(f"got order={order!r}; expected {', '.join(ORDERS)}")
+        case _:
+            raise SpecError(f"got order={order!r}; expected {', '.join(ORDERS)}")
 
 
 def memory_time(work: Work, predicted: Vector, engine: MemoryEngine) -> Vector:
@@ -191,10 +194,8 @@ def memory_time(work: Work, predicted: Vector, engine: MemoryEngine) -> Vector:
     generated = predicted * work.prompt + predicted * (predicted + 1) / 2
     context = np.where(work.call_after > 0, work.prompt + work.call_after, 0)
     held = (work.predicted_call, engine.forward(context), 2 * engine.swap(context))
-    chosen = work.handling
-    if chosen.size and chosen[0] == LEAST_WASTE:
-        chosen = least_wasteful(work.predicted_call, context, engine, engine.memory)
-    seconds = np.choose(chosen, held)
+    least = least_wasteful(work.predicted_call, context, engine, float(engine.memory))
+    seconds = np.choose(np.where(work.handling == LEAST_WASTE, least, work.handling), held)
     return np.asarray(engine.full_step * generated + context * seconds)
 
 
@@ -207,7 +208,7 @@ def wastes(call: Vector, context: Vector, engine: MemoryEngine, used: Vector) ->
 
 def least_wasteful(
     call: Vector, context: Vector, engine: MemoryEngine, used: Vector | float
-) -> Vector:
+) -> Ints:
     """The handling, as a number, that wastes least; the first of equal ones."""
     return np.asarray(wastes(call, context, engine, np.asarray(used)).argmin(axis=0))
 

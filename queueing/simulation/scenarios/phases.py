@@ -178,7 +178,8 @@ def phase_ranks(order: str, predicted: Vector) -> PhaseRanks:
             return PhaseRanks(equal, predicted)
         case "shortest-left":
             return PhaseRanks(equal, np.array([predicted.sum(axis=0), predicted[DECODE]]))
-    raise SpecError(f"got order={order!r}; expected {', '.join(ORDERS)}")
+        case _:
+            raise SpecError(f"got order={order!r}; expected {', '.join(ORDERS)}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

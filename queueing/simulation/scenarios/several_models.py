@@ -159,7 +159,8 @@ class LengthWork:
         """Requests predicted up to `threshold` tokens go to the small model."""
         arrived_at = unit_exponential(rng, count) / self.arrival_rate
         output = self.output_tokens.sample(rng, count)
-        predicted = predicted_tokens(self.predictor, rng, output, self.output_tokens.longest)
+        longest = self.output_tokens.longest
+        predicted = predicted_tokens(self.predictor, rng, output.astype(float), longest)
         model = chosen(predicted, threshold)
         setup, step = np.array(self.setup)[model], np.array(self.step)[model]
         return ModelWork(arrived_at, model, setup + step * output, setup + step * predicted)
