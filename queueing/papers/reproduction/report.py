@@ -70,7 +70,8 @@ _FOOTER = (
     "* Yang et al., Fig. 1 and 2, and Inoue, Fig. 1: a diagram, measurements whose numbers are not "
     "printed, and a sketch of a path.\n"
     "* The slides: diagrams, and measurements of LLM engines by others (response-length "
-    "perception, TRAIL, MARS) whose inputs are not printed.\n"
+    "perception, TRAIL, MARS) whose inputs are not printed; what they claim is checked in "
+    "simulation.\n"
 )
 
 
