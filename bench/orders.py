@@ -95,7 +95,7 @@ async def measure(options: argparse.Namespace, parts: Sequence[Part]) -> None:
                 store,
                 status,
                 OwnGateway(plan, folder, options.port, flags),
-                repeats=rules.repeats,
+                repeats=2 if options.fast else part.repeats,
             )
             try:
                 with cancelled_by(signal.SIGINT, signal.SIGTERM):

@@ -33,6 +33,7 @@ class Part:
     max_num_seqs: int  # of the engine: the calibration goes up to it
     requests: int  # counted, of each order and round
     rounds: int
+    repeats: int  # of every cell of the calibration of the law's shape
     # load of each pilot by the law, then by what the pilot before showed: an engine of many slots
     # shares its processors with a gateway that has more to do, so the load is raised in steps
     pilots: tuple[float, ...] = (LOAD,)
@@ -63,6 +64,7 @@ FEW = Part(
     max_num_seqs=8,
     requests=4000,
     rounds=3,
+    repeats=16,
 )
 MANY = Part(
     name="slots64",
@@ -71,6 +73,7 @@ MANY = Part(
     max_num_seqs=64,
     requests=4000,
     rounds=1,
+    repeats=5,
     pilots=(0.4, 0.6, 0.7),
 )
 
@@ -82,8 +85,6 @@ class Rules:
     warm_up: float = 0.1  # of the counted requests, sent before them
     run_out: float = 0.025  # sent behind them: nobody overtakes who comes last
     pilot: float = 15.0  # of load: how fast the engine is under it
-    repeats: int = 16  # of every cell of the calibration of the law's shape
-    law_error: float = 0.05  # of its cells on average; above, the page says so
     block: float = 5.0  # over which the engine's speed is averaged
     # of a block's speed from the cell's, and of the cell's from the pilot's: beyond, the cell is
     # measured once more. Whether theory and engine agree has no say
@@ -102,7 +103,7 @@ class Rules:
 
 
 QUIET_MACHINE = Rules()
-FAST = Rules(pilot=2.0, repeats=2, block=1.0, block_deviation=1.0, pilot_deviation=1.0)
+FAST = Rules(pilot=2.0, block=1.0, block_deviation=1.0, pilot_deviation=1.0)
 
 
 def plan_of(part: Part, seed: int, *, fast: bool) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from bench.live.observation import block_speeds
 from policies import parse_policy
 from queueing.distributions.token_distribution import Vector
-from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.speed.batch_times import batch_times, slot_times
 from queueing.estimation.window.window import snapshot_of
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
@@ -53,8 +53,11 @@ def quietness(
     instants = [_arrived_at(record) for record in served]
     epoch = served[0].epoch or 0
     seen = snapshot_of(served, policy, min(instants) - 1, max(instants), epoch=epoch)
-    times = batch_times(parse_policy(policy), seen.mine, law)
-    return float(times.measured.sum() / times.fitted.sum()), block_speeds(times, block)
+    each = slot_times(seen.mine, law)
+    measured, fitted = (
+        sum(float(getattr(times, name).sum()) for times in each) for name in ("measured", "fitted")
+    )
+    return measured / fitted, block_speeds(batch_times(parse_policy(policy), seen.mine, law), block)
 
 
 @dataclass(frozen=True, slots=True)
