@@ -8,7 +8,7 @@ logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -28,6 +28,7 @@ class Request:
     predicted_output_tokens: float | None = None
     priority: int = 0
     deadline: float = math.inf  # instant at which its patience runs out
+    flow: str = ""  # whom its service counts to: an API key's name, or a fairness id
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class QueueState:
     servers: Sequence[Server]
     estimates: dict[str, float] = field(default_factory=dict)
     closing: bool = False  # nothing more will arrive: a drain, or the end of a trace
+    # weighted tokens of each flow's service so far, under an order that counts them
+    virtual_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def empty_server(self) -> Server | None:
         """The first server with nothing in service."""

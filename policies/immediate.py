@@ -16,7 +16,8 @@ def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> D
     if server is None or not state.waiting:
         return IDLE
     size = len(state.waiting) if size is None else size
-    return Dispatch(policy.ranking.first(state.waiting, size, server, now), server.id)
+    ids = policy.ranking.first(state.waiting, size, server, now, state.virtual_tokens)
+    return Dispatch(ids, server.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ class Continuous(Ordered):
         if not state.waiting:
             return IDLE
         for server in sorted(state.servers, key=self._free_slots, reverse=True):
-            ids = self.ranking.first(state.waiting, self._free_slots(server), server, now)
+            size = self._free_slots(server)
+            ids = self.ranking.first(state.waiting, size, server, now, state.virtual_tokens)
             if ids:
                 return Dispatch(ids, server.id)
         return preempted(self, state, self.max_batch_size)

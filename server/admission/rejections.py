@@ -215,4 +215,5 @@ def _record_of(engine_request: EngineRequest) -> Record:
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,
         predicted_output_tokens=request.predicted_output_tokens,
+        flow=request.flow or None,
     )

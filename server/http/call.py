@@ -27,7 +27,7 @@ from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
-from server.http.headers import asked_id, stamped
+from server.http.headers import asked_id, flow_of, stamped
 from server.http.queue_stream import QueueStream
 from server.live.arrivals_seen import is_retry
 from server.queue.batcher import Batcher
@@ -94,13 +94,15 @@ async def answer(
 def _arrival(gateway: Gateway, scope: Scope, call: CompletionRequest | ChatRequest) -> Arrival:
     at = gateway.now()
     headers = [header for header in scope["headers"] if header[0].startswith(READ)]
+    caller, keys = caller_of(scope), len(gateway.settings.security.api_keys)
     return Arrival(
         gateway.call_ids.next("chatcmpl" if isinstance(call, ChatRequest) else "cmpl"),
         asked_id(headers) or call.request_id,
         at,
         scope.get(RECEIVED_AT, at),
         is_retry(headers),
-        caller_of(scope),
+        caller,
+        flow_of(headers, caller, keys),
         headers,
     )
 

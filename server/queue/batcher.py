@@ -26,7 +26,8 @@ from policies import (
     format_policy,
     policy_batch_size,
 )
-from policies.ordered import order_of, wants_steps
+from policies.ordered import counts, order_of, wants_steps
+from policies.orders.by_flow import FlowCounters
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.waiting import WaitingQueue
 from queueing.simulation.waiting_by_rank import moved, queue_for
@@ -73,6 +74,7 @@ class Batcher(QueueView):
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
+        self.counters: FlowCounters | None = None  # of the flows, under an order that counts
         self._govern(policy)
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
@@ -137,12 +139,15 @@ class Batcher(QueueView):
         self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = wants_steps(policy)
         self._wants_predictions = order_of(policy).predicts
-        self._service.ask = self.decisions.ask_soon if self.wants_steps else self.decisions.ask
+        later = self.wants_steps or counts(policy)  # not before all have their tokens of a step
+        self._service.ask = self.decisions.ask_soon if later else self.decisions.ask
         self._queue = moved(self._queue, self._queue_for(policy))
+        self.counters = self._queue.counters
 
     def rank_again(self) -> None:
-        """Those waiting, after the order of the queue changed."""
-        self._queue = moved(self._queue, self._queue_for(self.policy))
+        """Those waiting, after priorities began to age or ceased to."""
+        if self.counters is None:
+            self._queue = moved(self._queue, self._queue_for(self.policy))
         self.ask()
 
     def close(self) -> None:
@@ -245,7 +250,9 @@ class Batcher(QueueView):
             for slot in self._service.slots
             if not slot.running or slot.policy is self.policy
         ]
-        return QueueState(self._queue, servers, {}, self.closing)
+        counters = self.counters
+        virtual_tokens = {} if counters is None else counters.virtual_tokens
+        return QueueState(self._queue, servers, {}, self.closing, virtual_tokens)
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy

@@ -197,7 +197,6 @@ def interrupted(sequence: SequenceState, most: int) -> str | None:
     """Its engine is gone. Returns why it cannot go on with the next one, or None: it saw more than
     `most` engines die, or would not be exact.
     """
-    sequence.interruptions += 1
     if len(sequence.deaths) > most and sequence.stop_detector.finish_reason is None:
         return (
             f"{len(sequence.deaths)} engines were lost while this request was in service: "

@@ -38,6 +38,7 @@ TEXTS = {
     "edf": "order=edf",
     "priority": "order=priority,aging=2",
     "threshold": "order=threshold,threshold=40",
+    "vtc": "order=vtc,output_weight=3",
     "binned": "order=binned,bins=3",
     "hrrn": "order=hrrn",
     "sprpt": "order=sprpt",

@@ -30,6 +30,7 @@ class Arrival(Struct, frozen=True):
     received_at: float  # its last byte
     retry: bool
     caller: str
+    flow: str  # whom its service counts to
     headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
 
 
@@ -83,6 +84,7 @@ def _choices(
             predicted_output_tokens=call.predicted_output_tokens,
             priority=call.priority,
             deadline=deadline,
+            flow=arrival.flow,
         )
         sampling = shared
         if call.seed is not None and choice:
