@@ -135,7 +135,7 @@ def test_a_consumer_hears_once_that_service_began() -> None:
         began: list[str] = []
         for name in ("old", "young"):
             (consumer,) = made = [Immediate()]
-            consumer.on_dispatched = lambda name=name: began.append(name)  # type: ignore[method-assign,misc]
+            consumer.on_dispatched = lambda name=name: began.append(name)
             (consumer.sequence,) = batcher.submit(
                 [engine_request_of(request(name, loop.time()), 10)], made
             )
