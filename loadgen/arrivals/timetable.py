@@ -21,10 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.arrivals.length_prediction import IntArray, LengthPrediction
+from loadgen.arrivals.length_prediction import IntArray, predict_lengths
 from loadgen.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
 from policies.text import SpecError
 from queueing.measurement.record import shown, unmarked
+from queueing.models.soap.predictor_text import PredictorText
 
 __all__ = [
     "FloatArray",
@@ -134,9 +135,11 @@ def draw_timetable(
     )
 
 
-def with_predictions(timetable: Timetable, prediction: LengthPrediction, seed: int) -> Timetable:
-    """The same requests, each with a predicted length from a stream of its own."""
-    predicted = prediction.predict(streams(seed).predictions, timetable.output_tokens)
+def with_predictions(timetable: Timetable, predictor: PredictorText, seed: int) -> Timetable:
+    """The same requests, each with a predicted length from a stream of its own; with none where
+    the predictor is none.
+    """
+    predicted = predict_lengths(predictor, streams(seed).predictions, timetable.output_tokens)
     return dataclasses.replace(timetable, predicted_output_tokens=predicted)
 
 

@@ -275,7 +275,8 @@ class Batcher(QueueView):
         self._service.begin(batch, self.epoch)
         self.observers.on_dispatch(batch)
         for sequence in self._service.start(batch, sequences):
-            self._service.call(sequence, sequence.consumer.on_dispatched)
+            if not sequence.preemptions:
+                self._service.call(sequence, sequence.consumer.on_dispatched)
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         """Back into the queue, with the tokens made so far."""

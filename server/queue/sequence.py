@@ -26,7 +26,7 @@ class Consumer(Protocol):
     """
 
     def on_dispatched(self) -> None:
-        """Service began."""
+        """Service began; not said again after a preemption."""
 
     def on_text(self, text: str, tokens: Sequence[Token]) -> None:
         """More of the answer: `tokens` of its own (never past its end) and the text they add."""

@@ -48,7 +48,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "request_rate": 5.0,
         "num_prompts": 20,
         "output_tokens": "uniform:low=1,high=50",
-        "length_prediction": "lognormal:sigma=0.5",
+        "predictor": "lognormal:sigma=0.5",
     },
     "closed loop": {"max_concurrency": 3, "num_prompts": 20},
     "closed loop that thinks": {
@@ -204,7 +204,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "ramp_up_start_rps": 1.0,
         "ramp_up_end_rps": 2.0,
     },
-    "prediction of nothing": {"length_prediction": "exact"},
+    "prediction of nothing": {"predictor": "exact"},
     "no timetable": {"request_rate": None, "timetable": Path("/nowhere/x.timetable")},
     **{
         f"URL {url!r}": {"base_url": url}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loadgen.arrivals.length_prediction import parse_length_prediction
+from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError
@@ -127,7 +127,7 @@ def test_thresholds_quanta_and_bits_of_tokens_are_seconds_of_service():
 def test_predictions_are_drawn_as_the_load_generator_sends_them(text, sent):
     lengths = TOKENS.sample(np.random.default_rng(1), 1000)
     drawn = predicted_tokens(parse_predictor(text), np.random.default_rng(2), lengths, 150)
-    other = parse_length_prediction(sent).predict(np.random.default_rng(2), lengths)
+    other = predict_lengths(parse_length_prediction(sent), np.random.default_rng(2), lengths)
     assert drawn.tolist() == np.minimum(other, 150).tolist()
     nothing = predicted_tokens(parse_predictor("none"), np.random.default_rng(2), lengths, 150)
     assert set(nothing) == {150.0}
