@@ -23,6 +23,7 @@ from policies.text import (
     suggest,
 )
 from queueing.arguments import positive, real_number, short_repr, whole_number
+from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
@@ -160,6 +161,11 @@ class Model:
         (queueing.distributions.heavy_tail).
         """
         return self.output_tokens.tail is not None
+
+    @property
+    def token_limit(self) -> int:
+        """Of every request: the longest length; beyond any where there is none."""
+        return int(LARGEST_COUNT) if self.endless else self.output_tokens.longest
 
     @property
     def tail_index(self) -> float:

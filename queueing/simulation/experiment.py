@@ -22,15 +22,12 @@ from policies.core import Request
 from policies.ordered import order_of
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
-from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.models.soap.token_orders import predicted_tokens
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.simulated_means import (
@@ -182,8 +179,8 @@ def draw_jobs(
         if model.prompt_tokens is None
         else model.prompt_tokens.sample(prompts, num_requests).tolist()
     )
-    limit = int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
-    predicted = _predictions(model, outputs, limit, stream)
+    limit = model.token_limit
+    predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [
         Job(
@@ -212,14 +209,13 @@ def _names(num_requests: int, sizes: npt.NDArray[np.int64] | None) -> list[str]:
 
 
 def _predictions(
-    model: Model, outputs: Sequence[int], limit: int, stream: np.random.SeedSequence
+    model: Model, outputs: Sequence[int], stream: np.random.SeedSequence
 ) -> Sequence[float | None]:
-    """For an order that reads them; from the child of the seed behind all others."""
-    if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
-        return [None] * len(outputs)
-    rng = np.random.default_rng(stream.spawn(1)[0])
-    drawn: list[float] = predicted_tokens(model.predictor, rng, np.array(outputs), limit).tolist()
-    return drawn
+    """One for each request, where the order reads them."""
+    from queueing.simulation import fast
+
+    drawn: list[float] = fast.draw_predictions(model, np.array(outputs), stream).tolist()
+    return drawn or [None] * len(outputs)
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:

@@ -4,7 +4,7 @@ are compared with.
 
 import math
 
-from queueing.simulation.scenarios.memory_kernels import DISCARD, LEAST_WASTE, PRESERVE, SWAP
+from queueing.simulation.scenarios.memory_state import DISCARD, LEAST_WASTE, PRESERVE, SWAP
 
 
 class SlowMemory:

@@ -29,7 +29,8 @@ from queueing.simulation.scenarios.memory import (
     simulate_memory,
     wastes,
 )
-from queueing.simulation.scenarios.memory_kernels import Ranking, Work, run_memory
+from queueing.simulation.scenarios.memory_kernels import run_memory
+from queueing.simulation.scenarios.memory_state import Ranking, Work
 from queueing.simulation.scenarios.runs import Replications
 from tests.queueing.scenario_paths import SlowMemory
 

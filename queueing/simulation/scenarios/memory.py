@@ -42,7 +42,8 @@ from queueing.latency.law import LatencyModel
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.models.soap.token_orders import predicted_tokens
 from queueing.simulation.kernels import Ints
-from queueing.simulation.scenarios.memory_kernels import (
+from queueing.simulation.scenarios.memory_kernels import run_memory
+from queueing.simulation.scenarios.memory_state import (
     DISCARD,
     LEAST_WASTE,
     PRESERVE,
@@ -50,7 +51,6 @@ from queueing.simulation.scenarios.memory_kernels import (
     Engine,
     Ranking,
     Work,
-    run_memory,
 )
 from queueing.simulation.scenarios.runs import Measured, Replications, measured, unit_exponential
 

@@ -25,7 +25,8 @@ from queueing.simulation.scenarios.memory import (
     memory_time,
     simulate_memory,
 )
-from queueing.simulation.scenarios.memory_kernels import Ranking, Work, run_memory
+from queueing.simulation.scenarios.memory_kernels import run_memory
+from queueing.simulation.scenarios.memory_state import Ranking, Work
 from queueing.simulation.scenarios.runs import Measured, Replications
 
 LAW = LatencyModel(k3=2e-4, k4=2e-2, kp=2e-4)
@@ -82,6 +83,7 @@ ORDERS = {  # order, whether interrupted requests keep their memory
     "SPRPT, computed again": ("remaining", False),
     "SPRPT, memory kept": ("remaining", True),
 }
+NOT_INTERRUPTED = ("shortest predicted", "memory-time", "first come")
 RATES = (6.0, 8.0, 9.0, 10.0)
 MEMORIES = (3500, 4000, 4500, 5000, 6000, 8000)
 SHARES = (0.1, 0.2, 0.5, 0.8, 1.0)
@@ -103,8 +105,8 @@ def memory(say: Say) -> Artefact:
     free = _sojourn(PLAIN, "fcfs", UNBOUNDED)
     limited = [_limited(say, share) for share in SHARES]
     panels = (
-        _panel("Memory of 4,000 tokens", "requests/s", RATES, by_rate),
-        _panel("10 requests/s", "memory (tokens)", MEMORIES, by_memory),
+        _panel("Memory of 4,000 tokens", "E[T] (s)", RATES, by_rate),
+        _panel("10 requests/s", "E[T] (s)", MEMORIES, by_memory, "memory (tokens)"),
         Panel(
             "TRAIL, memory of 8,000 tokens",
             "c: not interrupted from c x prediction on",
@@ -138,50 +140,54 @@ def _limited(say: Say, share: float) -> Measured:
     return simulate_memory(PLAIN, "trail", machine, RUNS, c=share).sojourn
 
 
-def _panel(title: str, label: str, x: Sequence[float], found: dict[str, list[Measured]]) -> Panel:
+def _panel(
+    title: str,
+    label: str,
+    x: Sequence[float],
+    found: dict[str, list[Measured]],
+    x_label: str = "requests/s",
+) -> Panel:
     curves = tuple(line(name, x, values) for name, values in found.items())
-    return Panel(title, label, "E[T] (s)", curves, "y")
+    return Panel(title, x_label, label, curves, "y")
 
 
 def _memory_statements(
     by_memory: dict[str, list[Measured]], free: Measured, limited: list[Measured]
 ) -> tuple[Statement, ...]:
-    first, ample = MEMORIES.index(4000), MEMORIES.index(8000)
-    bound = by_memory["first come"][first]
-    again, kept, shortest, by_area = (
-        by_memory[name]
-        for name in (
-            "SPRPT, computed again", "SPRPT, memory kept", "shortest predicted", "memory-time"
-        )
-    )  # fmt: skip
+    at = {
+        tokens: {name: row[k] for name, row in by_memory.items()}
+        for k, tokens in enumerate(MEMORIES)
+    }
+    bound, ample = at[4000], at[8000]
+    kept, again = ample["SPRPT, memory kept"], ample["SPRPT, computed again"]
     return (
         Statement(
             "'storing KV cache for many requests becomes a bottleneck' (E[T] first come, 4,000 "
             "tokens / no bound)",
             "in words",
-            f"{bound.mean / free.mean:.2f}",
-            holds=clear(free, bound),
+            f"{bound['first come'].mean / free.mean:.2f}",
+            holds=clear(free, bound["first come"]),
         ),
         Statement(
             "'pausing a request is costly because KV memory must be preserved, swapped or "
-            "recomputed' (E[T] under SPRPT, 8,000 tokens: kept, recomputed)",
+            "recomputed' (E[T] under SPRPT, 8,000 tokens: kept, recomputed; s)",
             "in words",
-            shown((kept[ample], again[ample])),
-            holds=clear(kept[ample], again[ample]),
+            shown((kept, again)),
+            holds=clear(kept, again),
         ),
         Statement(
             "'preempting late-stage requests is wasteful' (E[T], c = "
-            f"{', '.join(f'{share:g}' for share in SHARES)})",
+            f"{', '.join(f'{share:g}' for share in SHARES)}; s)",
             "in words",
             shown(limited),
             "not interrupting at all (shortest first) is better still: "
-            f"{shortest[ample].mean:.3g} s",
+            f"{ample['shortest predicted'].mean:.3g} s",
             holds=clear(limited[0], limited[2]) and limited[2].mean <= limited[-1].mean,
         ),
         Statement(
-            "E[T] at 4,000 tokens: shortest predicted, memory-time, first come (s)",
+            f"E[T] at 4,000 tokens: {', '.join(NOT_INTERRUPTED)} (s)",
             "",
-            shown((shortest[first], by_area[first], bound)),
+            shown(bound[name] for name in NOT_INTERRUPTED),
         ),
     )
 
@@ -209,19 +215,15 @@ def calls(say: Say) -> Artefact:
     }
     found = {name: [_system(say, name, rate) for rate in CALL_RATES] for name in SYSTEMS}
     panels = tuple(
-        Panel(
-            title,
-            "requests/s",
+        _panel(
+            "Calls of 0.1 s and 10 s",
             label,
-            tuple(
-                line(name, CALL_RATES, [getattr(each, field) for each in rows])
-                for name, rows in found.items()
-            ),
-            "y",
+            CALL_RATES,
+            {name: [getattr(each, field) for each in rows] for name, rows in found.items()},
         )
-        for title, label, field in (
-            ("Calls of 0.1 s and 10 s", "E[T] (s), calls included", "sojourn"),
-            ("Calls of 0.1 s and 10 s", "time to first token (s)", "first_token"),
+        for label, field in (
+            ("E[T] (s), calls included", "sojourn"),
+            ("E[TTFT] (s)", "first_token"),
         )
     )
     return Artefact(
