@@ -107,6 +107,7 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "predicted_output_tokens",
             "priority",
             "deadline",
+            "sequences",
         },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},
