@@ -5,7 +5,7 @@ it, and what it hears of an answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,6 +16,8 @@ class PassedCall(msgspec.Struct, frozen=True):
     path: str
     body: bytes
     headers: Sequence[tuple[str, str]] = ()  # of the client, without those of its connection
+    prompt_bytes: int = 0  # of the values that make the prompt
+    most_tokens: int | None = None  # of the whole answer, where the call has a limit
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -49,16 +51,21 @@ class PassedListener(Protocol):
     def on_refused(self, answer: Refused) -> None:
         """An answer with an error status, whole."""
 
-    def on_returned(self, reason: str) -> None:
-        """No byte of an answer came: the call may be dispatched again."""
+    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
+        """No answer came, or one that says `busy`: the call may be dispatched again."""
 
 
 @runtime_checkable
 class PassingEngine(Protocol):
     """An engine that passes whole calls on to other servers."""
 
+    async def relay(self, call: PassedCall) -> Refused:
+        """The answer to a call that needs no engine, whatever its status. Raises OSError."""
+
     on_servers: Callable[[frozenset[int]], None] | None
     """Called with the servers that take no work, each time that they change."""
 
-    async def prompt_tokens(self, path: str, fields: Mapping[str, Any], prompt: bytes) -> int:
+    async def prompt_tokens(
+        self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
+    ) -> int:
         """Of a call: its fields, and the text of its prompt. A count, or an estimate."""

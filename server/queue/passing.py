@@ -17,6 +17,8 @@ from server.queue.stop_detector import StopDetector
 
 MOST_RETURNS = 1  # a call that was returned is dispatched once more
 AGAIN = "also when it was sent again"
+OK = 200
+IN_THE_ANSWER = "reported an error in its answer"
 BEGUN = "an answer of another server cannot be continued"
 
 
@@ -114,18 +116,24 @@ class PassedSequence(SequenceState):
         if self._over:
             return
         self._client.on_refused(answer)
-        code = "invalid_request" if answer.status < 500 else "engine_error"
-        self._owner.fail(self, "failed", code, f"the server behind answered {answer.status}")
+        code = "invalid_request" if 400 <= answer.status < 500 else "engine_error"
+        said = f"answered {answer.status}" if answer.status != OK else IN_THE_ANSWER
+        self._owner.fail(self, "failed", code, f"the server behind {said}")
 
-    def on_returned(self, reason: str) -> None:
-        """Back to the head of the queue, once."""
+    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
+        """Back to the head of the queue, once; then `answer`, where there is one, is the
+        client's.
+        """
         if self._over:
             return
-        self.interruptions += 1
-        if self.interruptions > MOST_RETURNS:
-            self.on_failure(f"{reason}, {AGAIN}")
-        else:
+        if self.interruptions < MOST_RETURNS:
+            self.interruptions += 1
             self._owner.put_back(self)
+        elif answer is not None:
+            self.on_refused(answer)
+        else:
+            self.interruptions += 1
+            self.on_failure(f"{reason}, {AGAIN}")
 
 
 def sequence_of(

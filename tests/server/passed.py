@@ -104,27 +104,39 @@ def passed(name: str, *, at: float = 0.0, sequences: int = 1, limit: int = LIMIT
         id=name, arrived_at=at, prompt_tokens=10, max_output_tokens=limit, sequences=sequences
     )
     return EngineRequest(
-        request, (), Sampling(max_tokens=limit), call=PassedCall("/v1/completions", b"{}")
+        request,
+        (),
+        Sampling(max_tokens=limit),
+        call=PassedCall("/v1/completions", b"{}", most_tokens=limit * sequences),
     )
 
 
 class Desk:
     """A batcher on such an engine, its clients and its records."""
 
-    def __init__(self, policy: Policy | str, engine: Scripted | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy | str,
+        engine: Any = None,
+        capabilities: Capabilities | None = None,
+    ) -> None:
         self.engine = engine or Scripted()
         self.collector = Collector()
         policy = parse_policy(policy) if isinstance(policy, str) else policy
-        self.batcher = Batcher(self.engine, self.engine.capabilities, policy, [self.collector])
+        self.batcher = Batcher(
+            self.engine, capabilities or self.engine.capabilities, policy, [self.collector]
+        )
         self.clients: dict[str, Client] = {}
+        self.deaths: list[str] = []
 
     def submit(self, *names: str, sequences: int = 1, client_limit: int | None = None) -> None:
         now = asyncio.get_running_loop().time()
         for name in names:
-            client = self.clients[name] = Client()
-            (client.sequence,) = self.batcher.submit(
-                [passed(name, at=now, sequences=sequences)], [client], client_limit
-            )
+            self.take(passed(name, at=now, sequences=sequences), client_limit)
+
+    def take(self, call: EngineRequest, client_limit: int | None = None) -> None:
+        client = self.clients[call.request.id] = Client()
+        (client.sequence,) = self.batcher.submit([call], [client], client_limit)
 
     def answer(self, name: str, tokens: int = 3, **end: Any) -> None:
         """The whole answer, a token in each piece."""

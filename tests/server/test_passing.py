@@ -227,6 +227,20 @@ def test_a_call_is_returned_once_and_fails_the_second_time() -> None:
     run_virtual(run())
 
 
+def test_a_busy_server_that_is_asked_again_gives_the_client_its_answer() -> None:
+    async def run() -> None:
+        desk = Desk("continuous")
+        desk.submit("a")
+        busy = Refused(503, [("retry-after", "1")], b"busy")
+        desk.engine.answer("a").on_returned("busy", busy)
+        assert desk.clients["a"].refused is None
+        desk.engine.answer("a").on_returned("busy", busy)
+        assert desk.clients["a"].refused == busy
+        assert desk.records["a"].interruptions == 1
+
+    run_virtual(run())
+
+
 def test_the_last_of_a_batch_that_returns_frees_the_server() -> None:
     """The others of its batch have left; what it took is known."""
 
