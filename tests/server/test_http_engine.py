@@ -21,12 +21,12 @@ from tests.server.upstream_stub import (
     Stub,
     answers,
     dies,
-    engine_of,
     frame,
     hangs,
     in_turn,
     sockets,
     streams,
+    up,
 )
 from tests.virtual_time import run_with_sockets
 
@@ -34,25 +34,13 @@ Test = Callable[..., Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def served(
-    *stubs: Stub, policy: str = "continuous", absent: int = 0, **options: Any
-) -> AsyncIterator[Desk]:
-    """A queue before these, all of them up but the last `absent`."""
-    for stub in stubs[: len(stubs) - absent]:
-        await stub.up()
-    engine = engine_of(*stubs, **options)
-    deaths: list[str] = []
-    engine.on_death = deaths.append
-    desk = Desk(policy, engine, await engine.start())
-    desk.deaths = deaths
-    engine.on_servers = desk.batcher.withhold
-    try:
+async def served(*stubs: Stub, policy: str = "continuous", **options: Any) -> AsyncIterator[Desk]:
+    """A queue before these."""
+    async with up(*stubs, **options) as engine:
+        desk = Desk(policy, engine, await engine.start())
+        engine.on_death = desk.deaths.append
+        engine.on_servers = desk.batcher.withhold
         yield desk
-    finally:
-        await engine.stop()
-        for stub in stubs:
-            stub.down()
-        await asyncio.sleep(0.1)
 
 
 def play(test: Test, *, stubs: int = 1) -> None:

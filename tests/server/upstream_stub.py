@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,23 @@ def sockets(count: int = 1) -> Iterator[list[Stub]]:
     """Stubs that are not up yet."""
     with tempfile.TemporaryDirectory() as folder:
         yield [Stub(f"{folder}/{index}") for index in range(count)]
+
+
+@contextlib.asynccontextmanager
+async def up(
+    *stubs: Stub, of: Sequence[Stub] | None = None, **options: Any
+) -> AsyncIterator[HttpEngine]:
+    """These are up, and there is an engine before all `of` them; nothing is left afterwards."""
+    engine = engine_of(*(stubs if of is None else of), **options)
+    for stub in stubs:
+        await stub.up()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        for stub in stubs if of is None else of:
+            stub.down()
+        await asyncio.sleep(0.1)
 
 
 def engine_of(*stubs: Stub, **options: Any) -> HttpEngine:

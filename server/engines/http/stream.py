@@ -71,11 +71,12 @@ class PassedStream(TokenStream):
 class CountedStream(TokenStream):
     """Tokens without ids and texts, as many as `wanted`; the last one ends the sequence."""
 
-    __slots__ = ("_made", "_wanted")
+    __slots__ = ("_counted", "_made", "_wanted")
 
     def __init__(self, request_id: str, wanted: int) -> None:
         super().__init__(request_id)
-        self._made, self._wanted = 0, wanted
+        self._counted = self._made = 0  # of its answer; handed on
+        self._wanted = wanted
 
     def head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
         """Nothing to do."""
@@ -83,11 +84,12 @@ class CountedStream(TokenStream):
     def more(self, data: bytes, tokens: int) -> None:
         """All but the last one: whether they are as many as wanted is known at the end."""
         del data
+        self._counted += tokens
         self._push(min(tokens, self._wanted - 1 - self._made))
 
     def answered(self, end: Answered) -> None:
         """The rest, and the last one. Fails where the server made another number."""
-        made = self._made + 1 if end.output_tokens is None else end.output_tokens
+        made = self._counted if end.output_tokens is None else end.output_tokens
         if made != self._wanted:
             self.fail(
                 f"got an answer of {made} tokens; expected {self._wanted}: the server must "
