@@ -28,6 +28,7 @@ class HttpOptions:
     """`kendall serve --engine http`."""
 
     urls: tuple[str, ...]
+    model: str | None = None  # that must be among theirs
     key: str | None = None
     tokenizer: str | None = None
     max_num_seqs: int | None = None  # of each server
@@ -134,7 +135,8 @@ class Pool:
                 "as before or as the other --engine-url: start it with the same model, or give it "
                 "a gateway of its own"
             )
-        self.names = self.names or found.names
+        if not self.names:
+            self.names = _asked_first(self._options.model, found.names, upstream.url)
         self._known[upstream.id] = found
 
     async def _verify(self, upstream: Upstream) -> str | None:
@@ -183,6 +185,18 @@ class Pool:
                 min(said),
             )
         return min(said)
+
+
+def _asked_first(asked: str | None, names: tuple[str, ...], url: str) -> tuple[str, ...]:
+    """Raises EngineStartError: it is none of them."""
+    if asked is None:
+        return names
+    if asked not in names:
+        raise EngineStartError(
+            f"got MODEL {asked!r}, and {_models(names)} from {url}; expected one of its models, or "
+            "no MODEL"
+        )
+    return (asked, *(name for name in names if name != asked))
 
 
 def _models(names: tuple[str, ...]) -> str:
