@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil
+from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil, sequences_of
 from policies.ordered import Ordered
 
 
@@ -35,7 +35,8 @@ class Fixed(Ordered):
         served = state.virtual_tokens
         for group in order.groups(state.waiting):
             ids = order.first(group, size, server, now, served)
-            if len(ids) == size or len(ids) < len(group):  # full, or by a token bound
+            # full, or nothing else has room in it
+            if len(ids) < len(group) or sequences_of(group) >= size:
                 return Dispatch(ids, server.id)
         # the first, unless an order or priorities arrange the queue
         oldest = min([waiting.request.arrived_at for waiting in state.waiting])

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from policies import Request
+from server.engines.passing import PassedCall
 
 EngineEnd = Literal["stop", "length", "cancelled"]
 FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
@@ -107,7 +108,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment:
+    """One sequence for the engine, or one `call` to pass on, whose prompt and sampling the other
+    server reads. `forced_output_tokens` is the sealed field of an experiment:
     only an engine reads it.
     """
 
@@ -121,6 +123,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     retry: bool = False  # the client's library says that it asks again
     cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
     caller: str = ""  # name of the API key that it came with
+    call: PassedCall | None = None
 
     @property
     def ends_by_itself(self) -> bool:
@@ -209,7 +212,7 @@ class Step:
 class Capabilities:
     """What an engine is and the bounds within which it serves; known once it has started."""
 
-    engine: str  # "vllm" | "emulated"
+    engine: str  # "vllm" | "emulated" | "http"
     model: str
     max_model_len: int
     max_num_seqs: int
@@ -219,6 +222,8 @@ class Capabilities:
     vocab_size: int
     pads: bool = True
     servers: int = 1
+    # names under which requests may ask for the model, where the engine decides them
+    model_names: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
@@ -234,7 +239,7 @@ def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[
         "max_num_batched_tokens": capabilities.max_num_batched_tokens,
         "kv_cache_tokens": capabilities.kv_cache_tokens,
         "servers": capabilities.servers,
-    }
+    } | ({} if capabilities.pads else {"pads": False})
 
 
 class PromptReader(Protocol):

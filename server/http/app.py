@@ -18,6 +18,7 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
+from server.engines.passing import PassingEngine
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ChatAnswer, CompletionAnswer
@@ -31,6 +32,7 @@ from server.http.api.validation import parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
 from server.http.headers import stamped
+from server.http.passing.routes import add_passing
 from server.page import Feed, add_page
 from server.security.audit import Audit
 from server.security.cors import cors
@@ -96,9 +98,12 @@ def create_app(
     app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
-    _add_openai(app, gateway)
+    if isinstance(gateway.engine, PassingEngine):
+        app.direct = add_passing(app, gateway)
+    else:
+        _add_openai(app, gateway)
+        add_tokenizing(app, gateway)
     add_models(app, gateway)
-    add_tokenizing(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
@@ -149,7 +154,7 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     }
     # under /openai, too: KServe has them there
     app.direct = {
-        f"{base}/v1/{name}": direct(gateway, model)
+        f"{base}/v1/{name}": direct(gateway, partial(answer, gateway, model=model))
         for name, model in models.items()
         for base in ("", "/openai")
     }

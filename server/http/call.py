@@ -18,7 +18,7 @@ from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest
 from server.errors import ApiError
 from server.gateway import Gateway
-from server.http.answer import Answer, AnswerOptions
+from server.http.answer import Answer
 from server.http.api.engine_requests import Arrival, engine_requests_of
 from server.http.api.limits import check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
@@ -29,6 +29,7 @@ from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
 from server.http.headers import asked_id, flow_of, stamped
 from server.http.queue_stream import QueueStream
+from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
 from server.queue.batcher import Batcher
 from server.runtime.logs import log_prompt
@@ -169,10 +170,10 @@ def _rejected_at_precheck(gateway: Gateway, scope: Scope, error: ApiError) -> Re
 
 
 def direct(
-    gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]
+    gateway: Gateway, answered: Callable[[Scope, Receive], Awaitable[Response]]
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered
-    with 500 and logged.
+    """A route as an ASGI application: errors in OpenAI's shape, a bug in one call answered
+    with 500 and logged. `answered` makes the answer of one call.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,7 +181,7 @@ def direct(
         try:
             rejection = overload.precheck(scope) if overload.bounded else None
             response: Response = (
-                await answer(gateway, scope, receive, model)
+                await answered(scope, receive)
                 if rejection is None
                 else _rejected_at_precheck(gateway, scope, rejection)
             )

@@ -13,13 +13,14 @@ from policies.durations import Duration
 from policies.registry import use_modules
 from policies.text import CommaList, one_of
 from queueing.commands.check_policy_cli import ABOUT_MODULE
-from queueing.commands.environment_variables import by_flag
+from queueing.commands.environment_variables import by_flag, is_given
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
 from queueing.measurement.paths import FileToWrite
 from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of
 from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
+from server.operations.servers_behind import check_http
 from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
@@ -151,13 +152,44 @@ def serve_command(
         ),
     ] = None,
     engine: Annotated[
-        str, _option(ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated.")
+        str,
+        _option(
+            ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http."
+        ),
     ] = Settings.engine,
+    engine_url: Annotated[
+        list[str] | None,
+        _option(
+            ENGINE,
+            (
+                "URL of a server with OpenAI's API behind the gateway (--engine http); repeatable, "
+                "all with the same models."
+            ),
+        ),
+    ] = None,
+    engine_api_key: Annotated[
+        str | None,
+        _option(ENGINE, "Key sent to the servers behind as a bearer token (--engine http)."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        _option(
+            ENGINE,
+            (
+                "Tokenizer that counts prompts where the servers behind do not (--engine http): "
+                "a tokenizer.json, a folder with one, or a model name. Default: estimated from "
+                "their usage."
+            ),
+        ),
+    ] = None,
     max_num_seqs: Annotated[
         int | None,
         _option(
             ENGINE,
-            "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's.",
+            (
+                "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's; "
+                "with --engine http what each server says, or 64."
+            ),
             min=1,
         ),
     ] = None,
@@ -632,7 +664,8 @@ def serve_command(
         priority_aging=priority_aging,
         wait_estimates=wait_estimates,
     )
-    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1]]
+    model = model if engine != "http" or is_given(ctx, "model") else ""
+    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1] or engine]
     settings = Settings(
         model=model,
         served_model_name=names[0],
@@ -640,6 +673,9 @@ def serve_command(
         host=host,
         port=port,
         engine=one_of("--engine", engine, EngineName),
+        engine_url=tuple(engine_url or ()),
+        engine_api_key=engine_api_key,
+        tokenizer=tokenizer,
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
         patience=patience,
@@ -699,6 +735,7 @@ def serve_command(
         overload=overload,
         engine_args=engine_args,
     )
+    check_http(settings, named=bool(served_model_name))
     if show_config:
         _show(ctx, settings, shown_args, json_output=json_output)
         return

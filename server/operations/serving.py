@@ -34,6 +34,7 @@ from server.http.descriptors import Room, raise_descriptor_limit
 from server.live.state_file import before_its_place, check_state_file
 from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
 from server.operations.reloading import Reloader, hangups, ignore_hangups
+from server.operations.servers_behind import http_engine
 from server.runtime.garbage import give_back, settle
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
@@ -53,7 +54,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     """The engine that was asked for, and the law known for it. Must run in the main thread,
     before any socket exists.
     """
-    if not settings.model.strip():
+    if settings.engine != "http" and not settings.model.strip():
         raise SpecError(
             "got an empty MODEL; expected `tiny`, a model directory, or a model name on the "
             "Hugging Face Hub"
@@ -76,6 +77,8 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         return EmulatedEngine(
             law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}
         ), law
+    if name == "http":
+        return http_engine(settings), law
     if importlib.util.find_spec("vllm") is None:
         raise SpecError(
             "got --engine vllm, but vLLM is not installed here; expected --engine emulated, or "

@@ -82,6 +82,9 @@ class Owner(Protocol):
     def cancel(self, sequence: SequenceState) -> None:
         """Its client is gone."""
 
+    def put_back(self, sequence: SequenceState) -> None:
+        """The engine did not begin it: it waits again, first of all."""
+
 
 class SequenceState:
     """One waiting or running sequence. Its batcher moves it on; it listens to its own token
@@ -346,7 +349,9 @@ def forming_until(
     """
     if not isinstance(policy, Fixed):
         return -math.inf
-    arrivals = [sequence.engine_request.request.arrived_at for sequence in sequences]
-    if len(sequences) >= min(policy.batch_size, max_num_seqs):
+    requests = [sequence.engine_request.request for sequence in sequences]
+    arrivals = [request.arrived_at for request in requests]
+    together = sum(request.sequences for request in requests)
+    if together >= min(policy.batch_size, max_num_seqs):
         return max(arrivals)
     return min(now, min(arrivals) + policy.max_wait)

@@ -45,13 +45,21 @@ DECISIONS: dict[str, Access] = {
     "/admin/calibrate": "admin key",  # it takes the engine
     "/admin/drain": "admin key",  # it ends the service
 }
+PASSED: dict[str, Access] = {  # with --engine http, besides those above
+    "/v1/responses": "client",
+    "/v1/messages": "client",
+    "/v1/messages/count_tokens": "client",
+    "/v1/embeddings": "client",
+    "/v1/rerank": "client",
+    "/v1/score": "client",
+}
 PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
 WORK = frozenset(  # bodies that make the engine or the tokenizer work
     f"{base}/v1/{name}" for base in ("", "/openai") for name in ("completions", "chat/completions")
-) | {"/tokenize", "/detokenize"}
+) | {"/tokenize", "/detokenize", *PASSED}
 
 
 def paths(access: Access) -> frozenset[str]:
     """The routes of this kind."""
-    return frozenset(path for path, decided in DECISIONS.items() if decided == access)
+    return frozenset(path for path, decided in (DECISIONS | PASSED).items() if decided == access)

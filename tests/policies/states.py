@@ -4,6 +4,7 @@ all of them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from hypothesis import strategies as st
@@ -39,6 +40,14 @@ def waiting(
     ]
 
 
+def calls(**sequences: int) -> list[Waiting]:
+    """Calls in the queue, by id the number of their sequences; they arrive one second apart."""
+    return [
+        Waiting(dataclasses.replace(item.request, sequences=sequences[item.request.id]))
+        for item in waiting(*sequences)
+    ]
+
+
 def running(*ids: str, prompt: int = 10, limit: int = 20) -> list[Running]:
     """Requests in service."""
     return [
@@ -69,17 +78,19 @@ def states(draw: st.DrawFn) -> QueueState:
     """
     fresh = iter(range(10**6))
     request = st.builds(
-        lambda arrived_at, prompt, limit, flow: Request(
+        lambda arrived_at, prompt, limit, flow, sequences: Request(
             id=f"r{next(fresh)}",
             arrived_at=arrived_at,
             prompt_tokens=prompt,
             max_output_tokens=limit,
             flow=flow,
+            sequences=sequences,
         ),
         seconds,
         st.integers(1, 500),
         st.integers(1, 500),
         flows,
+        st.just(1) | st.integers(1, 5),
     )
     queue = draw(st.lists(st.builds(Waiting, request, st.integers(0, 50)), max_size=10))
     queue.sort(key=lambda item: item.request.arrived_at)

@@ -115,6 +115,7 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "priority",
             "deadline",
             "flow",  # who asks
+            "sequences",
         },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},
