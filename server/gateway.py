@@ -20,6 +20,7 @@ from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
 from server.errors import ApiError, not_started
+from server.front.desk import desk_of
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
 from server.queue import poison
@@ -66,6 +67,7 @@ class Gateway:
         )
         self.lifecycle = Lifecycle(self.supervisor)
         self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
+        self.desk = desk_of(engine, settings)  # of tools and the newer endpoints
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
@@ -84,6 +86,8 @@ class Gateway:
         self.now = clock_of(asyncio.get_running_loop())
         self.rejected_prompts = poison.RejectedPrompts(self.now)
         capabilities = await self.supervisor.start()
+        if self.desk is not None:
+            await self.desk.open()
         self._open_queue(capabilities)
         self._watch_progress()
         settings = self.settings
@@ -158,6 +162,8 @@ class Gateway:
         self.abandon("the gateway is shutting down")
         if self.live is not None:
             await self.live.close()
+        if self.desk is not None:
+            self.desk.close()
         await self.supervisor.stop()
         if self._recorder is not None:
             self._recorder.close()
@@ -222,6 +228,8 @@ class Gateway:
     # what becomes of the engine
 
     def _on_down(self, message: str) -> None:
+        if self.desk is not None:
+            self.desk.close()
         self.latency.stop_calibration(
             ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
         )

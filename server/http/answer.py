@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -45,6 +46,7 @@ class AnswerOptions:
     # the error of a sequence that fails, by its code and message
     failure: Callable[[str, str], ApiError] = failure_error
     timeouts: Timeouts | None = None  # of the call
+    error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
 
 
 class Choice:
@@ -238,7 +240,8 @@ class Answer(Response):
                 sequence.cancel()
                 if sequence.at.dispatched is not None and DROPPED_REASON in headers:
                     headers[DROPPED_REASON] = EVICTED
-        await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
+        body = self._options.error_body(self.error)
+        await JSONResponse(body, self.error.status, headers)(scope, receive, send)
 
     async def _write_whole(self, send: Send) -> None:
         choices, sequences = [], []

@@ -30,6 +30,8 @@ from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
+from server.http.front.counting import add_counting
+from server.http.front.fields import Call, MessagesRequest, ResponsesRequest
 from server.http.headers import stamped
 from server.page import Feed, add_page
 from server.security.audit import Audit
@@ -99,6 +101,7 @@ def create_app(
     _add_openai(app, gateway)
     add_models(app, gateway)
     add_tokenizing(app, gateway)
+    add_counting(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
@@ -143,9 +146,11 @@ def _report(
 
 
 def _add_openai(app: _App, gateway: Gateway) -> None:
-    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
+    models: dict[str, type[Call]] = {
         "completions": CompletionRequest,
         "chat/completions": ChatRequest,
+        "responses": ResponsesRequest,
+        "messages": MessagesRequest,
     }
     # under /openai, too: KServe has them there
     app.direct = {
@@ -162,6 +167,9 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     async def completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
+    for path in ("/v1/responses", "/v1/messages"):  # vLLM has their schemas
+        app.add_api_route(path, _never, methods=["POST"], include_in_schema=False)
+
     @app.post(
         "/v1/chat/completions",
         responses=answers(ChatAnswer, *ANSWERING, streams=True),
@@ -169,6 +177,10 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, ChatRequest)
+
+
+async def _never() -> None:
+    """Of routes that are called without FastAPI: it knows their methods."""
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:

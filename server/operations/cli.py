@@ -169,6 +169,34 @@ def serve_command(
         list[str] | None,
         _option(ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
     ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _option(
+            ENGINE,
+            "Let the model decide whether to call tools (vLLM's name); needs --tool-call-parser.",
+            "--enable-auto-tool-choice",
+        ),
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None,
+        _option(
+            ENGINE,
+            (
+                "vLLM's parser of the model's tool calls, for example hermes. Default: none; "
+                "tool calls are refused."
+            ),
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        _option(
+            ENGINE,
+            (
+                "vLLM's parser that separates reasoning from the answer, for example qwen3. "
+                "Default: none."
+            ),
+        ),
+    ] = None,
     start_timeout: Annotated[
         float,
         _option(
@@ -697,6 +725,9 @@ def serve_command(
             prompts=log_prompts,
         ),
         overload=overload,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         engine_args=engine_args,
     )
     if show_config:

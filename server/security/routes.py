@@ -27,12 +27,17 @@ DECISIONS: dict[str, Access] = {
     "/v1/completions": "client",
     "/v1/chat/completions": "client",
     "/v1/models/{name:path}": "client",
+    "/v1/responses": "client",
+    "/v1/messages": "client",
+    "/v1/messages/count_tokens": "client",
     "/tokenize": "client",
     "/detokenize": "client",
     "/openai/v1/models": "client",  # where KServe has them
     "/openai/v1/models/{name:path}": "client",
     "/openai/v1/completions": "client",
     "/openai/v1/chat/completions": "client",
+    "/openai/v1/responses": "client",
+    "/openai/v1/messages": "client",
     "/": "open",  # the page and its files hold no numbers
     "/live/static/{version}/{name:path}": "open",
     "/live/events": "probe",
@@ -48,8 +53,10 @@ DECISIONS: dict[str, Access] = {
 PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
 WORK = frozenset(  # bodies that make the engine or the tokenizer work
-    f"{base}/v1/{name}" for base in ("", "/openai") for name in ("completions", "chat/completions")
-) | {"/tokenize", "/detokenize"}
+    f"{base}/v1/{name}"
+    for base in ("", "/openai")
+    for name in ("completions", "chat/completions", "responses", "messages")
+) | {"/v1/messages/count_tokens", "/tokenize", "/detokenize"}
 
 
 def paths(access: Access) -> frozenset[str]:
