@@ -57,6 +57,10 @@ class Desk:
         self._client = self._serving = None
 
     async def _vllm(self, client: Any) -> Serving:
+        if "generate" not in await client.get_supported_tasks():
+            raise EngineStartError(
+                f"got model {self._settings.model}, which generates no text; expected one that does"
+            )
         serving = await asyncio.to_thread(import_module, "server.front.serving")  # it imports vLLM
         self.takes_parts = bool(client.model_config.is_multimodal_model)
         made: Serving = await serving.VllmServing.build(client, self._settings)

@@ -30,8 +30,8 @@ from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
-from server.http.front.counting import add_counting
 from server.http.front.fields import Call, MessagesRequest, ResponsesRequest
+from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.page import Feed, add_page
 from server.security.audit import Audit
@@ -101,7 +101,7 @@ def create_app(
     _add_openai(app, gateway)
     add_models(app, gateway)
     add_tokenizing(app, gateway)
-    add_counting(app, gateway)
+    add_others(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)

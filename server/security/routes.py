@@ -30,6 +30,7 @@ DECISIONS: dict[str, Access] = {
     "/v1/responses": "client",
     "/v1/messages": "client",
     "/v1/messages/count_tokens": "client",
+    "/v1/embeddings": "client",
     "/tokenize": "client",
     "/detokenize": "client",
     "/openai/v1/models": "client",  # where KServe has them

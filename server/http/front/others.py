@@ -1,4 +1,6 @@
-"""`/v1/messages/count_tokens`: the tokens of a conversation, as vLLM renders it; not queued."""
+"""The routes that queue nothing: the tokens of a conversation as vLLM renders it, and what a model
+that generates text does not do.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,17 @@ class CountTokensRequest(MessagesRequest):
     )
 
 
-def add_counting(app: FastAPI, gateway: Gateway) -> None:
-    """The route."""
+def add_others(app: FastAPI, gateway: Gateway) -> None:
+    """The two routes."""
+
+    @app.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> None:
+        raise ApiError(
+            501,
+            "unsupported",
+            f"got /v1/embeddings, but {gateway.settings.served_model_name} generates text; "
+            "expected a call to an embedding model, which this gateway does not serve",
+        )
 
     @app.post(COUNT_TOKENS.path, include_in_schema=False)
     async def count_tokens(request: Request) -> Response:
