@@ -27,6 +27,7 @@ from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
+TOOLS = "Tools and reasoning"
 MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
 STREAMS, SECURITY, LOGS, CONFIGURATION = (
     "Streams and responses",
@@ -172,28 +173,28 @@ def serve_command(
     enable_auto_tool_choice: Annotated[
         bool,
         _option(
-            ENGINE,
-            "Let the model decide whether to call tools (vLLM's name); needs --tool-call-parser.",
+            TOOLS,
+            "Let the model decide whether it calls tools (vLLM's name); needs --tool-call-parser.",
             "--enable-auto-tool-choice",
         ),
     ] = False,
     tool_call_parser: Annotated[
         str | None,
         _option(
-            ENGINE,
+            TOOLS,
             (
-                "vLLM's parser of the model's tool calls, for example hermes. Default: none; "
-                "tool calls are refused."
+                "Parser of the model's tool calls, by vLLM's name, for example hermes. Default: "
+                "none, and calls that may use tools are refused."
             ),
         ),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
         _option(
-            ENGINE,
+            TOOLS,
             (
-                "vLLM's parser that separates reasoning from the answer, for example qwen3. "
-                "Default: none."
+                "Parser that separates reasoning from the answer, by vLLM's name, for example "
+                "qwen3. Default: none."
             ),
         ),
     ] = None,
