@@ -21,6 +21,7 @@ from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
 from server.engines.passing import PassingEngine
 from server.errors import ApiError, not_started
+from server.front.desk import desk_of
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
 from server.queue import poison
@@ -67,6 +68,7 @@ class Gateway:
         )
         self.lifecycle = Lifecycle(self.supervisor)
         self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
+        self.desk = desk_of(engine, settings)  # of tools and the newer endpoints
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
@@ -90,6 +92,8 @@ class Gateway:
         self.rejected_prompts = poison.RejectedPrompts(self.now)
         capabilities = await self.supervisor.start()
         self.settings = self.settings.under(capabilities.model_names)
+        if self.desk is not None:
+            await self.desk.open()
         self._open_queue(capabilities)
         self._watch_progress()
         settings = self.settings
@@ -167,6 +171,8 @@ class Gateway:
         self.abandon("the gateway is shutting down")
         if self.live is not None:
             await self.live.close()
+        if self.desk is not None:
+            self.desk.close()
         await self.supervisor.stop()
         if self._recorder is not None:
             self._recorder.close()
@@ -231,6 +237,8 @@ class Gateway:
     # what becomes of the engine
 
     def _on_down(self, message: str) -> None:
+        if self.desk is not None:
+            self.desk.close()
         self.latency.stop_calibration(
             ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
         )

@@ -59,6 +59,10 @@ class Settings:
     logs: LogSettings = field(default_factory=LogSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
+    # as vLLM has them: parsers of tool calls and reasoning in the model's text
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     def under(self, names: Sequence[str]) -> Settings:

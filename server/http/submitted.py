@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -42,6 +42,7 @@ class AnswerOptions:
     # the error of a sequence that fails, by its code and message
     failure: Callable[[str, str], ApiError] = failure_error
     timeouts: Timeouts | None = None  # of the call
+    error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body
 
 
 class Part(Consumer, Protocol):
@@ -153,7 +154,8 @@ class Submitted(Response):
                 sequence.cancel()
                 if sequence.at.dispatched is not None and DROPPED_REASON in headers:
                     headers[DROPPED_REASON] = EVICTED
-        await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
+        body = self._options.error_body(self.error)
+        await JSONResponse(body, self.error.status, headers)(scope, receive, send)
 
     def _delays(self) -> tuple[float, float]:
         """Queueing delay and service so far of the sequence that waited longest, milliseconds."""

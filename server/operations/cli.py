@@ -28,6 +28,7 @@ from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
+TOOLS = "Tools and reasoning"
 MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
 STREAMS, SECURITY, LOGS, CONFIGURATION = (
     "Streams and responses",
@@ -200,6 +201,34 @@ def serve_command(
     engine_arg: Annotated[
         list[str] | None,
         _option(ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
+    ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _option(
+            TOOLS,
+            "Let the model decide whether it calls tools (vLLM's name); needs --tool-call-parser.",
+            "--enable-auto-tool-choice",
+        ),
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None,
+        _option(
+            TOOLS,
+            (
+                "Parser of the model's tool calls, by vLLM's name, for example hermes. Default: "
+                "none, and calls that may use tools are refused."
+            ),
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        _option(
+            TOOLS,
+            (
+                "Parser that separates reasoning from the answer, by vLLM's name, for example "
+                "qwen3. Default: none."
+            ),
+        ),
     ] = None,
     start_timeout: Annotated[
         float,
@@ -733,6 +762,9 @@ def serve_command(
             prompts=log_prompts,
         ),
         overload=overload,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         engine_args=engine_args,
     )
     check_http(settings, named=bool(served_model_name))

@@ -67,6 +67,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
         if name == "emulated":
             log.warning("vLLM is not installed: using the emulated engine")
+    _check_parsers(settings, name)
     if name == "emulated":
         from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
@@ -85,6 +86,21 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
             "run `make setup` first"
         )
     return _vllm_engine(settings), law
+
+
+def _check_parsers(settings: Settings, engine: str) -> None:
+    """Raises SpecError."""
+    for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
+        if engine == "emulated" and getattr(settings, name):
+            raise SpecError(
+                f"got --{name.replace('_', '-')} with the emulated engine, whose text is "
+                "meaningless; expected --engine vllm"
+            )
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise SpecError(
+            "got --enable-auto-tool-choice without --tool-call-parser; expected the parser of the "
+            "model's tool calls, for example hermes"
+        )
 
 
 def _whole(key: str, value: Any) -> int:
@@ -111,9 +127,10 @@ def _vllm_engine(settings: Settings) -> Engine:
         os.sched_setaffinity(0, gateway_cpus)
     model = str(make_tiny()) if settings.model == "tiny" else settings.model
     form_time = settings.security.max_form_compile_time
-    return VllmEngine(
-        model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time
-    )
+    # EngineCore asks it where an answer's form begins
+    reasoning = settings.reasoning_parser
+    engine_args = settings.engine_args | ({"reasoning_parser": reasoning} if reasoning else {})
+    return VllmEngine(model, engine_args=engine_args, cpus=engine_cpus, form_time=form_time)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -222,6 +222,13 @@ OPTIONS: dict[
     "max_num_seqs": (("--max-num-seqs", "7"), "engine_args", {"max_num_seqs": 7}),
     "max_model_len": (("--max-model-len", "77"), "engine_args", {"max_model_len": 77}),
     "engine_arg": (("--engine-arg", "seed=7"), "engine_args", {"seed": "7"}),
+    "enable_auto_tool_choice": (
+        ("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        "enable_auto_tool_choice",
+        True,
+    ),
+    "tool_call_parser": (("--tool-call-parser", "hermes"), "tool_call_parser", "hermes"),
+    "reasoning_parser": (("--reasoning-parser", "qwen3"), "reasoning_parser", "qwen3"),
     "start_timeout": (("--start-timeout", "7"), "supervision.start_timeout", 7.0),
     "max_restarts": (("--max-restarts", "7"), "supervision.max_restarts", 7),
     "restart_window": (("--restart-window", "7"), "supervision.restart_window", 7.0),
