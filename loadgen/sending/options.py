@@ -55,6 +55,7 @@ class LoadOptions:
     dataset_path: Path | None = None
     tokenizer: Path | None = None
     length_prediction: str | None = None
+    flows: str | None = None
     seed: int | None = None
     processes: int = 1
     token_times: bool = False
