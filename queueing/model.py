@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.ordered import in_arrival_order, order_of
+from policies.ordered import counts, in_arrival_order, order_of
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -31,6 +31,7 @@ from queueing.distributions.token_distribution import (
     parse_distribution,
 )
 from queueing.errors import UnstableQueueError
+from queueing.flows import Flows, parse_flows
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
@@ -64,6 +65,8 @@ class Limits(TypedDict, total=False):
                         (False)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
                         ("none": every request counts as the longest)
+    flows               whose the requests are, with weights, for a policy whose order counts the
+                        service of each: "heavy=9,light=1" (all of one client)
     """
 
     max_output_tokens: int | None
@@ -76,6 +79,7 @@ class Limits(TypedDict, total=False):
     arrival_scv: float
     disaggregated: bool
     predictor: PredictorText | str
+    flows: Flows | str | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,6 +102,7 @@ class Model:
     arrival_scv: float = 1.0
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
     predictor: PredictorText = NO_PREDICTION  # of output lengths
+    flows: Flows | None = None  # of the requests; None: one
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -121,10 +126,18 @@ class Model:
                 f"got arrival_scv={self.arrival_scv}; expected 0 (regular arrivals) to "
                 f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
             )
-        if self.sequences is not None and self.sequences.longest == 1:
-            object.__setattr__(self, "sequences", None)
+        self._check_calls()
         if self.disaggregated:
             self._check_tandem()
+
+    def _check_calls(self) -> None:
+        if self.sequences is not None and self.sequences.longest == 1:
+            object.__setattr__(self, "sequences", None)
+        if self.sequences is not None and self.flows is not None:
+            raise SpecError(
+                "got flows and sequences; expected one of the two: sequences of one call would be "
+                "of several flows"
+            )
 
     def _check_tandem(self) -> None:
         given = {
@@ -223,6 +236,7 @@ class Model:
             arrival_scv=real_number("arrival_scv", limits.get("arrival_scv", 1.0)),
             disaggregated=limits.get("disaggregated", False),
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
+            flows=_flows(limits.get("flows")),
         )
 
     @cached_property
@@ -334,6 +348,7 @@ class Model:
             self._arrivals,
             "lengths independent of each other and of the queue",
             *_order_of_service(self.policy, self.predictor),
+            *_flows_served(self.policy, self.flows),
         ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
@@ -426,6 +441,18 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
         return (f"{name}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
     return (name,) if predictor == NO_PREDICTION else (name, unread)
+
+
+def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
+    if counts(policy):
+        if flows is None:
+            return ("one flow: its requests are served first come, first served",)
+        return (f"flows: {flows}, independent of the lengths",)
+    return () if flows is None else ("the flows change nothing: the order counts no service",)
+
+
+def _flows(given: Flows | str | None) -> Flows | None:
+    return parse_flows(given) if isinstance(given, str) else given
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

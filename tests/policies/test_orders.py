@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import server
 from policies import (
     Dispatch,
     Policy,
@@ -25,7 +28,7 @@ from policies import (
     parse_policy,
 )
 from policies.contract import CONTRACTS, faults
-from policies.ordered import in_order, order_of, wants_steps
+from policies.ordered import KEYS, PARAMETERS, in_order, order_of, wants_steps
 from policies.orders import ORDERS
 from policies.orders.order import predicted_tokens
 from queueing.simulation.policy_check import check_policy
@@ -70,6 +73,15 @@ def test_a_policy_is_shown_by_its_parameters() -> None:
 
 def test_every_order_takes_part() -> None:
     assert list(TEXTS) == list(ORDERS)
+    parameters = {each.name for order in ORDERS.values() for each in dataclasses.fields(order)}
+    assert parameters == set(PARAMETERS)
+
+
+def test_the_page_keeps_the_keys_of_orders() -> None:
+    """It has no fields for them."""
+    script = (Path(server.__file__).parent / "page/static/controls.js").read_text(encoding="utf-8")
+    (line,) = re.findall(r"const KEPT = \[(.*)\];", script)
+    assert line == ", ".join(f'"{name}"' for name in KEYS)
 
 
 def one(
@@ -328,6 +340,16 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
         ("dynamic:order=binned,bins=0", "got bins=0; expected a whole number from 1 to 1000"),
         ("dynamic:order=binned,bins=1001", "got bins=1001; expected a whole number from 1 to 10"),
+        ("single:order=vtc,prompt_weight=-1", "got prompt_weight=-1; expected a number >= 0"),
+        ("single:order=vtc,output_weight=inf", "got output_weight=inf; expected a number >= 0"),
+        (
+            "single:order=vtc,prompt_weight=0,output_weight=0",
+            "got prompt_weight=0 and output_weight=0; expected one of them > 0: else no service",
+        ),
+        ("single:order=vtc,aging=1", "got aging for order vtc; expected prompt_weight, output_"),
+        ("single:order=spjf,prompt_weight=1", "got prompt_weight for order spjf; expected aging"),
+        ("single:order=vtc,max_preemptions=1", "order vtc, which takes nothing out of service"),
+        ("single:order=vtc,weight=1", "got key 'weight' for policy single; expected order, agi"),
         ("single:order=sjf", "did you mean 'spjf'?"),
         ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
         (
@@ -352,6 +374,8 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
         "single:order=threshold,threshold=0.5",
         "single:order=fb,quantum=1000000000000000",
         "single:order=spjf,aging=0",
+        "single:order=vtc,prompt_weight=0",
+        "single:order=vtc,output_weight=0",
         "single:order=mlfq,quantum=1,levels=30",
         "dynamic:order=binned,bins=1000",
     ],
