@@ -44,11 +44,15 @@ class CountedEnd(StopDetector):
         """So many more."""
         self.output_tokens += tokens
 
-    def finish(self, end: Answered) -> None:
-        """The answer is whole. What the server counted itself holds."""
+    def finish(self, end: Answered, limit: int | None) -> None:
+        """The answer is whole. What the server counted itself holds; else `limit` where it ended
+        there, as a piece may hold several tokens.
+        """
         self.finish_reason = end.finish_reason
         if end.output_tokens is not None:
             self.output_tokens = end.output_tokens
+        elif limit is not None and end.finish_reason == "length":
+            self.output_tokens = max(self.output_tokens, limit)
 
 
 class PassedSequence(SequenceState):
@@ -76,6 +80,13 @@ class PassedSequence(SequenceState):
         return cast("CountedEnd", self.stop_detector)
 
     @property
+    def _sent_limit(self) -> int | None:
+        """Of its one sequence, where the call has a limit."""
+        request, call = self.engine_request.request, self.engine_request.call
+        sent = call is not None and call.most_tokens is not None and request.sequences == 1
+        return request.max_output_tokens if sent else None
+
+    @property
     def _over(self) -> bool:
         return self.stop_detector.finish_reason is not None or self.outcome is not None
 
@@ -101,7 +112,7 @@ class PassedSequence(SequenceState):
         """Whole, with the other server's own counts where it gave some."""
         if self._over:
             return
-        self._counted.finish(end)
+        self._counted.finish(end, self._sent_limit)
         if end.prompt_tokens is not None:
             request = self.engine_request.request
             self.engine_request = msgspec.structs.replace(

@@ -98,8 +98,10 @@ class Client(Immediate):
         self.refused = answer
 
 
-def passed(name: str, *, at: float = 0.0, sequences: int = 1, limit: int = LIMIT) -> EngineRequest:
-    """A call as the HTTP layer hands it over."""
+def passed(
+    name: str, *, at: float = 0.0, sequences: int = 1, limit: int = LIMIT, limited: bool = True
+) -> EngineRequest:
+    """A call as the HTTP layer hands it over; `limited`: its body has the limit."""
     request = Request(
         id=name, arrived_at=at, prompt_tokens=10, max_output_tokens=limit, sequences=sequences
     )
@@ -107,7 +109,9 @@ def passed(name: str, *, at: float = 0.0, sequences: int = 1, limit: int = LIMIT
         request,
         (),
         Sampling(max_tokens=limit),
-        call=PassedCall("/v1/completions", b"{}", most_tokens=limit * sequences),
+        call=PassedCall(
+            "/v1/completions", b"{}", most_tokens=limit * sequences if limited else None
+        ),
     )
 
 

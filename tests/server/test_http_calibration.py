@@ -73,6 +73,7 @@ def test_what_is_asked_of_the_server() -> None:
     """A greedy completion over token ids, of exactly so many tokens."""
     _, stub = measured(obeys(), Cell((3,), 5))
     (asked,) = stub.calls
+    assert asked.headers["content-type"] == "application/json"
     prompt = asked.fields.pop("prompt")
     assert len(prompt) == 5
     assert all(5 <= token < 256 for token in prompt)

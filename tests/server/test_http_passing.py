@@ -47,7 +47,8 @@ def play(test: Test, *, stubs: int = 1) -> None:
 def test_a_stream_comes_back_byte_by_byte_with_the_gateways_headers() -> None:
     async def test(stub: Stub) -> None:
         async with before(stub) as kendall:
-            call = kendall.call(PROMPT | {"stream": True}, x_request_id="mine")
+            body = PROMPT | {"stream": True, "max_tokens": 3}
+            call = kendall.call(body, x_request_id="mine")
             await asyncio.sleep(1.5)
             assert call.body == frame("t1"), "as it comes"
             await call.task

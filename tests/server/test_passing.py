@@ -13,7 +13,7 @@ import pytest
 from server.engines.passing import Answered, Refused
 from server.queue.continuing import detach
 from server.queue.passing import BEGUN
-from tests.server.passed import Desk, Scripted
+from tests.server.passed import Desk, Scripted, passed
 from tests.virtual_time import run_virtual
 
 HEAD = [("content-type", "text/event-stream")]
@@ -53,6 +53,30 @@ def test_what_the_other_server_counted_holds() -> None:
         desk.answer("b", tokens=3)
         assert [desk.records[name].output_tokens for name in "ab"] == [7, 3]
         assert [desk.records[name].prompt_tokens for name in "ab"] == [10, 10]
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize(
+    ("reason", "call", "tokens"),
+    [
+        ("length", {}, 100),
+        ("stop", {}, 3),
+        ("length", {"limited": False}, 3),
+        ("length", {"sequences": 2}, 3),
+        ("length", {"limit": 2}, 3),
+    ],
+)
+def test_without_a_count_an_answer_that_was_cut_has_as_many_tokens_as_its_limit(
+    reason: str, call: dict[str, Any], tokens: int
+) -> None:
+    """Of one sequence whose call has a limit: a piece may hold several tokens."""
+
+    async def run() -> None:
+        desk = Desk("continuous")
+        desk.take(passed("a", **call))
+        desk.answer("a", tokens=3, finish_reason=reason)
+        assert desk.records["a"].output_tokens == tokens
 
     run_virtual(run())
 

@@ -8,8 +8,9 @@ as they are.
                                            the usage
     others                                 usage, where there is one
 
-Counted tokens are as right as one token a frame is: exact before vLLM. Usage, where it comes,
-replaces them.
+Counted tokens are as right as one token a frame is: a server that is quicker than its reader puts
+several into one. Usage, where it comes, replaces them, and an answer that ended at its limit has
+that many.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def own_call(model: str, engine_request: EngineRequest, wanted: int) -> PassedCa
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return PassedCall(COMPLETIONS, msgspec.json.encode(body))
+    headers = (("content-type", "application/json"),)
+    return PassedCall(COMPLETIONS, msgspec.json.encode(body), headers)
 
 
 def wanted_tokens(engine_request: EngineRequest) -> int:
