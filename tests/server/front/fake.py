@@ -73,6 +73,9 @@ class FakeServing:
         self.fault: Exception | None = None
         self.break_after: int | None = None
         self.stop_after: int | None = None
+        self.prompt_type = "token"
+        self.form: Any = None
+        self.arguments: dict[str, Any] = {}  # of vLLM's own call
         self.bodies: list[Mapping[str, Any]] = []
         self.taken: list[Any] = []
         self.ended = 0  # calls that vLLM is asked for no more
@@ -97,9 +100,11 @@ class FakeServing:
             presence_penalty=request.get("presence_penalty", 0.0),
             temperature=request.get("temperature", 1.0),
             seed=request.get("seed"),
+            structured_outputs=self.form,
         )
+        prompt = {"type": self.prompt_type, "prompt_token_ids": [7] * 4}
         generators = [
-            CURRENT.get().ask({"type": "token", "prompt_token_ids": [7] * 4}, params, "id", {})
+            CURRENT.get().ask(prompt, params, "id", self.arguments)
             for _ in range(request.get("prompts", 1))
         ]
         read = self._read(generators)

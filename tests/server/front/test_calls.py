@@ -5,16 +5,19 @@ time: queued, batched, clipped and counted as any other.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from queueing.measurement.record import Record
 from server.admission.limits import OverloadSettings
+from server.front.sampling import KINDS, OPTIONS
 from server.gateway import Gateway
 from server.security.routes import DECISIONS
-from tests.server.asgi import Call, call, completion, running
+from tests.server.asgi import FOR_THE_RUN, Call, call, completion, running
 from tests.server.front.fake import TOOL, ServedEngine, fronted
 from tests.server.mortal import words
 from tests.virtual_time import run_virtual
@@ -462,6 +465,57 @@ def test_what_the_engine_says_of_the_prompt_comes_with_the_first_tokens_alone() 
             asked = await call(app, "POST", CHAT, chat(stream=True, prompt_logprobs=1))
             told = [part.get("prompt") for part in parts(asked)]
             assert told == [[None, "a position"]] + [None] * 7
+
+    run_virtual(main())
+
+
+def test_an_image_reaches_the_engine_as_it_was_rendered_and_text_as_its_ids() -> None:
+    async def main() -> None:
+        engine = ServedEngine()
+        async with fronted(engine=engine) as (app, gateway, serving, _):
+            assert gateway.desk is not None
+            image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+            seen = chat(messages=[{"role": "user", "content": image}])
+            refused = await call(app, "POST", CHAT, seen)
+            assert (refused.status, refused.json()["error"]["code"]) == (501, "unsupported")
+            assert refused.json()["error"]["param"] == "messages[0].content[0]"
+            gateway.desk.takes_parts = True
+            serving.prompt_type = "multimodal"
+            assert (await call(app, "POST", CHAT, seen)).status == 200
+            serving.prompt_type = "token"
+            serving.arguments = {"reasoning_ended": False, "trace_headers": {}, "priority": 3}
+            await call(app, "POST", CHAT, chat())
+            serving.arguments = {"reasoning_parser_kwargs": {"a": 1}, "reasoning_ended": None}
+            await call(app, "POST", CHAT, chat())
+            serving.prompt_type = "embeds"
+            strange = await call(app, "POST", CHAT, chat())
+            assert strange.status == 501
+        given = [dispatch.requests[0] for dispatch in engine.given]
+        assert [each.rendered for each in given] == [
+            {"type": "multimodal", "prompt_token_ids": [7] * 4},
+            None,
+            None,
+        ]
+        assert [each.engine_arguments for each in given] == [
+            None,
+            {"reasoning_ended": False},
+            {"reasoning_parser_kwargs": {"a": 1}},
+        ]
+
+    run_virtual(main())
+
+
+def test_a_form_beyond_the_gateways_limit_is_refused_before_it_is_compiled() -> None:
+    async def main() -> None:
+        for most, code in ((7, "unsupported"), (6, "form_too_large")):
+            security = dataclasses.replace(FOR_THE_RUN, max_form_bytes=most)
+            async with fronted(security=security) as (app, _, serving, records):
+                serving.form = SimpleNamespace(
+                    **dict.fromkeys(KINDS + OPTIONS) | {"regex": "12345"}
+                )
+                asked = await call(app, "POST", CHAT, chat())
+                assert asked.json()["error"]["code"] == code
+                assert records == []
 
     run_virtual(main())
 

@@ -13,7 +13,7 @@ import pytest
 from policies import SpecError
 from server.engines.base import EngineStartError, Sampling, Structured
 from server.errors import ApiError
-from server.front.call import Asked
+from server.front.call import CURRENT, Asked
 from server.front.desk import Desk
 from server.front.endpoints import (
     CHAT,
@@ -24,6 +24,7 @@ from server.front.endpoints import (
     error_body,
     error_event,
 )
+from server.front.proxy import EngineProxy
 from server.front.sampling import sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.front.fields import (
@@ -367,6 +368,29 @@ def test_each_endpoint_says_errors_in_its_own_words() -> None:
     assert error_body("anthropic", ApiError(500, "x", "y"))["error"]["type"] == "api_error"
     assert error_event("openai", error, 3).endswith(b"}\n\ndata: [DONE]\n\n")
     assert error_event("anthropic", error, 3).startswith(b'event: error\ndata: {"type":"error"')
+
+
+# the proxy
+
+
+def test_vllm_is_told_nothing_of_the_engine_but_how_prompts_are_rendered() -> None:
+    """Trap 5: it must not refuse, and must not see that an engine was lost."""
+    names = ("renderer", "model_config", "input_processor", "vllm_config")
+    client = SimpleNamespace(**{name: object() for name in names}, secret=1)
+    proxy = EngineProxy(client, EOFError)
+    assert all(getattr(proxy, name) is getattr(client, name) for name in names)
+    assert not hasattr(proxy, "secret")
+    assert (proxy.errored, proxy.is_running, proxy.is_stopped) == (False, True, False)
+    assert isinstance(proxy.dead_error, EOFError)
+    proxy.check_admission(10**9)
+    assert asyncio.run(proxy.is_tracing_enabled()) is False
+    with pytest.raises(ApiError):
+        proxy.encode()
+
+    calls = []
+    CURRENT.set(SimpleNamespace(ask=lambda *arguments: calls.append(arguments)))  # type: ignore[arg-type]
+    proxy.generate({"a": 1}, PLAIN, "id", priority=3)
+    assert calls == [({"a": 1}, PLAIN, "id", {"priority": 3})]
 
 
 # the desk

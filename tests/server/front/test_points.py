@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from server.engines.base import EngineRequest, Sampling
 from server.errors import ApiError
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.front.fields import BEYOND, MessagesRequest, ResponsesRequest
@@ -64,6 +66,16 @@ def test_trap_1_every_parameter_of_vllm_is_mirrored_or_refused() -> None:
         with pytest.raises(ApiError) as caught:
             sampling_of(params, plain, 16)
         assert caught.value.param == name
+
+
+def test_a_prompt_with_images_is_continued_as_it_was_rendered() -> None:
+    from server.engines.vllm.core import prompt_of
+
+    request = EngineRequest(None, [1, 2], Sampling(max_tokens=4), output_token_ids=(3,))  # type: ignore[arg-type]
+    assert prompt_of(request)["prompt_token_ids"] == [1, 2, 3]
+    rendered = {"type": "multimodal", "mm_kwargs": "an image", "prompt_token_ids": [1, 2]}
+    seen = replace(request, rendered=rendered)
+    assert prompt_of(seen) == rendered | {"prompt_token_ids": [1, 2, 3]}
 
 
 def test_exceptions_of_vllm_become_errors_that_clients_can_read() -> None:

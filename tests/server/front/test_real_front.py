@@ -212,13 +212,13 @@ def test_trap_10_an_echo_without_an_answer_is_one_token_of_work(served: Served) 
         record = next(each for each in served.records() if each.request_id == f"{echoed.id}-0")
         assert (record.output_tokens, record.max_output_tokens, record.clipped) == (1, 1, False)
         with_answer = client.completions.create(
-            model="tiny", prompt=["hello", "you"], max_tokens=3, echo=True, stream=True, n=2
+            model="tiny", prompt=["one", "two"], max_tokens=3, echo=True, stream=True, n=2
         )
         texts = {}
         for chunk in with_answer:
             for choice in chunk.choices:
                 texts[choice.index] = texts.get(choice.index, "") + choice.text
-        assert [texts[index][:3] for index in range(4)] == ["hel", "hel", "you", "you"]
+        assert [texts[index][:3] for index in range(4)] == ["one", "one", "two", "two"]
 
 
 def test_the_log_probabilities_of_a_prompt(served: Served) -> None:
