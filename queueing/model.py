@@ -13,6 +13,7 @@ from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.ordered import in_arrival_order, order_of
+from policies.orders.by_length import Binned
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -36,6 +37,7 @@ from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
+from queueing.models.batches.binned import binned_rate
 from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
@@ -282,8 +284,15 @@ class Model:
                 else self.slot_time.throughput(self.bound, refilled=True)
             )
         else:
-            each = self.batch_time.largest_stable_rate(self.bound)
+            each = self._batch_rate()
         return self.servers * each / self.call_size
+
+    def _batch_rate(self) -> float:
+        """Requests/s that full batches serve."""
+        order = order_of(self.policy)
+        if isinstance(order, Binned) and not self.endless:
+            return binned_rate(self.batch_time, order, self.predictor, self.bound)
+        return self.batch_time.largest_stable_rate(self.bound)
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
