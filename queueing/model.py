@@ -165,11 +165,6 @@ class Model:
         return self.output_tokens.tail is not None
 
     @property
-    def token_limit(self) -> int:
-        """Of every request: the longest length; beyond any where there is none."""
-        return int(LARGEST_COUNT) if self.endless else self.output_tokens.longest
-
-    @property
     def tail_index(self) -> float:
         """Moments of the lengths from this order on are infinite."""
         return math.inf if self.output_tokens.tail is None else self.output_tokens.tail.index
@@ -284,15 +279,8 @@ class Model:
                 else self.slot_time.throughput(self.bound, refilled=True)
             )
         else:
-            each = self._batch_rate()
+            each = _batch_rate(self)
         return self.servers * each / self.call_size
-
-    def _batch_rate(self) -> float:
-        """Requests/s that full batches serve."""
-        order = order_of(self.policy)
-        if isinstance(order, Binned) and not self.endless:
-            return binned_rate(self.batch_time, order, self.predictor, self.bound)
-        return self.batch_time.largest_stable_rate(self.bound)
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
@@ -385,6 +373,19 @@ class Model:
             "independent gaps between arrivals at a constant rate, squared coefficient of "
             f"variation {self.arrival_scv:g}"
         )
+
+
+def token_limit(model: Model) -> int:
+    """Of every request: the longest length; beyond any where there is none."""
+    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+
+
+def _batch_rate(model: Model) -> float:
+    """Requests/s that full batches serve."""
+    order = order_of(model.policy)
+    if isinstance(order, Binned) and not model.endless:
+        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+    return model.batch_time.largest_stable_rate(model.bound)
 
 
 def _optional_whole(name: str, given: int | None) -> int | None:
