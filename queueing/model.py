@@ -13,6 +13,7 @@ from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.ordered import counts, in_arrival_order, order_of
+from policies.orders.by_length import Binned
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -37,6 +38,7 @@ from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
+from queueing.models.batches.binned import binned_rate
 from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
@@ -176,11 +178,6 @@ class Model:
         return self.output_tokens.tail is not None
 
     @property
-    def token_limit(self) -> int:
-        """Of every request: the longest length; beyond any where there is none."""
-        return int(LARGEST_COUNT) if self.endless else self.output_tokens.longest
-
-    @property
     def tail_index(self) -> float:
         """Moments of the lengths from this order on are infinite."""
         return math.inf if self.output_tokens.tail is None else self.output_tokens.tail.index
@@ -296,7 +293,7 @@ class Model:
                 else self.slot_time.throughput(self.bound, refilled=True)
             )
         else:
-            each = self.batch_time.largest_stable_rate(self.bound)
+            each = _batch_rate(self)
         return self.servers * each / self.call_size
 
     def load(self, arrival_rate: float) -> float:
@@ -391,6 +388,19 @@ class Model:
             "independent gaps between arrivals at a constant rate, squared coefficient of "
             f"variation {self.arrival_scv:g}"
         )
+
+
+def token_limit(model: Model) -> int:
+    """Of every request: the longest length; beyond any where there is none."""
+    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+
+
+def _batch_rate(model: Model) -> float:
+    """Requests/s that full batches serve."""
+    order = order_of(model.policy)
+    if isinstance(order, Binned) and not model.endless:
+        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+    return model.batch_time.largest_stable_rate(model.bound)
 
 
 def _optional_whole(name: str, given: int | None) -> int | None:

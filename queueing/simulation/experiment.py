@@ -27,7 +27,7 @@ from queueing.distributions.token_distribution import Vector
 from queueing.flows import Flows
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
@@ -199,7 +199,7 @@ def draw_jobs(
         if model.prompt_tokens is None
         else model.prompt_tokens.sample(prompts, num_requests).tolist()
     )
-    limit = model.token_limit
+    limit = token_limit(model)
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [

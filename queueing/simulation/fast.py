@@ -25,7 +25,7 @@ from policies.ordered import in_arrival_order, order_of
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -36,7 +36,7 @@ from queueing.simulation.orders.batch_kernels import (
     run_ordered_single,
     run_ordered_slots,
 )
-from queueing.simulation.orders.policy_order import is_uninterrupted, queue_of
+from queueing.simulation.orders.policy_order import has_queue, queue_of
 from queueing.simulation.orders.waiting_kernels import RANKED
 
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -176,7 +176,7 @@ def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence
     if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
         return np.empty(0)
     rng = np.random.default_rng(stream.spawn(1)[0])
-    return predicted_tokens(model.predictor, rng, outputs.astype(float), model.token_limit)
+    return predicted_tokens(model.predictor, rng, outputs.astype(float), token_limit(model))
 
 
 def replay(model: Model, trace: Trace) -> SimulatedRun:
@@ -204,7 +204,7 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
 def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
     """Under an order that interrupts nobody."""
     requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
-    count, limit = len(trace.arrived_at), float(model.token_limit)
+    count, limit = len(trace.arrived_at), float(token_limit(model))
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
     queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
     plain = not (len(trace.call_ends) or len(requests.deadlines))
@@ -225,7 +225,7 @@ def is_compiled(model: Model) -> bool:
     ends before it began.
     """
     law = model.law
-    if not is_uninterrupted(model.policy):
+    if not has_queue(model.policy):
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False

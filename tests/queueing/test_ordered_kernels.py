@@ -10,6 +10,7 @@ import pytest
 from policies import parse_policy
 from policies.core import Request
 from policies.ordered import order_of
+from policies.orders.by_length import ShortestFirst as ByLength
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
@@ -122,6 +123,16 @@ def test_a_replay_is_the_policys_own_sample_path_throughout(
 def test_orders_that_interrupt_are_event_driven() -> None:
     for order in ("sprpt", "pspjf", "trail", "mlfq", "fb", "threshold-preemptive,threshold=9"):
         assert not is_compiled(model(f"single:order={order}"))
+
+
+def test_an_order_that_the_kernels_do_not_know_is_event_driven() -> None:
+    class Other(ByLength):
+        name = "spjf"
+
+    queue = model("single:order=spjf")
+    assert is_compiled(queue)
+    object.__setattr__(queue.policy, "ranking", Other())
+    assert not is_compiled(queue)
 
 
 @pytest.mark.parametrize("order", ["spjf", "ljf,aging=0.01", "threshold,threshold=12", "priority"])

@@ -61,8 +61,9 @@ _HEADER = (
     "\n"
     "Solid lines are exact, dashed ones approximations, dotted ones the printed formulas; circles "
     "are event-driven simulations with two\n"
-    f"standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point). "
-    "Lengths follow the documents' continuous laws.\n"
+    f"standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point, where "
+    "nothing else is said), joined by thin\n"
+    "lines where several belong to no other line. Lengths follow the documents' continuous laws.\n"
 )
 _FOOTER = (
     "## What is not here\n"

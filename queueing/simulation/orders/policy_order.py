@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.core import Policy
 from policies.ordered import order_of
-from policies.orders.by_length import Binned, LongestFirst, Threshold
+from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
 from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
 from policies.orders.order import Order, Ranked
 from policies.registry import is_built_in
@@ -23,10 +23,23 @@ from queueing.simulation.orders.waiting_kernels import (
     ordered_queue,
 )
 
+_COMPILED = frozenset(
+    {
+        Order,
+        ShortestFirst,
+        LongestFirst,
+        Threshold,
+        EarliestDeadline,
+        ByPriority,
+        HighestRatio,
+        Binned,
+    }
+)  # not their subclasses
 
-def is_uninterrupted(policy: Policy) -> bool:
-    """Whether it is built in and never takes anything out of service."""
-    return is_built_in(policy) and not order_of(policy).preemptive
+
+def has_queue(policy: Policy) -> bool:
+    """Whether it is built in, with an order that the queues of `waiting_kernels` have."""
+    return is_built_in(policy) and type(order_of(policy)) in _COMPILED
 
 
 def queue_of(
@@ -47,14 +60,13 @@ def queue_of(
 
 
 def _ranks(order: Order, arrived_at: Vector, tokens: Vector) -> Vector:
-    value: Any = np.zeros(len(tokens))
+    if not isinstance(order, Ranked):
+        return np.zeros(len(tokens))  # of arrival, or of deadlines that come in that order
+    value: Any = tokens
     if isinstance(order, Threshold):
         value = np.where(tokens > order.threshold, 1.0, 0.0)
     elif isinstance(order, LongestFirst):
         value = -tokens
-    elif isinstance(order, EarliestDeadline) or not isinstance(order, Ranked):
-        return np.zeros(len(tokens))  # of arrival, or of deadlines that come in that order
-    elif not isinstance(order, ByPriority):
-        value = tokens
-    aging = order.aging if isinstance(order, Ranked) else None
-    return np.asarray(value if aging is None else arrived_at + aging * value)
+    elif isinstance(order, ByPriority):
+        value = np.zeros(len(tokens))
+    return np.asarray(value if order.aging is None else arrived_at + order.aging * value)

@@ -176,7 +176,7 @@ def choices(say: Say) -> Artefact:
             curves.append(curve(f"d = {choice}, {name}", loads, means[name, choice]))
     finite = _of_few(say)
     curves += [
-        points(f"d = 2, exact bit, {n} queues", CHOICE_LOADS, row) for n, row in finite.items()
+        points(f"{n} queues, d = 2, exact bit", CHOICE_LOADS, row) for n, row in finite.items()
     ]
     return Artefact(
         "slides-choices",
