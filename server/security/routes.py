@@ -57,6 +57,8 @@ PASSED: dict[str, Access] = {  # with --engine http, besides those above
 }
 PAGE_FILES = "/live/static/"  # open, whatever follows
 ADMIN = "/admin"  # whatever begins so is the operator's, known or not
+# whose clients send their keys under a header of their own
+ANTHROPIC = frozenset({"/v1/messages", "/v1/messages/count_tokens", "/openai/v1/messages"})
 WORK = frozenset(  # bodies that make the engine or the tokenizer work
     f"{base}/v1/{name}"
     for base in ("", "/openai")
