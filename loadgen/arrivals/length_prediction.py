@@ -30,6 +30,7 @@ from loadgen.arrivals.spec_text import read_spec
 from policies.text import SpecError, format_number, parse_number
 
 IntArray = NDArray[np.int64]
+LONGEST = 2**53  # tokens: every number up to it is exact
 EXAMPLES = {
     "exact": "exact",
     "exponential": "exponential",
@@ -76,7 +77,9 @@ class Lognormal:
 
     def predict(self, rng: np.random.Generator, output_tokens: IntArray) -> IntArray:
         """See `LengthPrediction.predict`."""
-        return _whole(output_tokens * np.exp(self.sigma * rng.standard_normal(output_tokens.size)))
+        with np.errstate(over="ignore"):
+            factors = np.exp(self.sigma * rng.standard_normal(output_tokens.size))
+            return _whole(output_tokens * factors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,4 +139,4 @@ def format_length_prediction(model: Model) -> str:
 
 
 def _whole(values: NDArray[np.float64]) -> IntArray:
-    return np.asarray(np.maximum(np.rint(values), 1), dtype=np.int64)
+    return np.asarray(np.clip(np.rint(values), 1, LONGEST), dtype=np.int64)
