@@ -21,7 +21,7 @@ WRONG = {
     "elastic:order=trail": "got order trail, which interrupts a batch; expected fcfs, spjf, ljf",
     "single:order=spjf,aging=-1": "got aging=-1; expected seconds >= 0",
     "single:order=spjf,aging=x": "got aging='x' in 'single'; expected a number",
-    "single:order=spjf,agin=2": "got key 'agin' for policy single; expected order, aging, ",
+    "single:order=spjf,agingg=2": "got key 'agingg' for policy single; expected order, aging, ",
     "single:order=spjf,threshold=3": "got threshold for order spjf; expected aging, or nothing",
     "single:order=threshold": "got order threshold without threshold; expected threshold=NUMBER",
     "single:order=vtc,output_weight=-2": "got output_weight=-2; expected a number >= 0",

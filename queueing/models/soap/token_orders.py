@@ -13,9 +13,9 @@ length of n tokens is S(n) seconds, and the age at n tokens too:
     fb                     LeastAttained; with a quantum of several tokens, of which the longest
                            has few, Levels
 
-Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority, vtc,
-hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request. In
-slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
+Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
+vtc, hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request.
+In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
 from __future__ import annotations
