@@ -335,6 +335,10 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
         ("single:order=fb,quantum=1000000000000001", "got quantum=1000000000000001"),
+        (
+            "single:order=fb,quantum=1.5",
+            "got quantum=1.5 for policy single; expected a whole number",
+        ),
         ("single:order=fb,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
