@@ -24,6 +24,7 @@ from policies.text import (
     suggest,
 )
 from queueing.arguments import positive, real_number, short_repr, whole_number
+from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
@@ -32,7 +33,6 @@ from queueing.distributions.token_distribution import (
     parse_distribution,
 )
 from queueing.errors import UnstableQueueError
-from queueing.flows import Flows, parse_flows
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from loadgen.arrivals.length_prediction import IntArray, predict_lengths
 from loadgen.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
 from policies.text import SpecError
-from queueing.flows import Flows, check_name
+from queueing.distributions.flows import Flows, check_name
 from queueing.measurement.record import shown, unmarked
 from queueing.models.soap.predictor_text import PredictorText
 

@@ -31,7 +31,7 @@ from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run
 from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.commands.remote import tls_context
-from queueing.flows import parse_flows
+from queueing.distributions.flows import parse_flows
 
 LONG = 600.0  # seconds of a timetable from which its length is announced
 

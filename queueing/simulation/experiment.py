@@ -23,8 +23,8 @@ from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
+from queueing.distributions.flows import Flows
 from queueing.distributions.token_distribution import Vector
-from queueing.flows import Flows
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
 from queueing.model import Model, token_limit

@@ -45,7 +45,7 @@ from queueing.simulation.ledger import (
     lost,
     stopped,
 )
-from queueing.simulation.waiting_by_rank import moved, queue_for
+from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
 

@@ -17,8 +17,8 @@ from policies.ordered import order_of
 from policies.orders.by_urgency import MOST
 from policies.text import counted
 from queueing.measurement.record import Record
+from queueing.simulation.orders.waiting_by_rank import queue_for
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_rank import queue_for
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.host import Host

@@ -30,8 +30,8 @@ from policies import (
 from policies.ordered import counts, order_of, wants_steps
 from policies.orders.by_flow import FlowCounters
 from queueing.measurement.record import Outcome, Record
+from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_rank import moved, queue_for
 from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger

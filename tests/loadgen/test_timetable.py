@@ -31,8 +31,8 @@ from loadgen.arrivals.timetable import (
     with_predictions,
 )
 from policies.text import SpecError
+from queueing.distributions.flows import parse_flows
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.flows import parse_flows
 
 PROMPTS = parse_distribution("uniform:low=1,high=8")
 OUTPUTS = parse_distribution("geometric:mean=20")

@@ -10,7 +10,7 @@ from policies import Dispatch, QueueState, Request, Server, Waiting, WaitUntil, 
 from policies.ordered import counts, order_of, wants_steps
 from policies.orders import ORDERS, by_flow
 from policies.orders.by_flow import FlowCounters, VirtualTokens
-from queueing.simulation.waiting_by_rank import CountedQueue, queue_for
+from queueing.simulation.orders.waiting_by_rank import CountedQueue, queue_for
 
 
 def asked(name: str, flow: str, at: float = 0.0, prompt: int = 10, so_far: int = 0) -> Waiting:

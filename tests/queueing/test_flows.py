@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from policies.immediate import Continuous, Single
 from policies.text import SpecError
 from queueing.commands import cli
+from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.flows import Flows, parse_flows
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction import predict_model
