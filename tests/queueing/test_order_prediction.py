@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths
+from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths, predict_lengths
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError
@@ -103,7 +103,8 @@ def test_the_most_absurd_errors_are_drawn_as_lengths() -> None:
         text = f"lognormal:sigma={sigma}"
         with np.errstate(all="raise", under="ignore"):
             drawn = predicted_tokens(parse_predictor(text), np.random.default_rng(2), lengths, 150)
-            sent = parse_length_prediction(text).predict(np.random.default_rng(2), lengths)
+            sent = predict_lengths(parse_length_prediction(text), np.random.default_rng(2), lengths)
+            assert sent is not None
         assert {1.0, 150.0} <= set(drawn)
         assert np.minimum(sent, 150).tolist() == drawn.tolist()
         assert sent.max() == 2**53
