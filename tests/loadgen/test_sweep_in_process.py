@@ -148,6 +148,7 @@ def test_a_sweep_measures_each_cell_between_two_speeds_and_a_disturbed_one_again
     asked = {
         "policy": "single",
         "request_rate": 60.0,
+        "predictor": "none",
         "max_output_tokens": None,
         "output_tokens": "uniform:low=2,high=10",
         "prompt_tokens": "deterministic:value=32",

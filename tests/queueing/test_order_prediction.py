@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths, predict_lengths
+from loadgen.arrivals.length_prediction import (
+    parse_length_prediction,
+    predict_lengths,
+    predict_lengths,
+)
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError

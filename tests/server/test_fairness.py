@@ -20,7 +20,7 @@ from policies import Policy, Request, Waiting, parse_policy
 from policies.orders.by_flow import FlowCounters, VirtualTokens
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
-from queueing.simulation import waiting_by_rank
+from queueing.simulation.orders import waiting_by_rank
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.http.headers import flow_of
 from server.security.keys import read_keys
