@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from loadgen.arrivals.length_prediction import (
     parse_length_prediction,
     predict_lengths,
-    predict_lengths,
 )
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
