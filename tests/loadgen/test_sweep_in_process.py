@@ -148,7 +148,6 @@ def test_a_sweep_measures_each_cell_between_two_speeds_and_a_disturbed_one_again
     asked = {
         "policy": "single",
         "request_rate": 60.0,
-        "predictor": "none",
         "max_output_tokens": None,
         "output_tokens": "uniform:low=2,high=10",
         "prompt_tokens": "deterministic:value=32",
@@ -498,6 +497,7 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     assert given["configuration"] == {
         "output_tokens": "uniform:low=2,high=10",
         "prompt_tokens": "deterministic:value=32",
+        "predictor": "none",
     }
     assert rig.speed is None, "something was run since"
     assert given["stop_unstable"] == stopped
