@@ -28,7 +28,7 @@ from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
-TOOLS = "Tools and reasoning"
+TOOLS, FAILURES = "Tools and reasoning", "Engine starts, failures and shutdown"
 MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
 STREAMS, SECURITY, LOGS, CONFIGURATION = (
     "Streams and responses",
@@ -233,7 +233,7 @@ def serve_command(
     start_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Time limit of the engine's first start, including the download of a model.",
             parser=Duration(1.0),
         ),
@@ -241,7 +241,7 @@ def serve_command(
     max_restarts: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine restarts allowed within --restart-window; after one more "
                 "failure the gateway exits."
@@ -252,13 +252,13 @@ def serve_command(
     restart_window: Annotated[
         float,
         _option(
-            ENGINE, "Length of the window in which restarts are counted.", parser=Duration(1.0)
+            FAILURES, "Length of the window in which restarts are counted.", parser=Duration(1.0)
         ),
     ] = SupervisionSettings.restart_window,
     restart_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Time limit of an engine restart; never below the longest start so far. Doubled "
                 "after each restart that exceeds it."
@@ -269,7 +269,7 @@ def serve_command(
     max_interruptions: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine failures that a request may survive; after one more it fails, "
                 "because it may be the cause."
@@ -280,7 +280,7 @@ def serve_command(
     suspect_after: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine failures during a request after which it is run alone, as a "
                 "possible cause."
@@ -291,7 +291,7 @@ def serve_command(
     max_parked: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Largest number of text prompts that wait for the tokenizer while the engine "
                 "restarts; further ones get 503."
@@ -302,7 +302,7 @@ def serve_command(
     stuck_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Restart an engine that has work but produces no token for this long (0: never).",
             parser=Duration(),
         ),
@@ -310,7 +310,7 @@ def serve_command(
     shutdown_delay: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Time after SIGTERM during which requests are still accepted while /ready answers "
                 "503."
@@ -321,7 +321,7 @@ def serve_command(
     shutdown_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Time that requests in service have to finish after SIGTERM.",
             parser=Duration(),
         ),
