@@ -29,6 +29,7 @@ from server.supervision.settings import SupervisionSettings
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
 TOOLS, FAILURES = "Tools and reasoning", "Engine starts, failures and shutdown"
+BEHIND = "Servers behind the gateway (--engine http)"
 MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
 STREAMS, SECURITY, LOGS, CONFIGURATION = (
     "Streams and responses",
@@ -161,23 +162,23 @@ def serve_command(
     engine_url: Annotated[
         list[str] | None,
         _option(
-            ENGINE,
+            BEHIND,
             (
-                "URL of a server with OpenAI's API behind the gateway (--engine http); repeatable, "
+                "URL of a server with OpenAI's API behind the gateway; repeatable, "
                 "all with the same models."
             ),
         ),
     ] = None,
     engine_api_key: Annotated[
         str | None,
-        _option(ENGINE, "Key sent to the servers behind as a bearer token (--engine http)."),
+        _option(BEHIND, "Key sent to the servers behind as a bearer token."),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         _option(
-            ENGINE,
+            BEHIND,
             (
-                "Tokenizer that counts prompts where the servers behind do not (--engine http): "
+                "Tokenizer that counts prompts where the servers behind do not: "
                 "a tokenizer.json, a folder with one, or a model name. Default: estimated from "
                 "their usage."
             ),
