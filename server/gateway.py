@@ -20,7 +20,6 @@ from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
 from server.engines.passing import PassingEngine
-from server.errors import ApiError, not_started
 from server.front.desk import desk_of
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
@@ -28,6 +27,7 @@ from server.queue import poison
 from server.queue.batcher import Batcher
 from server.queue.observers import Observer
 from server.runtime.clock import clock_of
+from server.runtime.errors import ApiError, not_started
 from server.runtime.ids import CallIds
 from server.settings import Settings
 from server.supervision.lifecycle import Lifecycle

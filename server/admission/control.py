@@ -28,9 +28,9 @@ from server.admission.rejections import Rejections
 from server.admission.request_deadlines import NO_DEADLINES, RequestDeadlines, request_deadlines_of
 from server.admission.waits import Places, Waits
 from server.engines.base import EngineRequest
-from server.errors import ApiError
 from server.queue.observers import Observer
 from server.queue.sequence import Batch
+from server.runtime.errors import ApiError
 from server.security.guard import CALLER
 
 if TYPE_CHECKING:

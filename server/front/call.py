@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from server.engines.base import Token
-from server.errors import ApiError
 from server.front.endpoints import Endpoint
+from server.runtime.errors import ApiError
 
 CURRENT: ContextVar[FrontCall] = ContextVar("kendall.front_call")
 

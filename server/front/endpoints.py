@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 Name = Literal["chat", "completions", "responses", "messages", "count_tokens"]
 Dialect = Literal["openai", "responses", "anthropic"]

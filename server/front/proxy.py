@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from server.errors import ApiError
 from server.front.call import CURRENT
+from server.runtime.errors import ApiError
 
 
 class EngineProxy:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.engines.base import Sampling, Structured
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p"),

@@ -14,11 +14,11 @@ from starlette.datastructures import State
 from server.engines.base import Token
 from server.engines.vllm.core import PROMPT_ERRORS, speaker
 from server.engines.vllm.reader import first_line
-from server.errors import ApiError
 from server.front import points
 from server.front.call import Asked, Part
 from server.front.endpoints import Endpoint
 from server.front.proxy import EngineProxy
+from server.runtime.errors import ApiError
 from server.runtime.wording import place_of
 from server.settings import Settings
 

@@ -19,7 +19,6 @@ from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
 from server.engines.passing import PassingEngine
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures
@@ -36,6 +35,7 @@ from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
 from server.page import Feed, add_page
+from server.runtime.errors import ApiError
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.denials import Denial

@@ -19,7 +19,6 @@ from server.admission.control import caller_of
 from server.admission.rejections import EARLY
 from server.admission.request_deadlines import RequestDeadlines
 from server.engines.base import EngineRequest
-from server.errors import ApiError
 from server.front.endpoints import Dialect, error_body
 from server.gateway import Gateway
 from server.http.answer import Answer
@@ -38,6 +37,7 @@ from server.http.headers import asked_id, flow_of, stamped
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
+from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.security.early_answer import RejectionResponse
 from server.supervision.deadlines import Timeouts, timeouts_of

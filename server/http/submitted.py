@@ -14,10 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.engines.base import EngineRequest
-from server.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
 from server.http.client_connection import watch_client
 from server.queue.batcher import Batcher
 from server.queue.sequence import Consumer, SequenceState
+from server.runtime.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
 from server.supervision.deadlines import Deadlines, Timeouts
 from server.telemetry.cost.stages import Timing
 

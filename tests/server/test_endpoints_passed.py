@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.errors import ApiError
 from server.http.passing.endpoints import (
     ENDPOINTS,
     RELAYED,
@@ -22,6 +21,7 @@ from server.http.passing.endpoints import (
     sequences,
     whole,
 )
+from server.runtime.errors import ApiError
 from server.security.routes import DECISIONS, PASSED, WORK
 
 CHAT, COMPLETIONS = ENDPOINTS["/v1/chat/completions"], ENDPOINTS["/v1/completions"]

@@ -15,7 +15,7 @@ from server.calibration.designed import Cell, DesignedBatches
 from server.calibration.turnaround import ClosedLoop
 from server.engines.base import EngineRequest, Sampling
 from server.engines.http.stream import own_call, wanted_tokens
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from tests.server.upstream_stub import Asked, Behaviour, Stub, answers, dies, frame, sockets, up
 from tests.virtual_time import run_with_sockets
 

@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies import SpecError
 from queueing.commands.remote import is_loopback
 from queueing.optimization.objective import parse_slo
-from server.errors import ApiError
 from server.http.bodies import AT_ONCE
 from server.page.assets import load_assets
+from server.runtime.errors import ApiError
 from server.runtime.wording import public
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls, warn_of

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.prompts import encode
 from server.http.api.sampling import check_sampling, sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
+from server.runtime.errors import ApiError
 
 
 class Arrival(Struct, frozen=True):

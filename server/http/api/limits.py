@@ -8,10 +8,10 @@ import json
 from collections.abc import Collection
 
 from server.admission.limits import OverloadSettings, check_sequences
-from server.errors import ApiError
 from server.http.api.models import check_model
 from server.http.api.schema import FORCED_FIELD, ChatRequest, CompletionRequest, Generation
 from server.http.api.validation import check_extra
+from server.runtime.errors import ApiError
 from server.settings import Settings
 
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each

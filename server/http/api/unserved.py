@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 HINTS = frozenset(
     {

@@ -13,9 +13,9 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from server.errors import ApiError
 from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.http.bodies import parsed
+from server.runtime.errors import ApiError
 from server.runtime.wording import brief, excerpt, place_of
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import Settings

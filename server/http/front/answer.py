@@ -10,7 +10,6 @@ from typing import Any, cast
 from starlette.types import Send
 
 from server.engines.base import EngineRequest, Token
-from server.errors import ApiError
 from server.front.call import FrontCall, Outlet
 from server.front.endpoints import Dialect, error_event
 from server.http.answer import Answer, Choice
@@ -19,6 +18,7 @@ from server.http.headers import delay_headers, early_headers
 from server.http.queue_stream import QueueStream
 from server.http.submitted import AnswerOptions
 from server.queue.batcher import Batcher
+from server.runtime.errors import ApiError
 
 _BROKEN = ApiError(
     500, "internal_error", "vLLM's API server ended the answer before its end; the log has why"

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from server.admission.limits_in_force import Tokens
-from server.errors import ApiError
 from server.front.desk import Desk
 from server.front.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from server.http.api.limits import check_forced
@@ -14,6 +13,7 @@ from server.http.api.models import check_model
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 from server.http.api.unserved import UNSERVED, check_unserved
 from server.http.api.validation import refuse_unknown
+from server.runtime.errors import ApiError
 from server.settings import Settings
 
 # of the two endpoints that the gateway answers itself: where one of these says something, vLLM does

@@ -14,7 +14,6 @@ from pydantic_core import from_json
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
-from server.errors import ApiError
 from server.front.call import Asked, FrontCall
 from server.front.desk import Desk
 from server.front.endpoints import Dialect, Endpoint
@@ -34,6 +33,7 @@ from server.http.front.fields import (
     check_tools,
     served_by_vllm,
 )
+from server.runtime.errors import ApiError
 
 RENDERED = ("multimodal",)  # prompts that are more than their token ids
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -9,13 +9,13 @@ from typing import ClassVar
 from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 
-from server.errors import ApiError
 from server.front.call import FrontCall
 from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
 from server.http.api.validation import parse
 from server.http.front.fields import MessagesRequest, check_newer
 from server.http.front.making import no_desk
+from server.runtime.errors import ApiError
 
 
 class CountTokensRequest(MessagesRequest):

@@ -18,7 +18,6 @@ from server.admission.limits import check_sequences
 from server.admission.rejections import EARLY
 from server.engines.base import EngineRequest, Sampling
 from server.engines.passing import PassedCall, PassingEngine
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.validation import read_body
@@ -40,6 +39,7 @@ from server.http.passing.endpoints import (
 )
 from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
+from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.supervision.deadlines import Timeouts, timeouts_of
 

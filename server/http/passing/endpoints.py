@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 Fields = Mapping[str, msgspec.Raw]
 MOST_COUNT = 1 << 31

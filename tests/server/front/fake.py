@@ -16,11 +16,11 @@ from fastapi import FastAPI
 
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from server.errors import ApiError
 from server.front.call import CURRENT, Asked, Part
 from server.front.desk import Desk
 from server.front.endpoints import Endpoint
 from server.gateway import Gateway
+from server.runtime.errors import ApiError
 from server.settings import Settings
 from tests.server.asgi import LAW
 from tests.server.mortal import MortalEngine, faulty

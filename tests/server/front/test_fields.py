@@ -12,7 +12,6 @@ import pytest
 
 from policies import SpecError
 from server.engines.base import EngineStartError, Sampling, Structured
-from server.errors import ApiError
 from server.front.call import CURRENT, Asked
 from server.front.desk import Desk
 from server.front.endpoints import (
@@ -37,6 +36,7 @@ from server.http.front.fields import (
 )
 from server.operations.serving import choose_engine
 from server.queue.continuing import resumable, way_to_continue
+from server.runtime.errors import ApiError
 from server.settings import Settings
 from tests.server.front.fake import DELTA, Client, FakeServing, Params, ServedEngine
 
