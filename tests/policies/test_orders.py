@@ -131,6 +131,12 @@ def test_and_in_states_that_are_looked_for(policy: Policy, state: QueueState, no
     assert len(CONTRACTS) > 10
 
 
+def test_a_request_goes_on_with_what_it_has() -> None:
+    """A dispatch forgets no token: the rank would be another, and its place be taken at once."""
+    queue = [one("a", 1.0, 100.0, so_far=90), one("b", 2.0, 50.0)]
+    assert faults(parse_policy("single:order=sprpt"), QueueState(queue, [Server(0)]), 3.0) == {}
+
+
 @pytest.mark.parametrize("text", every_policy())
 def test_the_text_reads_back_and_only_fcfs_is_known_to_the_formulas(text: str) -> None:
     policy = parse_policy(text)
