@@ -372,6 +372,9 @@ def test_one_batch_is_enough_to_know_the_first_token() -> None:
     assert seen.first_token is None
     serve_batch(seen, 1.0, 0.25, 0)
     assert seen.first_token == pytest.approx(0.25)
+    batches = seen.batches(4, 1)
+    assert batches is not None
+    assert batches.first_token == pytest.approx(0.25)
 
 
 def test_a_calibration_is_no_gap_between_departures() -> None:

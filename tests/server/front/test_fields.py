@@ -370,6 +370,25 @@ def test_each_endpoint_says_errors_in_its_own_words() -> None:
     assert error_event("anthropic", error, 3).startswith(b'event: error\ndata: {"type":"error"')
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (501, "invalid_request_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_anthropics_clients_read_their_own_kinds_of_errors(status: int, kind: str) -> None:
+    assert error_body("anthropic", ApiError(status, "x", "y"))["error"]["type"] == kind
+
+
 # the proxy
 
 
