@@ -191,6 +191,14 @@ def test_several_models_follow_a_path_made_one_request_at_a_time(order, most, se
     assert loads == expected_loads > 0
 
 
+def test_equal_predictions_go_by_arrival_whatever_their_models():
+    drawn = drawn_models(5, 400, rate=1.5)
+    work = drawn._replace(predicted=np.ceil(drawn.seconds))
+    machine = Machine(load_seconds=(0.0, 0.0, 1.0))
+    ended, _ = run_models(work, "shortest", machine)
+    assert ended == pytest.approx(np.array(slow_models(work, "shortest", machine)[0]), rel=1e-12)
+
+
 def test_first_come_first_served_is_a_recursion():
     work = drawn_models(7, 5000, rate=0.5)
     load_seconds = np.array([0.5, 0.2, 0.1])
