@@ -29,6 +29,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.ordered import in_arrival_order
 from policies.parameters import parameters_of
+from policies.unpadded import UnpaddedFixed
 
 POLICIES: dict[str, type[Policy]] = {
     "single": Single,
@@ -38,7 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
     "elastic": Elastic,
     "continuous": Continuous,
 }  # built in
-_BUILT_IN = frozenset(POLICIES.values())  # asked with every decision
+_BUILT_IN = frozenset((*POLICIES.values(), UnpaddedFixed))  # asked with every decision
 GROUP = "kendall.policies"
 VARIABLE = "KENDALL_POLICY_MODULE"
 BUILT_IN = "built in"

@@ -4,13 +4,15 @@ and written canonically.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, get_args
 
 from policies.core import Policy
 from policies.errors import SpecError
-from policies.orders import ORDERS
+from policies.ordered import KEYS, Ordered
+from policies.orders import FIRST_COME, ORDERS
 from policies.parameters import (
     LARGEST_BATCH,
     SIZES,
@@ -35,16 +37,20 @@ __all__ = [
     "SpecError",
     "check_text",
     "counted",
+    "first_come_form",
     "format_number",
     "format_policy",
     "one_of",
+    "order_text",
     "parse_number",
     "parse_policy",
     "policy_batch_size",
     "short_number",
+    "split_orders",
     "split_pairs",
     "split_spec",
     "suggest",
+    "with_order",
 ]
 
 
@@ -206,6 +212,62 @@ def format_policy(policy: Policy) -> str:
         if value != field.default:
             parts.append(f"{field.name}={format_value(value)}")
     return policy.name + (":" + ",".join(parts) if parts else "")
+
+
+def split_orders(text: str) -> tuple[str, ...]:
+    """`"fcfs,trail:c=0.8,mlfq:quantum=8,levels=3"` as three texts of orders: a part with `=` and
+    without a name is a further parameter of the order before it. Raises SpecError.
+    """
+    found: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if "=" in part and ":" not in part and found:
+            found[-1] += f"{',' if ':' in found[-1] else ':'}{part}"
+        elif part and not part.startswith(":") and "=" not in part.partition(":")[0]:
+            found.append(part)
+        else:
+            raise SpecError(
+                f"got orders {text!r}; expected names with commas between them, for example "
+                "fcfs,spjf:aging=0.02,trail:c=0.8"
+            )
+    return tuple(found)
+
+
+def with_order(policy: Policy, order: str) -> Policy:
+    """The policy under the order that a text names, such as `spjf` or `mlfq:quantum=8,levels=3`.
+    Raises SpecError: one of its own, a key or value that it does not have, an order that this
+    policy cannot serve.
+    """
+    own, text = order_text(policy), format_policy(policy)
+    if own != FIRST_COME.name:
+        raise SpecError(
+            f"got order {order} for {text}, which has an order of its own; expected a policy "
+            "without one"
+        )
+    name, pairs = split_spec(order)
+    keys = ",".join(f"{key}={value}" for key, value in {"order": name, **pairs}.items())
+    return parse_policy(f"{text}{',' if ':' in text else ':'}{keys}")
+
+
+def order_text(policy: Policy) -> str:
+    """The order of service with its parameters, as `with_order` reads it; `fcfs` for a policy from
+    outside.
+    """
+    if not isinstance(policy, Ordered):
+        return FIRST_COME.name
+    given = {field.name: getattr(policy, field.name) for field in fields_of(type(policy))}
+    pairs = [
+        f"{key}={format_value(given[key])}"
+        for key in KEYS
+        if key != "order" and given[key] is not None
+    ]
+    return policy.order + (":" + ",".join(pairs) if pairs else "")
+
+
+def first_come_form(policy: Policy) -> Policy:
+    """The same policy in the order of arrival."""
+    if not isinstance(policy, Ordered):
+        return policy
+    return dataclasses.replace(policy, **dict.fromkeys(KEYS[1:]), order=FIRST_COME.name)  # type: ignore[arg-type]
 
 
 def policy_batch_size(policy: Policy) -> int | None:

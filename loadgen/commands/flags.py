@@ -20,7 +20,10 @@ from policies.durations import seconds_or_nan
 Accepts = Callable[[str], bool]
 
 ALONE = {"--save-result": "."}  # what the flag means without a value
-VLLMS = {"--ready-check-timeout-sec": "--ready-check-timeout"}  # other names of the same
+OTHER_NAMES = {  # of the same: vLLM's, and one that was
+    "--ready-check-timeout-sec": "--ready-check-timeout",
+    "--length-prediction": "--predictor",
+}
 SEVERAL = frozenset({"--goodput", "--metadata"})
 
 
@@ -53,7 +56,7 @@ def spelled_out(arguments: list[str]) -> list[str]:
 
 def _renamed(argument: str) -> str:
     name, equals, value = argument.partition("=")
-    return VLLMS.get(name, name) + equals + value
+    return OTHER_NAMES.get(name, name) + equals + value
 
 
 def in_a_row(
@@ -144,10 +147,19 @@ class SummaryCommand(_Command):
     repeatable = {"--goodput": _is_goodput}
 
 
+def _are_orders(text: str) -> bool:
+    """Names of orders, which no policy has, or further parameters of one."""
+    from policies.orders import ORDERS  # noqa: PLC0415 - `--help` need not wait for it
+
+    names = [part.partition(":")[0] for part in text.strip(",").split(",")]
+    return all(name in ORDERS or "=" in name for name in names)
+
+
 class SweepCommand(_Command):
     """Policies may follow any list."""
 
     lists = {
+        "--orders": _are_orders,
         "--loads": are_numbers,
         "--request-rates": are_numbers,
         "--max-output-tokens": _are_limits,

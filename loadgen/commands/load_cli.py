@@ -272,13 +272,24 @@ def load(
         Path | None,
         option("--tokenizer", "File tokenizer.json that counts the tokens of a dataset.", WHAT),
     ] = None,
-    length_prediction: Annotated[
+    predictor: Annotated[
         str | None,
         option(
-            "--length-prediction",
+            "--predictor",
             (
-                "Send a predicted length with each request: exact, exponential, "
-                "lognormal:sigma=.., one_bit:..."
+                "Send a predicted length with each request: none | exact | exponential | "
+                "lognormal:sigma=0.5 | onebit:threshold=200 (tokens). Default: none."
+            ),
+            WHAT,
+        ),
+    ] = None,
+    flows: Annotated[
+        str | None,
+        option(
+            "--flows",
+            (
+                "Send a fairness id with each request, for order=vtc, drawn by weight: "
+                "heavy=9,light=1."
             ),
             WHAT,
         ),

@@ -14,7 +14,7 @@ from loadgen.commands.flags import SweepCommand
 from loadgen.sending.client.target import Keys
 from policies.durations import Duration
 from policies.registry import use_modules
-from policies.text import CommaList, SpecError
+from policies.text import CommaList, SpecError, split_orders
 from queueing.commands.check_policy_cli import ABOUT_MODULE
 from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
@@ -50,6 +50,17 @@ def sweep_command(
     policy_module: Annotated[
         list[str] | None, _option(GRID, ABOUT_MODULE, "--policy-module")
     ] = None,
+    orders: Annotated[
+        str | None,
+        _option(
+            GRID,
+            (
+                "Orders of service, under each of which every policy is measured, for example "
+                "fcfs,spjf:aging=0.02,trail:c=0.8. Default: those that the policies name."
+            ),
+            parser=CommaList(),
+        ),
+    ] = None,
     loads: Annotated[
         str | None,
         _option(
@@ -77,8 +88,13 @@ def sweep_command(
             ("Defaults for the options not given: policies (six policies at four loads) | quick."),
         ),
     ] = "policies",
-    order: Annotated[
-        str | None, _option(GRID, "Order of the cells: listed | random (drawn from the seed).")
+    cell_order: Annotated[  # not `order`: errors of policies name a key so
+        str | None,
+        _option(
+            GRID,
+            "Order in which cells are measured: listed | random (drawn from the seed).",
+            "--order",
+        ),
     ] = None,
     allow_unstable: Annotated[
         bool, _option(GRID, "Measure cells with load >= 1 too.", "--allow-unstable")
@@ -89,6 +105,16 @@ def sweep_command(
     ] = None,
     prompt_tokens: Annotated[
         str | None, _option(REQUESTS, "Distribution of prompt lengths in tokens.")
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        _option(
+            REQUESTS,
+            (
+                "Send a predicted length with each request: none | exact | exponential | "
+                "lognormal:sigma=0.5 | onebit:threshold=200 (tokens)."
+            ),
+        ),
     ] = None,
     num_prompts: Annotated[int | None, _option(REQUESTS, "Requests per cell.", min=1)] = None,
     duration: Annotated[
@@ -115,7 +141,8 @@ def sweep_command(
         int | None,
         _option(
             REQUESTS,
-            "Seed for arrivals, lengths and prompts, which are the same under every policy.",
+            "Seed for arrivals, lengths, predicted lengths and prompts, which are the same under "
+            "every policy and order.",
             min=0,
         ),
     ] = None,
@@ -228,8 +255,8 @@ def sweep_command(
         bool, _option(RESULT, "Print one JSON object on stdout and nothing else.", "--json")
     ] = False,
 ) -> None:
-    """Measure policies x loads x token limits on the same requests and compare observed with
-    predicted delays. Resumable.
+    """Measure policies x orders x loads x token limits on the same requests and compare observed
+    with predicted delays. Resumable.
 
     Without options: six policies at loads 0.3, 0.5, 0.7 and 0.8 on the tiny model, 24 cells, about
     17 min in all, without the engine's start, its calibration and repeated cells. --dry-run prints
@@ -238,18 +265,20 @@ def sweep_command(
     use_modules(policy_module)
     given = {
         "policies": (*(policies or ()), *(more or ())) or None,
+        "orders": None if orders is None else split_orders(orders),
         "loads": _numbers("loads", loads),
         "request_rates": _numbers("request-rates", request_rates),
         "max_output_tokens": _limits(max_output_tokens),
         "slo": None if slo is None else tuple(split_slos(" ".join(slo))),
         "output_tokens": output_tokens,
         "prompt_tokens": prompt_tokens,
+        "predictor": predictor,
         "num_prompts": num_prompts,
         "duration": duration,
         "precision": precision,
         "cell_limit": cell_limit,
         "seed": seed,
-        "order": order,
+        "order": cell_order,
         "tolerance": tolerance,
         "bracket": bracket,
         "repeat_noisy": repeat_noisy,
@@ -265,6 +294,8 @@ def sweep_command(
     given = {key: value for key, value in given.items() if value is not None}
     keys = Keys(api_key, admin_key, Trust(cacert, insecure))
     plan, folder = _plan(preset, given, resume, result_dir)
+    if (warning := plan.reads_no_prediction) is not None:
+        typer.echo(f"kendall: warning: {warning}", err=True)
     if dry_run:
         _print_plan(plan, json)
         return

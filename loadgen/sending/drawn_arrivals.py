@@ -32,6 +32,7 @@ class Drawn(NamedTuple):
     process: Process | None  # None: recorded instants
     timetable: Timetable
     natural: bool  # no length was asked for: the model ends its answers
+    predictor: str | None = None  # of recorded predictions, where its file names it
 
 
 def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
@@ -44,7 +45,11 @@ def draw_arrivals(options: LoadOptions, source: str) -> Drawn:
         recorded = header.get("seed")
         seed = recorded if options.seed is None and isinstance(recorded, int) else options.seed or 0
         return Drawn(
-            seed, None, _within(timetable, options), natural=header.get("lengths") == "natural"
+            seed,
+            None,
+            _within(timetable, options),
+            natural=header.get("lengths") == "natural",
+            predictor=header.get("predictor"),
         )
     seed = options.seed or 0
     if source == "--trace":

@@ -54,7 +54,8 @@ class LoadOptions:
     dataset_name: str | None = None
     dataset_path: Path | None = None
     tokenizer: Path | None = None
-    length_prediction: str | None = None
+    predictor: str | None = None  # of output lengths
+    flows: str | None = None
     seed: int | None = None
     processes: int = 1
     token_times: bool = False

@@ -20,7 +20,7 @@ from loadgen.arrivals.datasets import (
 )
 from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.arrivals.text import Process, format_arrivals
-from loadgen.arrivals.timetable import Timetable, streams, with_predictions
+from loadgen.arrivals.timetable import Timetable, streams, with_flows, with_predictions
 from loadgen.sending.client.client import address_of
 from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
@@ -31,6 +31,7 @@ from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run
 from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.commands.remote import tls_context
+from queueing.distributions.flows import parse_flows
 
 LONG = 600.0  # seconds of a timetable from which its length is announced
 
@@ -122,14 +123,11 @@ def plan_load(options: LoadOptions) -> LoadPlan:
     """Check the options and draw what they ask for. Raises SpecError."""
     options.check()
     source = options.source()
-    seed, arrivals, drawn, natural = draw_arrivals(options, source)
+    seed, arrivals, drawn, natural, recorded = draw_arrivals(options, source)
     timetable, prompts, counted = _prompts(options, drawn, seed)
     target = _target(options, natural=natural and not counted)
-    header = {
-        name: value
-        for name, value in _asked(options, arrivals, target).items()
-        if value is not None
-    }
+    asked = _asked(options, arrivals, target) | {"predictor": _predictor(options, recorded)}
+    header = {name: value for name, value in asked.items() if value is not None}
     process, rate = _named(arrivals, source)
     plan = LoadPlan(
         target=target,
@@ -168,10 +166,10 @@ def _prompts(
         dataset = read_dataset(options.dataset_path, counter)
         timetable, prompts = draw_dataset(timetable, dataset, seed)
         counted = any(length is not None for length in dataset.output_tokens)
-    if options.length_prediction is not None:
-        timetable = with_predictions(
-            timetable, parse_length_prediction(options.length_prediction), seed
-        )
+    if options.predictor is not None:
+        timetable = with_predictions(timetable, parse_length_prediction(options.predictor), seed)
+    if options.flows is not None:
+        timetable = with_flows(timetable, parse_flows(options.flows), seed)
     return timetable, prompts, counted
 
 
@@ -209,10 +207,9 @@ def _named(process: Process | None, source: str) -> tuple[str, float | None]:
 
 def _target(options: LoadOptions, *, natural: bool) -> Target:
     """`natural`: no length was asked for."""
-    if natural and options.length_prediction is not None and not options.ignore_eos:
+    if natural and options.predictor not in (None, "none") and not options.ignore_eos:
         raise SpecError(
-            "got --length-prediction without lengths that it could predict; expected "
-            "--output-tokens too"
+            "got --predictor without lengths that it could predict; expected --output-tokens too"
         )
     return Target(
         base_url=options.base_url,
@@ -235,6 +232,11 @@ def _arrivals(options: LoadOptions, process: Process | None) -> str | None:
     return "timetable" if options.timetable else None
 
 
+def _predictor(options: LoadOptions, recorded: str | None) -> str | None:
+    given = options.predictor
+    return recorded if given is None else str(parse_length_prediction(given))
+
+
 def _asked(options: LoadOptions, process: Process | None, target: Target) -> dict[str, Any]:
     """What the header of run and timetable says; nothing of it is needed to send the timetable
     again.
@@ -251,7 +253,7 @@ def _asked(options: LoadOptions, process: Process | None, target: Target) -> dic
         if target.natural_lengths
         else None,  # read where the timetable is sent again
         "dataset": None if options.dataset_path is None else str(options.dataset_path),
-        "length_prediction": options.length_prediction,
+        "flows": options.flows,
         "duration": options.duration,
         "think_time": options.think_time or None,
         "drain_limit": options.drain_limit,

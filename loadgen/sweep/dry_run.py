@@ -1,21 +1,25 @@
-"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time.
-Nothing is started.
+"""What a sweep would do: its cells, their lengths by the advice, its searches, the whole time; with
+orders of service what theory expects of each cell. Nothing is started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from loadgen.compare.comparison import Predicted
+from loadgen.compare.theory import predict_means
 from loadgen.sweep.grid import Basis, Bounds, Cell
 from loadgen.sweep.plan import Plan, searches_in_words, searches_of
 from loadgen.sweep.saturation import first_rate, predicted_rate, probe_cell, probes_expected
 from loadgen.sweep.slo import slo_of
 from loadgen.sweep.status import duration
-from policies.text import counted, short_form, short_number
+from policies import format_policy, parse_policy
+from policies.text import counted, first_come_form, short_form, short_number
 from queueing.commands.terminal import Column, Table, say
 from queueing.latency.profile import load_law
 
@@ -58,15 +62,53 @@ def _search(basis: Basis, policy: str, limit: int | None, goal: str) -> PlannedS
     )
 
 
+class Expected(msgspec.Struct, frozen=True, kw_only=True):
+    """What theory says of a cell before it runs, seconds; None where it has no answer."""
+
+    method: str | None
+    queueing_delay: float | None
+    sojourn_time: float | None
+    delay_ratio: float | None  # of the mean queueing delay, to that in the order of arrival
+
+
+def expectation(basis: Basis) -> Callable[[Cell], Expected]:
+    """By cell; a simulated order takes some seconds."""
+
+    @cache
+    def predicted(policy: str, limit: int | None, rate: float) -> Predicted:
+        return predict_means(basis.model(policy, limit), rate)
+
+    def expected(cell: Cell) -> Expected:
+        plain = format_policy(first_come_form(parse_policy(cell.policy)))
+        own, first_come = (
+            predicted(policy, cell.max_output_tokens, cell.rate) for policy in (cell.policy, plain)
+        )
+        delay, usual = own.queueing_delay, first_come.queueing_delay
+        return Expected(
+            method=own.method,
+            queueing_delay=delay,
+            sojourn_time=own.sojourn_time,
+            delay_ratio=None if delay is None or not usual else delay / usual,
+        )
+
+    return expected
+
+
 def plan_as_object(plan: Plan) -> dict[str, Any]:
     """For `--json`."""
     basis = basis_of(plan)
     cells, searches = list(basis.cells()), planned_searches(basis)
+    expected = expectation(basis) if plan.has_orders else None
     return {
         "plan": msgspec.to_builtins(plan),
         "law": str(basis.law),
         "law_is_a_guess": plan.latency is None,
-        "cells": [msgspec.to_builtins(cell) | {"seconds": cell.seconds} for cell in cells],
+        "cells": [
+            msgspec.to_builtins(cell)
+            | {"seconds": cell.seconds}
+            | ({} if expected is None else {"predicted": msgspec.to_builtins(expected(cell))})
+            for cell in cells
+        ],
         "searches": [msgspec.to_builtins(search) for search in searches],
         "seconds": total_seconds(plan, cells, searches),
     }
@@ -100,14 +142,15 @@ def print_plan(plan: Plan, to: Console) -> None:
 def _print_cells(basis: Basis, to: Console) -> list[Cell]:
     """A cell as soon as it is known, where the table fits the width."""
     plan, cells, rows = basis.plan, [], []
-    name = _policy_form(plan, to.width)
-    columns = _columns(plan, name)
-    at_once = len(Table(columns, []).lines(to.width)) == 1
+    expected = expectation(basis) if plan.has_orders else None
+    columns, name = _whole_or_short(plan, to.width)
+    at_once = _fits(columns, to.width)
     if at_once:
         to.print(Table(columns, []))
     for cell in basis.cells():
         cells.append(cell)
-        rows.append(_row(plan, len(cells), cell, name))
+        values = [] if expected is None else _expected_values(expected(cell))
+        rows.append(_row(plan, len(cells), cell, name, values))
         if at_once:
             to.print(Table(columns, rows[-1:], headed=False))
     if not at_once:
@@ -120,6 +163,11 @@ def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> It
         yield "*: shorter than asked (--cell-limit)"
     if any(not _runs(plan, cell) for cell in cells):
         yield "not run: at load >= 1 there is no steady state (--allow-unstable runs it)"
+    if plan.has_orders and cells:
+        yield (
+            "delay: predicted mean queueing delay; of fcfs: over that in the order of arrival; "
+            f"predictor {plan.predictor}"
+        )
     parts = [counted(len(cells), "cell")] if cells else []
     parts += [counted(len(searches), "search", "searches")] if searches else []
     takes = f"about {duration(total_seconds(plan, cells, searches))} in all"
@@ -129,22 +177,39 @@ def _remarks(plan: Plan, cells: list[Cell], searches: list[PlannedSearch]) -> It
     )
 
 
-def _policy_form(plan: Plan, width: int) -> Callable[[str], str]:
-    """Whole where the table then fits."""
-    return str if len(Table(_columns(plan, str), []).lines(width)) == 1 else short_form
+def _whole_or_short(plan: Plan, width: int) -> tuple[list[Column], Callable[[str], str]]:
+    """The columns, and how policies are written: whole where the table then fits."""
+    whole = _columns(plan, str)
+    return (whole, str) if _fits(whole, width) else (_columns(plan, short_form), short_form)
+
+
+def _fits(columns: Sequence[Column], width: int) -> bool:
+    height = max(column.heading.count("\n") for column in columns) + 1
+    return len(Table(columns, []).lines(width)) == height
 
 
 def _columns(plan: Plan, name: Callable[[str], str]) -> list[Column]:
     """Wide enough for every cell, so that rows can be printed one by one."""
     widths = {
         "cell": 4,
-        "policy": max(len(name(policy)) for policy in plan.policies),
+        "policy": max(len(name(policy)) for policy in plan.ordered_policies),
         "load": 5,
         "rate (1/s)": 10,
     }
-    widths |= ({"limit": 5} if _limited(plan) else {}) | {"requests": 8, "time": 10, "": 1}
+    widths |= {"limit": 5} if _limited(plan) else {}
+    widths |= {"requests": 8, "time": 10, "": 1}
+    if plan.has_orders:
+        widths |= {"delay\n(ms)": 6, "of\nfcfs": 5}
     return [
         Column(heading=name, left=name == "policy", least=width) for name, width in widths.items()
+    ]
+
+
+def _expected_values(expected: Expected) -> list[str]:
+    delay, ratio = expected.queueing_delay, expected.delay_ratio
+    return [
+        "-" if delay is None else short_number(delay * 1e3, 4),
+        "-" if ratio is None else f"{ratio:.2f}",
     ]
 
 
@@ -152,18 +217,21 @@ def _limited(plan: Plan) -> bool:
     return plan.max_output_tokens != (None,)
 
 
-def _row(plan: Plan, number: int, cell: Cell, name: Callable[[str], str]) -> list[str]:
+def _row(
+    plan: Plan, number: int, cell: Cell, name: Callable[[str], str], expected: list[str]
+) -> list[str]:
     limit = (
         ["none" if cell.max_output_tokens is None else str(cell.max_output_tokens)]
         if _limited(plan)
         else []
     )
     head = [str(number), name(cell.policy), f"{cell.load:.3f}", short_number(cell.rate), *limit]
-    return (
-        [*head, str(cell.count), duration(cell.seconds), "*" * cell.cut]
+    runs = (
+        [str(cell.count), duration(cell.seconds), "*" * cell.cut]
         if _runs(plan, cell)
-        else [*head, "-", "NOT RUN", ""]
+        else ["-", "NOT RUN", ""]
     )
+    return [*head, *runs, *expected]
 
 
 def _runs(plan: Plan, cell: Cell) -> bool:

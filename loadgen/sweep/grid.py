@@ -1,9 +1,9 @@
 """The cells of a sweep: what follows from a plan, the engine's law and its bounds.
 
 The law is that of the first calibration, so the cells are the same after every interruption. All
-cells share their random numbers: unit gaps, lengths and prompts come from the plan's seed, the rate
-only scales the gaps, the gateway's limit only cuts the answers, and a longer cell begins as a
-shorter one does.
+cells share their random numbers: unit gaps, lengths, predicted lengths and prompts come from the
+plan's seed, the rate only scales the gaps, the gateway's limit only cuts the answers, and a longer
+cell begins as a shorter one does.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import msgspec
 import numpy as np
 
 from loadgen.arrivals.processes import Deterministic, Poisson
-from loadgen.arrivals.timetable import Timetable, draw_timetable
+from loadgen.arrivals.timetable import Timetable, draw_timetable, with_predictions
 from loadgen.sweep.plan import Plan
 from policies import parse_policy
 from policies.fixed import Fixed
-from policies.text import SpecError, short_number
+from policies.text import SpecError, first_come_form, short_number
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.simulation.run_length import advise_model
 
 # of an advised length: the speed of a machine wanders over seconds, which the advice does not know
@@ -95,6 +96,11 @@ class Basis:
             )
         return parse_distribution(self.plan.output_tokens, room)
 
+    @cached_property
+    def predictor(self) -> PredictorText:
+        """Of the lengths that are sent along."""
+        return parse_predictor(self.plan.predictor)
+
     @property
     def longest(self) -> int:
         """Longest answer that any cell lets through, tokens."""
@@ -112,6 +118,7 @@ class Basis:
             law=self.law,
             prompt_tokens=self.prompt_tokens,
             max_num_seqs=self.bounds.max_num_seqs,
+            predictor=self.predictor,
         )
 
     def at_speed(self, speed: float) -> Basis:
@@ -126,7 +133,7 @@ class Basis:
         """
         plan, points = self.plan, []
         for limit in plan.max_output_tokens:
-            models = [self.model(policy, limit) for policy in plan.policies]
+            models = [self.model(policy, limit) for policy in plan.ordered_policies]
             for load in plan.loads:
                 points += [
                     (model, load * model.largest_stable_rate, limit, f"load{load:g}")
@@ -143,7 +150,9 @@ class Basis:
             yield self._cell(*points[index])
 
     def _cell(self, model: Model, rate: float, limit: int | None, point: str) -> Cell:
-        count, cut = self.count(model, rate, self.needed(model, rate))
+        """As long under every order of service as in the order of arrival."""
+        plain = dataclasses.replace(model, policy=first_come_form(model.policy))
+        count, cut = self.count(model, rate, self.needed(plain, rate))
         return Cell(
             name=cell_name(model.text, limit, point),
             policy=model.text,
@@ -181,14 +190,22 @@ class Basis:
         return -(-allowed // size) * size, allowed < needed
 
     def timetable(self, cell: Cell) -> Timetable:
-        """When a cell's requests are sent, and how long they are before the gateway's limit."""
-        return draw_timetable(
+        """When a cell's requests are sent, how long they are before the gateway's limit, and how
+        long they are predicted to be behind it, as the theory's predictor has it.
+        """
+        drawn = draw_timetable(
             Deterministic(cell.rate) if cell.evenly else Poisson(cell.rate),
             count=cell.count,
             seed=self.plan.seed,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
         )
+        made = drawn.output_tokens
+        if cell.max_output_tokens is not None:
+            made = np.minimum(made, cell.max_output_tokens)
+        cut = dataclasses.replace(drawn, output_tokens=made)
+        predicted = with_predictions(cut, self.predictor, self.plan.seed)
+        return dataclasses.replace(drawn, predicted_output_tokens=predicted.predicted_output_tokens)
 
 
 def cell_name(policy: str, limit: int | None, point: str) -> str:

@@ -14,13 +14,17 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.sending.options import check_base_url
 from loadgen.sweep.slo import SATURATION, parse_slo
-from policies import format_policy, parse_policy
-from policies.text import SpecError, counted
+from policies import Policy, format_policy, parse_policy
+from policies.ordered import order_of
+from policies.orders import FIRST_COME
+from policies.text import SpecError, counted, order_text, with_order
 from queueing.distributions.token_distribution import SHORTER, parse_distribution
 from queueing.measurement.batch_means import TOO_WIDE
 from queueing.measurement.paths import writing
+from queueing.models.soap.predictor_text import NO_PREDICTION
 
 POLICIES = (
     "single",
@@ -39,11 +43,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     policies: tuple[str, ...] = POLICIES
+    orders: tuple[str, ...] = ()  # under which each policy is measured; none: its own
     loads: tuple[float, ...] = ()
     request_rates: tuple[float, ...] = ()
     max_output_tokens: tuple[int | None, ...] = (None,)  # the gateway's limit
     output_tokens: str = "uniform:low=8,high=24"
     prompt_tokens: str = "deterministic:value=32"
+    predictor: str = "none"  # of the output lengths that are sent along
     seed: int = 1
     num_prompts: int | None = None  # of every cell; else `duration`, else `precision`
     duration: float | None = None  # seconds
@@ -66,10 +72,56 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 16
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(
-            self, "policies", tuple(format_policy(parse_policy(text)) for text in self.policies)
-        )
+        policies = [parse_policy(text) for text in self.policies]
+        canonical = {
+            "policies": tuple(map(format_policy, policies)),
+            "orders": tuple(
+                order_text(_ordered(policy, order))
+                for policy in policies[:1]
+                for order in self.orders
+            ),
+            "predictor": str(parse_length_prediction(self.predictor)),
+        }
+        for name, value in canonical.items():
+            msgspec.structs.force_setattr(self, name, value)
         _check(self)
+
+    @property
+    def ordered_policies(self) -> tuple[str, ...]:
+        """Each policy under each order. Raises SpecError: a policy that cannot serve one."""
+        if not self.orders:
+            return self.policies
+        policies = [parse_policy(policy) for policy in self.policies]
+        return tuple(
+            format_policy(_ordered(policy, order)) for policy in policies for order in self.orders
+        )
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether a policy is measured in another order than that of arrival."""
+        policies = map(parse_policy, self.ordered_policies)
+        return any(order_text(policy) != FIRST_COME.name for policy in policies)
+
+    @property
+    def reads_no_prediction(self) -> str | None:
+        """A warning where an order goes by predicted lengths and none are sent."""
+        if self.predictor != str(NO_PREDICTION):
+            return None
+        policies = map(parse_policy, self.ordered_policies)
+        reading = dict.fromkeys(order_text(each) for each in policies if order_of(each).predicts)
+        if not reading:
+            return None
+        return (
+            f"got no --predictor for the orders {', '.join(reading)}; expected one, for example "
+            "lognormal:sigma=0.5: without predicted lengths every request counts as the longest"
+        )
+
+
+def _ordered(policy: Policy, order: str) -> Policy:
+    try:
+        return with_order(policy, order)
+    except SpecError as error:
+        raise SpecError(f"{error} (each policy is measured under each order)") from None
 
 
 def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
@@ -78,7 +130,7 @@ def searches_of(plan: Plan) -> list[tuple[str, int | None, str]]:
     return [
         (policy, limit, goal)
         for limit in plan.max_output_tokens
-        for policy in plan.policies
+        for policy in plan.ordered_policies
         for goal in goals
     ]
 
@@ -130,10 +182,10 @@ def _shown(value: Any) -> str:
 def _check(plan: Plan) -> None:
     if plan.base_url is not None:
         check_base_url(plan.base_url)
-    if not plan.policies or len(set(plan.policies)) < len(plan.policies):
+    policies = plan.ordered_policies
+    if not policies or len(set(policies)) < len(policies):
         raise SpecError(
-            f"got the policies {', '.join(plan.policies) or 'none'}; expected at least one, each "
-            "once"
+            f"got the policies {', '.join(policies) or 'none'}; expected at least one, each once"
         )
     if not (plan.loads or plan.request_rates or searches_of(plan)):
         raise SpecError(

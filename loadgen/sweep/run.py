@@ -287,7 +287,8 @@ class Sweep:
             self.store.append("cut", cell=name, reason="the sweep was killed", files=files)
 
     def _asked(self) -> dict[str, Any]:
-        return {"output_tokens": self.plan.output_tokens, "prompt_tokens": self.plan.prompt_tokens}
+        names = ("output_tokens", "prompt_tokens", "predictor")
+        return {name: getattr(self.plan, name) for name in names}
 
     async def _planned(self) -> list[Cell]:
         """As planned at the first start: lengths are advised once."""

@@ -50,6 +50,7 @@ class Served:
     # what a policy may have decided by
     max_output_tokens: int | None = None
     predicted_output_tokens: float | None = None
+    flow: str | None = None
 
 
 def served(records: Iterable[Record]) -> list[Served]:
@@ -80,6 +81,7 @@ def _served(record: Record) -> Served | None:
         completed=record.outcome == "completed",
         max_output_tokens=record.max_output_tokens,
         predicted_output_tokens=record.predicted_output_tokens,
+        flow=record.flow,
     )
 
 

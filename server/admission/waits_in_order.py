@@ -42,20 +42,23 @@ class WaitsInOrder:
         self._gateway = gateway
         self._numbers = Numbers(np.random.default_rng(SEED))
         self._lengths = PredictedLengths()
-        self._arrived: deque[tuple[Request, float]] = deque()  # and its tokens, as they may be
-        self._sampled: list[tuple[float, float]] = []  # rank of one that arrives now, tokens
+        self._arrived: deque[Request] = deque()
+        # of them: rank of one that arrives now, and its tokens, as they may be
+        self._sampled: list[tuple[float, float]] = []
+        self._in_order: deque[tuple[float, float]] = deque()  # the same, in order of arrival
         self._policy: Policy | None = None  # whose ranks these are
 
     def on_arrival(self, request: Request) -> None:
         """One of those who overtake others."""
-        tokens = self._numbers.one_of(self._lengths.left(predicted_tokens(request)))
         if len(self._arrived) == SAMPLED:
-            oldest = self._arrived.popleft()
-            if self._current():
-                del self._sampled[bisect_left(self._sampled, self._ranked(*oldest))]
-        self._arrived.append((request, tokens))
-        if self._current():
-            insort(self._sampled, self._ranked(request, tokens))
+            self._arrived.popleft()
+        self._arrived.append(request)
+        if not self._current():
+            return
+        if len(self._in_order) == SAMPLED:
+            del self._sampled[bisect_left(self._sampled, self._in_order.popleft())]
+        self._in_order.append(ranked := self._ranked(request))
+        insort(self._sampled, ranked)
 
     def on_record(self, record: Record) -> None:
         """How its prediction came true."""
@@ -133,10 +136,12 @@ class WaitsInOrder:
     def _rank_anew(self) -> None:
         if not self._current():
             self._policy = self._gateway.batcher.policy
-            self._sampled = sorted(self._ranked(*each) for each in self._arrived)
+            self._in_order = deque(map(self._ranked, self._arrived))
+            self._sampled = sorted(self._in_order)
 
-    def _ranked(self, request: Request, tokens: float) -> tuple[float, float]:
+    def _ranked(self, request: Request) -> tuple[float, float]:
         order = order_of(self._gateway.batcher.policy)
+        tokens = self._numbers.one_of(self._lengths.left(predicted_tokens(request)))
         return order.rank(request, 0) - _moves(order) * request.arrived_at, tokens
 
 

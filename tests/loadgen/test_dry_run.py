@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.sweep.dry_run import plan_as_object, print_plan
+from loadgen.sweep.dry_run import basis_of, plan_as_object, print_plan
 from loadgen.sweep.plan import Plan
+from queueing.prediction import predict_model
 from tests.golden_files import is_as_kept
 from tests.kept_values import moved
 
@@ -29,6 +30,15 @@ PLANS: dict[str, Plan] = {
     "unstable": Plan(loads=(0.5, 1.5), allow_unstable=True, cell_limit=1.0, latency=LAW, **SHORT),
     "searches": Plan(find_saturation=True, latency=LAW, **SHORT),
     "cells and searches": Plan(loads=(0.5,), find_saturation=True, latency=LAW, **SHORT),
+    "orders": Plan(
+        policies=("single", "continuous:max_batch_size=4"),
+        orders=("fcfs", "spjf", "trail:c=0.8"),
+        predictor="lognormal:sigma=0.5",
+        loads=(0.8, 1.5),
+        allow_unstable=True,
+        num_prompts=400,
+        latency=LAW,
+    ),
     "whole batches": Plan(
         policies=("fixed:batch_size=16,max_wait=30",), loads=(0.5,), duration=7.0, latency=LAW
     ),
@@ -43,6 +53,36 @@ def test_a_dry_run_is_as_kept(width: int) -> None:
         to.write(f"== {name}\n")
         print_plan(plan, console)
     assert is_as_kept(f"dry-run-{width}.txt", to.getvalue())
+
+
+def test_it_predicts_what_predict_says_and_the_ratio_to_the_order_of_arrival() -> None:
+    plan = PLANS["orders"]
+    cells = plan_as_object(plan)["cells"]
+    by_policy = {cell["policy"]: cell["predicted"] for cell in cells if cell["load"] < 1}
+    basis = basis_of(plan)
+    for policy, plain in (
+        ("single:order=spjf", "single"),
+        ("continuous:max_batch_size=4,order=trail,c=0.8", "continuous:max_batch_size=4"),
+    ):
+        found = by_policy[policy]
+        rate = next(cell["rate"] for cell in cells if cell["policy"] == policy)
+        expected = predict_model(basis.model(policy, None), rate)
+        usual = predict_model(basis.model(plain, None), rate).queueing_delay.mean
+        assert found["method"] == expected.method
+        assert found["queueing_delay"] == pytest.approx(expected.queueing_delay.mean)
+        assert found["sojourn_time"] == pytest.approx(expected.sojourn_time.mean)
+        assert found["delay_ratio"] == pytest.approx(expected.queueing_delay.mean / usual)
+        assert found["delay_ratio"] < 0.95
+    unstable = [cell["predicted"] for cell in cells if cell["load"] > 1]
+    assert {each["queueing_delay"] for each in unstable} == {None}
+    assert {each["delay_ratio"] for each in unstable} == {None}
+    assert "predicted" not in plan_as_object(PLANS["loads"])["cells"][0]
+
+
+def test_the_ratio_needs_no_cell_in_the_order_of_arrival() -> None:
+    plan = Plan(policies=("single:order=ljf",), loads=(0.5,), num_prompts=10, latency=LAW)
+    (cell,) = plan_as_object(plan)["cells"]
+    assert cell["predicted"]["delay_ratio"] == pytest.approx(1.0), "nothing is predicted"
 
 
 def test_its_objects_are_as_kept() -> None:

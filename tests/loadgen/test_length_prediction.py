@@ -8,24 +8,32 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals.length_prediction import (
-    EXAMPLES,
-    LengthPrediction,
-    OneBit,
-    format_length_prediction,
-    parse_length_prediction,
-)
+from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths
 from loadgen.arrivals.processes import Poisson
 from loadgen.arrivals.timetable import draw_timetable, with_predictions
 from policies.text import SpecError
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.models.soap.predictor_text import EXAMPLES
 
 LENGTHS = parse_distribution("uniform:low=1,high=2000")
 TRUE = LENGTHS.sample(np.random.default_rng(7), 20_000)
+PREDICTING = [text for text in EXAMPLES.values() if text != "none"]
 
 
 def _predict(text: str, true: np.ndarray = TRUE, seed: int = 1) -> np.ndarray:
-    return parse_length_prediction(text).predict(np.random.default_rng(seed), true)
+    found = predict_lengths(parse_length_prediction(text), np.random.default_rng(seed), true)
+    assert found is not None
+    return found
+
+
+def test_none_predicts_nothing_and_takes_a_prediction_away() -> None:
+    none = parse_length_prediction("none")
+    assert predict_lengths(none, np.random.default_rng(1), TRUE) is None
+    drawn = draw_timetable(
+        Poisson(5.0), count=30, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS
+    )
+    predicted = with_predictions(drawn, parse_length_prediction("exact"), seed=3)
+    assert with_predictions(predicted, none, seed=3).predicted_output_tokens is None
 
 
 def test_exact_is_the_true_length() -> None:
@@ -51,7 +59,7 @@ def test_lognormal_errors_are_a_factor_of_median_one() -> None:
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.8, 1.0])
 def test_one_bit_is_right_as_often_as_asked_in_both_classes(accuracy: float) -> None:
-    predicted = _predict(f"one_bit:threshold=500,accuracy={accuracy}")
+    predicted = _predict(f"onebit:threshold=500,accuracy={accuracy}")
     assert set(predicted.tolist()) <= {250, 1000}
     for above in (False, True):
         chosen = predicted[(TRUE > 500) == above]
@@ -62,15 +70,16 @@ def test_one_bit_is_right_as_often_as_asked_in_both_classes(accuracy: float) -> 
 
 
 def test_the_threshold_itself_is_not_above_it() -> None:
-    assert OneBit(10, 1.0).predict(np.random.default_rng(0), np.array([9, 10, 11])).tolist() == [
-        5,
-        5,
-        20,
-    ]
-    assert OneBit(1, 1.0).predict(np.random.default_rng(0), np.array([1, 2])).tolist() == [1, 2]
+    assert _predict("onebit:threshold=10", np.array([9, 10, 11])).tolist() == [5, 5, 20]
+    assert _predict("onebit:threshold=1", np.array([1, 2])).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("text", EXAMPLES.values())
+def test_a_prediction_is_not_cut_at_the_longest_length() -> None:
+    assert _predict("exponential", np.full(1000, 2000)).max() > 4000
+    assert _predict("onebit:threshold=9", np.array([10])).tolist() == [18]
+
+
+@pytest.mark.parametrize("text", PREDICTING)
 def test_predictions_are_whole_numbers_from_one_and_repeat(text: str) -> None:
     short = np.ones(5000, dtype=np.int64)
     predicted = _predict(text, short)
@@ -80,9 +89,9 @@ def test_predictions_are_whole_numbers_from_one_and_repeat(text: str) -> None:
     assert np.array_equal(predicted[:100], _predict(text, short[:100]))
 
 
-@pytest.mark.parametrize("text", EXAMPLES.values())
+@pytest.mark.parametrize("text", PREDICTING)
 def test_predicting_leaves_arrivals_lengths_and_prompts_alone(text: str) -> None:
-    model: LengthPrediction = parse_length_prediction(text)
+    model = parse_length_prediction(text)
     without = draw_timetable(
         Poisson(5.0), count=300, seed=3, prompt_tokens=LENGTHS, output_tokens=LENGTHS
     )
@@ -98,21 +107,22 @@ def test_predicting_leaves_arrivals_lengths_and_prompts_alone(text: str) -> None
 
 @pytest.mark.parametrize("text", EXAMPLES.values())
 def test_text_reads_back(text: str) -> None:
-    assert format_length_prediction(parse_length_prediction(text)) == text
+    assert str(parse_length_prediction(text)) == text
+
+
+def test_the_old_name_of_a_bit_is_read() -> None:
+    assert str(parse_length_prediction(" one_bit:threshold=9,accuracy=0.8")) == (
+        "onebit:threshold=9,accuracy=0.8"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("exakt", "did you mean 'exact'"),
-        ("exact:sigma=1", "got key 'sigma' for length prediction exact; expected no key"),
+        ("exact:sigma=1", "got key 'sigma' for predictor exact; expected no key"),
         ("lognormal", "expected sigma too, for example lognormal:sigma=0.5"),
-        ("lognormal:sigma=-1", "got sigma=-1.0; expected a number >= 0"),
-        ("one_bit:threshold=200", "expected accuracy too"),
-        ("one_bit:threshold=2.5,accuracy=1", "expected a whole number of tokens >= 1"),
-        ("one_bit:threshold=inf,accuracy=1", "expected a whole number of tokens >= 1"),
-        ("one_bit:threshold=0,accuracy=1", "expected a whole number of tokens >= 1"),
-        ("one_bit:threshold=5,accuracy=1.5", "expected a probability"),
+        ("one_bit:accuracy=1", "expected threshold too"),
     ],
 )
 def test_a_wrong_text_says_what_was_expected(text: str, message: str) -> None:

@@ -147,7 +147,7 @@ def test_a_dataset_that_knows_its_answers_lengths_asks_for_them(tmp_path: Path) 
 
 def test_a_prediction_needs_lengths_that_it_predicts() -> None:
     with pytest.raises(SpecError, match="expected --output-tokens"):
-        plan_load(LoadOptions(base_url="http://x", request_rate=5.0, length_prediction="exact"))
+        plan_load(LoadOptions(base_url="http://x", request_rate=5.0, predictor="exact"))
 
 
 @pytest.fixture(scope="module")

@@ -164,6 +164,7 @@ def test_no_success_is_exit_3_and_1_where_failures_are_allowed() -> None:
         ("--dataset-name", "sharegpt"),
         ("--dataset-name", "imagenet"),
         ("--length-prediction", "magic"),
+        ("--predictor", "magic"),
         ("--lateness-budget", "p50=1ms"),
         ("--lateness-budget", "mean=1 parsec"),
         ("--goodput", "fps:3"),

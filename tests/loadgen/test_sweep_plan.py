@@ -164,6 +164,108 @@ def test_what_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) 
         Plan(**{"loads": (0.3,)} | changes)
 
 
+ORDERED: dict[str, Any] = {
+    "policies": ("single", "continuous:max_batch_size=4"),
+    "orders": ("fcfs", "spjf:aging=0.020", "mlfq:levels=3,quantum=8"),
+}
+
+
+def test_every_policy_is_measured_under_every_order() -> None:
+    plan = Plan(loads=(0.5,), find_saturation=True, **ORDERED)
+    assert plan.orders == ("fcfs", "spjf:aging=0.02", "mlfq:quantum=8,levels=3")
+    assert plan.ordered_policies == (
+        "single",
+        "single:order=spjf,aging=0.02",
+        "single:order=mlfq,quantum=8,levels=3",
+        "continuous:max_batch_size=4",
+        "continuous:max_batch_size=4,order=spjf,aging=0.02",
+        "continuous:max_batch_size=4,order=mlfq,quantum=8,levels=3",
+    )
+    assert [policy for policy, _, _ in searches_of(plan)] == list(plan.ordered_policies)
+    assert {cell.policy for cell in cells_of(**ORDERED)} == set(plan.ordered_policies)
+    assert plan.has_orders
+    assert not Plan(loads=(0.5,), policies=("single",), orders=("fcfs",)).has_orders
+    assert Plan(loads=(0.5,), policies=("single:order=ljf",)).has_orders
+
+
+def test_a_plan_with_orders_reads_back_as_it_was(tmp_path: Path) -> None:
+    plan = Plan(loads=(0.3,), predictor="one_bit:threshold=9,accuracy=1", **ORDERED)
+    assert plan.predictor == "onebit:threshold=9"
+    save_plan(tmp_path / "plan.json", plan)
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"policies": ("single", "dynamic"), "orders": ("fcfs", "sprpt")},
+            r"got order sprpt, which interrupts a batch; expected fcfs, .*under each order\)",
+        ),
+        ({"policies": ("single",), "orders": ("sjf",)}, "did you mean 'spjf'"),
+        ({"policies": ("single",), "orders": ("threshold",)}, "expected threshold=NUMBER"),
+        ({"policies": ("single:order=spjf",), "orders": ("fcfs",)}, "an order of its own"),
+        ({"policies": ("single",), "orders": ("spjf:aging=-1",)}, "expected seconds >= 0"),
+        ({"policies": ("single",), "orders": ("fcfs", "fcfs")}, "each once"),
+        ({"predictor": "magic"}, "got predictor 'magic'"),
+    ],
+)
+def test_an_order_that_cannot_be_measured_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Plan(**{"loads": (0.3,)} | changes)
+
+
+def test_an_order_that_misses_its_predictions_is_named_and_no_other() -> None:
+    warning = Plan(loads=(0.3,), **ORDERED).reads_no_prediction
+    assert warning is not None
+    assert "for the orders spjf:aging=0.02; expected one" in warning
+    assert Plan(loads=(0.3,), predictor="exact", **ORDERED).reads_no_prediction is None
+    unread: dict[str, Any] = {"policies": ("single",), "orders": ("fcfs", "fb")}
+    assert Plan(loads=(0.3,), **unread).reads_no_prediction is None
+
+
+def test_every_order_meets_the_same_requests_with_the_same_predictions() -> None:
+    grid = basis(**ORDERED, loads=(0.5, 0.8), predictor="lognormal:sigma=0.5")
+    first, *others = [grid.timetable(cell) for cell in grid.cells()]
+    assert first.predicted_output_tokens is not None
+    assert len(others) == 11
+    for table in others:
+        np.testing.assert_array_equal(table.output_tokens, first.output_tokens)
+        np.testing.assert_array_equal(table.predicted_output_tokens, first.predicted_output_tokens)
+    one, other = (grid.timetable(cell) for cell in list(grid.cells())[:2])
+    np.testing.assert_array_equal(one.intended_at, other.intended_at)
+    assert basis().timetable(cells_of()[0]).predicted_output_tokens is None
+
+
+def test_predicted_lengths_are_those_behind_the_gateways_limit() -> None:
+    """As theory has them; the lengths themselves are those before it."""
+    grid = basis(max_output_tokens=(12, None), predictor="exact", policies=("single",))
+    limited, free = (
+        grid.timetable(next(cell for cell in grid.cells() if cell.max_output_tokens == limit))
+        for limit in (12, None)
+    )
+    assert free.output_tokens.max() > 12
+    np.testing.assert_array_equal(limited.output_tokens, free.output_tokens)
+    np.testing.assert_array_equal(free.predicted_output_tokens, free.output_tokens)
+    np.testing.assert_array_equal(
+        limited.predicted_output_tokens, np.minimum(free.output_tokens, 12)
+    )
+
+
+def test_cells_that_differ_in_their_order_are_equally_long() -> None:
+    """As long as the precision takes in the order of arrival."""
+    found = cells_of(**ORDERED, num_prompts=None, precision=0.2, loads=(0.6,), cell_limit=1e9)
+    plain = cells_of(
+        policies=ORDERED["policies"], num_prompts=None, precision=0.2, loads=(0.6,), cell_limit=1e9
+    )
+    assert [cell.count for cell in found] == [cell.count for cell in plain for _ in range(3)]
+
+
+def test_the_model_of_a_cell_has_the_plans_predictor() -> None:
+    grid = basis(**ORDERED, predictor="lognormal:sigma=0.5")
+    assert str(grid.model("single:order=spjf", None).predictor) == "lognormal:sigma=0.5"
+
+
 def test_prompts_without_room_for_an_answer_are_refused() -> None:
     with pytest.raises(SpecError, match="context of 512"):
         cells_of(prompt_tokens="deterministic:value=512")
@@ -262,6 +364,9 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
         ["--preset", "none"],
         ["--order", "sorted"],
         ["--resume", "/nowhere"],
+        ["--orders", "fcfs,,spjf"],
+        ["--orders", "aging=1"],
+        ["--predictor", "magic"],
     ],
 )
 def test_wrong_arguments_raise_a_spec_error(arguments: list[str]) -> None:

@@ -125,6 +125,28 @@ def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
     run_virtual(main())
 
 
+def test_a_consumer_hears_once_that_service_began() -> None:
+    """An answer counts which of its sequences have begun; one that began twice never would."""
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), YoungestFirst())
+        loop = asyncio.get_running_loop()
+        began: list[str] = []
+        for name in ("old", "young"):
+            (consumer,) = made = [Immediate()]
+            consumer.on_dispatched = lambda name=name: began.append(name)
+            (consumer.sequence,) = batcher.submit(
+                [engine_request_of(request(name, loop.time()), 10)], made
+            )
+            await asyncio.sleep(0.002)
+        await batcher.answered()
+        assert consumer.sequence.at.released is not None
+        assert began == ["old", "young"]
+
+    run_virtual(main())
+
+
 def test_a_preempted_request_that_leaves_while_it_waits_has_its_stints_and_its_waits() -> None:
     async def main() -> None:
         engine, collector = EmulatedEngine(LAW), Collector()

@@ -31,4 +31,5 @@ def test_a_kind_may_be_preempted_or_not(body: Body, *, goes_on: bool) -> None:
 
 def test_every_parameter_of_sampling_is_in_some_kind() -> None:
     known = {OTHER_NAMES.get(name, name) for name in named()} | {"max_tokens", "ignore_eos"}
+    known |= {"prompt_logprobs", "thinking_token_budget"}  # of vLLM's serving objects
     assert known == set(Sampling.__struct_fields__)

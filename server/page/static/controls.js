@@ -6,7 +6,7 @@ import { percent } from "./format.js";
 import { parsePolicy, policyText, settingText } from "./words.js";
 
 // parameters without a field: what the policy in force has stays until another policy is chosen
-const KEPT = ["order", "aging", "threshold", "bins", "c", "quantum", "levels", "max_preemptions"];
+const KEPT = ["order", "aging", "threshold", "bins", "c", "quantum", "levels", "prompt_weight", "output_weight", "max_preemptions"];
 
 export class Controls {
   constructor() {
