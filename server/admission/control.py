@@ -89,8 +89,10 @@ class Overload:
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """Estimate its wait."""
-        if self.waits is not None and self.settings.wait_estimates:
-            self.waits.on_arrival(sequence)
+        if self.waits is not None:
+            self.waits.joined(sequence)
+            if self.settings.wait_estimates:
+                self.waits.on_arrival(sequence)
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays."""
@@ -280,7 +282,7 @@ class Overload:
     ) -> ApiError | None:
         batcher = self._gateway.batcher
         place = batcher.queue_length if request is None else batcher.place_of(request)
-        wait = waits.wait(place + sequences - 1, joining=sequences)
+        wait = waits.wait(place + sequences - 1, joining=sequences, request=request)
         if wait is None:
             return None  # nothing was served yet: nobody can say
         missed = next((objective for objective in objectives if not objective.kept(wait)), None)
