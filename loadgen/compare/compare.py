@@ -93,7 +93,7 @@ def compare(
         of_others(records, sent),
     )
     found = [
-        _compare(EpochSample(requests, starts, intended), theory)
+        _compare(EpochSample(requests, starts, intended, theory is None or theory.pads), theory)
         for requests in epoch_samples(everyone)
     ]
     return [

@@ -212,6 +212,7 @@ class Theory:
     asked_rate: float | None = None
     # the queue that was asked for, under the calibrated law
     model: Callable[[Policy, Sequence[Served]], Model] | None = None
+    pads: bool = True  # the engine could pad a batch: else a padded policy ran as elastic
 
 
 TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it

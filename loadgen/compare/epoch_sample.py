@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.arrivals.timetable import delivered_rate
 from loadgen.compare.comparison import Compared
-from policies import Fixed, Policy, is_first_come, parse_policy
+from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
@@ -28,11 +28,12 @@ class EpochSample:
     starts: Mapping[str, float]
     # the timetable's instant by id, where the load generator's records are at hand
     intended: Mapping[str, float] | None = None
+    pads: bool = True  # the engine could pad a batch
 
     @cached_property
     def policy(self) -> Policy:
-        """What decided."""
-        return parse_policy(self.requests[0].policy)
+        """What decided, as the engine served it."""
+        return served_as(parse_policy(self.requests[0].policy), pads=self.pads)
 
     @property
     def compared(self) -> Compared:
