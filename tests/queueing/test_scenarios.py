@@ -131,14 +131,14 @@ def test_kinds_of_requests_are_mixed_by_their_probabilities():
     work = PhaseWork(
         arrival_rate=2.0,
         kinds=((0.25, short, long), (0.75, long, short)),
-        law=LatencyModel(k1=0.5, kp=0.1, k3=1.0, k4=1.0, speed=2.0),
+        law=LatencyModel(k1=0.5, k2=0.25, kp=0.1, k3=1.0, k4=1.0, speed=2.0),
     )
     drawn = work.drawn(np.random.default_rng(1), 20_000, 0.01)
     assert drawn.arrived_at[-1] == pytest.approx(10_000, rel=0.03)
-    kinds = {(1 + 2.0, 200.0), (1 + 10.0, 40.0)}
+    kinds = {(1.5 + 2.0, 200.0), (1.5 + 10.0, 40.0)}
     assert {tuple(np.round(row, 9)) for row in drawn.seconds.T} == kinds
     assert drawn.seconds.mean(axis=1) == pytest.approx(work.seconds, rel=0.03)
-    assert work.seconds == pytest.approx((1 + 0.2 * (2.5 + 37.5), 4 * (12.5 + 7.5)))
+    assert work.seconds == pytest.approx((1.5 + 0.2 * (2.5 + 37.5), 4 * (12.5 + 7.5)))
     assert set(np.round(drawn.transfer, 9)) == {0.1, 0.5}
 
 
