@@ -199,10 +199,10 @@ def test_every_part_and_theory_of_the_tables_is_explained_below_them_and_in_the_
     None
 ):
     from loadgen.compare.residual import PARTS
-    from loadgen.report.report import PART_NOTES, QUANTILE_NOTES
+    from loadgen.report.report import ORDER_NOTES, PART_NOTES, QUANTILE_NOTES
 
     notes, page = (
-        " ".join((*QUANTILE_NOTES, *PART_NOTES)),
+        " ".join((*QUANTILE_NOTES, *PART_NOTES, *ORDER_NOTES)),
         (ROOT / "docs" / "agreement.md").read_text(encoding="utf-8"),
     )
     for name in (*PARTS, "live", "as printed"):

@@ -74,7 +74,7 @@ def test_a_policy_without_orders_has_that_of_arrival_and_no_other() -> None:
     [
         ("dynamic", "sprpt", "which interrupts a batch"),
         ("single", "binned:bins=2", "which forms batches"),
-        ("single", "spjf:agin=1", "did you mean 'aging'"),
+        ("single", "spjf:agng=1", "did you mean 'aging'"),
         ("single", "sjf", "did you mean 'spjf'"),
         ("single:order=spjf", "fcfs", "has an order of its own; expected a policy without one"),
         ("single", "", "expected name"),
