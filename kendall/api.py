@@ -56,6 +56,14 @@ __all__ = [
 ]
 
 
+class SimulationOptions(Limits, total=False):
+    """What is simulated, beside the limits of the queue."""
+
+    num_requests: int
+    seed: int
+    replications: int
+
+
 def predict(
     policy: Policy | str,
     arrival_rate: float,
@@ -92,18 +100,16 @@ def simulate(
     arrival_rate: float,
     output_tokens: TokenDistribution | str,
     latency: LatencyModel | str,
-    *,
-    num_requests: int = NUM_REQUESTS,
-    seed: int = 0,
-    replications: int = 1,
-    **limits: Unpack[Limits],
+    **options: Unpack[SimulationOptions],
 ) -> Prediction:
     """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json`
-    prints it.
+    prints it. Each mean has a `standard_error`.
 
-    Each mean has a `standard_error`. `num_requests` is for each replication, at least 40; the first
-    tenth is warm-up. One `seed` gives the same arrivals and lengths under every policy. `limits` as
-    for `predict`.
+    `options`: the limits of `predict`, and
+
+    num_requests  of each replication, at least 40; the first tenth is warm-up (100,000)
+    seed          one seed gives the same arrivals and lengths under every policy (0)
+    replications  independent runs (1)
 
     Raises SpecError, UnstableQueueError.
 
@@ -113,6 +119,9 @@ def simulate(
     True
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
+    num_requests = options.pop("num_requests", NUM_REQUESTS)
+    seed, replications = options.pop("seed", 0), options.pop("replications", 1)
+    limits: Limits = options
     model = Model.read(policy, output_tokens, latency, **limits)
     model.stable_load(rate)
     return simulate_model(

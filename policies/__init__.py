@@ -18,6 +18,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.registry import POLICIES, is_built_in, is_first_come
 from policies.text import SpecError, format_policy, parse_policy, policy_batch_size
+from policies.unpadded import served_as
 
 __all__ = [
     "POLICIES",
@@ -45,4 +46,5 @@ __all__ = [
     "is_first_come",
     "parse_policy",
     "policy_batch_size",
+    "served_as",
 ]

@@ -127,7 +127,10 @@ def _text_reads_back(policy: Policy, state: QueueState, now: float) -> str | Non
 
 def _after(policy: Policy, decision: Decision, state: QueueState, now: float) -> QueueState:
     if isinstance(decision, Dispatch):
-        started = [Running(each.request, now) for each in members(decision, state)]
+        started = [
+            Running(each.request, now, each.output_tokens_so_far)
+            for each in members(decision, state)
+        ]
         chosen = set(decision.request_ids)
         waiting = [each for each in state.waiting if each.request.id not in chosen]
         servers = [

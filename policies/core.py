@@ -8,7 +8,7 @@ logged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -18,7 +18,9 @@ UNBOUNDED = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One sequence to generate, as policies see it: never its true output length."""
+    """One sequence to generate, or the sequences of one call that is served whole, as policies see
+    it: never its true output length.
+    """
 
     id: str
     arrived_at: float  # instant on the driver's clock, seconds
@@ -28,6 +30,8 @@ class Request:
     predicted_output_tokens: float | None = None
     priority: int = 0
     deadline: float = math.inf  # instant at which its patience runs out
+    flow: str = ""  # whom its service counts to: an API key's name, or a fairness id
+    sequences: int = 1  # that it counts for in a batch: more than one of a call that is never split
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class Server:
     # sum over the batch of prompt + limit: what the KV memory holds
     max_context_tokens: int = UNBOUNDED
 
+    @property
+    def sequences(self) -> int:
+        """In service."""
+        return sequences_of(self.in_service)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
@@ -73,6 +82,8 @@ class QueueState:
     servers: Sequence[Server]
     estimates: dict[str, float] = field(default_factory=dict)
     closing: bool = False  # nothing more will arrive: a drain, or the end of a trace
+    # weighted tokens of each flow's service so far, under an order that counts them
+    virtual_tokens: Mapping[str, float] = field(default_factory=dict)
 
     def empty_server(self) -> Server | None:
         """The first server with nothing in service."""
@@ -130,10 +141,17 @@ class Policy(Protocol):
         ...
 
 
-def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
-    """The first `size` waiting requests, fewer where their tokens would exceed the server's bounds.
+def sequences_of(requests: Sequence[Waiting] | Sequence[Running]) -> int:
+    """How many these count for in a batch."""
+    return sum([each.request.sequences for each in requests])
 
-    An empty server always gets the oldest: admission rejects requests that cannot run even alone.
+
+def first_ids(state: QueueState, size: int, server: Server) -> tuple[str, ...]:
+    """The first waiting requests, `size` sequences at most, fewer where their tokens would exceed
+    the server's bounds.
+
+    An empty server always gets the oldest: admission rejects requests that cannot run even alone,
+    and a call of more sequences than `size` runs alone.
     """
     return fitting_ids(state.waiting, size, server)
 
@@ -146,6 +164,7 @@ def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[
     if size <= 0:
         return ()
     ids: list[str] = []
+    most, sequences = min(size, server.max_batch_size), 0
     prompt_tokens = 0
     context_tokens = 0
     if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 in service
@@ -155,12 +174,15 @@ def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[
                 for each in server.in_service
             ]
         )
-    for waiting in ordered[: min(size, server.max_batch_size)]:
+    for waiting in ordered[:most]:
+        sequences += waiting.request.sequences
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
         context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens
         if ids and prompt_tokens > server.max_prompt_tokens:
             break
-        if (ids or server.in_service) and context_tokens > server.max_context_tokens:
+        if (ids or server.in_service) and (
+            sequences > most or context_tokens > server.max_context_tokens
+        ):
             break
         ids.append(waiting.request.id)
     return tuple(ids)

@@ -13,6 +13,7 @@ from policies.core import (
     Server,
     Waiting,
     WaitUntil,
+    sequences_of,
 )
 from policies.registry import is_built_in
 from policies.text import format_policy, one_line, policy_batch_size
@@ -109,10 +110,11 @@ def _size_fits(policy: Policy, decision: Decision, state: QueueState, now: float
     server = _server(decision, state)
     if server is None or not isinstance(decision, Dispatch):
         return None
-    together = len(decision.request_ids) + len(server.in_service)
+    together = sequences_of(members(decision, state)) + server.sequences
     own = policy_batch_size(policy)
     bound = server.max_batch_size if own is None else min(own, server.max_batch_size)
-    if together > bound:
+    alone = len(decision.request_ids) == 1 and not server.in_service  # a call is never split
+    if together > bound and not alone:
         return f"got {together} together on server {server.id}; expected at most {bound}"
     return None
 

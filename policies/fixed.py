@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil
+from policies.core import IDLE, Decision, Dispatch, QueueState, Release, WaitUntil, sequences_of
 from policies.ordered import Ordered
 
 
@@ -32,13 +32,15 @@ class Fixed(Ordered):
         if server is None or not state.waiting:
             return IDLE
         order, size = self.ranking, min(self.batch_size, server.max_batch_size)
+        served = state.virtual_tokens
         for group in order.groups(state.waiting):
-            ids = order.first(group, size, server, now)
-            if len(ids) == size or len(ids) < len(group):  # full, or by a token bound
+            ids = order.first(group, size, server, now, served)
+            # full, or nothing else has room in it
+            if len(ids) < len(group) or sequences_of(group) >= size:
                 return Dispatch(ids, server.id)
         # the first, unless an order or priorities arrange the queue
         oldest = min([waiting.request.arrived_at for waiting in state.waiting])
         deadline = oldest + self.max_wait
         if now >= deadline or state.closing:
-            return Dispatch(order.first(state.waiting, size, server, now), server.id)
+            return Dispatch(order.first(state.waiting, size, server, now, served), server.id)
         return WaitUntil(deadline)

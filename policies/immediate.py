@@ -5,6 +5,7 @@ slot is free) and a request waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import ClassVar
 
 from policies.core import IDLE, Decision, Dispatch, QueueState, Release, Server
@@ -15,8 +16,9 @@ def _take(policy: Ordered, state: QueueState, size: int | None, now: float) -> D
     server = state.empty_server()
     if server is None or not state.waiting:
         return IDLE
-    size = len(state.waiting) if size is None else size
-    return Dispatch(policy.ranking.first(state.waiting, size, server, now), server.id)
+    size = server.max_batch_size if size is None else size
+    ids = policy.ranking.first(state.waiting, size, server, now, state.virtual_tokens)
+    return Dispatch(ids, server.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,9 @@ class Continuous(Ordered):
         """
         if not state.waiting:
             return IDLE
-        for server in sorted(state.servers, key=self._free_slots, reverse=True):
-            ids = self.ranking.first(state.waiting, self._free_slots(server), server, now)
+        free = [(self._free_slots(server), server) for server in state.servers]
+        for slots, server in sorted(free, key=itemgetter(0), reverse=True):
+            ids = self.ranking.first(state.waiting, slots, server, now, state.virtual_tokens)
             if ids:
                 return Dispatch(ids, server.id)
         return preempted(self, state, self.max_batch_size)
@@ -123,5 +126,5 @@ class Continuous(Ordered):
             else min(self.max_batch_size, server.max_batch_size)
         )
         return max(
-            bound - len(server.in_service), 0
+            bound - server.sequences, 0
         )  # more than the bound may be in service after the bound was lowered

@@ -22,7 +22,10 @@ from policies.errors import SpecError
 from policies.orders import FIRST_COME, ORDERS, make_order
 from policies.orders.order import Order, key, outranked
 
-PARAMETERS = ("aging", "threshold", "bins", "c", "quantum", "levels")  # of orders
+PARAMETERS = (
+    *("aging", "threshold", "bins", "c", "quantum", "levels"),
+    *("prompt_weight", "output_weight"),
+)  # of orders
 KEYS = ("order", *PARAMETERS, "max_preemptions")
 
 
@@ -39,6 +42,8 @@ class Ordered:
     c: float | None = None  # share of the prediction
     quantum: int | None = None  # tokens
     levels: int | None = None
+    prompt_weight: float | None = None  # virtual tokens for each token of a prompt
+    output_weight: float | None = None  # virtual tokens for each token made
     max_preemptions: int | None = None
     ranking: Order = field(init=False, repr=False)
     name: ClassVar[str]
@@ -97,6 +102,11 @@ def in_order(policy: Policy, waiting: Sequence[Waiting]) -> Sequence[Waiting]:
     """Those waiting, as the driver shows them to the policy."""
     order = order_of(policy)
     return sorted(waiting, key=lambda each: key(order, each)) if order.ranked else waiting
+
+
+def counts(policy: Policy) -> bool:
+    """Whether its driver keeps counters of the flows."""
+    return order_of(policy).counts
 
 
 def wants_steps(policy: Policy) -> bool:

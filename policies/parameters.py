@@ -39,7 +39,7 @@ class Parameter:
     name: str
     kind: Kind
     default: Any
-    optional: bool = False  # may be None
+    optional: bool  # may be None
 
     @property
     def required(self) -> bool:
@@ -145,10 +145,11 @@ def _whole(
     policy: str, key: str, text: str, least: int = -LARGEST_WHOLE, most: int = LARGEST_WHOLE
 ) -> int:
     number = parse_number(key, text, policy)
+    bounded = least > -LARGEST_WHOLE or number.is_integer()  # else the bounds are beside the point
     if not number.is_integer() or not least <= number <= most:
         raise SpecError(
-            f"got {key}={text} for policy {policy}; expected a whole number from {least:,} to "
-            f"{most:,}"
+            f"got {key}={text} for policy {policy}; expected a whole number"
+            + (f" from {least:,} to {most:,}" if bounded else "")
         )
     return int(number)
 

@@ -30,6 +30,7 @@ from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.ordered import Ordered, in_arrival_order
 from policies.orders import ORDERS
 from policies.parameters import parameters_of
+from policies.unpadded import UnpaddedFixed
 
 POLICIES: dict[str, type[Policy]] = {
     "single": Single,
@@ -39,7 +40,7 @@ POLICIES: dict[str, type[Policy]] = {
     "elastic": Elastic,
     "continuous": Continuous,
 }  # built in
-_BUILT_IN = frozenset(POLICIES.values())  # asked with every decision
+_BUILT_IN = frozenset((*POLICIES.values(), UnpaddedFixed))  # asked with every decision
 GROUP = "kendall.policies"
 VARIABLE = "KENDALL_POLICY_MODULE"
 BUILT_IN = "built in"

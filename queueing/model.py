@@ -12,7 +12,8 @@ from typing import TypedDict, Unpack
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
-from policies.ordered import in_arrival_order, order_of
+from policies.ordered import counts, in_arrival_order, order_of
+from policies.orders.by_length import Binned
 from policies.registry import class_fault, is_built_in, policy_names
 from policies.text import (
     LARGEST_BATCH,
@@ -23,6 +24,8 @@ from policies.text import (
     suggest,
 )
 from queueing.arguments import positive, real_number, short_repr, whole_number
+from queueing.distributions.flows import Flows, parse_flows
+from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
@@ -35,6 +38,7 @@ from queueing.latency.durations import check_durations
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
+from queueing.models.batches.binned import binned_rate
 from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
@@ -63,6 +67,8 @@ class Limits(TypedDict, total=False):
                         (False)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
                         ("none": every request counts as the longest)
+    flows               whose the requests are, with weights, for a policy whose order counts the
+                        service of each: "heavy=9,light=1" (all of one client)
     """
 
     max_output_tokens: int | None
@@ -75,6 +81,7 @@ class Limits(TypedDict, total=False):
     arrival_scv: float
     disaggregated: bool
     predictor: PredictorText | str
+    flows: Flows | str | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,6 +104,7 @@ class Model:
     arrival_scv: float = 1.0
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
     predictor: PredictorText = NO_PREDICTION  # of output lengths
+    flows: Flows | None = None  # of the requests; None: one
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -120,10 +128,18 @@ class Model:
                 f"got arrival_scv={self.arrival_scv}; expected 0 (regular arrivals) to "
                 f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
             )
-        if self.sequences is not None and self.sequences.longest == 1:
-            object.__setattr__(self, "sequences", None)
+        self._check_calls()
         if self.disaggregated:
             self._check_tandem()
+
+    def _check_calls(self) -> None:
+        if self.sequences is not None and self.sequences.longest == 1:
+            object.__setattr__(self, "sequences", None)
+        if self.sequences is not None and self.flows is not None:
+            raise SpecError(
+                "got flows and sequences; expected one of the two: sequences of one call would be "
+                "of several flows"
+            )
 
     def _check_tandem(self) -> None:
         given = {
@@ -217,6 +233,7 @@ class Model:
             arrival_scv=real_number("arrival_scv", limits.get("arrival_scv", 1.0)),
             disaggregated=limits.get("disaggregated", False),
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
+            flows=_flows(limits.get("flows")),
         )
 
     @cached_property
@@ -276,7 +293,7 @@ class Model:
                 else self.slot_time.throughput(self.bound, refilled=True)
             )
         else:
-            each = self.batch_time.largest_stable_rate(self.bound)
+            each = _batch_rate(self)
         return self.servers * each / self.call_size
 
     def load(self, arrival_rate: float) -> float:
@@ -328,6 +345,7 @@ class Model:
             self._arrivals,
             "lengths independent of each other and of the queue",
             *_order_of_service(self.policy, self.predictor),
+            *_flows_served(self.policy, self.flows),
         ]
         if self.sequences is not None:
             common.append("calls of independent numbers of sequences, all of a call queued at once")
@@ -370,6 +388,19 @@ class Model:
             "independent gaps between arrivals at a constant rate, squared coefficient of "
             f"variation {self.arrival_scv:g}"
         )
+
+
+def token_limit(model: Model) -> int:
+    """Of every request: the longest length; beyond any where there is none."""
+    return int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
+
+
+def _batch_rate(model: Model) -> float:
+    """Requests/s that full batches serve."""
+    order = order_of(model.policy)
+    if isinstance(order, Binned) and not model.endless:
+        return binned_rate(model.batch_time, order, model.predictor, model.bound)
+    return model.batch_time.largest_stable_rate(model.bound)
 
 
 def _optional_whole(name: str, given: int | None) -> int | None:
@@ -420,6 +451,18 @@ def _order_of_service(policy: Policy, predictor: PredictorText) -> tuple[str, ..
         return (f"{name}; predictor of the output lengths: {predictor}",)
     unread = "the predictor changes nothing: the order reads no predicted length"
     return (name,) if predictor == NO_PREDICTION else (name, unread)
+
+
+def _flows_served(policy: Policy, flows: Flows | None) -> tuple[str, ...]:
+    if counts(policy):
+        if flows is None:
+            return ("one flow: its requests are served first come, first served",)
+        return (f"flows: {flows}, independent of the lengths",)
+    return () if flows is None else ("the flows change nothing: the order counts no service",)
+
+
+def _flows(given: Flows | str | None) -> Flows | None:
+    return parse_flows(given) if isinstance(given, str) else given
 
 
 def _predictor(given: PredictorText | str) -> PredictorText:

@@ -96,6 +96,7 @@ class Prediction:
     bounds: Mapping[str, float] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
+    flows: Mapping[str, Quantiles] = field(default_factory=dict)  # the queueing delay of each
 
     @property
     def fallback(self) -> str | None:
@@ -146,10 +147,16 @@ class Prediction:
         null.
         """
         answer: dict[str, Any] = {}
+        parts: dict[str, Any] = {
+            "stations": [station.as_dict() for station in self.stations],
+            "flows": {
+                name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
+            },
+        }
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
-            if item.name == "stations":
-                value = [station.as_dict() for station in self.stations]
+            if item.name in parts:
+                value = parts[item.name]
             elif isinstance(value, Quantiles | Mean):
                 value = value.as_dict()
             elif isinstance(value, tuple):
@@ -157,9 +164,7 @@ class Prediction:
             elif isinstance(value, Mapping):
                 value = {name: _finite(number) for name, number in value.items()}
             answer[item.name] = _finite(value)
-        if not self.stations:
-            del answer["stations"]
-        return answer
+        return {name: value for name, value in answer.items() if value or name not in parts}
 
 
 def _mapped(value: Quantiles, change: Callable[[float], float]) -> Quantiles:

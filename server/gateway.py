@@ -19,13 +19,15 @@ from server.admission.control import Overload
 from server.admission.limits_in_force import LimitsInForce
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities, Engine, describe_engine
-from server.errors import ApiError, not_started
+from server.engines.passing import PassingEngine
+from server.front.desk import desk_of
 from server.live import LiveModel
 from server.live.arrivals_seen import ArrivalsSeen
 from server.queue import poison
 from server.queue.batcher import Batcher
 from server.queue.observers import Observer
 from server.runtime.clock import clock_of
+from server.runtime.errors import ApiError, not_started
 from server.runtime.ids import CallIds
 from server.settings import Settings
 from server.supervision.lifecycle import Lifecycle
@@ -66,12 +68,17 @@ class Gateway:
         )
         self.lifecycle = Lifecycle(self.supervisor)
         self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
+        self.desk = desk_of(engine, settings)  # of tools and the newer endpoints
         self.live: LiveModel | None = None
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
         self.call_ids = CallIds()
         self.overload = Overload(self)
         self.limits.on_epoch.append(self.overload.begin_epoch)
+        self._passes = isinstance(engine, PassingEngine)
+        if isinstance(engine, PassingEngine):
+            engine.on_servers = self._on_servers
+        self._idle_servers: frozenset[int] = frozenset()  # those that take no work
         self._batcher: Batcher | None = None
         self._recorder: Recorder | None = None
         self.created = int(time.time())  # noqa: TID251 - a date, not a clock
@@ -84,6 +91,9 @@ class Gateway:
         self.now = clock_of(asyncio.get_running_loop())
         self.rejected_prompts = poison.RejectedPrompts(self.now)
         capabilities = await self.supervisor.start()
+        self.settings = self.settings.under(capabilities.model_names)
+        if self.desk is not None:
+            await self.desk.open()
         self._open_queue(capabilities)
         self._watch_progress()
         settings = self.settings
@@ -131,15 +141,18 @@ class Gateway:
             suspect_after=self.settings.supervision.suspect_after,
         )
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive
+        self._batcher.withhold(self._idle_servers)
         self.lifecycle.came_up()
         _add_gauges(self, self._batcher)
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
         self.limits.govern(self._batcher)
 
     def _watch_progress(self) -> None:
-        """Replace an engine that makes no token, and continue a sequence that gets none."""
+        """Replace an engine that makes no token, and continue a sequence that gets none. Servers
+        behind are probed: of a whole answer nothing is seen until it comes.
+        """
         timeout = self.settings.supervision.stuck_timeout
-        if timeout > 0:
+        if timeout > 0 and not self._passes:
             watch = StuckWatch(
                 self.batcher,
                 timeout,
@@ -158,6 +171,8 @@ class Gateway:
         self.abandon("the gateway is shutting down")
         if self.live is not None:
             await self.live.close()
+        if self.desk is not None:
+            self.desk.close()
         await self.supervisor.stop()
         if self._recorder is not None:
             self._recorder.close()
@@ -222,6 +237,8 @@ class Gateway:
     # what becomes of the engine
 
     def _on_down(self, message: str) -> None:
+        if self.desk is not None:
+            self.desk.close()
         self.latency.stop_calibration(
             ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
         )
@@ -242,6 +259,13 @@ class Gateway:
             self._batcher.recovery.resume(capabilities)
         if self.on_restarted is not None:
             self.on_restarted()
+
+    def _on_servers(self, idle: frozenset[int]) -> None:
+        """Other servers take no work: with another number of them statistics begin anew."""
+        changed, self._idle_servers = idle != self._idle_servers, idle
+        if self._batcher is not None and changed:
+            self._batcher.withhold(idle)
+            self.limits.begin_epoch()
 
     def _on_given_up(self, message: str) -> None:
         self.lifecycle.fail(message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +15,7 @@ from server.security.settings import SecuritySettings
 from server.supervision.settings import SupervisionSettings
 
 AutopilotMode = Literal["off", "advise", "act"]
-EngineName = Literal["auto", "vllm", "emulated"]
+EngineName = Literal["auto", "vllm", "emulated", "http"]
 UnknownFields = Literal["refuse", "ignore"]
 
 
@@ -27,6 +29,9 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     engine: EngineName = "auto"
+    engine_url: tuple[str, ...] = ()  # of the servers behind, for the http engine
+    engine_api_key: str | None = field(default=None, repr=False)  # that they ask for
+    tokenizer: Path | None = None  # counts prompts where they do not
     policy: str = "continuous"
     max_output_tokens: int | None = None
     patience: float | None = field(default=None, metadata=RELOADED)
@@ -54,4 +59,19 @@ class Settings:
     logs: LogSettings = field(default_factory=LogSettings)
     supervision: SupervisionSettings = field(default_factory=SupervisionSettings)
     overload: OverloadSettings = field(default_factory=OverloadSettings)
+    # as vLLM has them: parsers of tool calls and reasoning in the model's text
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     engine_args: dict[str, Any] = field(default_factory=dict)
+
+    def under(self, names: Sequence[str]) -> Settings:
+        """Served under these names, where the engine decides them; else as they are."""
+        if not names:
+            return self
+        return dataclasses.replace(
+            self,
+            model=names[0],
+            served_model_name=names[0],
+            served_model_aliases=tuple(names[1:]),
+        )

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from tests.support import require_vllm
 
@@ -26,6 +26,9 @@ PATIENT = settings(
 )  # a busy machine is no error
 settings.register_profile("same", PATIENT, derandomize=True)
 settings.register_profile("fuzz", PATIENT)  # `make fuzz`
+settings.register_profile(  # `make mutants`: a failure is enough, however large its example
+    "unshrunk", PATIENT, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("same")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 LONGEST_ID = 1000

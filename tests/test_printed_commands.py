@@ -20,6 +20,11 @@ from tests.printed_commands import ROOT, Line, pages, reader, shell_lines, words
 SKIPPED = {
     "HF_TOKEN=": "a GPU, and a model of 16 GB to be fetched",
     """curl -i localhost:8080/v1/completions -d '{"model": "Llama""": "asks that model",
+    "vllm serve": "a model of 16 GB to be fetched",
+    "kendall serve --engine http": (
+        "before a server that runs already; tests/server/test_real_passing.py has one"
+    ),
+    "curl -i localhost:8080/v1/chat/completions": "asks that server's model",
     "make ": "it made the environment that runs this test; its targets are looked up instead",
     "KENDALL_ADMIN_KEY=... docker ": "as docker",
     "docker ": (

@@ -28,8 +28,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     _executor_shutdown_called: bool  # asyncio's
 
+    selector: type[_Selector] = _Selector
+
     def __init__(self) -> None:
-        selector = _Selector()
+        selector = self.selector()
         self._virtual_now = 0.0
         super().__init__(selector)
         selector.loop = self
@@ -44,6 +46,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def jump(self) -> None:
         self._virtual_now = max(self._virtual_now, self._scheduled[0].when())
+
+
+class _PolledSelector(_Selector):
+    """What is on the sockets comes before the clock moves."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        return ready if ready or timeout == 0 else super().select(timeout)
+
+
+class SocketTimeLoop(VirtualTimeLoop):
+    """With sockets between parts of this process: what one of them writes to a Unix socket can be
+    read at once, at the instant at which it was written.
+    """
+
+    selector = _PolledSelector
+
+
+def run_with_sockets(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose parts talk over Unix sockets on virtual time."""
+    with asyncio.Runner(loop_factory=SocketTimeLoop) as runner:
+        return runner.run(main)
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

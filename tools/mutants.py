@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
@@ -45,6 +47,7 @@ PYTEST = (
     "-p",
     "no:cacheprovider",
     "-pno:randomly",
+    "--hypothesis-profile=unshrunk",
 )
 PASSED = (0, 5)  # 5: every test of the file is slow
 
@@ -99,25 +102,24 @@ def failing(tests: Sequence[str], place: Path, seconds: float) -> str | None:
         "PYTHONDONTWRITEBYTECODE": "1",
         "NUMBA_CACHE_DIR": str(place / ".numba"),
     }
-    result = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, *PYTEST, *tests],
         cwd=place,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=seconds,
-        check=False,
-    )
-    if result.returncode in PASSED:
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=seconds)
+        finally:
+            with suppress(ProcessLookupError):  # with the servers that its tests started
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode in PASSED:
         return None
-    return next(
-        (
-            test
-            for test in tests
-            if re.search(rf"^(FAILED|ERROR) {re.escape(test)}", result.stdout, re.MULTILINE)
-        ),
-        tests[0],
-    )
+    failed = re.compile("^(?:FAILED|ERROR) ([^:]+)", re.MULTILINE).findall(said)
+    return next((test for test in tests if test in failed), tests[0])
 
 
 def killer(mutant: Mutant, place: Path, limit: float) -> str | None:

@@ -57,8 +57,9 @@ def users(path: Path, names: tuple[str, ...]) -> frozenset[str]:
 
 @cache
 def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
-    """Test files that import it, or what imports it, in three steps at most; first those of its
-    package with its name, then those that name what is around it.
+    """Test files that import it, or what imports it, in three steps at most, and those in a folder
+    with the name of its own; first those of its package with its name or that of its folders, then
+    those that name what is around it.
 
     Then those that name what uses that in the same file, the nearest and shortest first.
     """
@@ -79,13 +80,16 @@ def tests_of(file: str, within: tuple[str, ...]) -> tuple[str, ...]:
         ]
         found = dict.fromkeys(tests, step) | found
         reached |= {dotted(path) for path in near}
+    folder, names = Path(file).parent.name, Path(file).with_suffix("").parts[1:]
+    beside = (ROOT / own).rglob(f"{folder}/test_*.py")
+    found = dict.fromkeys((str(path.relative_to(ROOT)) for path in sorted(beside)), 3) | found
     around = users(ROOT / file, within)
 
     def rank(test: str) -> tuple[float, ...]:
         named = len(words(test).intersection(within)), len(words(test) & around)
         return (
             not test.startswith(own),
-            Path(file).stem not in test,
+            -sum(name in test for name in names),
             -named[0],
             -named[1],
             found[test],

@@ -1,7 +1,7 @@
 """The timetable of a run: who is sent when, with how many tokens, drawn as data before anything is
 sent.
 
-The instants, the lengths, the prompts and the predicted lengths come from streams of their own,
+The instants, lengths, prompts, predicted lengths and flows come from streams of their own,
 spawned from one seed: another rate, policy or prompt leaves the rest as it was (common random
 numbers), and a longer run begins as the shorter one did. Several senders share the ONE timetable by
 `split`. A saved timetable is JSON lines, a header and one row per request: readable, and exact,
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from loadgen.arrivals.length_prediction import IntArray, predict_lengths
 from loadgen.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
 from policies.text import SpecError
+from queueing.distributions.flows import Flows, check_name
 from queueing.measurement.record import shown, unmarked
 from queueing.models.soap.predictor_text import PredictorText
 
@@ -40,6 +41,7 @@ __all__ = [
     "save_timetable",
     "split",
     "streams",
+    "with_flows",
     "with_predictions",
 ]
 
@@ -62,6 +64,7 @@ class Timetable:
     prompt_tokens: IntArray  # 0 where only the server can count them
     output_tokens: IntArray
     predicted_output_tokens: IntArray | None = None  # sent along
+    flow: NDArray[np.str_] | None = None  # whose each is, sent along
 
     def __post_init__(self) -> None:
         sizes = {column.size for column in self.columns().values()}
@@ -143,6 +146,12 @@ def with_predictions(timetable: Timetable, predictor: PredictorText, seed: int) 
     return dataclasses.replace(timetable, predicted_output_tokens=predicted)
 
 
+def with_flows(timetable: Timetable, flows: Flows, seed: int) -> Timetable:
+    """The same requests, each of a flow drawn from a stream of its own."""
+    places = flows.draw(streams(seed).flows, len(timetable))
+    return dataclasses.replace(timetable, flow=np.array(flows.names)[places])
+
+
 class Streams(NamedTuple):
     """The independent generators of a seed, in the order of their spawning: new ones come last,
     the old ones stay.
@@ -155,6 +164,7 @@ class Streams(NamedTuple):
     predictions: np.random.Generator
     dataset: np.random.Generator
     think_times: np.random.Generator
+    flows: np.random.Generator
 
 
 def streams(seed: int) -> Streams:
@@ -216,6 +226,7 @@ class _Row(msgspec.Struct):
     prompt_tokens: int
     output_tokens: int
     predicted_output_tokens: int | None = None
+    flow: str | None = None
 
 
 def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
@@ -234,19 +245,25 @@ def load_timetable(path: Path) -> tuple[dict[str, Any], Timetable]:
         for number, line in enumerate(rest, start=2)
         if line.strip()
     ]
-    predicted = [row.predicted_output_tokens for row in rows]
-    if None in predicted and any(value is not None for value in predicted):
-        raise ValueError(
-            f"{path}: got a predicted length in some rows; expected one in all or in none"
-        )
     return head.header, Timetable(
         intended_at=np.array([row.intended_at for row in rows], dtype=np.float64),
         prompt_tokens=np.array([row.prompt_tokens for row in rows], dtype=np.int64),
         output_tokens=np.array([row.output_tokens for row in rows], dtype=np.int64),
-        predicted_output_tokens=None
-        if None in predicted or not rows
-        else np.array(predicted, dtype=np.int64),
+        predicted_output_tokens=_of_all(
+            [row.predicted_output_tokens for row in rows], "a predicted length", path
+        ),
+        flow=_of_all([row.flow for row in rows], "a flow", path),
     )
+
+
+def _of_all(column: list[Any], named: str, path: Path) -> NDArray[Any] | None:
+    """A column that is there in all rows or in none. Raises ValueError."""
+    given = [value for value in column if value is not None]
+    for value in {value for value in given if isinstance(value, str)}:
+        check_name(value)
+    if 0 < len(given) < len(column):
+        raise ValueError(f"{path}: got {named} in some rows; expected one in all or in none")
+    return np.array(given) if given else None
 
 
 _T = TypeVar("_T")

@@ -283,6 +283,17 @@ def load(
             WHAT,
         ),
     ] = None,
+    flows: Annotated[
+        str | None,
+        option(
+            "--flows",
+            (
+                "Send a fairness id with each request, for order=vtc, drawn by weight: "
+                "heavy=9,light=1."
+            ),
+            WHAT,
+        ),
+    ] = None,
     processes: Annotated[
         int, option("--processes", "Number of sender processes, which share one timetable.", HOW)
     ] = 1,

@@ -23,6 +23,7 @@ from loadgen.compare.comparison import Quantity, Theory, Verdict
 from loadgen.compare.epoch_sample import timetable_of
 from loadgen.compare.residual import verdict
 from loadgen.measures.missing import incomplete
+from policies import served_as
 from policies.text import SpecError, parse_policy
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
@@ -191,7 +192,8 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
     bound = asked.max_num_seqs or configured.get("max_num_seqs")
     text = configured.get("predictor")
     predictor = asked.predictor or (parse_predictor(text) if isinstance(text, str) else None)
-    return theory_of(law, lengths, rate, bound, predictor)
+    theory = theory_of(law, lengths, rate, bound, predictor)
+    return dataclasses.replace(theory, pads=configured.get("pads") is not False)
 
 
 def model_for(
@@ -200,9 +202,8 @@ def model_for(
     """The queue that the run was asked to be; None without a law."""
     if theory is None or theory.model is None:
         return None
-    return theory.model(
-        parse_policy(comparison.policy), [r for r in served(records) if r.epoch == comparison.epoch]
-    )
+    policy = served_as(parse_policy(comparison.policy), pads=theory.pads)
+    return theory.model(policy, [r for r in served(records) if r.epoch == comparison.epoch])
 
 
 def lateness_of(sent: Iterable[Record]) -> Summary | None:

@@ -104,7 +104,7 @@ def compare_samples(
         of_others(records, sent),
     )
     found = [
-        _compare(EpochSample(requests, starts, intended), theory)
+        _compare(EpochSample(requests, starts, intended, theory is None or theory.pads), theory)
         for requests in epoch_samples(everyone)
     ]
     return [

@@ -282,6 +282,7 @@ class Theory:
     model: Callable[[Policy, Sequence[Served]], Model] | None = None
     by_length: LengthsOf | None = None
     predictor: PredictorText | None = None  # as asked; None: not known
+    pads: bool = True  # the engine could pad a batch: else a padded policy ran as elastic
 
 
 TOO_SHORT = (  # the rule of Interval.too_short, as every table, picture and report states it

@@ -12,7 +12,7 @@ import numpy as np
 
 from loadgen.arrivals.timetable import delivered_rate
 from loadgen.compare.comparison import Compared
-from policies import Fixed, Policy, is_first_come, parse_policy
+from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from policies.ordered import order_of
 from queueing.estimation.lengths.predictions import predictor_of_lengths
 from queueing.measurement.record import Record
@@ -31,11 +31,12 @@ class EpochSample:
     starts: Mapping[str, float]
     # the timetable's instant by id, where the load generator's records are at hand
     intended: Mapping[str, float] | None = None
+    pads: bool = True  # the engine could pad a batch
 
     @cached_property
     def policy(self) -> Policy:
-        """What decided."""
-        return parse_policy(self.requests[0].policy)
+        """What decided, as the engine served it."""
+        return served_as(parse_policy(self.requests[0].policy), pads=self.pads)
 
     @property
     def compared(self) -> Compared:

@@ -210,6 +210,7 @@ def jobs_of(requests: Sequence[Served]) -> list[Job]:
                 prompt_tokens=r.prompt_tokens,
                 max_output_tokens=max(1, r.max_output_tokens or r.output_tokens),
                 predicted_output_tokens=r.predicted_output_tokens,
+                flow=r.flow or "",
             ),
             max(1, r.output_tokens),
         )

@@ -95,15 +95,17 @@ class Job:
         limit = self.target.limit(output_tokens, self.largest)
         predictions = self.timetable.predicted_output_tokens
         predicted = None if predictions is None else float(predictions[index])
+        flow = None if self.timetable.flow is None else str(self.timetable.flow[index])
         request_id = f"{self.prefix}-{self.rows[index]}"
         body = self.target.body(self.prompts[index], output_tokens, limit, self.seed, predicted)
         return Exchange(
             request_id=request_id,
             intended_at=instant,
-            message=address.message(body, request_id),
+            message=address.message(body, request_id, flow),
             prompt_tokens=int(self.timetable.prompt_tokens[index]),
             max_output_tokens=limit,
             predicted_output_tokens=predicted,
+            flow=flow,
             sender_id=self.sender_id,
             token_times=self.options.token_times,
         )

@@ -55,6 +55,7 @@ class LoadOptions:
     dataset_path: Path | None = None
     tokenizer: Path | None = None
     predictor: str | None = None  # of output lengths
+    flows: str | None = None
     seed: int | None = None
     processes: int = 1
     token_times: bool = False

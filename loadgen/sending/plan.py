@@ -20,7 +20,7 @@ from loadgen.arrivals.datasets import (
 )
 from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.arrivals.text import Process, format_arrivals
-from loadgen.arrivals.timetable import Timetable, streams, with_predictions
+from loadgen.arrivals.timetable import Timetable, streams, with_flows, with_predictions
 from loadgen.sending.client.client import address_of
 from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
@@ -31,6 +31,7 @@ from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run
 from policies.durations import rounded_duration
 from policies.text import SpecError
 from queueing.commands.remote import tls_context
+from queueing.distributions.flows import parse_flows
 
 LONG = 600.0  # seconds of a timetable from which its length is announced
 
@@ -167,6 +168,8 @@ def _prompts(
         counted = any(length is not None for length in dataset.output_tokens)
     if options.predictor is not None:
         timetable = with_predictions(timetable, parse_length_prediction(options.predictor), seed)
+    if options.flows is not None:
+        timetable = with_flows(timetable, parse_flows(options.flows), seed)
     return timetable, prompts, counted
 
 
@@ -250,6 +253,7 @@ def _asked(options: LoadOptions, process: Process | None, target: Target) -> dic
         if target.natural_lengths
         else None,  # read where the timetable is sent again
         "dataset": None if options.dataset_path is None else str(options.dataset_path),
+        "flows": options.flows,
         "duration": options.duration,
         "think_time": options.think_time or None,
         "drain_limit": options.drain_limit,

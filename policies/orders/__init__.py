@@ -9,6 +9,7 @@ from typing import Any
 
 from policies.errors import SpecError
 from policies.orders.by_age import LeastAttained, Levels
+from policies.orders.by_flow import VirtualTokens
 from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
 from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
 from policies.orders.order import Order
@@ -29,6 +30,7 @@ ORDERS: dict[str, type[Order]] = {
         EarliestDeadline,
         ByPriority,
         Threshold,
+        VirtualTokens,
         Binned,
         HighestRatio,
         ShortestRemaining,

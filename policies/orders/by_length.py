@@ -10,7 +10,7 @@ binned     batches of requests of like predicted length: of the bin of the oldes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,10 +86,15 @@ class Binned(Order):
         return list(found.values())
 
     def first(
-        self, waiting: Sequence[Waiting], size: int, server: Server, now: float
+        self,
+        waiting: Sequence[Waiting],
+        size: int,
+        server: Server,
+        now: float,
+        virtual_tokens: Mapping[str, float],
     ) -> tuple[str, ...]:
         """The oldest request and those of its bin."""
-        del now
+        del now, virtual_tokens
         own = self.bin_of(waiting[0].request)
         alike = [each for each in waiting if self.bin_of(each.request) == own]
         return fitting_ids(alike, size, server)

@@ -8,7 +8,7 @@ hrrn      highest response ratio next: (waited + service) / service, by predicte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,9 +55,15 @@ class HighestRatio(Order):
     predicts: ClassVar[bool] = True
 
     def first(
-        self, waiting: Sequence[Waiting], size: int, server: Server, now: float
+        self,
+        waiting: Sequence[Waiting],
+        size: int,
+        server: Server,
+        now: float,
+        virtual_tokens: Mapping[str, float],
     ) -> tuple[str, ...]:
         """Highest ratio first, equal ones oldest first."""
+        del virtual_tokens
 
         def ratio(each: Waiting) -> float:
             return (each.request.arrived_at - now) / max(predicted_tokens(each.request), 1e-9)

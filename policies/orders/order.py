@@ -10,7 +10,7 @@ first come, first served, and without aging the values alone decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +27,7 @@ class Order:
     predicts: ClassVar[bool] = False  # by predicted lengths
     preemptive: ClassVar[bool] = False
     wants_steps: ClassVar[bool] = False  # what runs may lose its rank with every token
+    counts: ClassVar[bool] = False  # the driver keeps counters of the flows (by_flow.FlowCounters)
 
     def rank(self, request: Request, made: int) -> float:  # noqa: ARG002 - the subclasses'
         """Where it stands with so many tokens made; lower first."""
@@ -41,12 +42,17 @@ class Order:
         return (waiting,)
 
     def first(
-        self, waiting: Sequence[Waiting], size: int, server: Server, now: float
+        self,
+        waiting: Sequence[Waiting],
+        size: int,
+        server: Server,
+        now: float,
+        virtual_tokens: Mapping[str, float],
     ) -> tuple[str, ...]:
         """Up to `size` of those waiting, in the order of service, that fit together on the
-        server.
+        server; `virtual_tokens` as `QueueState` has them.
         """
-        del now
+        del now, virtual_tokens
         return fitting_ids(waiting, size, server)
 
 

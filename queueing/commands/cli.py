@@ -142,6 +142,16 @@ PredictorOption = Annotated[
         ),
     ),
 ]
+FlowsOption = Annotated[
+    str | None,
+    _option(
+        "--flows",
+        (
+            "Whose the requests are, each with a weight, for order=vtc: heavy=9,light=1. Default: "
+            "all of one client."
+        ),
+    ),
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -162,6 +172,7 @@ def predict(
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
     predictor: PredictorOption = "none",
+    flows: FlowsOption = None,
     method: Annotated[
         str,
         _option(
@@ -189,6 +200,7 @@ def predict(
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,
         "predictor": predictor,
+        "flows": flows,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
@@ -217,6 +229,7 @@ def simulate(
     arrival_scv: ArrivalScv = 1.0,
     disaggregated: Disaggregated = False,
     predictor: PredictorOption = "none",
+    flows: FlowsOption = None,
     num_requests: Annotated[
         int,
         _option(
@@ -246,6 +259,7 @@ def simulate(
         "arrival_scv": arrival_scv,
         "disaggregated": disaggregated,
         "predictor": predictor,
+        "flows": flows,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
@@ -335,6 +349,7 @@ def _table(answer: Prediction) -> Table:
     if answer.served_queueing_delay.mean != answer.queueing_delay.mean:
         durations.insert(1, ("delay of the served", answer.served_queueing_delay))
     durations += [(f"{station.name} delay", station.queueing_delay) for station in answer.stations]
+    durations += [(f"delay of {name}", delay) for name, delay in answer.flows.items()]
     errors = any(value.standard_error is not None for _, value in durations)
     names = {
         "mean": "mean",

@@ -30,6 +30,12 @@ def by_flag(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether anything gives it: a flag, the environment, a file."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 @contextmanager
 def defaults_named(ctx: typer.Context, **values: str) -> Iterator[None]:
     """In an error raised inside, a value that was not given is called the default: `got the

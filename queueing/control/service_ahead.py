@@ -7,7 +7,7 @@ service time are near a line.
 
 from __future__ import annotations
 
-from queueing.control.wait_ahead import BatchService, SlotService
+from queueing.control.wait_ahead import BatchService, Pace, SlotService
 from queueing.model import Model
 
 _LARGEST = 1024  # where neither the policy nor the engine has a bound
@@ -34,15 +34,21 @@ def _batches(model: Model, bound: int) -> BatchService:
         means=tuple(means),
         variances=tuple(variances),
         first_token=time.first_token(bound),
+        pace=Pace(means[0] - time.law.step(1) * model.output_tokens.mean, time.law.step(1))
+        if bound == 1
+        else None,
     )
 
 
 def _slots(model: Model, bound: int) -> SlotService:
     time = model.slot_time
     mean, share = time.parts(bound, refilled=True)
+    first, more = time.first_token(bound, share, refilled=True), time.mean_tokens - 1
+    step = (mean - first) / more if more > 0 else time.law.step(bound)
     return SlotService(
         slots=bound * model.servers,
         throughput=model.servers * bound / mean,
         scv=time.scv(bound, mean, share),
-        first_token=time.first_token(bound, share, refilled=True),
+        first_token=first,
+        pace=Pace(first - step, step),
     )

@@ -176,6 +176,18 @@ class InService:
     elapsed: float
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Service of a request of n tokens while all slots are taken: setup + step n seconds."""
+
+    setup: float
+    step: float
+
+    def seconds(self, tokens: float) -> float:
+        """From the dispatch to the last token."""
+        return self.setup + self.step * tokens
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchService:
     """Servers that take the next batch when one is over: mean and variance of the service time
@@ -188,6 +200,7 @@ class BatchService:
     means: tuple[float, ...]  # seconds
     variances: tuple[float, ...]
     first_token: float = 0.0  # from the dispatch, seconds
+    pace: Pace | None = None  # of batches of one, where it is known
 
     def time(self, size: int) -> Wait:
         """The service time of a batch of `size`: between known sizes on a straight line, beyond
@@ -240,6 +253,7 @@ class SlotService:
     throughput: float  # X, departures per second while all slots are taken
     scv: float = 1.0  # C^2 of the slot time
     first_token: float = 0.0  # from the dispatch, seconds
+    pace: Pace | None = None  # where it is known
 
     def wait(self, place: int, taken: int) -> Wait:
         """Of the one with `place` requests before it while `taken` slots are in service."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policies import Policy, is_first_come, parse_policy
+from policies import Policy, is_first_come, parse_policy, served_as
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.assumptions.assumption import Assumption
@@ -65,6 +65,7 @@ class Limits:
     max_num_seqs: int | None = None
     patience: float | None = None
     servers: int = 1
+    pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,8 @@ def assess(
     batches, and gives the wander of the last hour in place of the window's. Limits and shape are
     those of the epoch. Raises SpecError where a limit lies beyond what the lengths are known for.
     """
-    policy, seen = parse_policy(seen.policy), while_requests_came(seen)
+    policy = served_as(parse_policy(seen.policy), pads=limits.pads)
+    seen = while_requests_came(seen)
     speeds = Speeds.of(policy, seen, shape)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)

@@ -114,7 +114,7 @@ def dispersion(instants: FloatArray, per_window: float) -> Finding:
     mean = inner.size / windows
     square = float(((counts - mean) ** 2).sum() / mean)
     tails = float(chdtr(windows - 1, square)), float(chdtrc(windows - 1, square))
-    return Finding(square / (windows - 1), min(1.0, 2 * min(tails)))
+    return Finding(square / (windows - 1), 2 * min(tails))
 
 
 def longest_gap(gaps: FloatArray) -> Finding:

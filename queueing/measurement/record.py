@@ -55,6 +55,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     predicted_output_tokens: float | None = None  # sent along with the request
     sender_id: int | None = None  # the load generator's process
+    flow: str | None = None  # whom its service counts to: a key's name, or a fairness id
     finish_reason: str | None = None
     clipped: bool | None = None
     preemptions: int | None = None  # times it was put back into the queue

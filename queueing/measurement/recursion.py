@@ -52,6 +52,7 @@ class Served:
     max_output_tokens: int | None = None
     predicted_output_tokens: float | None = None
     client_request_id: str | None = None
+    flow: str | None = None
 
 
 def served(records: Iterable[Record]) -> list[Served]:
@@ -85,6 +86,7 @@ def _served(record: Record) -> Served | None:
         max_output_tokens=record.max_output_tokens,
         predicted_output_tokens=record.predicted_output_tokens,
         client_request_id=record.client_request_id,
+        flow=record.flow,
     )
 
 

@@ -196,9 +196,7 @@ def _has_analysis(name: str) -> bool:
     """Whether the analysis has an order of this name, whatever its parameters."""
     order = ORDERS[name]
     needed = {
-        each.name: 1
-        for each in dataclasses.fields(order)
-        if each.default is dataclasses.MISSING
+        each.name: 1 for each in dataclasses.fields(order) if each.default is dataclasses.MISSING
     }
     return is_solved(order(**needed))
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
+from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
 from queueing.model import Model
 from queueing.models.batches.batch_chain import solve_batch_chain
@@ -56,7 +57,8 @@ from queueing.prediction.ordered import is_ordered, ordered_methods, ordered_val
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
-SOLVED = (Single, Dynamic, Capped, Elastic, Fixed, Continuous)  # any other policy is simulated
+# any other policy is simulated
+SOLVED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)
 
 
 def best_method(model: Model) -> str:
@@ -171,10 +173,7 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
         return _continuous(model, arrival_rate)
     time = model.batch_time
     if isinstance(model.policy, Fixed):
-        b = model.bound or model.policy.batch_size
-        fixed = solve_fixed_batches(time, arrival_rate, b)
-        answer = _answered(fixed.delay, fixed.sojourn, fixed.batch_size, fixed.utilisation)
-        return answer | _token_times(fixed.delay, time.first_token(b), time.law.step(b))
+        return _fixed(model, model.policy, arrival_rate)
     if model.sequences is None:
         queue = solve_batch_chain(time, arrival_rate, model.bound)
         delay, sojourn = batch_quantiles(time, arrival_rate, queue)
@@ -191,6 +190,16 @@ def _solved(model: Model, arrival_rate: float) -> dict[str, Any]:
     return _answered(delay, sojourn, queue.batch_size, queue.utilisation) | _token_times(
         delay, first, step
     )
+
+
+def _fixed(model: Model, policy: Fixed, arrival_rate: float) -> dict[str, Any]:
+    time, b = model.batch_time, model.bound or policy.batch_size
+    fixed = solve_fixed_batches(time, arrival_rate, b)
+    sojourn, step = fixed.sojourn, time.law.step(b) if policy.padded else None
+    if not policy.padded:  # each leaves with its own last token, and the batch shrinks
+        sojourn = Quantiles((fixed.delay.mean or 0.0) + time.own_mean(b))
+    answer = _answered(fixed.delay, sojourn, fixed.batch_size, fixed.utilisation)
+    return answer | _token_times(fixed.delay, time.first_token(b), step)
 
 
 def _answered(

@@ -11,6 +11,7 @@ lengths under every policy. The compiled replay (queueing.simulation.fast) is th
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,18 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.core import Request
-from policies.ordered import order_of
+from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
-from queueing.distributions.heavy_tail import LARGEST_COUNT
+from queueing.distributions.flows import Flows
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
-from queueing.models.soap.predictor_text import NO_PREDICTION
-from queueing.models.soap.token_orders import predicted_tokens
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.simulated_means import (
@@ -78,17 +77,20 @@ def simulate_model(
             notes=(*tail_notes(model), *notes),
         )
         return without_unsettled(tandem, model)
+    warm_up = int(WARM_UP * num_requests)
     runs = [
-        simulate_run(model, arrival_rate, num_requests, stream).after(int(WARM_UP * num_requests))
-        for stream in streams
+        simulate_run(model, arrival_rate, num_requests, stream).after(warm_up) for stream in streams
     ]
-    return without_unsettled(_summary(runs, model, load, notes), model)
+    answer = _summary(runs, model, load, notes)
+    if model.flows is not None and counts(model.policy):
+        drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
+        answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
+    return without_unsettled(answer, model)
 
 
 def _summary(
     runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]
 ) -> Prediction:
-    patience = math.inf if model.patience is None else model.patience
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -97,9 +99,7 @@ def _summary(
         stable=True,
         load=load,
         utilisation=_utilisation(runs, model),
-        queueing_delay=summary_of_runs(
-            [np.where(run.lost, patience, run.queueing_delay) for run in runs]
-        ),
+        queueing_delay=summary_of_runs(_delays(model, runs)),
         sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
@@ -107,6 +107,23 @@ def _summary(
         time_to_first_token=_to_first_token(runs),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *_cautions(runs)),
     )
+
+
+def _delays(model: Model, runs: Sequence[SimulatedRun]) -> list[Vector]:
+    """Of each request; of a lost one the patience."""
+    patience = math.inf if model.patience is None else model.patience
+    return [np.where(run.lost, patience, run.queueing_delay) for run in runs]
+
+
+def _by_flow(
+    model: Model, flows: Flows, runs: Sequence[SimulatedRun], drawn: Sequence[npt.NDArray[np.int64]]
+) -> dict[str, Quantiles]:
+    """The queueing delay of each flow; `drawn`: the flow of each request."""
+    delays = _delays(model, runs)
+    return {
+        name: summary_of_runs([of[whose == place] for of, whose in zip(delays, drawn, strict=True)])
+        for place, name in enumerate(flows.names)
+    }
 
 
 def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
@@ -173,17 +190,17 @@ def draw_jobs(
     instants = np.cumsum(
         unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
     ).tolist()
-    names = _names(num_requests, sizes)
+    names, flows = _names(num_requests, sizes), _flows(model, count, stream)
     if sizes is not None:
-        instants = np.repeat(instants, sizes).tolist()
+        instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = (
         [0] * num_requests
         if model.prompt_tokens is None
         else model.prompt_tokens.sample(prompts, num_requests).tolist()
     )
-    limit = int(LARGEST_COUNT) if model.endless else model.output_tokens.longest
-    predicted = _predictions(model, outputs, limit, stream)
+    limit = token_limit(model)
+    predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [
         Job(
@@ -194,6 +211,7 @@ def draw_jobs(
                 max_output_tokens=limit,
                 deadline=at + patience,
                 predicted_output_tokens=predicted[i],
+                flow=flows[i],
             ),
             outputs[i],
         )
@@ -211,15 +229,20 @@ def _names(num_requests: int, sizes: npt.NDArray[np.int64] | None) -> list[str]:
     ]
 
 
+def _flows(model: Model, count: int, stream: np.random.SeedSequence) -> Sequence[str]:
+    if model.flows is None:
+        return [""] * count
+    return [model.flows.names[place] for place in model.flows.of_run(stream, count).tolist()]
+
+
 def _predictions(
-    model: Model, outputs: Sequence[int], limit: int, stream: np.random.SeedSequence
+    model: Model, outputs: Sequence[int], stream: np.random.SeedSequence
 ) -> Sequence[float | None]:
-    """For an order that reads them; from the child of the seed behind all others."""
-    if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
-        return [None] * len(outputs)
-    rng = np.random.default_rng(stream.spawn(1)[0])
-    drawn: list[float] = predicted_tokens(model.predictor, rng, np.array(outputs), limit).tolist()
-    return drawn
+    """One for each request, where the order reads them."""
+    from queueing.simulation import fast
+
+    drawn: list[float] = fast.draw_predictions(model, np.array(outputs), stream).tolist()
+    return drawn or [None] * len(outputs)
 
 
 def check_draws(model: Model, num_requests: int, replications: int) -> None:

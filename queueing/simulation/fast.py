@@ -21,14 +21,23 @@ import numpy.typing as npt
 
 from policies.fixed import Fixed
 from policies.immediate import Continuous
-from policies.registry import is_first_come
+from policies.ordered import in_arrival_order, order_of
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model
+from queueing.model import Model, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
+from queueing.models.soap.predictor_text import NO_PREDICTION
+from queueing.models.soap.token_orders import predicted_tokens
 from queueing.simulation import kernels, slot_kernels
+from queueing.simulation.orders.batch_kernels import (
+    run_ordered_batches,
+    run_ordered_single,
+    run_ordered_slots,
+)
+from queueing.simulation.orders.policy_order import has_queue, queue_of
+from queueing.simulation.orders.waiting_kernels import RANKED
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
@@ -48,6 +57,7 @@ class Trace:
     call_ends: Ints = field(
         default_factory=lambda: np.empty(0, dtype=np.int64)
     )  # for each where its call ends; empty: one by one
+    predicted: Vector = field(default_factory=lambda: np.empty(0))  # tokens; empty: none are
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,15 +158,25 @@ def draw_trace(
     instants = _instants(
         1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes)
     )
+    outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
-        sample_tokens(model.output_tokens, lengths, num_requests),
+        outputs,
         np.zeros(num_requests, dtype=np.int64)
         if model.prompt_tokens is None
         else sample_tokens(model.prompt_tokens, prompts, num_requests),
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
+        draw_predictions(model, outputs, stream),
     )
+
+
+def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence) -> Vector:
+    """For an order that reads them, else none; from the child of the seed behind all others."""
+    if model.predictor == NO_PREDICTION or not order_of(model.policy).predicts:
+        return np.empty(0)
+    rng = np.random.default_rng(stream.spawn(1)[0])
+    return predicted_tokens(model.predictor, rng, outputs.astype(float), token_limit(model))
 
 
 def replay(model: Model, trace: Trace) -> SimulatedRun:
@@ -167,6 +187,8 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     )
     bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
+    if not in_arrival_order(model.policy):
+        return _in_order(model, trace, bounds)
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
@@ -179,15 +201,31 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
 
 
+def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
+    """Under an order that interrupts nobody."""
+    requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
+    count, limit = len(trace.arrived_at), float(token_limit(model))
+    predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
+    queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
+    plain = not (len(trace.call_ends) or len(requests.deadlines))
+    if isinstance(model.policy, Continuous):
+        found = run_ordered_slots(requests, _coefficients(law), law.turnaround, bounds, queue)
+    elif plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
+        found = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
+    else:
+        found = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue)
+    return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
+
+
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the built-in policies, first come, first served; no continuous
-    engine with thousands of slots.
+    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody; no
+    continuous engine with thousands of slots.
 
     Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
     ends before it began.
     """
     law = model.law
-    if not is_first_come(model.policy):
+    if not has_queue(model.policy):
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from policies.core import Policy, Request, Running, Waiting
 from policies.fixed import Fixed
+from policies.orders.by_flow import FlowCounters
 from queueing.latency.service import Member
 from queueing.measurement.record import Outcome, Record
 
@@ -26,7 +27,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stints:
-    """What a request had of service before it was preempted."""
+    """What a request had of service before it was preempted, or its engine died."""
 
     first_dispatched_at: float | None = None
     dispatched_at: float | None = None  # the last time
@@ -34,6 +35,7 @@ class Stints:
     served: float = 0.0  # seconds
     output_tokens: int = 0
     preemptions: int = 0
+    interruptions: int = 0  # engines that died meanwhile
 
 
 NO_STINTS = Stints()
@@ -60,9 +62,16 @@ class Started(Running):
         first = self.before.first_token_at
         return self.member.first_token_at if first is None else first
 
-    def count_tokens(self) -> None:
-        """Show how far it is."""
-        self.output_tokens_so_far = self.before.output_tokens + self.member.produced
+    def count_tokens(self, counters: FlowCounters | None) -> None:
+        """Show how far it is, and tell the counters what is new. What pads a batch behind the own
+        end does not count.
+        """
+        before, member = self.output_tokens_so_far, self.member
+        self.output_tokens_so_far = self.before.output_tokens + min(
+            member.produced, member.output_tokens
+        )
+        if counters is not None:
+            counters.made(self.request.flow, self.output_tokens_so_far - before)
 
 
 def stopped(started: Started, now: float) -> Stints:
@@ -75,6 +84,7 @@ def stopped(started: Started, now: float) -> Stints:
         served=before.served + (now - started.batch.at),
         output_tokens=before.output_tokens + member.produced,
         preemptions=before.preemptions + 1,
+        interruptions=before.interruptions,
     )
 
 
@@ -124,7 +134,9 @@ def ended(
         output_tokens=produced,
         max_output_tokens=request.max_output_tokens,
         predicted_output_tokens=request.predicted_output_tokens,
+        flow=request.flow or None,
         preemptions=before.preemptions,
+        interruptions=before.interruptions,
     )
 
 
@@ -150,10 +162,12 @@ def lost(
         prompt_tokens=request.prompt_tokens,
         output_tokens=stints.output_tokens,
         preemptions=stints.preemptions,
+        interruptions=stints.interruptions,
         first_dispatched_at=stints.first_dispatched_at,
         dispatched_at=stints.dispatched_at,
         first_token_at=stints.first_token_at,
         service_time=stints.served if stints.preemptions else None,
         predicted_output_tokens=request.predicted_output_tokens,
         max_output_tokens=request.max_output_tokens,
+        flow=request.flow or None,
     )

@@ -26,6 +26,7 @@ RUN = "a simulated run completes each request once, and the same run twice"
 LAW = LatencyModel(k1=0.001, k2=0.02, k3=0.0002, k4=0.01)
 LARGEST = 16  # batch of the simulated engine
 TIGHT = 0.4  # share of the bounds that are
+FLOWS = ("", "a", "b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def random_states(count: int, seed: int) -> Iterator[tuple[QueueState, float]]:
             for request in _requests(rng, f"{number}-w", int(rng.integers(0, 11)), now)
         ]
         servers = [_server(rng, number, each, now) for each in range(int(rng.integers(0, 4)))]
-        yield QueueState(waiting, servers, closing=bool(rng.random() < TIGHT)), now
+        closing = bool(rng.random() < TIGHT)
+        virtual_tokens = {flow: 1000 * now % (place + 7) for place, flow in enumerate(FLOWS)}
+        yield QueueState(waiting, servers, {}, closing, virtual_tokens), now
 
 
 def _requests(rng: np.random.Generator, name: str, count: int, now: float) -> list[Request]:
@@ -77,6 +80,7 @@ def _requests(rng: np.random.Generator, name: str, count: int, now: float) -> li
             predicted_output_tokens=float(rng.uniform(1, 500)) if rng.random() < TIGHT else None,
             priority=int(rng.integers(-5, 6)) if rng.random() < TIGHT else 0,
             deadline=now + float(rng.uniform(0, 100)) if rng.random() < TIGHT else math.inf,
+            flow=FLOWS[place % len(FLOWS)],
         )
         for place, at in enumerate(arrived)
     ]
@@ -134,6 +138,7 @@ def _run(policy: Policy, seed: int) -> list[Record]:
                 prompt_tokens=int(rng.integers(1, 100)),
                 max_output_tokens=int(limit),
                 priority=int(rng.integers(-2, 3)),
+                flow=FLOWS[place % len(FLOWS)],
             ),
             int(rng.integers(1, limit + 1)),
         )

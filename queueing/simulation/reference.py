@@ -1,13 +1,19 @@
 """Event-driven simulation: the same policy objects that drive the live gateway, on exact instants.
 
 The driver's clock is the instant of the event. Events at one instant come in this order:
-completions (by server), arrivals, cancellations, ends of patience, switches of policy, the timer of
-the last `WaitUntil`. After each the policy is asked, and again at once after every `Dispatch`. The
-sequences of one call (ids CALL-0, CALL-1, ... at one instant) are one arrival. The queue stands in
-the order of the policy; a preempted request goes back into it with its tokens. After a switch, a
-server that still holds work of the old policy is not offered to the new one until it is empty. The
-queue closes with the last arrival. A record's policy and epoch are those of its dispatch (of its
-end, where it never started). Chance enters through the residuals only: one generator per server.
+completions (by server), arrivals, cancellations, ends of patience, switches of policy, deaths of
+the engine, restarts, the timer of the last `WaitUntil`. After each the policy is asked, and again
+at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant)
+are one arrival. The queue stands in the order of the policy; a preempted request goes back into it
+with its tokens. After a switch, a server that still holds work of the old policy is not offered to
+the new one until it is empty. The queue closes with the last arrival. A record's policy and epoch
+are those of its dispatch (of its end, where it never started). Chance enters through the residuals
+only: one generator per server.
+
+A death takes all servers until a restart is over. What was in service keeps its place and continues
+behind its tokens, batch by batch, before the policy is asked again; a job that is not `resumable`
+fails, once it has made a token. Not modelled: the gateway's search for a request that kills engines
+(server.queue.poison), and answers that are made again from the start.
 """
 
 from __future__ import annotations
@@ -16,17 +22,19 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
 from policies.decision import DecisionError, decide
-from policies.ordered import order_of, wants_steps
+from policies.ordered import counts, order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
+from queueing.simulation.driven_engine import DrivenEngine
 from queueing.simulation.ledger import (
     NO_STINTS,
     Batch,
@@ -37,7 +45,7 @@ from queueing.simulation.ledger import (
     lost,
     stopped,
 )
-from queueing.simulation.waiting_by_rank import moved, queue_for
+from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 
 MOST_WAKE_UPS = 10_000  # of a policy between two other events
 
@@ -48,17 +56,21 @@ class Job:
 
     request: Request
     output_tokens: int
+    resumable: bool = True  # can be continued exactly: may be preempted, and survives its engine
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """What each server obeys, and the largest batch that it takes."""
+    """What each server obeys, the largest batch that it takes, and when all of them die: instants,
+    and seconds until others serve.
+    """
 
     law: LatencyModel
     max_batch_size: int = 2**31
     max_prompt_tokens: int = 2**31
     max_context_tokens: int = 2**62
     pad_prompts: bool = False
+    deaths: Sequence[tuple[float, float]] = ()
 
 
 def simulate_trace(
@@ -75,12 +87,15 @@ def simulate_trace(
     """
     bounds = (engine.max_batch_size, engine.max_prompt_tokens, engine.max_context_tokens)
     engines = [
-        _Engine(
-            Server(i, [], *bounds), ServiceProcess(engine.law, rng, pad_prompts=engine.pad_prompts)
+        DrivenEngine(
+            Server(i, [], *bounds),
+            partial(ServiceProcess, engine.law, rng, pad_prompts=engine.pad_prompts),
         )
         for i, rng in enumerate(rngs)
     ]
     driver = _Driver(policy, jobs, engines)
+    for at, seconds in engine.deaths:
+        driver.plan(at, _DEATH, seconds)
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
     for at, successor in switches:
@@ -88,41 +103,27 @@ def simulate_trace(
     return driver.run()
 
 
-_CANCELLATION, _PATIENCE, _SWITCH = 1, 2, 3
-
-
-class _Engine:
-    """A server as the driver keeps it: what policies see of it, the process behind it, the batch
-    on it.
-    """
-
-    __slots__ = ("batch", "changes_at", "in_service", "policy", "process", "view")
-
-    def __init__(self, view: Server, process: ServiceProcess) -> None:
-        self.view, self.process = view, process
-        self.in_service: list[Started] = view.in_service  # type: ignore[assignment]  # the view's own list, kept current
-        self.policy: Policy | None = None
-        self.changes_at = math.inf
+_CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART = 1, 2, 3, 4, 5
 
 
 class _Driver:
-    def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[_Engine]) -> None:
-        self.policy, self.jobs, self.engines = policy, jobs, engines
-        self.text = format_policy(policy)
+    def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[DrivenEngine]) -> None:
+        self.jobs, self.engines = jobs, engines
         self.queue = queue_for(policy)
-        self.order = order_of(policy)
-        self.wants_steps = wants_steps(policy)
+        self._govern(policy)
+        self.down = False  # a dead engine is being started again
         self.records: list[Record] = []
         self.epoch = self.batches = self.arrived = 0
         self.timer = math.inf
         self.wake_ups, self.last_event = 0, (0, 0, 0)
-        self.agenda: list[tuple[float, int, int, str | Policy]] = []
+        self.agenda: list[tuple[float, int, int, str | float | Policy]] = []
         self.lengths = {job.request.id: job.output_tokens for job in jobs}
-        self.running: dict[str, tuple[_Engine, Started]] = {}
+        self.fragile = {job.request.id for job in jobs if not job.resumable}
+        self.running: dict[str, tuple[DrivenEngine, Started]] = {}
         self.stints: dict[str, Stints] = {}  # of those that were preempted
         self._show()
 
-    def plan(self, at: float, kind: int, what: str | Policy) -> None:
+    def plan(self, at: float, kind: int, what: str | float | Policy) -> None:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
 
@@ -141,7 +142,7 @@ class _Driver:
             if engine.changes_at == now:
                 self._complete(engine, now)
             elif arrival == now:
-                self._arrive()
+                self._arrive(now)
             elif planned == now:
                 self._carry_out(now)
             else:
@@ -167,7 +168,9 @@ class _Driver:
                 "and nothing happened in between; expected a dispatch, or WaitUntil(math.inf)"
             )
 
-    def _arrive(self) -> None:
+    def _arrive(self, now: float) -> None:
+        if self.queue.counters is not None:  # a flow that joins is lifted to a counter
+            self._count_tokens(now)
         together = True
         while together:
             request = self.jobs[self.arrived].request
@@ -191,11 +194,17 @@ class _Driver:
             if not engine.in_service or engine.policy is self.policy
         ]
         self.withheld = len(offered) < len(self.engines)
-        self.state = QueueState(self.queue, offered, {}, self.arrived == len(self.jobs))
+        counters = self.queue.counters
+        virtual_tokens = {} if counters is None else counters.virtual_tokens
+        closing = self.arrived == len(self.jobs)
+        self.state = QueueState(self.queue, offered, {}, closing, virtual_tokens)
 
     def _ask(self, now: float) -> None:
+        if self.down:
+            self.timer = math.inf
+            return
         while True:
-            if self.order.preemptive:
+            if self.looks_at_tokens:
                 self._count_tokens(now)
             try:
                 decision = decide(self.policy, self.state, now)
@@ -237,6 +246,7 @@ class _Driver:
                 request,
                 now,
                 made,
+                preemptible=request.id not in self.fragile,
                 preemptions=before.preemptions,
                 member=member,
                 batch=batch,
@@ -255,6 +265,7 @@ class _Driver:
         for request_id in decision.request_ids:
             engine, started = self.running.pop(request_id)
             engine.process.remove(request_id, now)
+            started.count_tokens(self.queue.counters)
             engine.in_service.remove(started)
             engine.changes_at = self._next_change(engine)
             self.stints[request_id] = stints = stopped(started, now)
@@ -262,32 +273,29 @@ class _Driver:
         self.queue.put_back(back)
 
     def _count_tokens(self, now: float) -> None:
-        """How far those in service are, for an order that ranks by it."""
+        """How far those in service are, for an order that ranks by it or counts what is made."""
         for engine in self.engines:
-            if engine.in_service:
-                engine.process.catch_up(now)
-                for started in engine.in_service:
-                    started.count_tokens()
+            engine.count_tokens(now, self.queue.counters)
 
-    def _next_change(self, engine: _Engine) -> float:
+    def _next_change(self, engine: DrivenEngine) -> float:
         process = engine.process
         if process.idle:
             return math.inf
         return process.next_step_at() if self.wants_steps else process.next_change_at()
 
-    def _complete(self, engine: _Engine, now: float) -> None:
+    def _complete(self, engine: DrivenEngine, now: float) -> None:
         for member in engine.process.advance(to_change=not self.wants_steps):
             started = self.running[member.id][1]
             started.ended_at = now
             if started.batch.policy.joins_running:
                 self._leave(engine, started, now, now)
-                if not self.wants_steps:  # else once, when all have their tokens of this step
+                if not self.asked_later:  # else once, when all have their tokens of this step
                     self._ask(now)
         self._settle(engine, now)
 
-    def _settle(self, engine: _Engine, now: float) -> None:
+    def _settle(self, engine: DrivenEngine, now: float) -> None:
         """Close the batch when the engine is empty; in any case learn when it changes next."""
-        if engine.process.idle:
+        if engine.over:
             engine.changes_at = math.inf
             for started in tuple(engine.in_service):
                 together = started.batch.policy.release == "batch" or started.ended_at is None
@@ -298,29 +306,62 @@ class _Driver:
         engine.changes_at = self._next_change(engine)
         if self.wants_steps:
             for started in engine.in_service:
-                started.count_tokens()
+                started.count_tokens(self.queue.counters)
 
     def _leave(
-        self, engine: _Engine, started: Started, released_at: float | None, free_at: float
+        self,
+        engine: DrivenEngine,
+        started: Started,
+        released_at: float | None,
+        free_at: float | None,
+        outcome: Outcome = "completed",
     ) -> None:
+        started.count_tokens(self.queue.counters)
         engine.in_service.remove(started)
         del self.running[started.request.id]
-        self.records.append(ended(started, "completed", released_at, free_at))
+        self.records.append(ended(started, outcome, released_at, free_at))
 
     def _carry_out(self, now: float) -> None:
         _, kind, _, what = heapq.heappop(self.agenda)
-        if kind == _SWITCH:
-            assert not isinstance(what, str)
-            self.policy, self.text, self.epoch = what, format_policy(what), self.epoch + 1
-            self.order, self.wants_steps = order_of(what), wants_steps(what)
-            self.queue = moved(self.queue, queue_for(what))
-            for engine in self.engines:
-                if engine.in_service:  # the next step is asked for, not one that is over
-                    engine.process.catch_up(now)
-                engine.changes_at = self._next_change(engine)
-            self._show()
-        elif isinstance(what, str):
+        if isinstance(what, str):
             self._drop(what, now, "cancelled" if kind == _CANCELLATION else "abandoned")
+        elif kind == _RESTART:
+            self.down = False
+            for engine in self.engines:
+                engine.resume(now, self.lengths)
+                engine.changes_at = self._next_change(engine)
+        elif isinstance(what, float | int):
+            self._lose_engines(now, what)
+        else:
+            self._switch(what, now)
+
+    def _switch(self, policy: Policy, now: float) -> None:
+        self._count_tokens(now)  # the next step is asked for, not one that is over
+        self._govern(policy)
+        self.epoch += 1
+        self.queue = moved(self.queue, queue_for(policy))
+        for engine in self.engines:
+            engine.changes_at = self._next_change(engine)
+        self._show()
+
+    def _govern(self, policy: Policy) -> None:
+        self.policy, self.text = policy, format_policy(policy)
+        self.wants_steps = wants_steps(policy)
+        self.asked_later = self.wants_steps or counts(policy)
+        self.looks_at_tokens = order_of(policy).preemptive or counts(policy)
+
+    def _lose_engines(self, now: float, seconds: float) -> None:
+        """All servers at once; one that is being started again is not lost a second time."""
+        if self.down:
+            return
+        self.down = True
+        self._count_tokens(now)
+        for engine in self.engines:
+            for started in engine.lose():
+                if started.request.id in self.fragile and started.output_tokens_so_far:
+                    self._leave(engine, started, None, None, "failed")
+            self._settle(engine, now)
+        self.plan(now + seconds, _RESTART, seconds)
 
     def _drop(self, request_id: str, now: float, outcome: Outcome) -> None:
         """Patience is for the wait before service: it does not run out after a preemption."""
@@ -336,10 +377,8 @@ class _Driver:
             engine, started = self.running[request_id]
             if started.ended_at is not None and started.batch.policy.release == "request":
                 return  # its answer has left already
-            del self.running[request_id]
-            engine.in_service.remove(started)
             engine.process.remove(request_id, now)
-            self.records.append(ended(started, outcome, now, None))
+            self._leave(engine, started, now, None, outcome)
             self._settle(engine, now)
 
 
@@ -351,5 +390,5 @@ def _of_one_call(request: Request, following: Request) -> bool:
     )
 
 
-def _changes_at(engine: _Engine) -> float:
+def _changes_at(engine: DrivenEngine) -> float:
     return engine.changes_at

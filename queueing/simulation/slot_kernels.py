@@ -46,6 +46,14 @@ def run_slots(
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server."""
     path = new_path(len(requests.arrived_at))
+    delay = turnaround * law[5]
+    _run_slots(requests, law, (bounds.batch_size, delay), new_slots(requests, bounds), path)
+    path.server_free_at[:] = path.released_at
+    return path
+
+
+def new_slots(requests: Requests, bounds: Bounds) -> Slots:
+    """Nobody in service."""
     real = np.full((bounds.servers, 4), -np.inf)
     real[:, 2:] = np.inf
     whole = np.zeros((bounds.servers, 7), dtype=np.int64)
@@ -53,11 +61,7 @@ def run_slots(
     active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
     entry = np.zeros((bounds.servers, bounds.batch_size))
     idle = np.full(bounds.servers, np.inf)
-    state = Slots(idle, real, whole, active, pending, entry, requests.output_tokens.copy())
-    delay = turnaround * law[5]
-    _run_slots(requests, law, (bounds.batch_size, delay), state, path)
-    path.server_free_at[:] = path.released_at
-    return path
+    return Slots(idle, real, whole, active, pending, entry, requests.output_tokens.copy())
 
 
 @inner
@@ -75,7 +79,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
         leaving = 0
         completed = changes_at[engine] == now
         if completed:
-            leaving = _advance(engine, state, requests, law, path)
+            leaving = advance(engine, state, requests, law, path)
         elif arrival == now:
             tail = call_ends[tail] if len(call_ends) > 0 else tail + 1
         else:
@@ -86,7 +90,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
                 leaving -= 1
             elif completed:
                 completed = False
-                _plan(engine, state, requests, law)
+                plan(engine, state, requests, law)
             queue = now, head, tail, batches
             head, batches = _dispatch(queue, bounds, state, requests, law, path)
             if leaving == 0 and not completed:
@@ -118,12 +122,12 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
         whole[best, 6] += size
         batches += 1
         head += size
-        _plan(best, state, requests, law)
+        plan(best, state, requests, law)
     return head, batches
 
 
 @inner
-def _plan(s, state, requests, law):  # type: ignore[no-untyped-def]
+def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
     """When the composition changes next."""
     changes_at, real, whole, _, _, _, _ = state
     if whole[s, 0] + whole[s, 1] == 0:
@@ -216,7 +220,7 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
+def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
     _, real, whole, active, _, _, left = state

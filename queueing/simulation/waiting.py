@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 from policies.core import Request, Waiting
+from policies.orders.by_flow import FlowCounters
 
 _COMPACT = 4096
 _TAKEN = Waiting(
@@ -20,12 +21,13 @@ class WaitingQueue(Sequence[Waiting]):
     queue to a policy.
     """
 
-    __slots__ = ("_head", "_items", "prompt_tokens")
+    __slots__ = ("_head", "_items", "counters", "prompt_tokens")
 
     def __init__(self) -> None:
         self._items: list[Waiting] = []
         self._head = 0
         self.prompt_tokens = 0  # of all that wait
+        self.counters: FlowCounters | None = None  # of an order that counts
 
     def __len__(self) -> int:
         return len(self._items) - self._head

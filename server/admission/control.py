@@ -17,8 +17,8 @@ from policies.ordered import order_of
 from policies.orders.by_urgency import MOST
 from policies.text import counted
 from queueing.measurement.record import Record
+from queueing.simulation.orders.waiting_by_rank import queue_for
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_rank import queue_for
 from server.admission.buckets import RateLimits
 from server.admission.concurrency import AdaptiveLimit
 from server.admission.host import Host
@@ -28,9 +28,9 @@ from server.admission.rejections import Rejections
 from server.admission.request_deadlines import NO_DEADLINES, RequestDeadlines, request_deadlines_of
 from server.admission.waits import Places, Waits
 from server.engines.base import EngineRequest
-from server.errors import ApiError
 from server.queue.observers import Observer
 from server.queue.sequence import Batch
+from server.runtime.errors import ApiError
 from server.security.guard import CALLER
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ class Overload:
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """Estimate its wait."""
-        if self.waits is not None and self.settings.wait_estimates:
-            self.waits.on_arrival(sequence)
+        if self.waits is not None:
+            self.waits.joined(sequence)
+            if self.settings.wait_estimates:
+                self.waits.on_arrival(sequence)
 
     def on_dispatch(self, batch: Batch) -> None:
         """Delays."""
@@ -280,7 +282,7 @@ class Overload:
     ) -> ApiError | None:
         batcher = self._gateway.batcher
         place = batcher.queue_length if request is None else batcher.place_of(request)
-        wait = waits.wait(place + sequences - 1, joining=sequences)
+        wait = waits.wait(place + sequences - 1, joining=sequences, request=request)
         if wait is None:
             return None  # nothing was served yet: nobody can say
         missed = next((objective for objective in objectives if not objective.kept(wait)), None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from policies.text import SpecError
 from queueing.measurement.slo import read_slo, split_slos
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.runtime.field_marks import RELOADED
 
 # sequences: a waiting call holds 17 KiB (measured flat to 8,000 calls), so that the queue stays

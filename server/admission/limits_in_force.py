@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from policies import Policy, SpecError, format_policy, parse_policy
 from policies.registry import every_policy
-from server.errors import ApiError, not_started
 from server.queue.batcher import Batcher
+from server.runtime.errors import ApiError, not_started
 from server.telemetry.metrics import Metrics
 
 log = logging.getLogger("kendall")

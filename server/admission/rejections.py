@@ -14,8 +14,8 @@ from server.admission.host import Host
 from server.admission.limits import OverloadSettings
 from server.admission.waits import Waits
 from server.engines.base import EngineRequest
-from server.errors import ApiError, failure_error
 from server.queue import poison
+from server.runtime.errors import ApiError, failure_error
 from server.supervision import deadlines
 
 # codes of the rejections of a gateway that serves nobody now; also their reasons
@@ -215,4 +215,5 @@ def _record_of(engine_request: EngineRequest) -> Record:
         prompt_tokens=request.prompt_tokens,
         max_output_tokens=request.max_output_tokens,
         predicted_output_tokens=request.predicted_output_tokens,
+        flow=request.flow or None,
     )

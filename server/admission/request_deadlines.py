@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from policies.durations import parse_duration
 from policies.text import SpecError
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 TTL = b"x-llm-d-inference-ttl"
 TTFT = b"x-llm-d-slo-ttft-ms"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from queueing.control.wait_ahead import BatchService, InService, SlotService
+from queueing.control.wait_ahead import BatchService, InService, Pace, SlotService
 from queueing.measurement.record import Record
 from server.queue.sequence import Batch
 
@@ -149,7 +149,7 @@ class ServiceSeen:
             self._batches = None
 
     def _batch_lengthened(self, began: float, members: Sequence[SequenceState], at: float) -> bool:
-        if any(sequence.interruptions for sequence in members):
+        if any(sequence.interruptions or sequence.preemptions for sequence in members):
             return True
         first = min(
             (
@@ -170,8 +170,7 @@ class ServiceSeen:
             or record.policy != self._policy_text
         ):
             return
-        tokens = (record.first_token_at, record.last_token_at, record.output_tokens or 0)
-        if record.interruptions or self._pauses.lengthened(record.dispatched_at, *tokens, now):
+        if record.interruptions or self._lengthened(record, record.dispatched_at, now):
             self._departed_at = None
             return
         self._slot.add(record.service_time, now)
@@ -180,6 +179,19 @@ class ServiceSeen:
                 now - self._departed_at, self._departed_at
             )  # its beginning: a long gap must not age the others by its own length
         self._departed_at = now if somebody_waits else None
+
+    def _lengthened(self, record: Record, dispatched_at: float, now: float) -> bool:
+        """The waits of a preempted one lie between its tokens: nothing is seen of pauses."""
+        if record.preemptions:
+            return False
+        tokens = (record.first_token_at, record.last_token_at, record.output_tokens or 0)
+        return self._pauses.lengthened(dispatched_at, *tokens, now)
+
+    @property
+    def pace(self) -> Pace | None:
+        """None before an answer of several tokens."""
+        first, token = self._pauses.first_token, self._pauses.token
+        return Pace(first.mean - token.mean, token.mean) if token.weight > 0 else None
 
     @property
     def first_token(self) -> float | None:
@@ -206,6 +218,7 @@ class ServiceSeen:
             means=tuple(self._by_size[size].mean for size in sizes),
             variances=tuple(self._by_size[size].variance for size in sizes),
             first_token=self.first_token or 0.0,
+            pace=self.pace if largest == 1 else None,
         )
         return self._batches
 
@@ -222,4 +235,5 @@ class ServiceSeen:
             throughput=1 / gap,
             scv=self._slot.variance / mean**2,
             first_token=self.first_token or 0.0,
+            pace=self.pace,
         )

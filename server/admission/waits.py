@@ -1,8 +1,9 @@
 """The wait estimate that a request gets when it arrives, and how right it was.
 
-The estimate is the law of what stands before it (`queueing.control.wait_ahead`): service times by
-the live model where it has looked at this policy, by what was seen where not. It is written on the
-sequence at its arrival and compared with the delay at its dispatch.
+The estimate is the law of what stands before it (`queueing.control.wait_ahead`; under an order of
+service `server.admission.waits_in_order`): service times by the live model where it has looked at
+this policy, by what was seen where not. It is written on the sequence at its arrival and compared
+with the delay at its dispatch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
-from policies import Fixed, is_first_come
+from policies import Fixed, Request, is_first_come
 from queueing.control.wait_ahead import (
     BatchService,
     SlotService,
@@ -26,6 +27,7 @@ from queueing.control.wait_ahead import (
 from queueing.measurement.record import Record
 from server.admission.host import Host
 from server.admission.service_seen import ServiceSeen
+from server.admission.waits_in_order import WaitsInOrder
 from server.queue.sequence import Batch
 from server.telemetry.cost.instruments import Histogram
 
@@ -38,6 +40,7 @@ AT_ONCE = Wait(0.0)
 # seconds for which an answer is given again: under overload the same question comes thousands of
 # times a second
 FRESH = 0.001
+WALKED = 100  # places that are told their waits then, under an order other than of arrival
 EVERY = 1.0  # seconds between two looks at the queue, for those who listen to their place in it
 Listener = Callable[[int, float | None], None]  # its place, and the mean wait in seconds
 
@@ -48,6 +51,7 @@ class Waits:
     def __init__(self, gateway: Host) -> None:
         self._gateway = gateway
         self._seen = ServiceSeen()
+        self._in_order = WaitsInOrder(gateway)
         # question, instant, answer
         self._last: tuple[tuple[int, int, int], float, Waiting | None] | None = None
         registry = gateway.metrics.registry
@@ -78,10 +82,15 @@ class Waits:
 
     # estimates and observations
 
+    def joined(self, sequence: SequenceState) -> None:
+        """It stands in the queue."""
+        self._in_order.on_arrival(sequence.engine_request.request)
+
     def on_arrival(self, sequence: SequenceState) -> None:
         """Estimate its wait: it stands in the queue already."""
-        place = self._gateway.batcher.place_of(sequence.engine_request.request) - 1
-        found = self.wait(place, joining=0)
+        request = sequence.engine_request.request
+        place = self._gateway.batcher.place_of(request) - 1
+        found = self.wait(place, joining=0, request=request)
         sequence.wait_estimate = (
             place,
             None if found is None or not math.isfinite(mean := found.mean) else mean,
@@ -95,6 +104,7 @@ class Waits:
         for sequence in batch.sequences:
             if (
                 sequence.wait_estimate is not None
+                and not sequence.preemptions
                 and (wait := sequence.wait_estimate[1]) is not None
             ):
                 delay = at - sequence.engine_request.request.arrived_at
@@ -112,6 +122,7 @@ class Waits:
         """A service time."""
         gateway = self._gateway
         self._seen.on_record(record, gateway.now(), somebody_waits=gateway.batcher.queue_length > 0)
+        self._in_order.on_record(record)
 
     # the estimate
 
@@ -128,13 +139,17 @@ class Waits:
             else self._seen.batches(size, servers)
         )
 
-    def wait(self, place: int, *, joining: int) -> Waiting | None:
+    def wait(self, place: int, *, joining: int, request: Request | None = None) -> Waiting | None:
         """Of one with `place` requests before it; `joining`: how many more will stand in the
-        queue than do now.
+        queue than do now. Under another order than that of arrival its place alone does not tell:
+        None without the request.
         """
         batcher, now = self._gateway.batcher, self._gateway.now()
         if not is_first_come(batcher.policy):
-            return None  # its place in the queue does not tell when it is served
+            service = self.service() if request is not None else None
+            if request is None or service is None:
+                return None
+            return self._in_order.wait(request, place, service)
         question = place, joining, (in_service := batcher.in_service)
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
             return self._last[2]
@@ -234,5 +249,14 @@ class Places:
         for place, waiting in enumerate(self._gateway.batcher.waiting):
             listener = self._listeners.get(waiting.request.id)
             if listener is not None:
-                wait = None if self._waits is None else self._waits.wait(place, joining=0)
+                wait = self._wait(place, waiting.request)
                 listener(place, None if wait is None else wait.mean)
+
+    def _wait(self, place: int, request: Request) -> Waiting | None:
+        """Under an order of its own an estimate takes a good part of a millisecond: only of the
+        first `WALKED`.
+        """
+        waits = self._waits
+        if waits is None or (place >= WALKED and not is_first_come(self._gateway.batcher.policy)):
+            return None
+        return waits.wait(place, joining=0, request=request)

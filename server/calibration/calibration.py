@@ -27,7 +27,7 @@ from queueing.latency.profile import Profile
 from server.calibration.designed import PROMPT_TOKENS, Cell, DesignedBatches, design
 from server.calibration.host import Host
 from server.calibration.turnaround import ClosedLoop, solve_turnaround
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.supervision.progress import StuckWatch
 
 log = logging.getLogger("kendall")

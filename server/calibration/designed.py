@@ -20,9 +20,9 @@ from policies import Continuous, Elastic, Fixed, Policy, Request
 from queueing.latency.fit import Measured
 from server.calibration.turnaround import ClosedLoop
 from server.engines.base import Capabilities, Engine, EngineRequest, Sampling, Token
-from server.errors import ApiError
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
+from server.runtime.errors import ApiError
 
 LONGEST_CELL = 300.0  # seconds that one designed batch may take
 TOO_LONG = "calibration_timeout"  # code of the error

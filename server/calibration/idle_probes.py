@@ -36,7 +36,7 @@ from server.calibration.designed import (
 from server.calibration.host import Host
 from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
 from server.calibration.turnaround import ClosedLoop
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.runtime.pools import end_at_once
 
 log = logging.getLogger("kendall.probes")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 
 class RunningCalibration(Protocol):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from policies import Request
+from server.engines.passing import PassedCall
 
 EngineEnd = Literal["stop", "length", "cancelled"]
 FailureCode = Literal["engine_unavailable", "engine_error", "invalid_request", "internal_error"]
@@ -85,6 +86,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -103,11 +106,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             or self.bad_words
             or self.logit_bias
             or self.stop_token_ids
+            or self.thinking_token_budget is not None
+            or self.prompt_logprobs is not None
         )
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One sequence for the engine. `forced_output_tokens` is the sealed field of an experiment:
+    """One sequence for the engine, or one `call` to pass on, whose prompt and sampling the other
+    server reads. `forced_output_tokens` is the sealed field of an experiment:
     only an engine reads it.
     """
 
@@ -121,6 +127,11 @@ class EngineRequest(msgspec.Struct, frozen=True):
     retry: bool = False  # the client's library says that it asks again
     cache_salt: str | None = None  # prompts share cached prefixes only under the same salt
     caller: str = ""  # name of the API key that it came with
+    call: PassedCall | None = None
+    # the prompt as the engine's renderer made it, where token ids are not all of it (images)
+    rendered: Mapping[str, Any] | None = None
+    # further arguments of the engine's own call: what its reasoning parser needs to know
+    engine_arguments: Mapping[str, Any] | None = None
 
     @property
     def ends_by_itself(self) -> bool:
@@ -170,11 +181,13 @@ class TokenStream:
     on.
     """
 
-    __slots__ = ("listener", "request_id")
+    __slots__ = ("listener", "prompt_logprobs", "request_id")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.listener: TokenListener | None = None
+        # by position of the prompt, in the engine's own form: there before the first token
+        self.prompt_logprobs: Sequence[Any] | None = None
 
     def push(self, tokens: Sequence[Token]) -> None:
         """Hand tokens to the listener."""
@@ -209,7 +222,7 @@ class Step:
 class Capabilities:
     """What an engine is and the bounds within which it serves; known once it has started."""
 
-    engine: str  # "vllm" | "emulated"
+    engine: str  # "vllm" | "emulated" | "http"
     model: str
     max_model_len: int
     max_num_seqs: int
@@ -219,6 +232,8 @@ class Capabilities:
     vocab_size: int
     pads: bool = True
     servers: int = 1
+    # names under which requests may ask for the model, where the engine decides them
+    model_names: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
@@ -234,7 +249,7 @@ def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[
         "max_num_batched_tokens": capabilities.max_num_batched_tokens,
         "kv_cache_tokens": capabilities.kv_cache_tokens,
         "servers": capabilities.servers,
-    }
+    } | ({} if capabilities.pads else {"pads": False})
 
 
 class PromptReader(Protocol):
@@ -259,6 +274,16 @@ class PromptReader(Protocol):
         Raises InvalidSamplingError, or UnsupportedError where this engine has no such thing, or
         BusyError.
         """
+
+
+@runtime_checkable
+class ServingEngine(Protocol):
+    """An engine whose library has an API server of its own above it: `server.front` uses that for
+    what the gateway has not itself.
+    """
+
+    def client(self) -> Any:
+        """The library's client of the engine that serves now. Raises RuntimeError between two."""
 
 
 class Engine(PromptReader, Protocol):

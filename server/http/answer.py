@@ -1,50 +1,20 @@
-"""One HTTP call on its way: its sequences in the queue, its bytes on the way out, its client
-watched throughout.
-"""
+"""The answer to a call: its tokens as chunks on the way out, or whole at its end."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from queueing.measurement.record import Outcome
 from server.engines.base import EngineRequest, Token
-from server.errors import DROPPED_REASON, EVICTED, ApiError, failure_error
-from server.http.client_connection import watch_client
 from server.http.formats import DONE, Format, usage_of, with_usage
 from server.http.headers import delay_headers, early_headers
+from server.http.submitted import STREAM_HEADERS, AnswerOptions, Submitted
 from server.queue.batcher import Batcher
 from server.queue.sequence import SequenceState
-from server.supervision.deadlines import Deadlines, Timeouts
-from server.telemetry.cost.stages import Timing
-
-STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would hold tokens back
-)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class AnswerOptions:
-    """What the writer needs to know of the call."""
-
-    request_id: str
-    arrived_at: float  # before a form was compiled: time limits count from here
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool  # vLLM gives it with `include_usage` only
-    n: int
-    client_limit: int | None
-    # the error of a sequence that fails, by its code and message
-    failure: Callable[[str, str], ApiError] = failure_error
-    timeouts: Timeouts | None = None  # of the call
 
 
 class Choice:
@@ -101,10 +71,8 @@ class Choice:
         self._call.wake()
 
 
-class Answer(Response):
-    """Submits the call's sequences, then writes; a client that goes takes its sequences with it,
-    streamed or not.
-    """
+class Answer(Submitted):
+    """Written token by token, or whole."""
 
     def __init__(
         self,
@@ -113,33 +81,14 @@ class Answer(Response):
         answer_format: Format,
         options: AnswerOptions,
     ) -> None:
-        self.background = None
+        super().__init__(batcher, requests, options)
         self.format = answer_format
         self.stream = options.stream
         self.continuous_usage = options.continuous_usage
         self.undispatched = len(requests)
         self.chunks: list[bytes] = []
         self.finished: list[Choice] = []  # whole, not yet sent
-        self.error: ApiError | None = None
-        self.failure = options.failure
-        self.timing: Timing | None = None  # of the few calls that are measured
-        self._batcher = batcher
-        self._requests = requests
-        self._options = options
-        self._choices = [Choice(self, index) for index in range(len(requests))]
-        self._loop = asyncio.get_running_loop()
-        # the writer, while there is nothing for it to do
-        self.sleeping: asyncio.Future[None] | None = None
-        self._gone = False
-        self._deadlines: Deadlines | None = None
-
-    def wake(self) -> None:
-        """Something changed for the writer."""
-        sleeping = self.sleeping
-        if sleeping is not None:
-            self.sleeping = None
-            if not sleeping.done():
-                sleeping.set_result(None)
+        self._parts = self._choices = [Choice(self, index) for index in range(len(requests))]
 
     def with_usage_of(self, choice: Choice, chunk: bytes) -> bytes:
         """The chunk with the choice's usage so far."""
@@ -155,62 +104,9 @@ class Answer(Response):
             {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the call to its end; every sequence has an outcome afterwards."""
-        end_watch = watch_client(scope, receive, self._on_gone)
-        sequences: list[SequenceState] = []
-        try:
-            sequences = self._submit()
-            if self.timing is not None:
-                send = self.timing.writing(send)
-            await self._write(scope, receive, send)
-        except Exception:
-            for sequence in sequences:
-                self._batcher.fail(
-                    sequence,
-                    "failed",
-                    "internal_error",
-                    "internal error of the gateway; its log has the details",
-                )
-            raise
-        finally:
-            end_watch()
-            if self._deadlines is not None:
-                self._deadlines.close()
-            for sequence in sequences:
-                sequence.cancel()  # no effect on those with an outcome
-            for choice in self._choices:
-                # else call, choices and sequences hold one another until they are collected
-                choice.sequence = None
-            self._choices, self.finished = [], []
-
-    def _submit(self) -> list[SequenceState]:
-        if self.timing is not None:
-            self.timing.begin()
-        sequences = self._batcher.submit(self._requests, self._choices, self._options.client_limit)
-        for choice, sequence in zip(self._choices, sequences, strict=True):
-            choice.sequence = sequence
-            sequence.timing = self.timing
-        if self._options.timeouts is not None:
-            self._deadlines = Deadlines(
-                self._batcher, self._options.timeouts, self._choices, self._options.arrived_at
-            )
-        if self.timing is not None:
-            self.timing.end("submit")
-        return sequences
-
-    def _on_gone(self) -> None:
-        self._gone = True
-        self.wake()
-
-    async def _until(self, condition: Callable[[], object]) -> None:
-        """Looks before it sleeps, and nothing can happen between the two: no wake is missed."""
-        while not (condition() or self._gone or self.error):
-            await self._next_change()
-
-    def _next_change(self) -> asyncio.Future[None]:
-        self.sleeping = self._loop.create_future()
-        return self.sleeping
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._choices, self.finished = [], []
 
     def _may_begin(self) -> bool:
         return not self.undispatched if self.stream else len(self.finished) == len(self._choices)
@@ -229,16 +125,6 @@ class Answer(Response):
                 await self._write_stream(send)
         else:
             await self._write_whole(send)
-
-    async def _write_error(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self.error is not None
-        headers = self.error.headers() | {"x-request-id": self._options.request_id}
-        for sequence in (choice.sequence for choice in self._choices):
-            if sequence is not None:
-                sequence.cancel()
-                if sequence.at.dispatched is not None and DROPPED_REASON in headers:
-                    headers[DROPPED_REASON] = EVICTED
-        await JSONResponse(self.error.body(), self.error.status, headers)(scope, receive, send)
 
     async def _write_whole(self, send: Send) -> None:
         choices, sequences = [], []
@@ -334,18 +220,3 @@ class Answer(Response):
         for choice in self._choices if choices is None else choices:
             if choice.sequence is not None:
                 choice.sequence.released()
-
-    def _delays(self) -> tuple[float, float]:
-        """Queueing delay and service so far of the sequence that waited longest, milliseconds."""
-        now = self._batcher.now()
-        last = -math.inf
-        for choice in self._choices:
-            if choice.sequence is not None:
-                begun = choice.sequence.at.dispatched
-                last = max(last, now if begun is None else begun)
-        return _milliseconds(last - self._requests[0].request.arrived_at), _milliseconds(now - last)
-
-
-def _milliseconds(seconds: float) -> float:
-    """To three digits, as `round` has it but for ties, in a fifth of its time."""
-    return math.floor(seconds * 1e6 + 0.5) / 1e3

@@ -18,7 +18,7 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
-from server.errors import ApiError
+from server.engines.passing import PassingEngine
 from server.gateway import Gateway
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures
@@ -30,8 +30,12 @@ from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
+from server.http.front.fields import Call, MessagesRequest, ResponsesRequest, endpoint_of
+from server.http.front.others import add_others
 from server.http.headers import stamped
+from server.http.passing.routes import add_passing
 from server.page import Feed, add_page
+from server.runtime.errors import ApiError
 from server.security.audit import Audit
 from server.security.cors import cors
 from server.security.denials import Denial
@@ -96,9 +100,13 @@ def create_app(
     app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
-    _add_openai(app, gateway)
+    if isinstance(gateway.engine, PassingEngine):
+        app.direct = add_passing(app, gateway)
+    else:
+        _add_openai(app, gateway)
+        add_tokenizing(app, gateway)
+        add_others(app, gateway)
     add_models(app, gateway)
-    add_tokenizing(app, gateway)
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
@@ -143,13 +151,17 @@ def _report(
 
 
 def _add_openai(app: _App, gateway: Gateway) -> None:
-    models: dict[str, type[CompletionRequest] | type[ChatRequest]] = {
+    models: dict[str, type[Call]] = {
         "completions": CompletionRequest,
         "chat/completions": ChatRequest,
+        "responses": ResponsesRequest,
+        "messages": MessagesRequest,
     }
     # under /openai, too: KServe has them there
     app.direct = {
-        f"{base}/v1/{name}": direct(gateway, model)
+        f"{base}/v1/{name}": direct(
+            gateway, partial(answer, gateway, model=model), endpoint_of(model).dialect
+        )
         for name, model in models.items()
         for base in ("", "/openai")
     }
@@ -162,6 +174,9 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     async def completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
+    for path in ("/v1/responses", "/v1/messages"):  # vLLM has their schemas
+        app.add_api_route(path, _never, methods=["POST"], include_in_schema=False)
+
     @app.post(
         "/v1/chat/completions",
         responses=answers(ChatAnswer, *ANSWERING, streams=True),
@@ -169,6 +184,10 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     )
     async def chat_completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, ChatRequest)
+
+
+async def _never() -> None:
+    """Of routes that are called without FastAPI: it knows their methods."""
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:

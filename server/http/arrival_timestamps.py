@@ -34,7 +34,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.http.client_connection import CONNECTION, Connection, HangUps
 from server.http.descriptors import Room
-from server.http.writing import JoiningTransport
+from server.runtime.writing import JoiningTransport
 
 log = logging.getLogger("kendall")
 RECEIVED_AT = "kendall.received_at"  # key of a request's scope; seconds of the monotonic clock

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 AT_ONCE = 1 << 18  # bytes that are parsed on the event loop: 45 ms at most
 MOST_VALUES = 1 << 18  # of a body beyond that: token ids, messages, fields; again 45 ms at most

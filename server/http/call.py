@@ -8,6 +8,8 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -15,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from server.admission.control import caller_of
 from server.admission.rejections import EARLY
+from server.admission.request_deadlines import RequestDeadlines
 from server.engines.base import EngineRequest
-from server.errors import ApiError
+from server.front.endpoints import Dialect, error_body
 from server.gateway import Gateway
-from server.http.answer import Answer, AnswerOptions
+from server.http.answer import Answer
 from server.http.api.engine_requests import Arrival, engine_requests_of
 from server.http.api.limits import check_fields, check_size
 from server.http.api.schema import ChatRequest, CompletionRequest
@@ -27,10 +30,14 @@ from server.http.arrival_timestamps import RECEIVED_AT
 from server.http.bodies import AT_ONCE, MOST_VALUES, parsed
 from server.http.client_connection import while_connected
 from server.http.formats import ChatFormat, CompletionFormat
-from server.http.headers import asked_id, stamped
+from server.http.front.answer import FrontAnswer, FrontQueueStream
+from server.http.front.fields import Call, NewerRequest, check_newer, endpoint_of
+from server.http.front.making import Front, front_of
+from server.http.headers import asked_id, flow_of, stamped
 from server.http.queue_stream import QueueStream
+from server.http.submitted import AnswerOptions
 from server.live.arrivals_seen import is_retry
-from server.queue.batcher import Batcher
+from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.security.early_answer import RejectionResponse
 from server.supervision.deadlines import Timeouts, timeouts_of
@@ -50,12 +57,7 @@ def _most_values(gateway: Gateway) -> int:
     )
 
 
-async def answer(
-    gateway: Gateway,
-    scope: Scope,
-    receive: Receive,
-    model: type[CompletionRequest] | type[ChatRequest],
-) -> Answer:
+async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[Call]) -> Answer:
     """The call's answer, its sequences not yet submitted. Raises ApiError."""
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
@@ -67,40 +69,60 @@ async def answer(
     if timing is not None:
         timing.end("parse")
     arrival = _arrival(gateway, scope, call)
+    front = front_of(gateway, call, body)
     try:
         batcher = gateway.admit()
-        check_fields(gateway.settings, call, len(body))
-        if gateway.settings.logs.prompts:
-            log_prompt(arrival.own_id or arrival.call_id, _prompt_of(call))
-        deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
-        timeouts = timeouts_of(arrival.headers, call, gateway.settings)
-        making = engine_requests_of(gateway, call, arrival, deadlines.patience)
-        waiting = making if call.formless else while_connected(scope, receive, making)
+        deadlines, timeouts = _checked(gateway, call, arrival, len(body), front)
+        if front is None:
+            # `front_of` has taken the calls to the newer endpoints
+            making = engine_requests_of(gateway, call, arrival, deadlines.patience)  # type: ignore[arg-type]
+        else:
+            making = front.requests(arrival, deadlines.patience)
+        waits = front is not None or not call.formless
+        waiting = while_connected(scope, receive, making) if waits else making
         requests = await (waiting if timeouts is None else timeouts.bound(waiting, arrival.at))
         gateway.rejected_prompts.check(requests)
-    except ApiError as error:
-        if error.code in EARLY:
+        if timing is not None:
+            timing.end("prompt")
+        gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
+        gateway.overload.admit(requests, scope, deadlines)
+    except BaseException as error:
+        if front is not None:
+            front.close()
+        if isinstance(error, ApiError) and error.code in EARLY:
             _record_unserved(gateway, error, arrival, sequences)
         raise
-    if timing is not None:
-        timing.end("prompt")
-    gateway.arrivals.saw(arrival.received_at, batcher.epoch, retry=arrival.retry)
-    gateway.overload.admit(requests, scope, deadlines)
-    made = _answer_to(call, gateway, batcher, requests, arrival, timeouts=timeouts)
+    made = _answer_to(call, gateway, requests, arrival, timeouts, front=front)
     made.timing = timing
     return made
 
 
-def _arrival(gateway: Gateway, scope: Scope, call: CompletionRequest | ChatRequest) -> Arrival:
+def _checked(
+    gateway: Gateway, call: Call, arrival: Arrival, size: int, front: Front | None
+) -> tuple[RequestDeadlines, Timeouts | None]:
+    """What the call asks of its wait, once its fields are known to be served. Raises ApiError."""
+    if isinstance(call, NewerRequest):
+        check_newer(gateway.settings, call)
+    else:
+        check_fields(gateway.settings, call, size, frozenset() if front is None else front.beyond)
+    if gateway.settings.logs.prompts:
+        log_prompt(arrival.own_id or arrival.call_id, _prompt_of(call))
+    deadlines = gateway.overload.deadlines_of(arrival.headers, call.patience, call.priority)
+    return deadlines, timeouts_of(arrival.headers, call, gateway.settings)
+
+
+def _arrival(gateway: Gateway, scope: Scope, call: Call) -> Arrival:
     at = gateway.now()
     headers = [header for header in scope["headers"] if header[0].startswith(READ)]
+    caller, keys = caller_of(scope), len(gateway.settings.security.api_keys)
     return Arrival(
-        gateway.call_ids.next("chatcmpl" if isinstance(call, ChatRequest) else "cmpl"),
+        gateway.call_ids.next(endpoint_of(type(call)).prefix),
         asked_id(headers) or call.request_id,
         at,
         scope.get(RECEIVED_AT, at),
         is_retry(headers),
-        caller_of(scope),
+        caller,
+        flow_of(headers, caller, keys),
         headers,
     )
 
@@ -117,18 +139,41 @@ def _record_unserved(gateway: Gateway, error: ApiError, arrival: Arrival, sequen
 
 
 def _answer_to(
-    call: CompletionRequest | ChatRequest,
+    call: Call,
     gateway: Gateway,
-    batcher: Batcher,
     requests: list[EngineRequest],
     arrival: Arrival,
-    *,
     timeouts: Timeouts | None,
+    *,
+    front: Front | None,
 ) -> Answer:
     """One that speaks while it waits, where that was asked for."""
+    options = _options_of(call, gateway, arrival, timeouts)
+    settings, places = gateway.settings.overload, gateway.overload.places
+    silent = not call.stream or (places is None and not settings.sse_keep_alive_interval)
+    keep_alive = settings.sse_keep_alive_interval or math.inf
+    speaking: dict[str, Any] = {} if silent else {"places": places, "keep_alive": keep_alive}
+    if front is not None:
+        options.error_body = partial(error_body, front.endpoint.dialect)
+        made = FrontAnswer if silent else FrontQueueStream
+        return made(gateway.batcher, requests, *front.for_answer(), options, **speaking)
+    form = (ChatFormat if isinstance(call, ChatRequest) else CompletionFormat)(
+        arrival.call_id,
+        int(time.time()),  # noqa: TID251 - a date, not a clock
+        gateway.settings.served_model_name,  # the first one, as vLLM has it
+        requests[0].sampling.logprobs,
+        token_ids=call.return_token_ids,
+    )
+    kind = Answer if silent else QueueStream
+    return kind(gateway.batcher, requests, form, options, **speaking)
+
+
+def _options_of(
+    call: Call, gateway: Gateway, arrival: Arrival, timeouts: Timeouts | None
+) -> AnswerOptions:
     streaming = call.stream_options
     usage = streaming is not None and streaming.include_usage
-    options = AnswerOptions(
+    return AnswerOptions(
         request_id=arrival.own_id or arrival.call_id,
         arrived_at=arrival.at,
         stream=call.stream,
@@ -139,38 +184,32 @@ def _answer_to(
         failure=gateway.overload.rejections.failure,
         timeouts=timeouts,
     )
-    form = (ChatFormat if isinstance(call, ChatRequest) else CompletionFormat)(
-        arrival.call_id,
-        int(time.time()),  # noqa: TID251 - a date, not a clock
-        gateway.settings.served_model_name,  # the first one, as vLLM has it
-        requests[0].sampling.logprobs,
-        token_ids=call.return_token_ids,
-    )
-    settings, places = gateway.settings.overload, gateway.overload.places
-    if not call.stream or (places is None and not settings.sse_keep_alive_interval):
-        return Answer(batcher, requests, form, options)
-    keep_alive = settings.sse_keep_alive_interval or math.inf
-    return QueueStream(batcher, requests, form, options, places=places, keep_alive=keep_alive)
 
 
-def _prompt_of(call: CompletionRequest | ChatRequest) -> object:
+def _prompt_of(call: Call) -> object:
     if isinstance(call, ChatRequest):
         return [message.model_dump(exclude_none=True) for message in call.messages]
-    return call.prompt
+    if isinstance(call, CompletionRequest):
+        return call.prompt
+    return call.model_extra
 
 
-def _rejected_at_precheck(gateway: Gateway, scope: Scope, error: ApiError) -> Response:
+def _rejected_at_precheck(
+    gateway: Gateway, scope: Scope, error: ApiError, dialect: Dialect
+) -> Response:
     headers = scope["headers"]
     own_id = asked_id(headers)
     call_id = gateway.overload.rejections.record_at_precheck(error, own_id, retry=is_retry(headers))
-    return RejectionResponse(error, own_id or call_id)
+    return RejectionResponse(error, own_id or call_id, error_body(dialect, error))
 
 
 def direct(
-    gateway: Gateway, model: type[CompletionRequest] | type[ChatRequest]
+    gateway: Gateway,
+    answered: Callable[[Scope, Receive], Awaitable[Response]],
+    dialect: Dialect = "openai",
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """The route as an ASGI application: errors in OpenAI's shape, a bug in one call answered
-    with 500 and logged.
+    """A route as an ASGI application: errors in its endpoint's shape, a bug in one call answered
+    with 500 and logged. `answered` makes the answer of one call.
     """
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,31 +217,30 @@ def direct(
         try:
             rejection = overload.precheck(scope) if overload.bounded else None
             response: Response = (
-                await answer(gateway, scope, receive, model)
+                await answered(scope, receive)
                 if rejection is None
-                else _rejected_at_precheck(gateway, scope, rejection)
+                else _rejected_at_precheck(gateway, scope, rejection, dialect)
             )
         except ClientDisconnect:
             return  # it never arrived
         except ApiError as error:
-            # the others are counted as rejections
-            if error.status not in (429, 503) and error.code not in EARLY:
-                gateway.metrics.calls.refused.labels(error.code).inc()
-            cut = error.code == "body_too_large"  # before the body's end
-            response = (
-                RejectionResponse(error)
-                if cut
-                else JSONResponse(error.body(), error.status, error.headers())
-            )
-            send = stamped(scope, send)
+            response, send = _refused(gateway, error, dialect), stamped(scope, send)
         except Exception:
             log.exception("internal error before a request was queued")
-            gateway.metrics.calls.refused.labels("internal_error").inc()
             failure = ApiError(
                 500, "internal_error", "internal error of the gateway; its log has the details"
             )
-            response = JSONResponse(failure.body(), failure.status)
-            send = stamped(scope, send)
+            response, send = _refused(gateway, failure, dialect), stamped(scope, send)
         await response(scope, receive, send)
 
     return call
+
+
+def _refused(gateway: Gateway, error: ApiError, dialect: Dialect) -> Response:
+    # the others are counted as rejections
+    if error.status not in (429, 503) and error.code not in EARLY:
+        gateway.metrics.calls.refused.labels(error.code).inc()
+    body = error_body(dialect, error)
+    if error.code == "body_too_large":  # before the body's end
+        return RejectionResponse(error, body=body)
+    return JSONResponse(body, error.status, error.headers())

@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from policies.text import counted
-from server.errors import ApiError
 from server.http.headers import stamped
+from server.runtime.errors import ApiError
 from server.security.early_answer import RejectionResponse
 
 log = logging.getLogger("kendall")

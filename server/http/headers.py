@@ -1,5 +1,6 @@
-"""The headers of answers: `x-request-id`, the caller's own name for its call or one made here;
-`Retry-After` on 429 and 503; how long the call waited, and how long it is predicted to wait.
+"""What a call's headers name, itself and the flow that it counts to. The headers of answers:
+`x-request-id`, the caller's own name for its call or one made here; `Retry-After` on 429 and 503;
+how long the call waited, and how long it is predicted to wait.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from hashlib import sha256
 
 from starlette.types import Message, Scope, Send
 
@@ -14,6 +16,8 @@ from server.queue.sequence import SequenceState
 
 REQUEST_ID = r"[A-Za-z0-9_.:-]{1,128}"
 _REQUEST_ID = re.compile(REQUEST_ID)
+FLOW = b"x-llm-d-inference-fairness-id"
+_FLOW = re.compile(rb"[!-~]{1,128}")
 _RETRY_AFTER = b"5"  # seconds, where the route says nothing better
 
 
@@ -24,6 +28,19 @@ def asked_id(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
             asked: str = value.decode("latin-1")
             return asked if _REQUEST_ID.fullmatch(asked) else None
     return None
+
+
+def flow_of(headers: Sequence[tuple[bytes, bytes]], caller: str, keys: int) -> str:
+    """Whom the service of a call counts to, of a gateway with so many API keys: `caller`, its own
+    key, where there are several, as one client could else be a new flow with each call; else the
+    id that the header gives it, of a long or unprintable one a hash.
+    """
+    if keys > 1:
+        return caller
+    for name, value in headers:
+        if name == FLOW and value:
+            return value.decode() if _FLOW.fullmatch(value) else sha256(value).hexdigest()[:16]
+    return caller
 
 
 def stamped(scope: Scope, send: Send) -> Send:

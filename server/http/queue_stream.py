@@ -22,9 +22,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from server.admission.waits import Places
-from server.http.answer import STREAM_HEADERS, Answer
+from server.http.answer import Answer
 from server.http.formats import encode
 from server.http.headers import early_headers
+from server.http.submitted import STREAM_HEADERS
 
 KEEP_ALIVE = b": keep-alive\n\n"
 

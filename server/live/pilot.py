@@ -17,7 +17,7 @@ from queueing.control.autopilot.bounds import Bounds
 from queueing.optimization.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.host import LiveHost
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.settings import AutopilotMode
 
 if TYPE_CHECKING:

@@ -209,7 +209,8 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
 def _predicted(seen: Snapshot, found: Assessment) -> Answer:
     """The prediction, or what is known of it where the queue has none."""
     if found.prediction is not None:
-        return found.prediction.with_turnaround(found.estimates.gateway_turnaround).as_dict()
+        measured = found.prediction.with_turnaround(found.estimates.gateway_turnaround)
+        return measured.as_dict() | {"policy": seen.policy}  # as asked, however it is served
     return {
         "policy": seen.policy,
         "method": None,
@@ -322,6 +323,7 @@ def _limits(question: Question) -> Limits:
         max_num_seqs=question.max_num_seqs,
         patience=question.patience,
         servers=setting.servers,
+        pads=question.pads,
     )
 
 

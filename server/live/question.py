@@ -26,6 +26,7 @@ class Question:
     setting: Setting  # in force
     max_num_seqs: int
     longest: int  # answer that the engine can give, tokens
+    pads: bool = True  # the engine can pad a batch
     patience: float | None = None  # seconds
     bounds: Bounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -75,10 +76,11 @@ class Window:
             setting=Setting(
                 policy=batcher.policy_text,
                 max_output_tokens=gateway.limits.max_output_tokens,
-                servers=capabilities.servers,
+                servers=max(1, batcher.servers),
             ),
             max_num_seqs=capabilities.max_num_seqs,
             longest=capabilities.max_model_len,
+            pads=capabilities.pads,
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),

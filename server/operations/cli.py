@@ -13,13 +13,14 @@ from policies.durations import Duration
 from policies.registry import use_modules
 from policies.text import CommaList, one_of
 from queueing.commands.check_policy_cli import ABOUT_MODULE
-from queueing.commands.environment_variables import by_flag
+from queueing.commands.environment_variables import by_flag, is_given
 from queueing.commands.local_key import key_for_admin
 from queueing.commands.remote import CACERT, INSECURE, Trust, checked_host
 from queueing.measurement.paths import FileToWrite
 from server.admission.limits import MAX_QUEUED, OverloadSettings
 from server.operations.configuration.again import is_read_again, reader_of
 from server.operations.configuration.file import ENGINE_TABLE, JSON, take_file
+from server.operations.servers_behind import check_http
 from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
@@ -27,6 +28,8 @@ from server.supervision.settings import SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
+TOOLS, FAILURES = "Tools and reasoning", "Engine starts, failures and shutdown"
+BEHIND = "Servers behind the gateway (--engine http)"
 MODEL, AUTOPILOT, OVERLOAD = "Latency law and prediction", "Autopilot", "Overload"
 STREAMS, SECURITY, LOGS, CONFIGURATION = (
     "Streams and responses",
@@ -151,13 +154,44 @@ def serve_command(
         ),
     ] = None,
     engine: Annotated[
-        str, _option(ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated.")
+        str,
+        _option(
+            ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http."
+        ),
     ] = Settings.engine,
+    engine_url: Annotated[
+        list[str] | None,
+        _option(
+            BEHIND,
+            (
+                "URL of a server with OpenAI's API behind the gateway; repeatable, "
+                "all with the same models."
+            ),
+        ),
+    ] = None,
+    engine_api_key: Annotated[
+        str | None,
+        _option(BEHIND, "Key sent to the servers behind as a bearer token."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        _option(
+            BEHIND,
+            (
+                "Tokenizer that counts prompts where the servers behind do not: "
+                "a tokenizer.json, a folder with one, or a model name. Default: estimated from "
+                "their usage."
+            ),
+        ),
+    ] = None,
     max_num_seqs: Annotated[
         int | None,
         _option(
             ENGINE,
-            "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's.",
+            (
+                "Largest number of sequences in the engine at once (vLLM's name). Default: vLLM's; "
+                "with --engine http what each server says, or 64."
+            ),
             min=1,
         ),
     ] = None,
@@ -169,10 +203,38 @@ def serve_command(
         list[str] | None,
         _option(ENGINE, "Any other vLLM engine argument as KEY=VALUE; repeatable."),
     ] = None,
+    enable_auto_tool_choice: Annotated[
+        bool,
+        _option(
+            TOOLS,
+            "Let the model decide whether it calls tools (vLLM's name); needs --tool-call-parser.",
+            "--enable-auto-tool-choice",
+        ),
+    ] = False,
+    tool_call_parser: Annotated[
+        str | None,
+        _option(
+            TOOLS,
+            (
+                "Parser of the model's tool calls, by vLLM's name, for example hermes. Default: "
+                "none, and calls that may use tools are refused."
+            ),
+        ),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        _option(
+            TOOLS,
+            (
+                "Parser that separates reasoning from the answer, by vLLM's name, for example "
+                "qwen3. Default: none."
+            ),
+        ),
+    ] = None,
     start_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Time limit of the engine's first start, including the download of a model.",
             parser=Duration(1.0),
         ),
@@ -180,7 +242,7 @@ def serve_command(
     max_restarts: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine restarts allowed within --restart-window; after one more "
                 "failure the gateway exits."
@@ -191,13 +253,13 @@ def serve_command(
     restart_window: Annotated[
         float,
         _option(
-            ENGINE, "Length of the window in which restarts are counted.", parser=Duration(1.0)
+            FAILURES, "Length of the window in which restarts are counted.", parser=Duration(1.0)
         ),
     ] = SupervisionSettings.restart_window,
     restart_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Time limit of an engine restart; never below the longest start so far. Doubled "
                 "after each restart that exceeds it."
@@ -208,7 +270,7 @@ def serve_command(
     max_interruptions: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine failures that a request may survive; after one more it fails, "
                 "because it may be the cause."
@@ -219,7 +281,7 @@ def serve_command(
     suspect_after: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Number of engine failures during a request after which it is run alone, as a "
                 "possible cause."
@@ -230,7 +292,7 @@ def serve_command(
     max_parked: Annotated[
         int,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Largest number of text prompts that wait for the tokenizer while the engine "
                 "restarts; further ones get 503."
@@ -241,7 +303,7 @@ def serve_command(
     stuck_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Restart an engine that has work but produces no token for this long (0: never).",
             parser=Duration(),
         ),
@@ -249,7 +311,7 @@ def serve_command(
     shutdown_delay: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             (
                 "Time after SIGTERM during which requests are still accepted while /ready answers "
                 "503."
@@ -260,7 +322,7 @@ def serve_command(
     shutdown_timeout: Annotated[
         float,
         _option(
-            ENGINE,
+            FAILURES,
             "Time that requests in service have to finish after SIGTERM.",
             parser=Duration(),
         ),
@@ -632,7 +694,8 @@ def serve_command(
         priority_aging=priority_aging,
         wait_estimates=wait_estimates,
     )
-    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1]]
+    model = model if engine != "http" or is_given(ctx, "model") else ""
+    names = served_model_name or [model.rstrip("/").rsplit("/", 1)[-1] or engine]
     settings = Settings(
         model=model,
         served_model_name=names[0],
@@ -640,6 +703,9 @@ def serve_command(
         host=host,
         port=port,
         engine=one_of("--engine", engine, EngineName),
+        engine_url=tuple(engine_url or ()),
+        engine_api_key=engine_api_key,
+        tokenizer=tokenizer,
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
         patience=patience,
@@ -697,8 +763,12 @@ def serve_command(
             prompts=log_prompts,
         ),
         overload=overload,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         engine_args=engine_args,
     )
+    check_http(settings, named=bool(served_model_name))
     if show_config:
         _show(ctx, settings, shown_args, json_output=json_output)
         return

@@ -81,6 +81,8 @@ class Reloader:
 
     def _take(self, after: Settings) -> None:
         gateway, before = self._gateway, self._gateway.settings
+        if gateway.lifecycle.started:
+            after = after.under(gateway.batcher.capabilities.model_names)
         now = in_force(before, after)
         gateway.reload(now)
         self._app.guard = Guard(now.security)

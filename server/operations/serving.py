@@ -34,6 +34,7 @@ from server.http.descriptors import Room, raise_descriptor_limit
 from server.live.state_file import before_its_place, check_state_file
 from server.operations.leaving import DrainLog, ExitBound, say_close, wind_down
 from server.operations.reloading import Reloader, hangups, ignore_hangups
+from server.operations.servers_behind import http_engine
 from server.runtime.garbage import give_back, settle
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
@@ -53,7 +54,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
     """The engine that was asked for, and the law known for it. Must run in the main thread,
     before any socket exists.
     """
-    if not settings.model.strip():
+    if settings.engine != "http" and not settings.model.strip():
         raise SpecError(
             "got an empty MODEL; expected `tiny`, a model directory, or a model name on the "
             "Hugging Face Hub"
@@ -66,6 +67,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         name = "vllm" if importlib.util.find_spec("vllm") else "emulated"
         if name == "emulated":
             log.warning("vLLM is not installed: using the emulated engine")
+    _check_parsers(settings, name)
     if name == "emulated":
         from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
 
@@ -76,12 +78,29 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
         return EmulatedEngine(
             law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}
         ), law
+    if name == "http":
+        return http_engine(settings), law
     if importlib.util.find_spec("vllm") is None:
         raise SpecError(
             "got --engine vllm, but vLLM is not installed here; expected --engine emulated, or "
             "run `make setup` first"
         )
     return _vllm_engine(settings), law
+
+
+def _check_parsers(settings: Settings, engine: str) -> None:
+    """Raises SpecError."""
+    for name in ("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"):
+        if engine == "emulated" and getattr(settings, name):
+            raise SpecError(
+                f"got --{name.replace('_', '-')} with the emulated engine, whose text is "
+                "meaningless; expected --engine vllm"
+            )
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise SpecError(
+            "got --enable-auto-tool-choice without --tool-call-parser; expected the parser of the "
+            "model's tool calls, for example hermes"
+        )
 
 
 def _whole(key: str, value: Any) -> int:
@@ -108,9 +127,10 @@ def _vllm_engine(settings: Settings) -> Engine:
         os.sched_setaffinity(0, gateway_cpus)
     model = str(make_tiny()) if settings.model == "tiny" else settings.model
     form_time = settings.security.max_form_compile_time
-    return VllmEngine(
-        model, engine_args=settings.engine_args, cpus=engine_cpus, form_time=form_time
-    )
+    # EngineCore asks it where an answer's form begins
+    reasoning = settings.reasoning_parser
+    engine_args = settings.engine_args | ({"reasoning_parser": reasoning} if reasoning else {})
+    return VllmEngine(model, engine_args=engine_args, cpus=engine_cpus, form_time=form_time)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -15,8 +15,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from server.admission.rejections import REASONS
-from server.errors import FAILURES
 from server.page.host import Host
+from server.runtime.errors import FAILURES
 
 if TYPE_CHECKING:
     from prometheus_client import Counter

@@ -25,19 +25,21 @@ from policies import (
     WaitUntil,
     format_policy,
     policy_batch_size,
+    served_as,
 )
-from policies.ordered import order_of, wants_steps
+from policies.ordered import counts, order_of, wants_steps
+from policies.orders.by_flow import FlowCounters
 from queueing.measurement.record import Outcome, Record
+from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_rank import moved, queue_for
 from server.engines.base import Capabilities, Engine, EngineRequest
 from server.queue.decision_loop import DecisionLoop, decided
 from server.queue.ledger import Ledger
 from server.queue.observers import Observer, Observers
+from server.queue.passing import sequence_of
 from server.queue.recovery import Recovery
 from server.queue.sequence import Batch, Consumer, SequenceState, forming_until
 from server.queue.service import Lease, Service
-from server.queue.stop_detector import StopDetector
 from server.queue.view import QueueView
 from server.runtime.clock import clock_of
 
@@ -69,10 +71,13 @@ class Batcher(QueueView):
         self._ledger = Ledger(self.now, self.observers)
         ask = self.decisions.ask
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
-        self.member_ended = self._service.member_ended
+        self._service.requeue = lambda sequence: self._queue.put_back([sequence.waiting()])
+        self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
+        self.withhold = self._service.withhold
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
+        self.counters: FlowCounters | None = None  # of the flows, under an order that counts
         self._govern(policy)
         self._batch_ids = itertools.count()
         self._expiries: dict[str, asyncio.TimerHandle] = {}
@@ -97,13 +102,7 @@ class Batcher(QueueView):
             )
         eos = self.capabilities.eos_token_ids
         sequences = [
-            SequenceState(
-                self,
-                engine_request,
-                StopDetector(engine_request.sampling, eos if engine_request.ends_by_itself else ()),
-                consumer,
-                client_limit,
-            )
+            sequence_of(self, engine_request, eos, consumer, client_limit)
             for engine_request, consumer in zip(requests, consumers, strict=True)
         ]
         self._ledger.add(sequences)
@@ -133,16 +132,20 @@ class Batcher(QueueView):
         return self.epoch
 
     def _govern(self, policy: Policy) -> None:
-        self.policy, self.policy_text = policy, format_policy(policy)
+        self.policy = served_as(policy, pads=self.capabilities.pads)
+        self.policy_text = format_policy(policy)  # as asked, however it is served
         self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = wants_steps(policy)
         self._wants_predictions = order_of(policy).predicts
-        self._service.ask = self.decisions.ask_soon if self.wants_steps else self.decisions.ask
+        later = self.wants_steps or counts(policy)  # not before all have their tokens of a step
+        self._service.ask = self.decisions.ask_soon if later else self.decisions.ask
         self._queue = moved(self._queue, self._queue_for(policy))
+        self.counters = self._queue.counters
 
     def rank_again(self) -> None:
-        """Those waiting, after the order of the queue changed."""
-        self._queue = moved(self._queue, self._queue_for(self.policy))
+        """Those waiting, after priorities began to age or ceased to."""
+        if self.counters is None:
+            self._queue = moved(self._queue, self._queue_for(self.policy))
         self.ask()
 
     def close(self) -> None:
@@ -243,9 +246,11 @@ class Batcher(QueueView):
                 bounds.kv_cache_tokens,
             )
             for slot in self._service.slots
-            if not slot.running or slot.policy is self.policy
+            if slot.up and (not slot.running or slot.policy is self.policy)
         ]
-        return QueueState(self._queue, servers, {}, self.closing)
+        counters = self.counters
+        virtual_tokens = {} if counters is None else counters.virtual_tokens
+        return QueueState(self._queue, servers, {}, self.closing, virtual_tokens)
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy

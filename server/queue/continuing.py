@@ -37,6 +37,7 @@ from server.engines.base import (
     TokenListener,
     TokenStream,
 )
+from server.queue.passing import BEGUN, PassedSequence
 from server.queue.sequence import SequenceState
 
 Way = Literal["behind", "again", "none"]
@@ -149,6 +150,8 @@ def prepare(sequence: SequenceState) -> str | None:
     """Make the sequence's request what the next engine is to do; returns why it cannot continue,
     None where it can.
     """
+    if isinstance(sequence, PassedSequence) and sequence.begun:
+        return BEGUN
     made = sequence.output_token_ids
     match way_to_continue(sequence.engine_request.sampling, len(made)):
         case "behind":
@@ -197,7 +200,6 @@ def interrupted(sequence: SequenceState, most: int) -> str | None:
     """Its engine is gone. Returns why it cannot go on with the next one, or None: it saw more than
     `most` engines die, or would not be exact.
     """
-    sequence.interruptions += 1
     if len(sequence.deaths) > most and sequence.stop_detector.finish_reason is None:
         return (
             f"{len(sequence.deaths)} engines were lost while this request was in service: "

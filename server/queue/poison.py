@@ -26,10 +26,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from server.engines.base import EngineRequest
-from server.errors import ApiError
 from server.queue.proof import Proof
 from server.queue.sequence import SequenceState
 from server.runtime.clock import clock_of
+from server.runtime.errors import ApiError
 
 log = logging.getLogger("kendall.supervision")
 TRIAL_TOKENS = 16  # more than an engine has under way when it dies

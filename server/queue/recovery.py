@@ -48,9 +48,11 @@ class Recovery:
         self.down = True
         sequences = self._service.sequences()
         guilty = self.trials.died(sequences)
+        for sequence in sequences:  # all, before one that fails ends the batch of others
+            if sequence.stream is not None:
+                sequence.interruptions += 1
         for sequence in sequences:
             if sequence is guilty:
-                sequence.interruptions += 1
                 self._fail(sequence, "failed", CODE, f"{FAILED} ({message})")
             elif sequence.stream is not None and (
                 reason := interrupted(sequence, most)

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from policies import Fixed, Policy, Request, Running, Waiting
+from policies.orders.by_flow import FlowCounters
 from queueing.measurement.record import Outcome, Record
 from server.engines.base import EngineEnd, EngineRequest, FailureCode, Token, TokenStream
 from server.queue.decision_loop import DecisionLoop
@@ -67,6 +68,7 @@ class Owner(Protocol):
     epoch: int
     wants_steps: bool  # the policy in force is asked after every engine step
     decisions: DecisionLoop
+    counters: FlowCounters | None  # of the flows, under an order that counts
 
     def member_ended(self, sequence: SequenceState) -> None:
         """It met its own end."""
@@ -79,6 +81,9 @@ class Owner(Protocol):
 
     def cancel(self, sequence: SequenceState) -> None:
         """Its client is gone."""
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """The engine did not begin it: it waits again, first of all."""
 
 
 class SequenceState:
@@ -170,8 +175,7 @@ class SequenceState:
             self.output_token_ids.append(tokens[0].id)
         else:
             text, tokens = self._take(tokens)
-        assert self.running is not None
-        self.running.output_tokens_so_far = detector.output_tokens
+        self._count(len(tokens))
         try:
             self.consumer.on_text(text, tokens)
         except Exception:
@@ -190,6 +194,13 @@ class SequenceState:
             self._owner.member_ended(self)
         if self._owner.wants_steps:
             self._owner.decisions.ask_soon()
+
+    def _count(self, tokens: int) -> None:
+        """So many more."""
+        assert self.running is not None
+        self.running.output_tokens_so_far = self.stop_detector.output_tokens
+        if (counters := self._owner.counters) is not None:
+            counters.made(self.running.request.flow, tokens)
 
     def _take(self, tokens: Sequence[Token]) -> tuple[str, Sequence[Token]]:
         """Those up to the own end, and the text they add."""
@@ -261,6 +272,7 @@ class SequenceState:
             predicted_output_tokens=request.predicted_output_tokens,
             finish_reason=self.stop_detector.finish_reason,
             clipped=self.clipped,
+            flow=request.flow or None,
             preemptions=self.preemptions,
             interruptions=self.interruptions,
             error=self._failure,
@@ -337,7 +349,9 @@ def forming_until(
     """
     if not isinstance(policy, Fixed):
         return -math.inf
-    arrivals = [sequence.engine_request.request.arrived_at for sequence in sequences]
-    if len(sequences) >= min(policy.batch_size, max_num_seqs):
+    requests = [sequence.engine_request.request for sequence in sequences]
+    arrivals = [request.arrived_at for request in requests]
+    together = sum(request.sequences for request in requests)
+    if together >= min(policy.batch_size, max_num_seqs):
         return max(arrivals)
     return min(now, min(arrivals) + policy.max_wait)

@@ -5,10 +5,11 @@ freed. And the engine's lease: who may use it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from policies import Policy, Running
+from policies.core import sequences_of
 from queueing.measurement.record import Outcome
 from server.engines.base import Capabilities, Engine
 from server.queue.continuing import listen, resumable
@@ -26,6 +27,7 @@ class Slot:
     id: int
     running: dict[str, Running] = field(default_factory=dict)
     policy: Policy | None = None
+    up: bool = True  # it takes work
 
 
 class Lease:
@@ -83,6 +85,7 @@ class Service:
         self.capabilities = capabilities
         self.slots = [Slot(index) for index in range(capabilities.servers)]
         self.ledger, self.ask, self._fail = ledger, ask, fail
+        self.requeue: Callable[[SequenceState], None]  # to the head of the queue
 
     @property
     def size(self) -> int:
@@ -118,11 +121,13 @@ class Service:
                 sequence.engine_request.request,
                 batch.dispatched_at,
                 len(sequence.engine_request.output_token_ids),
-                resumable(sequence.engine_request.sampling),
+                sequence.engine_request.call is None
+                and resumable(sequence.engine_request.sampling),
                 sequence.preemptions,
             )
+        together = sequences_of(list(slot.running.values()))
         for sequence in batch.sequences:
-            sequence.batch_size = len(slot.running)
+            sequence.batch_size = together
 
     def start(
         self, batch: Batch, sequences: Sequence[SequenceState], *, joining: bool = False
@@ -165,6 +170,23 @@ class Service:
         del self.slots[batch.server_id].running[sequence.id]
         batch.open.discard(sequence.id)
         sequence.end_stint(now)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """The engine did not begin it: it goes to the head of the queue, and its place is free."""
+        batch = sequence.batch
+        assert batch is not None
+        self.preempt(sequence, self.ledger.now())
+        self.requeue(sequence)
+        slot = self.slots[batch.server_id]
+        if batch.policy.joins_running:
+            self._report_idle(slot, self.ledger.now())
+        self._after_departure(batch)
+
+    def withhold(self, servers: Collection[int]) -> None:
+        """These take no work from now on, all others do."""
+        for slot in self.slots:
+            slot.up = slot.id not in servers
+        self.ask()
 
     def drop(self, sequence: SequenceState) -> None:
         """Its answer is not wanted any more."""

@@ -12,8 +12,6 @@ from typing import Literal
 
 from server.engines.base import Sampling, Token
 
-FinishReason = Literal["stop", "length"]
-
 
 class StopDetector:
     """Feeds on tokens, gives back the text that may be shown and says when the answer is over."""
@@ -41,7 +39,7 @@ class StopDetector:
         self._held = ""  # text that may turn out to be the beginning of a stop string
         self.limit = sampling.max_tokens
         self.output_tokens = 0
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: str | None = None  # stop, length, or another server's own word
         self.stop_reason: str | int | None = None
 
     def feed(self, token: Token) -> str:
@@ -60,7 +58,7 @@ class StopDetector:
             return text + self._flush("")
         return text
 
-    def cut(self, reason: FinishReason) -> str:
+    def cut(self, reason: Literal["stop", "length"]) -> str:
         """The engine ended by itself; returns the text still held back."""
         self.finish_reason = reason
         return self._flush("")

@@ -85,6 +85,11 @@ class QueueView:
         """Those without an outcome: waiting, in service, or being written."""
         return self._ledger.unsettled.values()
 
+    @property
+    def servers(self) -> int:
+        """Those that take work."""
+        return sum(slot.up for slot in self._service.slots)
+
     def running(self) -> list[list[Running]]:
         """What each server has in service."""
         return [list(slot.running.values()) for slot in self._service.slots]

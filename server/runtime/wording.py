@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -70,6 +71,22 @@ def excerpt(value: object) -> str:
     "{'a': [1, 2], 'b': None}"
     """
     return _excerpt.repr(value)[:MAX_ECHO]
+
+
+def place_of(location: Sequence[int | str], value: Any, *, missing: bool) -> str:
+    """Where an error of pydantic's is in the body `value`, in the client's words; pydantic names
+    members of unions along the way.
+
+    >>> place_of(("messages", 0, "str", "content"), {"messages": [{"content": 1}]}, missing=False)
+    'messages[0].content'
+    """
+    path = ""
+    for part in location:
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path, value = f"{path}[{part}]", value[part]
+        elif isinstance(value, dict) and part in value:
+            path, value = f"{path}.{part}", value[part]
+    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
 
 
 def _path(found: re.Match[str]) -> str:

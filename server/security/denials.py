@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.security.early_answer import RejectionResponse
 
 

@@ -11,11 +11,12 @@ client.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 MOST_BYTES = 1 << 20  # of a body that are read for the sake of the connection
 MOST_SECONDS = 5.0  # that a client may take over them
@@ -27,9 +28,11 @@ LINGER_BYTES = 16 << 20
 class RejectionResponse(JSONResponse):
     """`error` to a call whose body may still be on its way."""
 
-    def __init__(self, error: ApiError, request_id: str | None = None) -> None:
+    def __init__(
+        self, error: ApiError, request_id: str | None = None, body: dict[str, Any] | None = None
+    ) -> None:
         named = {} if request_id is None else {"x-request-id": request_id}
-        super().__init__(error.body(), error.status, error.headers() | named)
+        super().__init__(body or error.body(), error.status, error.headers() | named)
         self.error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -23,7 +23,7 @@ from starlette.types import Scope
 from queueing.commands.remote import is_loopback
 from server.security import denials
 from server.security.keys import holder
-from server.security.routes import ADMIN, PAGE_FILES, WORK, paths
+from server.security.routes import ADMIN, ANTHROPIC, PAGE_FILES, WORK, paths
 from server.security.settings import SecuritySettings
 
 CALLER = "kendall.api_key"  # key of a request's scope: the name of the key it came with
@@ -98,6 +98,8 @@ class Guard:
 
     def _client_refused(self, scope: Scope, headers: Headers) -> Response | None:
         token = _bearer(headers)
+        if token is None and scope["path"] in ANTHROPIC:
+            token = headers.get(b"x-api-key") or None
         if token is None:
             return denials.NO_KEY
         key = holder(self._all_keys, token)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 if TYPE_CHECKING:
     from server.queue.batcher import Batcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.supervision.supervisor import Supervisor
 
 

@@ -26,8 +26,8 @@ from server.engines.base import (
     InvalidPromptError,
     InvalidSamplingError,
 )
-from server.errors import ApiError
 from server.runtime.clock import clock_of
+from server.runtime.errors import ApiError
 from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings

@@ -19,8 +19,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metri
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from queueing.measurement.record import Record
-from server.errors import FAILURES
 from server.queue.sequence import Batch, SequenceState
+from server.runtime.errors import FAILURES
 from server.runtime.log_writer import REASONS
 from server.runtime.logs import log_writer
 from server.telemetry.cost.instruments import Counter

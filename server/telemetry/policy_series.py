@@ -109,7 +109,7 @@ class PolicyMetrics:
             "clipped_requests", "Answers clipped by the gateway's token limit"
         )
         self.preemptions = self._counter(
-            "preemptions", "Times that a request was taken out of service for another one"
+            "preemptions", "Times that a request was put back into the queue after its dispatch"
         )
         self.tokens = self._counter(
             "generated_tokens",

@@ -86,6 +86,27 @@ def test_a_law_fills_every_column(tmp_path: Path) -> None:
     assert comparisons[1]["queueing_delay"]["paper"] is None
 
 
+@pytest.mark.parametrize(("pads", "speed"), [(False, 1.0), (True, 0.93)])
+def test_padded_batches_of_an_engine_that_cannot_pad_are_elastic(
+    pads: bool, speed: float, tmp_path: Path
+) -> None:
+    """The header says so; else the padded law would take the machine for a quicker one."""
+    records = [
+        msgspec.structs.replace(record, policy="capped:max_batch_size=4")
+        for record in drive(parse_policy("elastic:max_batch_size=4"), 14.0, n=1500)
+    ]
+    path = tmp_path / "run.jsonl"
+    configuration = {"max_num_seqs": 64} | ({} if pads else {"pads": False})
+    write_run(path, Header(writer="gateway", configuration=configuration), records)
+    result = invoke(str(path), "--latency", str(LAW), "--output-tokens", LENGTHS, "--json")
+    assert result.exit_code == 0, result.output
+    (comparison,) = json.loads(result.stdout)["comparisons"]
+    assert comparison["policy"] == "capped:max_batch_size=4"
+    assert comparison["speed"]["factor"] == pytest.approx(speed, abs=0.03)
+    deviation = comparison["queueing_delay"]["simulated"]["deviation"]
+    assert (abs(deviation) < 1e-6) == (not pads)
+
+
 def test_a_profile_that_fits_poorly_is_named_on_stderr(tmp_path: Path) -> None:
     profile = tmp_path / "mine.json"
     msgspec.structs.replace(load_profile("tiny"), name="mine", r2=0.5).save(profile)

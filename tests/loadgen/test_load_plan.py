@@ -50,6 +50,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "output_tokens": "uniform:low=1,high=50",
         "predictor": "lognormal:sigma=0.5",
     },
+    "flows": {"request_rate": 5.0, "num_prompts": 20, "flows": "heavy=3,light=1"},
     "closed loop": {"max_concurrency": 3, "num_prompts": 20},
     "closed loop that thinks": {
         "max_concurrency": 3,
@@ -99,6 +100,7 @@ def shown(plan: LoadPlan) -> dict[str, Any]:
         "prompt tokens": plan.timetable.prompt_tokens,
         "output tokens": plan.timetable.output_tokens,
         "predicted": plan.timetable.predicted_output_tokens,
+        "flow": None if plan.timetable.flow is None else plan.timetable.flow.tolist(),
         "prompts": [list(map(int, prompt)) for prompt in plan.prompts[:2]],
         "seed": plan.seed,
         "process": plan.process,
@@ -204,6 +206,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "ramp_up_start_rps": 1.0,
         "ramp_up_end_rps": 2.0,
     },
+    "a flow without a weight": {"flows": "heavy"},
     "prediction of nothing": {"predictor": "exact"},
     "no timetable": {"request_rate": None, "timetable": Path("/nowhere/x.timetable")},
     **{

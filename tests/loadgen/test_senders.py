@@ -5,6 +5,7 @@ Ctrl-C keeps what was written.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -47,6 +48,27 @@ async def send(
         options=SendOptions(processes=processes, **settings),
         output=RunOutput(path=path),
     )
+
+
+def test_each_request_says_whose_it_is() -> None:
+    """In its header and in its record, from several processes too."""
+    flows = np.array(["heavy", "light"])[np.arange(40) % 3 // 2]
+    named: dict[int, str | None] = {}
+
+    async def noting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        named[fake_server.row_of(request)] = request.headers.get("x-llm-d-inference-fairness-id")
+        return await fake_server.answer(request, body)
+
+    async def main(table: Timetable) -> LoadResult:
+        async with serving(noting) as server:
+            return await send(server, 2, table)
+
+    result = asyncio.run(main(dataclasses.replace(timetable(), flow=flows)))
+    assert [named[row] for row in range(40)] == flows.tolist()
+    assert [record.flow for record in result.records] == flows.tolist()
+    result = asyncio.run(main(timetable()))
+    assert set(named.values()) == {None}
+    assert {record.flow for record in result.records} == {None}
 
 
 async def received(server: FakeServer, count: int) -> None:

@@ -497,6 +497,7 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     assert given["configuration"] == {
         "output_tokens": "uniform:low=2,high=10",
         "prompt_tokens": "deterministic:value=32",
+        "predictor": "none",
     }
     assert rig.speed is None, "something was run since"
     assert given["stop_unstable"] == stopped

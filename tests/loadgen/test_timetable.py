@@ -27,9 +27,11 @@ from loadgen.arrivals.timetable import (
     save_timetable,
     split,
     streams,
+    with_flows,
     with_predictions,
 )
 from policies.text import SpecError
+from queueing.distributions.flows import parse_flows
 from queueing.distributions.token_distribution import parse_distribution
 
 PROMPTS = parse_distribution("uniform:low=1,high=8")
@@ -153,7 +155,7 @@ def test_timetables_drawn_before_today_are_drawn_still() -> None:
 
 def test_every_purpose_has_a_stream_of_its_own() -> None:
     firsts = [generator.random() for generator in streams(3)]
-    assert len(set(firsts)) == len(firsts) == 7
+    assert len(set(firsts)) == len(firsts) == 8
     assert firsts != [generator.random() for generator in streams(4)]
 
 
@@ -208,6 +210,7 @@ def test_senders_together_send_the_one_timetable(text: str, processes: int) -> N
         parse_arrivals(text), count=101, seed=2, prompt_tokens=PROMPTS, output_tokens=OUTPUTS
     )
     table = with_predictions(drawn, parse_length_prediction("exponential"), seed=2)
+    table = with_flows(table, parse_flows("a=1,b=2"), seed=2)
     shares = split(table, processes)
     index = np.concatenate(shares)
     assert sorted(index.tolist()) == list(range(101))
@@ -236,9 +239,9 @@ def _timetables(draw: st.DrawFn) -> Timetable:
     def counts() -> IntArray:
         return draw(hnp.arrays(np.int64, size, elements=st.integers(0, 2**40)))
 
-    return Timetable(
-        np.sort(instants), counts(), counts(), counts() if size and draw(st.booleans()) else None
-    )
+    predicted = counts() if size and draw(st.booleans()) else None
+    flow = np.resize(["a", "tenant/7"], size) if size > 1 and draw(st.booleans()) else None
+    return Timetable(np.sort(instants), counts(), counts(), predicted, flow)
 
 
 @settings(deadline=None, max_examples=100)
@@ -280,7 +283,16 @@ def test_a_saved_timetable_comes_back_bit_for_bit_and_is_saved_again_byte_for_by
         (
             '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'
             '{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2,"predicted_output_tokens":3}',
-            "got a predicted length in some rows",
+            "got a predicted length in some rows; expected one in all or in none",
+        ),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2,"flow":"a"}\n'
+            '{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}',
+            "got a flow in some rows; expected one in all or in none",
+        ),
+        (
+            '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2,"flow":"a\\n"}',
+            "got flow 'a.n'; expected 1 to 128 printable ASCII",
         ),
         (
             '{"writer":"timetable","schema_version":1}\n{"intended_at":1.0,"prompt_tokens":1,"output_tokens":2}\n'

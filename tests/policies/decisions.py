@@ -16,12 +16,13 @@ from policies import (
     Fixed,
     Policy,
     QueueState,
+    Running,
     Server,
     Single,
     Waiting,
     WaitUntil,
 )
-from tests.policies.states import running, waiting
+from tests.policies.states import calls, running, waiting
 
 FIVE = waiting(
     "a", "b", "c", "d", "e", arrived_at=100.0
@@ -411,6 +412,87 @@ CONTINUOUS: list[Row] = [
         batch("a"),
     ),
 ]
+SERVED = [Running(each.request, 0.0) for each in calls(x=3)]
+WHOLE_CALLS: list[Row] = [
+    (
+        "calls count with their sequences: 2 + 3 + 3 of 8",
+        Capped(max_batch_size=8),
+        state(queue=calls(a=2, b=3, c=3, d=1)),
+        105.0,
+        batch("abc"),
+    ),
+    (
+        "a call is never split: 2 + 3 leave no room for 4",
+        Elastic(max_batch_size=8),
+        state(queue=calls(a=2, b=3, c=4, d=1)),
+        105.0,
+        batch("ab"),
+    ),
+    (
+        "the engine's bound counts sequences too",
+        Dynamic(),
+        state(Server(0, max_batch_size=5), queue=calls(a=2, b=3, c=1)),
+        105.0,
+        batch("ab"),
+    ),
+    (
+        "a call larger than the bound is served alone",
+        Capped(max_batch_size=4),
+        state(queue=calls(a=5, b=1)),
+        105.0,
+        batch("a"),
+    ),
+    ("single takes one call, whole", Single(), state(queue=calls(a=3, b=1)), 105.0, batch("a")),
+    (
+        "a fixed batch is full by its sequences",
+        Fixed(batch_size=4),
+        state(queue=calls(a=1, b=3)),
+        105.0,
+        batch("ab"),
+    ),
+    (
+        "three of four sequences wait for company",
+        Fixed(batch_size=4, max_wait=10.0),
+        state(queue=calls(a=1, b=2)),
+        5.0,
+        WaitUntil(10.0),
+    ),
+    (
+        "a fixed batch goes short of the size where the next call does not fit",
+        Fixed(batch_size=4),
+        state(queue=calls(a=3, b=2)),
+        105.0,
+        batch("a"),
+    ),
+    (
+        "the sequences in service take slots: 3 of 5, and 2 fit",
+        Continuous(max_batch_size=5),
+        state(Server(0, SERVED), queue=calls(a=2, b=1)),
+        105.0,
+        batch("a"),
+    ),
+    (
+        "a call waits for as many free slots as it has sequences",
+        Continuous(max_batch_size=5),
+        state(Server(0, SERVED), queue=calls(a=3, b=1)),
+        105.0,
+        IDLE,
+    ),
+    (
+        "of two servers the one with more free slots, by sequences",
+        Continuous(max_batch_size=5),
+        state(Server(0, SERVED), Server(1, running("y", "z")), queue=calls(a=3)),
+        105.0,
+        batch("a", 1),
+    ),
+    (
+        "a call larger than the slots starts on an empty server",
+        Continuous(max_batch_size=2),
+        state(queue=calls(a=3, b=1)),
+        105.0,
+        batch("a"),
+    ),
+]
 ROWS = [
     pytest.param(policy, seen, now, expected, id=f"{policy.name}: {sentence}")
     for sentence, policy, seen, now, expected in [
@@ -420,5 +502,6 @@ ROWS = [
         *ELASTIC,
         *FIXED,
         *CONTINUOUS,
+        *WHOLE_CALLS,
     ]
 ]

@@ -4,6 +4,7 @@ all of them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from hypothesis import strategies as st
@@ -39,6 +40,14 @@ def waiting(
     ]
 
 
+def calls(**sequences: int) -> list[Waiting]:
+    """Calls in the queue, by id the number of their sequences; they arrive one second apart."""
+    return [
+        Waiting(dataclasses.replace(item.request, sequences=sequences[item.request.id]))
+        for item in waiting(*sequences)
+    ]
+
+
 def running(*ids: str, prompt: int = 10, limit: int = 20) -> list[Running]:
     """Requests in service."""
     return [
@@ -48,6 +57,7 @@ def running(*ids: str, prompt: int = 10, limit: int = 20) -> list[Running]:
 
 sizes = st.integers(1, 12)
 seconds = st.floats(0.0, 100.0)
+flows = st.sampled_from(["", "a", "b"])
 waits = st.floats(1e-9, 1e9) | st.just(math.inf)
 
 work_conserving: dict[str, st.SearchStrategy[Policy]] = {
@@ -68,15 +78,19 @@ def states(draw: st.DrawFn) -> QueueState:
     """
     fresh = iter(range(10**6))
     request = st.builds(
-        lambda arrived_at, prompt, limit: Request(
+        lambda arrived_at, prompt, limit, flow, sequences: Request(
             id=f"r{next(fresh)}",
             arrived_at=arrived_at,
             prompt_tokens=prompt,
             max_output_tokens=limit,
+            flow=flow,
+            sequences=sequences,
         ),
         seconds,
         st.integers(1, 500),
         st.integers(1, 500),
+        flows,
+        st.just(1) | st.integers(1, 5),
     )
     queue = draw(st.lists(st.builds(Waiting, request, st.integers(0, 50)), max_size=10))
     queue.sort(key=lambda item: item.request.arrived_at)
@@ -90,4 +104,5 @@ def states(draw: st.DrawFn) -> QueueState:
         max_context_tokens=st.just(2**62) | st.integers(1, 4000),
     )
     servers = draw(st.lists(server, max_size=3, unique_by=lambda item: item.id))
-    return QueueState(queue, servers, closing=draw(st.booleans()))
+    virtual_tokens = draw(st.dictionaries(flows, st.floats(0.0, 1e4)))
+    return QueueState(queue, servers, {}, draw(st.booleans()), virtual_tokens)

@@ -70,7 +70,7 @@ def test_at_the_end_nobody_waits_for_company(policy: Policy, state: QueueState, 
 
 
 @given(policies, states(), seconds, st.data())
-def test_fcfs_looks_at_no_prediction_priority_or_patience(
+def test_fcfs_looks_at_no_prediction_priority_patience_or_flow(
     policy: Policy, state: QueueState, now: float, data: st.DataObject
 ) -> None:
     """A driver that fills these fields changes nothing under the orders there are."""
@@ -81,12 +81,19 @@ def test_fcfs_looks_at_no_prediction_priority_or_patience(
                 predicted_output_tokens=data.draw(st.none() | st.floats(1.0, 1e4)),
                 priority=data.draw(st.integers(-5, 5)),
                 deadline=data.draw(seconds),
+                flow=data.draw(st.sampled_from(["", "a"])),
             ),
             item.output_tokens_so_far,
         )
         for item in state.waiting
     ]
-    other = QueueState(changed, state.servers, {"arrival_rate": data.draw(seconds)}, state.closing)
+    other = QueueState(
+        changed,
+        state.servers,
+        {"arrival_rate": data.draw(seconds)},
+        state.closing,
+        {"": data.draw(seconds), "a": data.draw(seconds)},
+    )
     assert policy.decide(other, now) == policy.decide(state, now)
 
 
@@ -107,11 +114,19 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "predicted_output_tokens",
             "priority",
             "deadline",
+            "flow",  # who asks
+            "sequences",
         },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},
         Server: {"id", "in_service", "max_batch_size", "max_prompt_tokens", "max_context_tokens"},
-        QueueState: {"waiting", "servers", "estimates", "closing"},
+        QueueState: {
+            "waiting",
+            "servers",
+            "estimates",
+            "closing",
+            "virtual_tokens",
+        },  # of what was made,
     }
     assert all("__slots__" in vars(cls) for cls in fields), (
         "without slots anything can be hung onto them"

@@ -25,7 +25,7 @@ from policies import (
     parse_policy,
 )
 from policies.contract import CONTRACTS, faults
-from policies.ordered import in_order, order_of, wants_steps
+from policies.ordered import PARAMETERS, in_order, order_of, wants_steps
 from policies.orders import ORDERS
 from policies.orders.order import predicted_tokens
 from queueing.simulation.policy_check import check_policy
@@ -38,6 +38,7 @@ TEXTS = {
     "edf": "order=edf",
     "priority": "order=priority,aging=2",
     "threshold": "order=threshold,threshold=40",
+    "vtc": "order=vtc,output_weight=3",
     "binned": "order=binned,bins=3",
     "hrrn": "order=hrrn",
     "sprpt": "order=sprpt",
@@ -69,6 +70,8 @@ def test_a_policy_is_shown_by_its_parameters() -> None:
 
 def test_every_order_takes_part() -> None:
     assert list(TEXTS) == list(ORDERS)
+    parameters = {each.name for order in ORDERS.values() for each in dataclasses.fields(order)}
+    assert parameters == set(PARAMETERS)
 
 
 def one(
@@ -116,6 +119,12 @@ def test_every_policy_keeps_its_contracts_in_every_order(text: str) -> None:
 def test_and_in_states_that_are_looked_for(policy: Policy, state: QueueState, now: float) -> None:
     assert faults(policy, state, now) == {}
     assert len(CONTRACTS) > 10
+
+
+def test_a_request_goes_on_with_what_it_has() -> None:
+    """A dispatch forgets no token: the rank would be another, and its place be taken at once."""
+    queue = [one("a", 1.0, 100.0, so_far=90), one("b", 2.0, 50.0)]
+    assert faults(parse_policy("single:order=sprpt"), QueueState(queue, [Server(0)]), 3.0) == {}
 
 
 @pytest.mark.parametrize("text", every_policy())
@@ -322,11 +331,25 @@ def test_batches_have_members_of_one_bin() -> None:
         ("single:order=mlfq,levels=0", "got levels=0; expected a whole number from 1 to 30"),
         ("single:order=mlfq,levels=31", "got levels=31; expected a whole number from 1 to 30"),
         ("single:order=fb,quantum=1000000000000001", "got quantum=1000000000000001"),
+        (
+            "single:order=fb,quantum=1.5",
+            "got quantum=1.5 for policy single; expected a whole number",
+        ),
         ("single:order=fb,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,quantum=0", "got quantum=0; expected tokens, at least 1"),
         ("single:order=mlfq,aging=-1", "got aging=-1; expected seconds >= 0"),
         ("dynamic:order=binned,bins=0", "got bins=0; expected a whole number from 1 to 1000"),
         ("dynamic:order=binned,bins=1001", "got bins=1001; expected a whole number from 1 to 10"),
+        ("single:order=vtc,prompt_weight=-1", "got prompt_weight=-1; expected a number >= 0"),
+        ("single:order=vtc,output_weight=inf", "got output_weight=inf; expected a number >= 0"),
+        (
+            "single:order=vtc,prompt_weight=0,output_weight=0",
+            "got prompt_weight=0 and output_weight=0; expected one of them > 0: else no service",
+        ),
+        ("single:order=vtc,aging=1", "got aging for order vtc; expected prompt_weight, output_"),
+        ("single:order=spjf,prompt_weight=1", "got prompt_weight for order spjf; expected aging"),
+        ("single:order=vtc,max_preemptions=1", "order vtc, which takes nothing out of service"),
+        ("single:order=vtc,weight=1", "got key 'weight' for policy single; expected order, agi"),
         ("single:order=sjf", "did you mean 'spjf'?"),
         ("single:order=sprpt,max_preemptions=0", "got max_preemptions=0; expected a whole number"),
         (
@@ -351,6 +374,8 @@ def test_a_wrong_order_is_told_what_to_do(text: str, says: str) -> None:
         "single:order=threshold,threshold=0.5",
         "single:order=fb,quantum=1000000000000000",
         "single:order=spjf,aging=0",
+        "single:order=vtc,prompt_weight=0",
+        "single:order=vtc,output_weight=0",
         "single:order=mlfq,quantum=1,levels=30",
         "dynamic:order=binned,bins=1000",
     ],

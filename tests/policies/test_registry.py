@@ -260,7 +260,7 @@ def test_parameters_of_every_type(tmp_path: Path, given: str, canonical: str) ->
         ("", "got 'shortest'; expected weight too, for example shortest:weight=8"),
         (":weight=x", "got weight='x' in 'shortest'; expected a number"),
         (":weight=nan", "got weight='nan' in 'shortest'; expected a number"),
-        (":weight=1,count=1.5", "got count=1.5 for policy shortest; expected a whole number from"),
+        (":weight=1,count=1.5", "got count=1.5 for policy shortest; expected a whole number"),
         (":weight=1,fair=yes", "got fair=yes for policy shortest; expected true or false"),
         (":weight=1,size=2", "got key 'size' for policy shortest; expected weight, count, fair,"),
         (":weight=none", "got weight='none' in 'shortest'; expected a number"),

@@ -102,9 +102,7 @@ def test_what_always_and_what_never_gains_has_no_largest_sigma() -> None:
     never helps.
     """
     optimum = found(candidates=["spjf", "ljf", "fb"], predictors=["lognormal:sigma=0.5"])
-    shortest, longest = (
-        point(optimum, order, "lognormal:sigma=0.5") for order in ("spjf", "ljf")
-    )
+    shortest, longest = (point(optimum, order, "lognormal:sigma=0.5") for order in ("spjf", "ljf"))
     assert (shortest["beats_fcfs"], shortest["largest_sigma"]) == ("always", None)
     assert (longest["beats_fcfs"], longest["largest_sigma"]) == ("never", None)
     assert point(optimum, "fb")["beats_fcfs"] is None

@@ -347,9 +347,9 @@ def test_kernels_cover_some_thousand_slots(slots: int, compiled: bool) -> None:
     assert is_compiled(queue) == compiled
 
 
-def test_kernels_cover_first_come_first_served_only() -> None:
-    for order, compiled in (("fcfs", True), ("spjf", False)):
-        policy = dataclasses.replace(parse_policy("dynamic"), order=order)  # type: ignore[type-var]
+def test_kernels_cover_orders_that_interrupt_nobody() -> None:
+    for order, compiled in (("fcfs", True), ("spjf", True), ("sprpt", False)):
+        policy = dataclasses.replace(parse_policy("single"), order=order)  # type: ignore[type-var]
         assert is_compiled(Model(policy=policy, output_tokens=LENGTHS, law=PLAIN)) == compiled
 
 

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths
+from loadgen.arrivals.length_prediction import (
+    parse_length_prediction,
+    predict_lengths,
+)
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError
@@ -48,7 +51,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "trail": {"c": 0.5},
     "mlfq": {"quantum": 10, "levels": 3},
 }
-SOLVED = tuple(name for name in ORDERS if name not in ("edf", "priority", "hrrn", "binned"))
+SOLVED = tuple(name for name in ORDERS if name not in ("edf", "priority", "hrrn", "binned", "vtc"))
 TEXTS = ("none", "exact", "exponential", "lognormal:sigma=0.5", "onebit:threshold=30,accuracy=0.9")
 
 
@@ -94,6 +97,20 @@ def test_what_is_no_predictor_is_refused_in_one_line(text, message):
 def test_every_bit_is_read_back(threshold, accuracy):
     told = PredictorText("onebit", threshold=threshold, accuracy=accuracy)
     assert parse_predictor(str(told)) == told
+
+
+def test_the_most_absurd_errors_are_drawn_as_lengths() -> None:
+    """Clients may send any prediction, and the live model takes their spread from them."""
+    lengths = TOKENS.sample(np.random.default_rng(1), 200)
+    for sigma in ("700", "1e300"):
+        text = f"lognormal:sigma={sigma}"
+        with np.errstate(all="raise", under="ignore"):
+            drawn = predicted_tokens(parse_predictor(text), np.random.default_rng(2), lengths, 150)
+            sent = predict_lengths(parse_length_prediction(text), np.random.default_rng(2), lengths)
+            assert sent is not None
+        assert {1.0, 150.0} <= set(drawn)
+        assert np.minimum(sent, 150).tolist() == drawn.tolist()
+        assert sent.max() == 2**53
 
 
 # tokens become seconds

@@ -1,5 +1,7 @@
 """Orders on several servers: the compiled sample paths."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -82,8 +84,27 @@ def test_orders_that_ask_nothing_leave_the_mean_of_exponential_sizes(name):
     assert abs(found.mean - exact) < 4 * found.standard_error
 
 
-def test_a_sojourn_that_follows_the_work_found_is_known_without_error():
-    work_found = np.array([1.0, 2.0, 4.0, 9.0, 7.5])
-    found = _controlled(np.column_stack([3 + 2 * work_found, work_found]), 5.0, 100)
-    assert found.mean == pytest.approx(3 + 2 * 5.0, rel=1e-12)
+def test_a_sojourn_that_follows_its_control_variates_is_known_without_error():
+    work, size = np.array([1.0, 2.0, 4.0, 9.0, 7.5]), np.array([1.5, 0.5, 1.0, 2.0, 1.25])
+    runs = np.column_stack([3 + 2 * work + 0.5 * size, work, size])
+    found = _controlled(runs, (5.0, 1.0), 100)
+    assert found.mean == pytest.approx(3 + 2 * 5.0 + 0.5, rel=1e-12)
     assert found.standard_error == pytest.approx(0.0, abs=1e-9)
+    assert found.jobs == 100
+
+
+def test_without_control_variates_the_standard_error_is_that_of_a_mean():
+    runs = np.array([[1.0], [2.0], [4.0], [9.0]])
+    found = _controlled(runs, (), 100)
+    assert found.mean == pytest.approx(4.0, rel=1e-12)
+    assert found.standard_error == pytest.approx(np.std(runs, ddof=1) / 2, rel=1e-12)
+
+
+def test_the_standard_error_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(6)
+    off = []
+    for _ in range(2000):
+        work, size, noise = rng.normal(size=(3, 12))
+        found = _controlled(np.column_stack([work - size + noise, work, size]), (0.0, 0.0), 1)
+        off.append(found.mean / found.standard_error)
+    assert np.std(off) == pytest.approx(math.sqrt(9 / 7), rel=0.05)  # Student's, 9 degrees

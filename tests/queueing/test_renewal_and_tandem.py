@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from kendall.api import largest_stable_rate, predict
 from policies.text import SpecError
 from queueing.commands.cli import app
+from queueing.latency.service_time import ServiceTime
 from queueing.model import Model
 from queueing.models.gg1 import kingman
-from queueing.models.renewal import RenewalFunction, settled
+from queueing.models.renewal import RenewalFunction, renewal_function, settled
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run
@@ -313,3 +314,15 @@ def test_a_settled_renewal_function_falls_on_as_it_fell() -> None:
     later = settled(known, 8.0)
     assert (later.tail, later.instants[-1], later.share[-1]) == (pytest.approx(0.0625), 8.0, 1.0)
     assert settled(dataclasses.replace(known, tail=None), 8.0).tail == 0.0
+
+
+@pytest.mark.parametrize("load", [0.5, 0.9, 1.2])
+@pytest.mark.parametrize("horizon", [0.25, 2.0, 9.0])
+def test_the_renewal_function_of_exponential_services_is_known(load: float, horizon: float) -> None:
+    """U(x) = (1 - rho e^(-(1 - rho) x)) / (1 - rho), x in mean services, up to its last instant."""
+    service = ServiceTime(np.array([1.0]), np.array([1.0]), cv=1.0)
+    found = renewal_function(service, load, horizon)
+    exact = (1 - load * np.exp(-(1 - load) * found.instants)) / (1 - load)
+    assert found.inverse == pytest.approx(1 / exact[-1], rel=1e-8)
+    assert found.share == pytest.approx(exact / exact[-1], rel=1e-7)
+    assert found.instants[-1] == horizon

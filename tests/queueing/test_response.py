@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from queueing.control.advice.sentence import percent
-from queueing.control.words import HALF_A_PERCENT, seconds, share, small_share
+from queueing.control.words import HALF_A_PERCENT, bounded, seconds, share, small_share
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
 from queueing.optimization.gain.response import Asked, Response, slope
 
@@ -227,3 +227,10 @@ def test_an_estimate_knows_itself() -> None:
     again = Estimate.from_dict(UNKNOWN.to_dict())
     assert math.isnan(again.value)
     assert (again.low, again.high) == (-math.inf, math.inf)
+
+
+def test_a_duration_that_is_not_finite_is_said_in_words() -> None:
+    endless = Estimate(math.inf, 0.5, math.inf, 10.0)
+    assert bounded(endless) == "without bound"
+    assert bounded(endless, "unknown") == "unknown"
+    assert bounded(Estimate(0.5, -0.1, math.inf, 10.0)) == "500 ms (0 ms to unbounded)"

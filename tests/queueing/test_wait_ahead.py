@@ -227,3 +227,35 @@ def test_a_model_serves_ahead_at_its_largest_stable_rate(text: str) -> None:
         assert service.time(1).mean == pytest.approx(model.batch_time.mean(1))
         between = service.time(3).mean if service.largest >= 4 else model.batch_time.mean(3)
         assert between == pytest.approx(model.batch_time.mean(3), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "text", ["single", "continuous:max_batch_size=8", "capped:max_batch_size=6"]
+)
+def test_the_pace_of_a_request_has_the_mean_of_the_service(text: str) -> None:
+    """And of one token it is the time to the first; of batches there is none."""
+    lengths = parse_distribution("uniform:low=1,high=40")
+    model = Model(policy=parse_policy(text), output_tokens=lengths, law=LAW, max_num_seqs=32)
+    service = service_ahead(model)
+    if isinstance(service, BatchService) and service.largest > 1:
+        assert service.pace is None
+        return
+    assert service.pace is not None
+    mean = (
+        service.slots / service.throughput
+        if isinstance(service, SlotService)
+        else service.time(1).mean
+    )
+    assert service.pace.seconds(lengths.mean) == pytest.approx(mean)
+    assert service.pace.seconds(1) == pytest.approx(service.first_token)
+
+
+def test_the_pace_of_single_tokens_is_that_of_full_slots() -> None:
+    model = Model(
+        policy=parse_policy("continuous:max_batch_size=8"),
+        output_tokens=parse_distribution("deterministic:value=1"),
+        law=LAW,
+    )
+    pace = service_ahead(model).pace
+    assert pace is not None
+    assert pace.step == pytest.approx(LAW.step(8))

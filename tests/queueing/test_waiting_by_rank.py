@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from policies import Request, Waiting
 from policies.orders.by_urgency import MOST, ByPriority
+from queueing.simulation.orders.waiting_by_rank import RankedQueue
 from queueing.simulation.waiting import WaitingQueue
-from queueing.simulation.waiting_by_rank import RankedQueue
 
 
 def one(name: str, at: float, priority: int = 0, prompt: int = 3) -> Waiting:

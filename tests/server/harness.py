@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,9 @@ from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.sequence import Batch, SequenceState
 from tests.virtual_time import run_virtual
+
+NEVER = 10**6  # deaths, after which a request is a suspect, or is given up
+FRAGILE = {"presence_penalty": 0.5}  # sampled without a seed, with a state
 
 
 @dataclass
@@ -72,6 +75,28 @@ def submitted(batcher: Batcher, requests: Sequence[EngineRequest]) -> list[Immed
     return consumers
 
 
+def mortal(
+    law: LatencyModel, **options: int
+) -> tuple[EmulatedEngine, Callable[[Batcher, float], None]]:
+    """An engine, and what kills it and starts it again, as the gateway's supervisor does."""
+    from tests.server.mortal import MortalEngine  # which imports this module
+
+    engine = MortalEngine(law, **options)
+    restarts: set[asyncio.Task[None]] = set()
+
+    async def restart(batcher: Batcher) -> None:
+        batcher.recovery.resume(await engine.start())
+
+    def die(batcher: Batcher, seconds: float) -> None:
+        if engine.alive:
+            engine.start_takes = seconds
+            engine.on_death = lambda reason: batcher.recovery.interrupt(reason, NEVER)
+            engine.kill()
+            restarts.add(asyncio.get_running_loop().create_task(restart(batcher)))
+
+    return engine, die
+
+
 async def replay(
     policy: Policy,
     jobs: Sequence[tuple[Request, int]],
@@ -81,19 +106,29 @@ async def replay(
     seed: int = 0,
     cancellations: Mapping[str, float] | None = None,
     switches: Sequence[tuple[float, Policy]] = (),
+    deaths: Sequence[tuple[float, float]] = (),
+    fragile: Collection[str] = (),
     **bounds: int,
 ) -> list[Record]:
-    """Feed a trace to a batcher on the running (virtual) loop; returns the records."""
+    """Feed a trace to a batcher on the running (virtual) loop; returns the records. `deaths`:
+    instants, and seconds until the engine serves again; `fragile`: ids of what cannot be continued
+    behind its tokens.
+    """
     loop = asyncio.get_running_loop()
-    engine = EmulatedEngine(law, servers=servers, seed=seed, **bounds)
+    engine, die = mortal(law, servers=servers, seed=seed, **bounds)
     collector = Collector()
-    batcher = Batcher(engine, await engine.start(), policy, [collector])
+    capabilities = await engine.start()
+    batcher = Batcher(engine, capabilities, policy, [collector], suspect_after=NEVER)
+    for at, seconds in deaths:
+        loop.call_at(at, die, batcher, seconds)
     sequences: dict[str, SequenceState] = {}
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
-        for consumer in submitted(
-            batcher, [engine_request_of(request, output_tokens) for request, output_tokens in call]
-        ):
+        requests = [
+            engine_request_of(request, tokens, **(FRAGILE if request.id in fragile else {}))
+            for request, tokens in call
+        ]
+        for consumer in submitted(batcher, requests):
             assert consumer.sequence is not None
             sequences[consumer.sequence.id] = consumer.sequence
 
@@ -120,17 +155,21 @@ def driven_by_both(
     law: LatencyModel,
     *,
     servers: int = 1,
+    deaths: Sequence[tuple[float, float]] = (),
+    fragile: Collection[str] = (),
     **options: Any,
 ) -> tuple[list[Record], list[Record]]:
-    """The records of a trace in the gateway on virtual time, and in the simulator; cancellations
-    and switches are `options`.
+    """The records of a trace in the gateway on virtual time, and in the simulator; cancellations,
+    switches and deaths are `options`.
     """
-    live = run_virtual(replay(parse_policy(policy), jobs, law, servers=servers, seed=3, **options))
+    parsed = parse_policy(policy)
+    of_engine = {"servers": servers, "seed": 3, "deaths": deaths, "fragile": fragile}
+    live = run_virtual(replay(parsed, jobs, law, **of_engine, **options))
     children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
     simulated = simulate_trace(
         parse_policy(policy),
-        [Job(request, tokens) for request, tokens in jobs],
-        SimulatedEngine(law, max_batch_size=64),
+        [Job(request, tokens, request.id not in fragile) for request, tokens in jobs],
+        SimulatedEngine(law, max_batch_size=64, deaths=deaths),
         [np.random.default_rng(child) for child in children],
         **options,
     )

@@ -57,7 +57,7 @@ async def post(app: Any, endpoint: str, **fields: Any) -> Call:
 
 def test_every_header_that_says_how_a_call_is_served_is_read() -> None:
     names = [header["name"].encode() for header in CALL_HEADERS]
-    assert len(names) == 6
+    assert len(names) == 7
     assert [name for name in (*names, RETRY_HEADER) if not name.startswith(READ)] == []
 
 

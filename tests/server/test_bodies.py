@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.errors import ApiError
 from server.http import bodies
 from server.http.bodies import AT_ONCE, MOST_VALUES, count_values, parsed
+from server.runtime.errors import ApiError
 from tests.server.asgi import Call, call, completion, running
 
 MIB = 1 << 20

@@ -25,8 +25,8 @@ from server.calibration.designed import Cell, DesignedBatches, design
 from server.calibration.in_force import LatencyModelInForce
 from server.engines.base import Capabilities
 from server.engines.emulated import EmulatedEngine
-from server.errors import ApiError
 from server.operations.calibrate import calibrate
+from server.runtime.errors import ApiError
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import Call, call, completion, running
 from tests.server.mortal import MortalEngine, faulty

@@ -13,10 +13,11 @@ import pytest
 
 from kendall import cli
 from policies import Request
-from server.errors import ApiError
-from server.http.answer import Answer, AnswerOptions
+from server.http.answer import Answer
 from server.http.api.schema import CompletionRequest
 from server.http.formats import CompletionFormat
+from server.http.submitted import AnswerOptions
+from server.runtime.errors import ApiError
 from server.settings import Settings
 from server.supervision.deadlines import Timeouts, timeouts_of
 from tests.server.asgi import Call, call, completion, running

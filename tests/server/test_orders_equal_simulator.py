@@ -19,6 +19,7 @@ from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
 COUNT = 1500
+FLOWS = ("heavy", "", "heavy", "light", "heavy")
 ORDERS = (
     "spjf",
     "spjf,aging=0.002",
@@ -28,6 +29,8 @@ ORDERS = (
     "priority,aging=0.05",
     "threshold,threshold=12",
     "hrrn",
+    "vtc",
+    "vtc,prompt_weight=0.5,output_weight=4",
 )
 PREEMPTIVE = (
     "sprpt",
@@ -50,8 +53,13 @@ POLICIES = [
     ("fixed:batch_size=3,max_wait=0.2,order=binned,bins=2", 60.0),
     ("elastic:max_batch_size=3,order=spjf", 80.0),
     ("fixed:batch_size=3,max_wait=0.05,order=spjf", 60.0),
+    ("fixed:batch_size=3,max_wait=0.05,order=vtc", 60.0),
+    ("elastic:max_batch_size=3,order=vtc", 80.0),
 ]
-EXACT = ("outcome", "policy", "server_id", "batch_id", "batch_size", "preemptions", "output_tokens")
+EXACT = (
+    *("outcome", "policy", "epoch", "server_id", "batch_id", "batch_size", "output_tokens"),
+    *("preemptions", "interruptions", "flow"),
+)
 OF_ANSWERS = (
     "released_at",
     "last_token_at",
@@ -64,7 +72,9 @@ INSTANTS = ("first_dispatched_at", "dispatched_at", "first_token_at", *OF_ANSWER
 
 
 def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
-    """Lognormal errors of prediction, a tenth without one; priorities and patience of some."""
+    """Lognormal errors of prediction, a tenth without one; priorities and patience of some; a flow
+    that asks for more than the others, and one without a name.
+    """
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, COUNT))
     lengths, prompts = rng.integers(1, 33, COUNT), rng.integers(4, 60, COUNT)
@@ -79,6 +89,7 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
                 predicted_output_tokens=float(prediction) if rng.random() < 0.9 else None,
                 priority=int(rng.integers(-2, 3)),
                 deadline=float(at + rng.uniform(0.5, 2.0)) if rng.random() < 0.3 else math.inf,
+                flow=FLOWS[index % len(FLOWS)],
             ),
             int(length),
         )
@@ -155,6 +166,46 @@ def test_the_same_with_cancellations_and_switches_between_orders(servers: int, s
     assert sum(record.outcome == "cancelled" for record in live) > COUNT / 50
     assert len({record.policy for record in live}) > 20
     assert sum(record.preemptions for record in live) > 20
+
+
+@pytest.mark.parametrize(("servers", "seed"), [(1, 23), (2, 29), (3, 31)])
+def test_the_same_with_deaths_of_the_engine(servers: int, seed: int) -> None:
+    """Every policy in turn, each with deaths under it; some clients leave, also while the engine
+    is being started again; a third of the requests cannot be continued.
+    """
+    rng = np.random.default_rng(seed)
+    rate = 90.0 * servers
+    jobs = trace(rate, seed=7)
+    end = jobs[-1][0].arrived_at
+    fragile = {jobs[i][0].id for i in rng.choice(COUNT, COUNT // 3, replace=False)}
+    cancellations = {
+        jobs[i][0].id: jobs[i][0].arrived_at + float(rng.exponential(0.1))
+        for i in rng.choice(COUNT, COUNT // 10, replace=False)
+    }
+    names = rng.permutation([text for text, _ in POLICIES]).tolist()
+    switches = [
+        (float(at), parse_policy(name))
+        for at, name in zip(np.sort(rng.uniform(0, end, len(names))), names, strict=True)
+    ]
+    deaths = [
+        (float(at), float(rng.uniform(0.01, 0.15))) for at in np.sort(rng.uniform(0, end, 60))
+    ]
+    live = assert_equal_runs(
+        "continuous:max_batch_size=3,order=sprpt",
+        rate,
+        servers=servers,
+        cancellations=cancellations,
+        switches=switches,
+        deaths=deaths,
+        fragile=fragile,
+    )
+    failed = [record for record in live if record.outcome == "failed"]
+    assert len(failed) > 10
+    assert {record.request_id for record in failed} <= fragile
+    assert all(record.output_tokens for record in failed), "before a token it begins again"
+    survived = [record for record in live if record.outcome == "completed"]
+    assert sum((record.interruptions or 0) > 0 for record in survived) > 30
+    assert any(record.preemptions and record.interruptions for record in survived)
 
 
 def test_a_missing_prediction_is_said_once_for_each_policy(

@@ -396,6 +396,24 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
     run_virtual(main())
 
 
+def test_who_waits_for_an_idle_engine_goes_on_when_the_proof_is_over() -> None:
+    """A calibration: no other request ends meanwhile that would wake it."""
+
+    async def main() -> None:
+        async with faulty("single", Poisoned(parse_law(LAW))) as (app, gateway, _, _records):
+            await ask(app, [MARK]).task
+            trials = gateway.batcher.recovery.trials
+            while not trials.proving:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            served = asyncio.ensure_future(gateway.batcher.served())
+            while trials.pauses_dispatch:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)
+            assert served.done()
+
+    run_virtual(main())
+
+
 def test_an_engine_that_dies_of_everything_is_given_up_all_the_same() -> None:
     """A convicted request counts for nothing as long as no engine has made tokens of something
     else, the gateway's own request included.

@@ -21,6 +21,7 @@ from server.settings import Settings
 from tests.server.asgi import FOR_THE_RUN, Call, completion
 from tests.server.counts import tell
 from tests.server.harness import Collector
+from tests.server.sampling_kinds import EXACT, KEPT, PLAIN, SAMPLED, Body
 
 pytestmark = [
     pytest.mark.engine,
@@ -36,56 +37,62 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 COUNT, TOGETHER = 1000, 24
+EACH = 30  # calls of each kind
+LIMIT = 24
+ALONE = "continuous:max_batch_size=4"
 TURNS = "continuous:max_batch_size=4,order=fb,quantum=8"
-EXACT: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "greedy, repetitions less likely": {"temperature": 0, "repetition_penalty": 1.2},
-    "greedy, with a stop string": {"temperature": 0, "stop": ["zzzz"]},
-}
-KEPT: dict[str, dict[str, Any]] = {
-    "a seed": {"temperature": 1.0, "seed": 7},
-    "a penalty of the output": {"temperature": 0, "presence_penalty": 0.5},
-    "a form": {"temperature": 0, "structured_outputs": {"choice": ["yes", "no"]}},
-}
 
 
 def test_a_thousand_preempted_answers_equal_the_others_token_for_token() -> None:
     prepare(str(make_tiny()))
-    asyncio.run(compared(COUNT, EXACT["greedy"]))
+    asyncio.run(compared(COUNT, [PLAIN]))
 
 
-@pytest.mark.parametrize("kind", list(EXACT)[1:])
-def test_what_can_go_on_exactly_does(kind: str) -> None:
+def test_every_kind_that_can_go_on_exactly_does() -> None:
     prepare(str(make_tiny()))
-    asyncio.run(compared(60, EXACT[kind]))
+    asyncio.run(compared(EACH * len(EXACT) // 2, list(EXACT.values())))
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_what_cannot_is_never_taken_out(kind: str) -> None:
+def test_what_is_sampled_without_a_seed_is_preempted_and_ends_as_asked() -> None:
     prepare(str(make_tiny()))
-    asyncio.run(kept(KEPT[kind]))
+    asyncio.run(sampled(list(SAMPLED.values())))
 
 
-async def compared(count: int, sampling: dict[str, Any]) -> None:
-    """The same calls first come first served and in turns of a few tokens."""
-    alone, records = await answers("continuous:max_batch_size=4", count, sampling)
+def test_what_cannot_go_on_exactly_is_never_taken_out() -> None:
+    prepare(str(make_tiny()))
+    asyncio.run(kept(list(KEPT.values())))
+
+
+async def compared(count: int, kinds: list[Body]) -> None:
+    """The same calls first come first served and in turns of a few tokens; who comes last has
+    nobody left to make way for, so a few more are sent.
+    """
+    alone, records = await answers(ALONE, count + TOGETHER, kinds)
     assert {record.preemptions for record in records} == {0}
-    turns, records = await answers(TURNS, count, sampling)
+    turns, records = await answers(TURNS, count + TOGETHER, kinds)
     preemptions = [record.preemptions for record in records]
-    tell(
-        "preempted", count=count, preempted=sum(n > 0 for n in preemptions), times=sum(preemptions)
-    )
-    assert min(preemptions) > 0, "a request was not preempted"
+    preempted = sum(number > 0 for number in preemptions)
+    tell("preempted", count=len(records), preempted=preempted, times=sum(preemptions))
+    assert preempted >= count
     assert turns == alone
 
 
-async def kept(sampling: dict[str, Any]) -> None:
-    _, records = await answers(TURNS, 40, sampling)
+async def sampled(kinds: list[Body]) -> None:
+    found, records = await answers(TURNS, EACH * len(kinds), kinds)
+    assert sum(record.preemptions > 0 for record in records) > len(records) // 2
+    assert {(len(answer["token_ids"]), answer["finish_reason"]) for answer in found} == {
+        (LIMIT, "length")
+    }
+
+
+async def kept(kinds: list[Body]) -> None:
+    _, records = await answers(TURNS, EACH * len(kinds), kinds)
+    assert len(records) == EACH * len(kinds)
     assert {record.preemptions for record in records} == {0}
 
 
-async def answers(policy: str, count: int, sampling: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Token ids of each answer, and the records."""
+async def answers(policy: str, count: int, kinds: list[Body]) -> tuple[list[Any], list[Any]]:
+    """What each answer says, and the records; the kinds in turn."""
     engine = VllmEngine(str(make_tiny()), engine_args={"dtype": "float32"})
     settings = Settings(
         model="tiny",
@@ -101,22 +108,22 @@ async def answers(policy: str, count: int, sampling: dict[str, Any]) -> tuple[li
     async with asyncio.timeout(1500), app.router.lifespan_context(app):
         await ready.wait()
         gateway.batcher.observers.add(collector)
-        return await asked(app, count, sampling), collector.records
+        return await asked(app, count, kinds), collector.records
 
 
-async def asked(app: FastAPI, count: int, sampling: dict[str, Any]) -> list[Any]:
+async def asked(app: FastAPI, count: int, kinds: list[Body]) -> list[Any]:
     """So many calls, a few at once, so that in turns each waits in between."""
     rng = np.random.default_rng(5)
-    bodies: Iterator[dict[str, Any]] = iter(
+    bodies: Iterator[Body] = iter(
         [
             completion(
                 prompt=rng.integers(10, 200, 12).tolist(),
-                max_tokens=24,
+                max_tokens=LIMIT,
                 return_token_ids=True,
-                ignore_eos="structured_outputs" not in sampling,
+                ignore_eos="structured_outputs" not in kinds[place % len(kinds)],
             )
-            | sampling
-            for _ in range(count)
+            | kinds[place % len(kinds)]
+            for place in range(count)
         ]
     )
     found: dict[int, Any] = {}
@@ -126,7 +133,8 @@ async def asked(app: FastAPI, count: int, sampling: dict[str, Any]) -> list[Any]
             made = Call(app, "POST", "/v1/completions", body)
             await made.task
             assert made.status == 200, made.body
-            found[place] = made.json()["choices"][0]["token_ids"]
+            choice = made.json()["choices"][0]
+            found[place] = {name: choice[name] for name in ("token_ids", "text", "finish_reason")}
 
     numbered = enumerate(bodies)
     await asyncio.gather(*(client() for _ in range(TOGETHER)))

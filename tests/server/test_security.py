@@ -22,16 +22,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies import SpecError
 from queueing.commands.remote import is_loopback
 from queueing.optimization.objective import parse_slo
-from server.errors import ApiError
 from server.http.bodies import AT_ONCE
 from server.page.assets import load_assets
+from server.runtime.errors import ApiError
 from server.runtime.wording import public
 from server.security.cors import read_origins
 from server.security.exposure import check_exposure, check_tls, warn_of
 from server.security.flags import KeyFlags, read_security
 from server.security.guard import CALLER, Guard
 from server.security.keys import Key, holder, read_keys
-from server.security.routes import DECISIONS
+from server.security.routes import ANTHROPIC, DECISIONS
 from server.security.settings import SecuritySettings, TlsSettings
 from server.telemetry.metrics import MAX_POLICIES
 from tests.server.asgi import Call, call, completion, running
@@ -165,6 +165,25 @@ def test_an_unknown_path_needs_a_key(path: str) -> None:
 
 
 # keys
+
+
+@pytest.mark.parametrize("path", sorted(ANTHROPIC))
+def test_anthropics_clients_send_their_keys_in_a_header_of_their_own(path: str) -> None:
+    async def main() -> None:
+        async with secured(api_keys=API_KEYS) as (app, _):
+            for key, status in ((API, 501), (API + "x", 401), ("", 401)):
+                asked = await call(
+                    app,
+                    "POST",
+                    path,
+                    {"model": "tiny", "messages": []},
+                    {"x-api-key": key},
+                )
+                assert asked.status == status, "the emulated engine does not serve it"
+            other = await call(app, "POST", "/v1/completions", completion(), {"x-api-key": API})
+            assert other.status == 401
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -17,7 +17,6 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from policies import SpecError
-from server.errors import ApiError
 from server.http import bounds as protocol
 from server.http.api.limits import check_form_size, check_prompt
 from server.http.bounds import (
@@ -28,6 +27,7 @@ from server.http.bounds import (
     LimitedProtocol,
     fault_of_head,
 )
+from server.runtime.errors import ApiError
 from server.runtime.wording import brief, excerpt, public
 from server.security import audit
 from server.security.audit import LINES, Audit, _Rate

@@ -294,10 +294,9 @@ def test_an_answer_without_a_seed_goes_on_behind_its_tokens() -> None:
         stream.push(FIVE[2:])
 
     sequence, consumer, _ = serving(act, limit=4)
-    assert (consumer.text, sequence.output_token_ids, sequence.interruptions, sequence.outcome) == (
+    assert (consumer.text, sequence.output_token_ids, sequence.outcome) == (
         "abcd",
         [10, 11, 12, 13],
-        1,
         "completed",
     )
 

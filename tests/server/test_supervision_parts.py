@@ -16,11 +16,11 @@ import pytest
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling, Token
-from server.errors import ApiError
 from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
 from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
 from server.queue.proof import Proof
+from server.runtime.errors import ApiError
 from server.supervision import progress, restarts, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
 from server.supervision.deadlines import FIRST_TOKEN, WHOLE, Deadlines, Timeouts

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.engines.base import EngineStartError, InvalidPromptError
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.supervision.settings import SupervisionSettings
 from server.supervision.supervisor import Supervisor
 from tests.virtual_time import run_virtual

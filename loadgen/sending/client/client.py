@@ -57,6 +57,7 @@ class Exchange:
     prompt_tokens: int
     max_output_tokens: int
     predicted_output_tokens: float | None = None
+    flow: str | None = None
     sender_id: int | None = None
     token_times: bool = False
     ended: Callable[[Exchange], None] = lambda _: None  # called once, when the outcome is known
@@ -192,6 +193,7 @@ class Exchange:
             max_output_tokens=self.max_output_tokens,
             predicted_output_tokens=self.predicted_output_tokens,
             sender_id=self.sender_id,
+            flow=self.flow,
             finish_reason=answer.finish_reason,
             error=self.error,
         )

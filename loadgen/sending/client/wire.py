@@ -22,6 +22,8 @@ import httptools
 from policies.text import SpecError
 from queueing.commands.remote import reason as why
 
+FLOW_HEADER = "x-llm-d-inference-fairness-id"
+
 
 class Receiver(Protocol):
     """Who is told of an answer; `now` is the instant at which the loop read it."""
@@ -67,11 +69,12 @@ class Address:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
-    def message(self, body: bytes, request_id: str) -> bytes:
+    def message(self, body: bytes, request_id: str, flow: str | None = None) -> bytes:
         """The bytes of one request."""
+        named = request_id if flow is None else f"{request_id}\r\n{FLOW_HEADER}: {flow}"
         return b"%s\r\nx-request-id: %s\r\ncontent-length: %d\r\n\r\n%s" % (
             self._head,
-            request_id.encode("latin-1"),
+            named.encode("latin-1"),
             len(body),
             body,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies import parse_policy
+from policies import parse_policy, served_as
 from queueing.estimation.assess import Assessment, Limits
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import ENOUGH, judged
@@ -77,7 +77,7 @@ def assessed_window(
     delays, sojourns = judged(seen), judged(seen, sojourn=True)
     return AssessedWindow(
         now=seen.now,
-        estimates=estimate(seen, parse_policy(seen.policy), shape)
+        estimates=estimate(seen, served_as(parse_policy(seen.policy), pads=limits.pads), shape)
         if found is None
         else found.estimates,
         shape=shape,

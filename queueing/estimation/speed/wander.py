@@ -32,6 +32,7 @@ BLOCKS = 60
 FEWEST_PER_BLOCK = 4  # batches
 FEWEST_BLOCKS = 8
 SIGMAS = np.concatenate([[0.0], np.geomspace(0.003, 0.6, 28)])
+ROUNDING = 1e-9  # of log likelihoods
 INTERVAL_DROP, SIGNIFICANT_DROP = 1.92, 6.5
 TauLikelihoods = npt.NDArray[np.float64]  # a row for each tau, a column for each of `SIGMAS`
 
@@ -102,7 +103,8 @@ def most_likely(likelihood: TauLikelihoods, taus: Vector, *, span: float, fast_c
     best = likelihood.max()
     profile = likelihood.max(axis=0)
     inside = np.flatnonzero(profile >= best - INTERVAL_DROP)
-    row, column = np.unravel_index(int(np.argmax(likelihood)), likelihood.shape)
+    # without a slow part every tau is as likely, but for rounding: the first of them
+    row, column = np.argwhere(likelihood >= best - ROUNDING)[0]
     steps = max(2.0, span / float(2 * taus[row]))
     high = float(SIGMAS[min(inside[-1] + 1, SIGMAS.size - 1)])
     sigma = Estimate(float(SIGMAS[column]), float(SIGMAS[max(0, inside[0] - 1)]), high, steps)

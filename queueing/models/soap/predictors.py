@@ -127,7 +127,8 @@ class LognormalPrediction:
 
     def sample(self, rng: np.random.Generator, sizes: Vector) -> Vector:
         """See `Predictor`."""
-        return np.asarray(sizes * np.exp(self.sigma * rng.standard_normal(sizes.size)))
+        with np.errstate(over="ignore"):  # infinite: longer than any; clients may say anything
+            return np.asarray(sizes * np.exp(self.sigma * rng.standard_normal(sizes.size)))
 
 
 @dataclass(frozen=True)

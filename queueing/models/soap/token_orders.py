@@ -14,8 +14,8 @@ length of n tokens is S(n) seconds, and the age at n tokens too:
                            has few, Levels
 
 Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
-hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request. In
-slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
+vtc, hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request.
+In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from policies import parse_policy
+from policies import parse_policy, served_as
 from policies.text import counted
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.estimation.assess import Limits
@@ -101,7 +101,7 @@ class WindowModel:
             assert self.lengths is not None
             whole = self.lengths.whole
         return Model(
-            policy=parse_policy(setting.policy),
+            policy=served_as(parse_policy(setting.policy), pads=self.limits.pads),
             output_tokens=whole
             if setting.max_output_tokens is None
             else whole.clip(setting.max_output_tokens),

@@ -34,6 +34,10 @@ CATALOGUE: dict[str, tuple[str, str]] = {
     "slides-choices": ("slides.errors", "choices"),
     "slides-costs": ("slides.costs", "costs"),
     "slides-kv": ("slides.words", "kv_cache"),
+    "slides-memory": ("slides.serving", "memory"),
+    "slides-calls": ("slides.serving", "calls"),
+    "slides-phases": ("slides.machines", "phases"),
+    "slides-models": ("slides.machines", "models"),
 }
 GROUPS = ("all", "yang", "inoue", "chapter", "slides")
 

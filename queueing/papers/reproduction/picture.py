@@ -58,15 +58,11 @@ def draw_artefact(artefact: Artefact, path: Path) -> Path:
 
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
-    shades = dict(
-        zip(
-            [item.label for item in panel.curves if item.kind != "simulated"],
-            COLOURS * 3,
-            strict=False,
-        )
-    )
+    lines = [item.label for item in panel.curves if item.kind != "simulated"]
+    series = _series_of_their_own(panel, lines)
+    shades = dict(zip([*lines, *series], COLOURS * 3, strict=False))
     for item in panel.curves:
-        _draw_curve(axis, item, shades.get(item.label, "#222222"))
+        _draw_curve(axis, item, shades.get(item.label, "#222222"), joined=item.label in series)
     for place, label in panel.marks:
         axis.axvline(place, color="#999999", linewidth=0.8, zorder=0)
         axis.annotate(
@@ -91,6 +87,16 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.legend(fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none")
 
 
+def _series_of_their_own(panel: Panel, lines: list[str]) -> list[str]:
+    """Simulated series that belong to no line, where they are several: joined, in colours."""
+    alone = [
+        item.label
+        for item in panel.curves
+        if item.kind == "simulated" and not any(_belongs(item.label, line) for line in lines)
+    ]
+    return alone if len(alone) > 1 else []
+
+
 def _make_logarithmic(axis: Axes, letter: str) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter  # noqa: PLC0415
 
@@ -102,25 +108,23 @@ def _make_logarithmic(axis: Axes, letter: str) -> None:
     scale.set_minor_formatter(NullFormatter())
 
 
-def _draw_curve(axis: Axes, item: Curve, colour: str) -> None:
+def _draw_curve(axis: Axes, item: Curve, colour: str, *, joined: bool) -> None:
     y = [float("nan") if value is None else value for value in item.y]
     if item.kind == "simulated":
         bars = [2 * error for error in item.error] or None
-        shade = next(
-            (
-                line.get_color()
-                for line in axis.get_lines()
-                if _belongs(item.label, str(line.get_label()))
-            ),
-            colour,
+        theirs = (
+            line.get_color()
+            for line in axis.get_lines()
+            if not joined and _belongs(item.label, str(line.get_label()))
         )
         axis.errorbar(
             item.x,
             y,
             bars,
-            fmt="o",
+            fmt="o-" if joined else "o",
             markersize=4,
-            color=shade,
+            linewidth=0.9,
+            color=next(theirs, colour),
             markerfacecolor="white",
             capsize=2,
             label=item.label,

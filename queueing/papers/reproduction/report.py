@@ -61,8 +61,9 @@ _HEADER = (
     "\n"
     "Solid lines are exact, dashed ones approximations, dotted ones the printed formulas; circles "
     "are event-driven simulations with two\n"
-    f"standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point). "
-    "Lengths follow the documents' continuous laws.\n"
+    f"standard errors ({REPLICATIONS} replications, seed {SEED} and the name of the point, where "
+    "nothing else is said), joined by thin\n"
+    "lines where several belong to no other line. Lengths follow the documents' continuous laws.\n"
 )
 _FOOTER = (
     "## What is not here\n"
@@ -70,7 +71,8 @@ _FOOTER = (
     "* Yang et al., Fig. 1 and 2, and Inoue, Fig. 1: a diagram, measurements whose numbers are not "
     "printed, and a sketch of a path.\n"
     "* The slides: diagrams, and measurements of LLM engines by others (response-length "
-    "perception, TRAIL, MARS) whose inputs are not printed.\n"
+    "perception, TRAIL, MARS) whose inputs are not printed; what they claim is checked in "
+    "simulation.\n"
 )
 
 

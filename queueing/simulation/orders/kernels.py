@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from queueing.simulation.kernels import compiled
+from queueing.simulation.kernels import compiled, inner
 
 
-@compiled()
+@inner
 def before(level, value, turn, other_level, other_value, other_turn):  # type: ignore[no-untyped-def]
     """Whether the first rank goes first."""
     if level != other_level:
@@ -22,17 +22,23 @@ def before(level, value, turn, other_level, other_value, other_turn):  # type: i
     return turn < other_turn
 
 
-@compiled()
+@inner
+def move(heap, origin, place):  # type: ignore[no-untyped-def]
+    """Copy a row."""
+    for column in range(4):
+        heap[place, column] = heap[origin, column]
+
+
+@inner
 def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
     """Put (level, value, turn) of `job` into the heap of `count` rows [level, value, turn, job]."""
     level, value, turn = rank
     place = count
     while place > 0:
         parent = (place - 1) >> 1
-        row = heap[parent]
-        if not before(level, value, turn, row[0], row[1], row[2]):
+        if not before(level, value, turn, heap[parent, 0], heap[parent, 1], heap[parent, 2]):
             break
-        heap[place] = row
+        move(heap, parent, place)
         place = parent
     heap[place, 0] = level
     heap[place, 1] = value
@@ -40,7 +46,7 @@ def push(heap, count, rank, job):  # type: ignore[no-untyped-def]
     heap[place, 3] = job
 
 
-@compiled()
+@inner
 def pop(heap, count):  # type: ignore[no-untyped-def]
     """Take the first out of a heap of `count` rows: its job."""
     first, last = int(heap[0, 3]), count - 1
@@ -58,7 +64,7 @@ def pop(heap, count):  # type: ignore[no-untyped-def]
             child = other
         if not before(heap[child, 0], heap[child, 1], heap[child, 2], level, value, turn):
             break
-        heap[place] = heap[child]
+        move(heap, child, place)
         place = child
     heap[place, 0] = level
     heap[place, 1] = value

@@ -57,9 +57,9 @@ def simulate_order(
 ) -> SimulatedSojourn:
     """Mean sojourn time, the first tenth and the last twentieth of each run left out.
 
-    Control variate: the unfinished work that arrivals find at one server as fast as all `servers`
-    together, whose mean is known (Pollaczek and Khinchine) whatever the order of service. Raises
-    SpecError: stalls.
+    Control variates: the service time, and the unfinished work that arrivals find at one server as
+    fast as all `servers` together, whose mean is known (Pollaczek and Khinchine) whatever the order
+    of service. Raises SpecError: stalls.
     """
     residual = sizes.residual if isinstance(sizes, Atoms) else NO_RESIDUAL
     streams = np.random.SeedSequence(runs.seed).spawn(runs.count)
@@ -74,10 +74,11 @@ def simulate_order(
             factors = _residuals(rng, residual, runs.jobs)
             drawn, drawn_sizes = stretched(drawn, factors), drawn_sizes * factors
         mean = float(sojourns(order, arrived_at, drawn, servers)[first:last].mean())
-        found.append((mean, mean_work_ahead(arrived_at, drawn_sizes / servers, first, last)))
+        ahead = mean_work_ahead(arrived_at, drawn_sizes / servers, first, last)
+        found.append((mean, ahead, float(drawn_sizes[first:last].mean())))
     load = arrival_rate * sizes.mean / servers
     work = arrival_rate * sizes.second_moment / servers**2 / (2 * (1 - load))
-    return _controlled(np.array(found), work, runs.count * (last - first))
+    return _controlled(np.array(found), (work, sizes.mean), runs.count * (last - first))
 
 
 def _residuals(rng: np.random.Generator, residual: Residual, count: int) -> Vector:
@@ -99,16 +100,18 @@ def stretched(drawn: DrawnJobs, factors: Vector) -> DrawnJobs:
     )
 
 
-def _controlled(found: Vector, work: float, jobs: int) -> SimulatedSojourn:
-    """From (mean sojourn, mean work found) of each run, by regression on the work."""
-    (sojourn, ahead), count = found.T, len(found)
-    centred = ahead - ahead.mean()
-    slope = float(centred @ sojourn) / float(centred @ centred)
-    residual = sojourn - sojourn.mean() - slope * centred
-    scatter = float(residual @ residual) / (count - 2)
-    bias = float(ahead.mean()) - work
-    error = math.sqrt(scatter * (1 / count + bias**2 / float(centred @ centred)))
-    return SimulatedSojourn(float(sojourn.mean()) - slope * bias, error, jobs)
+def _controlled(found: Vector, known: tuple[float, ...], jobs: int) -> SimulatedSojourn:
+    """From the mean sojourn time and the control variates of each run: the regression of the first
+    on the others, at their `known` means.
+    """
+    sojourn, deviations = found[:, 0], found[:, 1:] - known
+    design = np.column_stack([np.ones(len(found)), deviations])
+    weights = np.linalg.pinv(design)
+    estimate = weights @ sojourn
+    residual = sojourn - design @ estimate
+    scatter = float(residual @ residual) / (len(found) - design.shape[1])
+    error = math.sqrt(scatter * float(weights[0] @ weights[0]))
+    return SimulatedSojourn(float(estimate[0]), error, jobs)
 
 
 def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs, servers: int = 1) -> Vector:

@@ -82,7 +82,10 @@ class Core:
         return self.llm.renderer.get_tokenizer()
 
     async def add(
-        self, request_id: str, prompt: Any, sampling: SamplingParams, receive: Callable[[Any], None]
+        self,
+        engine_request: EngineRequest,
+        sampling: SamplingParams,
+        receive: Callable[[Any], None],
     ) -> str:
         """Hand over one sequence; `receive` hears every output, or the exception that ended it, at
         once. Returns vLLM's id.
@@ -90,7 +93,12 @@ class Core:
         The collector's own `put` would wake a task for each output: for one that only passes it on,
         that costs more than the rest of the way.
         """
-        collector = await self.llm.add_request(request_id, prompt, sampling)
+        collector = await self.llm.add_request(
+            engine_request.request.id,
+            prompt_of(engine_request),
+            sampling,
+            **(engine_request.engine_arguments or {}),
+        )
         collector.put = receive
         if collector.output is not None:
             receive(collector.output)
@@ -295,6 +303,8 @@ def sampling_params(
         seed=sampling.seed if keep_seed else None,
         logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
         logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        thinking_token_budget=sampling.thinking_token_budget,
         ignore_eos=runs_on or sampling.ignore_eos,
         stop_token_ids=None if runs_on else list(sampling.stop_token_ids),
         detokenize=False,
@@ -318,10 +328,10 @@ def _structured(structured: Structured | None) -> StructuredOutputsParams | None
 
 def prompt_of(engine_request: EngineRequest) -> Any:
     """The prompt as vLLM takes it, with what has been made already behind it."""
-    return tokens_input(
-        [*engine_request.prompt_token_ids, *engine_request.output_token_ids],
-        cache_salt=engine_request.cache_salt,
-    )
+    ids = [*engine_request.prompt_token_ids, *engine_request.output_token_ids]
+    if engine_request.rendered is not None:
+        return {**engine_request.rendered, "prompt_token_ids": ids}
+    return tokens_input(ids, cache_salt=engine_request.cache_salt)
 
 
 def _step_logger(on_step: StepListener) -> Callable[..., Any]:

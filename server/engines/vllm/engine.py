@@ -149,7 +149,8 @@ class VllmEngine:
         if booting is not None:  # a start that was cancelled half-way: its process must not stay
             self._core = await booting.give_up()
         core = await self._let_go()
-        self._fail_all("the engine was stopped")
+        readers, self._readers = self._readers, {}
+        _fail_all(readers, "the engine was stopped")
         if core is not None:
             await _shut_down(core)
             del core
@@ -202,12 +203,8 @@ class VllmEngine:
         self._core.kill()
         if self.on_death is not None:
             self.on_death(reason)
-        self._fail_all(reason)
-
-    def _fail_all(self, reason: str) -> None:
         readers, self._readers = self._readers, {}
-        for reader in readers.values():
-            reader.fail(reason)
+        _fail_all(readers, reason)
 
     # ---- prompts ----
 
@@ -257,6 +254,10 @@ class VllmEngine:
             ) from error
         return sampling
 
+    def client(self) -> Any:
+        """vLLM's own client of the engine that serves (`ServingEngine`)."""
+        return self._running_core().llm
+
     def _running_core(self) -> Core:
         if self._core is None:
             raise RuntimeError(NOT_RUNNING)
@@ -300,7 +301,7 @@ class VllmEngine:
             self._submitter.put(Cancel(readers))
 
     async def _begin(self, reader: Reader, padded_length: int | None) -> None:
-        from server.engines.vllm.core import CLIENT_ERRORS, prompt_of, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
+        from server.engines.vllm.core import CLIENT_ERRORS, sampling_params  # noqa: PLC0415  # imported long ago by `_boot`
 
         core, engine_request = self._running_core(), reader.engine_request
         assert self._capabilities is not None
@@ -315,11 +316,11 @@ class VllmEngine:
                 or engine_request.forced_output_tokens is not None,
                 keep_seed=not core.drops_seed,
             )
+            receive = functools.partial(self._receive, reader)
             reader.internal_id = await core.add(
-                engine_request.request.id,
-                prompt_of(engine_request),
+                engine_request,
                 sampling,
-                functools.partial(self._receive, reader),
+                receive if sampling.prompt_logprobs is None else reader.with_prompt(receive),
             )
         except CLIENT_ERRORS as error:
             self._readers.pop(engine_request.request.id, None)
@@ -390,6 +391,11 @@ async def _in_time(work: Callable[[], None], otherwise: str) -> None:
         await in_a_thread(work, STOP_TIMEOUT, STOPS)
     except TimeoutError:
         log.error(otherwise)  # noqa: TRY400 - one line
+
+
+def _fail_all(readers: Mapping[str, Reader], reason: str) -> None:
+    for reader in readers.values():
+        reader.fail(reason)
 
 
 def _stillborn(engine_request: EngineRequest) -> TokenStream:

@@ -20,6 +20,7 @@ ARGUMENT_CLASSES = (
     "EngineArgs",
     "AsyncEngineArgs",
 )  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
+NO_DOMAIN = "no-domain.invalid"
 MAX_NUM_SEQS = 64
 MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
 # bytes; up to here every sequence gets its full context, beyond vLLM decides
@@ -107,7 +108,15 @@ def _own_name(name: str) -> str:
 def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
     """All arguments for vLLM: the user's own, and defaults where the user is silent."""
     own = {_own_name(key): parsed(value) for key, value in given.items()}
-    defaults: dict[str, Any] = {"model": model, "seed": 0, "use_tqdm_on_load": False}
+    defaults: dict[str, Any] = {
+        "model": model,
+        "seed": 0,
+        "use_tqdm_on_load": False,
+        # images are not fetched from anywhere unless their hosts are named
+        "allowed_media_domains": [NO_DOMAIN],
+        # it counts on sequences that start in the order of their arrival
+        "mm_processor_cache_gb": 0,
+    }
     if cpu:
         defaults |= _cpu_defaults(_config_of(model), own)
     if _fits_one_process(own):

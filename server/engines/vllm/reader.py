@@ -169,6 +169,16 @@ class Reader:
             self.closed = True
             self.stream.end("length" if completion.finish_reason == "length" else "stop")
 
+    def with_prompt(self, receive: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`receive`, which finds the log probabilities of the prompt on the stream."""
+
+        def both(output: Any) -> None:
+            if found := getattr(output, "prompt_logprobs", None):
+                self.stream.prompt_logprobs = found
+            receive(output)
+
+        return both
+
     def prompt_ahead(self) -> int:
         """Prompt tokens that the engine still has to compute."""
         before = len(self.engine_request.output_token_ids)

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from policies import Request
 from server.engines.base import EngineRequest, Sampling
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.limits import check_prompt
 from server.http.api.prompts import encode
 from server.http.api.sampling import check_sampling, sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
+from server.runtime.errors import ApiError
 
 
 class Arrival(Struct, frozen=True):
@@ -30,6 +30,7 @@ class Arrival(Struct, frozen=True):
     received_at: float  # its last byte
     retry: bool
     caller: str
+    flow: str  # whom its service counts to
     headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
 
 
@@ -59,7 +60,7 @@ async def engine_requests_of(
     if checked is requests[0].sampling:
         return requests
     return [
-        _with_form(engine_request, checked, gateway.now(), patience) for engine_request in requests
+        with_form(engine_request, checked, gateway.now(), patience) for engine_request in requests
     ]
 
 
@@ -83,6 +84,7 @@ def _choices(
             predicted_output_tokens=call.predicted_output_tokens,
             priority=call.priority,
             deadline=deadline,
+            flow=arrival.flow,
         )
         sampling = shared
         if call.seed is not None and choice:
@@ -103,7 +105,7 @@ def _choices(
     return requests
 
 
-def _with_form(
+def with_form(
     engine_request: EngineRequest, checked: Sampling, now: float, patience: float | None
 ) -> EngineRequest:
     """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
@@ -119,7 +121,8 @@ def _with_form(
     )
 
 
-def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
+def room_of(gateway: Gateway, prompt_tokens: int) -> int:
+    """Tokens that the context has left behind a prompt. Raises ApiError 400."""
     bounds = gateway.batcher.capabilities
     room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
     if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
@@ -133,13 +136,19 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             param="prompt",
         )
     check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)
+    return room
+
+
+def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
+    room = room_of(gateway, prompt_tokens)
     own = call.client_limit()
     if own is not None and own > room:
         raise ApiError(
             400,
             "context_length_exceeded",
             f"got max_tokens={own} with a prompt of {prompt_tokens} tokens; "
-            f"expected at most {room}, the model's context is {bounds.max_model_len}",
+            f"expected at most {room}, the model's context is "
+            f"{gateway.batcher.capabilities.max_model_len}",
             param="max_tokens",
         )
     return min(

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 from server.security.early_answer import RejectionResponse
 

@@ -5,12 +5,13 @@ once.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from server.admission.limits import OverloadSettings, check_sequences
-from server.errors import ApiError
 from server.http.api.models import check_model
 from server.http.api.schema import FORCED_FIELD, ChatRequest, CompletionRequest, Generation
 from server.http.api.validation import check_extra
+from server.runtime.errors import ApiError
 from server.settings import Settings
 
 MOST_BAD_WORD_CHARACTERS = 1 << 16  # of all sequences of a call: vLLM tokenises them for each
@@ -37,21 +38,31 @@ def check_form_size(call: Generation, most: int) -> None:
     form = call.form()
     size = 0 if form is None else len(json.dumps(form.value, ensure_ascii=False).encode())
     if size > most:
-        message = (
-            f"got a structured-output definition of {size} bytes; expected at most {most}, this "
-            "gateway's limit: simplify it"
-        )
-        raise ApiError(400, "form_too_large", message, param=call.form_field())
+        raise form_too_large(size, most, call.form_field())
+
+
+def form_too_large(size: int, most: int, param: str | None) -> ApiError:
+    """Of a form of `size` bytes."""
+    message = (
+        f"got a structured-output definition of {size} bytes; expected at most {most}, this "
+        "gateway's limit: simplify it"
+    )
+    return ApiError(400, "form_too_large", message, param=param)
 
 
 def check_fields(
-    settings: Settings, call: CompletionRequest | ChatRequest, body_bytes: int
+    settings: Settings,
+    call: CompletionRequest | ChatRequest,
+    body_bytes: int,
+    served: Collection[str] = (),
 ) -> None:
-    """Raises ApiError for a field that this gateway does not serve."""
+    """Raises ApiError for a field that this gateway does not serve; `served`: by vLLM, of this
+    call.
+    """
     check_model(settings, call.model)
     if body_bytes > settings.security.max_form_bytes and not call.formless:
         check_form_size(call, settings.security.max_form_bytes)
-    check_extra(settings, call, {"best_of": call.n, **call.harmless})
+    check_extra(settings, call, {"best_of": call.n, **call.harmless}, served)
     if call.stream_options is not None and call.stream_options.include_obfuscation:
         field = "stream_options.include_obfuscation"
         raise ApiError(
@@ -60,6 +71,11 @@ def check_fields(
             f"got {field}, which this gateway does not support; leave it out",
             param=field,
         )
+    check_forced(settings, call)
+
+
+def check_forced(settings: Settings, call: Generation) -> None:
+    """Raises ApiError 400."""
     if call.kendall_forced_output_tokens is not None and not settings.allow_forced_lengths:
         raise ApiError(
             400,
@@ -69,11 +85,11 @@ def check_fields(
         )
 
 
-def check_size(settings: OverloadSettings, call: CompletionRequest | ChatRequest) -> int:
+def check_size(settings: OverloadSettings, call: Generation) -> int:
     """The number of sequences. Raises ApiError 400 before anything is built of them: more than
     are ever admitted.
     """
-    prompts = 1 if isinstance(call, ChatRequest) else max(1, len(call.prompts()))
+    prompts = max(1, len(call.prompts())) if isinstance(call, CompletionRequest) else 1
     sequences = prompts * call.n
     check_sequences(settings, sequences, "prompt" if prompts > call.n else "n")
     if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:

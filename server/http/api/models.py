@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from server.engines.base import describe_engine
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import ModelEntry, ModelList
 from server.http.api.openapi import answers
 from server.http.api.schema import FORCED_FIELD
+from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 from server.settings import Settings
 

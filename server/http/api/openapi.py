@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from server.errors import MAX_RETRY_AFTER
 from server.http.api.answers import Described, ErrorAnswer
+from server.runtime.errors import MAX_RETRY_AFTER
 
 STATUSES = {
     400: "The request is wrong; `param` names the field.",
@@ -105,5 +105,6 @@ def _finished(schema: dict[str, Any]) -> dict[str, Any]:
     _, made = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
     components |= made["$defs"]
     for name in _CLOSED:
-        components[name]["additionalProperties"] = False
+        if name in components:  # where calls are passed on there are none
+            components[name]["additionalProperties"] = False
     return schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.admission.request_deadlines import TTFT, TTL
+from server.http.headers import FLOW
 from server.supervision.deadlines import ENVOY, ENVOY_EXPECTED, FIRST_TOKEN_HEADER
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
@@ -34,6 +35,13 @@ CALL_HEADERS = [
         "Reject the request unless its first token is predicted within this many ms.",
         type="number",
         exclusiveMinimum=0,
+    ),
+    _parameter(
+        "header",
+        FLOW.decode(),
+        "Whom the call's service counts to under order=vtc, unless the gateway has several API "
+        "keys: then each key is a flow.",
+        type="string",
     ),
     _parameter(
         "header",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.engines.base import Capabilities, InvalidPromptError, PromptReader, PromptTooLongError
-from server.errors import ApiError
 from server.http.api.schema import (
     ChatMessage,
     ChatRequest,
@@ -17,6 +16,7 @@ from server.http.api.schema import (
     Generation,
     Templated,
 )
+from server.runtime.errors import ApiError
 from server.runtime.wording import brief
 
 MOST_PROMPTS = 1024  # of one call, as vLLM has it

@@ -9,8 +9,8 @@ from server.engines.base import (
     Sampling,
     UnsupportedError,
 )
-from server.errors import ApiError
 from server.http.api.schema import Generation
+from server.runtime.errors import ApiError
 
 _SAME_NAME = (
     "temperature",

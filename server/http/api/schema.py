@@ -111,6 +111,7 @@ LogitBias: TypeAlias = Annotated[
         }
     ),
 ]
+_LIMIT = WithJsonSchema({"type": "integer", "minimum": 1, "maximum": 2**31 - 1})
 Part: TypeAlias = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -199,7 +200,9 @@ class Generation(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed when stream is true")
         limit = self.client_limit()
-        if limit is not None and self.min_tokens > limit:
+        if limit == 0:
+            self._check_nothing_wanted()
+        elif limit is not None and self.min_tokens > limit:
             raise ValueError(
                 f"got min_tokens={self.min_tokens}; expected at most the limit on output tokens, "
                 f"{limit}"
@@ -210,6 +213,10 @@ class Generation(BaseModel):
             _check_length("bad_words", self.bad_words, MOST_BAD_CHARACTERS)
         self.form()
         return self
+
+    def _check_nothing_wanted(self) -> None:
+        """Raises ValueError unless the prompt itself is."""
+        raise ValueError("got max_tokens=0; expected at least 1")
 
     @property
     def formless(self) -> bool:
@@ -251,6 +258,8 @@ class CompletionRequest(Generation):
 
     harmless: ClassVar[Mapping[str, Any]] = {"add_special_tokens": True}
     prompt: Prompt
+    # 0 with `echo`: evaluation harnesses want the prompt's log probabilities
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), _LIMIT] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def client_limit(self) -> int | None:
@@ -260,6 +269,12 @@ class CompletionRequest(Generation):
     def wanted_logprobs(self) -> int | None:
         """As it says."""
         return self.logprobs
+
+    def _check_nothing_wanted(self) -> None:
+        if not (self.model_extra or {}).get("echo"):
+            raise ValueError(
+                "got max_tokens=0; expected at least 1, or echo=true for the prompt alone"
+            )
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One entry per prompt."""

@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from server.engines.base import InvalidPromptError
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.api.answers import Detokenized, Tokenized
 from server.http.api.models import check_model
@@ -18,6 +17,7 @@ from server.http.api.openapi import answers, body
 from server.http.api.prompts import chat_tokens, refused_prompt
 from server.http.api.schema import MOST_MESSAGES, ChatMessage, First, Flag, Templated, TokenId
 from server.http.api.validation import check_extra, parse
+from server.runtime.errors import ApiError
 
 MOST_AT_ONCE = 256  # tokens that become text, some 20 us each, before others have their turn
 

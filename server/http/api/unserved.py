@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 HINTS = frozenset(
     {
@@ -81,7 +81,11 @@ UNSERVED = OPENAI | VLLM
 """Each with the values that ask for nothing, beside null."""
 
 
-def check_unserved(extra: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+def check_unserved(
+    extra: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    unserved: Mapping[str, tuple[Any, ...]] = UNSERVED,
+) -> list[str]:
     """The unknown names among the fields that the call's model does not have.
 
     `defaults` = further values that ask for nothing of this call. Raises ApiError: 501 for what
@@ -100,11 +104,11 @@ def check_unserved(extra: Mapping[str, Any], defaults: Mapping[str, Any]) -> lis
     for name in sorted(extra):
         if name in HINTS:
             continue
-        if name not in UNSERVED:
+        if name not in unserved:
             unknown.append(name)
             continue
         value = extra[name]
-        harmless = UNSERVED[name] + ((defaults[name],) if name in defaults else ())
+        harmless = unserved[name] + ((defaults[name],) if name in defaults else ())
         if value is not None and not any(
             type(value) is type(other) and value == other for other in harmless
         ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from server.errors import ApiError
 from server.http.api.unserved import check_unserved, unknown_field, unknown_to_all
 from server.http.bodies import parsed
-from server.runtime.wording import brief, excerpt
+from server.runtime.errors import ApiError
+from server.runtime.wording import brief, excerpt, place_of
 from server.security.settings import MAX_BODY_BYTES
 from server.settings import Settings
 
@@ -62,7 +62,7 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         if first["type"] == "value_error" and not first["loc"]:
             raise _disagreement(first["msg"], model) from None
         where = (
-            brief(_place(first["loc"], body, missing=first["type"] == "missing"))
+            brief(place_of(first["loc"], from_json(body), missing=first["type"] == "missing"))
             if first["loc"]
             else ""
         )
@@ -76,19 +76,6 @@ def validate(body: bytes, model: type[_Model]) -> _Model:
         raise ApiError(
             400, code, f"{where + ': ' if where else ''}{said}{got}", param=where or None
         ) from None
-
-
-def _place(location: Sequence[int | str], body: bytes, *, missing: bool) -> str:
-    """Where an error is, in the client's words: `messages[0].content`. pydantic names members of
-    unions along the way.
-    """
-    path, value = "", from_json(body)
-    for part in location:
-        if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            path, value = f"{path}[{part}]", value[part]
-        elif isinstance(value, dict) and part in value:
-            path, value = f"{path}.{part}", value[part]
-    return (f"{path}.{location[-1]}" if missing else path).removeprefix(".")
 
 
 def _disagreement(message: str, model: type[BaseModel]) -> ApiError:
@@ -107,6 +94,7 @@ def check_extra(
     settings: Settings,
     call: BaseModel,
     harmless: Mapping[str, Any] = MappingProxyType({}),
+    served: Collection[str] = (),
     *,
     why: str = "which neither OpenAI nor vLLM has",
 ) -> None:
@@ -115,9 +103,16 @@ def check_extra(
     """
     if not call.model_extra:
         return
-    unknown = check_unserved(call.model_extra, harmless)
+    extra = {name: value for name, value in call.model_extra.items() if name not in served}
+    refuse_unknown(settings, check_unserved(extra, harmless), type(call).model_fields, why)
+
+
+def refuse_unknown(
+    settings: Settings, unknown: Sequence[str], known: Iterable[str], why: str
+) -> None:
+    """Raises ApiError 400 for the first one, unless the settings say that they are ignored."""
     if not unknown:
         return
     if settings.unknown_fields == "refuse":
-        raise unknown_to_all(unknown[0], type(call).model_fields, why)
+        raise unknown_to_all(unknown[0], known, why)
     log.debug("ignored unknown fields: %s", ", ".join(brief(name) for name in unknown))

@@ -25,9 +25,9 @@ from server.admission.rejections import Rejections
 from server.admission.request_deadlines import RequestDeadlines
 from server.admission.service_seen import HALF_LIFE, OLDER_GAP, Pauses, RecentMoments, ServiceSeen
 from server.admission.waits import Places
-from server.errors import ApiError
 from server.http import descriptors
 from server.http.descriptors import Room, descriptor_limit, raise_descriptor_limit
+from server.runtime.errors import ApiError
 from server.security import early_answer
 from server.security.early_answer import RejectionResponse
 from tests.server.admission.test_early_rejection import part, refuse

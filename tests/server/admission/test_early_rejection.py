@@ -16,10 +16,10 @@ import uvicorn
 from queueing.latency.law import parse_law
 from server.admission.limits import OverloadSettings
 from server.engines.emulated import EmulatedEngine
-from server.errors import ApiError
 from server.gateway import Gateway
 from server.http.app import create_app
 from server.http.arrival_timestamps import StampedProtocol
+from server.runtime.errors import ApiError
 from server.security import early_answer
 from server.security.early_answer import RejectionResponse
 from server.settings import Settings

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from queueing.control.wait_ahead import SlotService, Wait
+from queueing.control.wait_ahead import Pace, SlotService, Wait
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from server.admission.limits import DelayTarget, OverloadSettings
@@ -265,27 +265,56 @@ def test_a_service_across_a_restart_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("took", "interruptions", "mean"), [(0.3, 0, 0.147), (0.3, 1, 0.1), (6.0, 0, 0.1)]
+    ("took", "interruptions", "preemptions", "mean"),
+    [(0.3, 0, 0, 0.147), (0.3, 1, 0, 0.1), (0.3, 0, 1, 0.1), (6.0, 0, 0, 0.1)],
 )
 def test_a_batch_across_a_restart_or_a_pause_is_left_out(
-    took: float, interruptions: int, mean: float
+    took: float, interruptions: int, preemptions: int, mean: float
 ) -> None:
     seen = ServiceSeen()
     for number in range(5):
         serve_batch(seen, float(number), 0.1, 0)
-    serve_batch(seen, 9.0, took, interruptions)
+    serve_batch(seen, 9.0, took, interruptions, preemptions)
     batches = seen.batches(4, 1)
     assert batches is not None
     assert batches.means == (pytest.approx(mean, abs=0.01),)
 
 
-def serve_batch(seen: ServiceSeen, began: float, took: float, interruptions: int) -> None:
+def test_the_pace_is_seen_of_answers_of_several_tokens_that_nobody_interrupted() -> None:
+    """A first token after 0.3 s, then one each 0.1 s; one that was preempted for 9 s in between
+    says nothing but how long it was served.
+    """
+    seen = ServiceSeen()
+    assert seen.pace is None
+    seen.on_record(record(1.0, 0.3), 1.3, somebody_waits=False)
+    assert seen.pace is None, "of one token"
+    more = {"last_token_at": 2.8, "output_tokens": 6, "service_time": 0.8}
+    seen.on_record(record(2.0, 0.3, **more), 2.8, somebody_waits=False)
+    before = {"preemptions": 1, "last_token_at": 19.0, "output_tokens": 6, "service_time": 0.9}
+    seen.on_record(record(12.0, -1.0, **before), 19.0, somebody_waits=False)
+    pace = Pace(pytest.approx(0.2), pytest.approx(0.1))  # type: ignore[arg-type]
+    assert seen.pace == pace
+    slots = seen.slots(1)
+    assert slots is not None
+    assert slots.pace == pace
+    assert 1 / slots.throughput == pytest.approx(2 / 3, abs=0.05)
+    serve_batch(seen, 20.0, 0.3, 0)
+    one, two = seen.batches(1, 1), seen.batches(2, 1)
+    assert one is not None
+    assert two is not None
+    assert (one.pace is not None, two.pace) == (True, None)
+
+
+def serve_batch(
+    seen: ServiceSeen, began: float, took: float, interruptions: int, preemptions: int = 0
+) -> None:
     """Of two requests of one token."""
     detector = SimpleNamespace(output_tokens=1)
     member = SimpleNamespace(
         at=SimpleNamespace(first_token=began + took),
         stop_detector=detector,
         interruptions=interruptions,
+        preemptions=preemptions,
     )
     policy = SimpleNamespace(joins_running=False)
     batch: Any = SimpleNamespace(
@@ -372,6 +401,9 @@ def test_one_batch_is_enough_to_know_the_first_token() -> None:
     assert seen.first_token is None
     serve_batch(seen, 1.0, 0.25, 0)
     assert seen.first_token == pytest.approx(0.25)
+    batches = seen.batches(4, 1)
+    assert batches is not None
+    assert batches.first_token == pytest.approx(0.25)
 
 
 def test_a_calibration_is_no_gap_between_departures() -> None:

@@ -20,7 +20,7 @@ from server.admission.rejections import Rejections
 from server.admission.request_deadlines import NO_DEADLINES, request_deadlines_of
 from server.admission.service_seen import RecentMoments, ServiceSeen
 from server.admission.waits import Waits
-from server.errors import ApiError
+from server.runtime.errors import ApiError
 
 
 @pytest.mark.parametrize(

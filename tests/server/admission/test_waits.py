@@ -81,6 +81,7 @@ def batch(
     engine_request = SimpleNamespace(request=SimpleNamespace(arrived_at=arrived_at))
     untouched = {
         "interruptions": 0,
+        "preemptions": 0,
         "at": SimpleNamespace(first_token=None),
         "stop_detector": SimpleNamespace(output_tokens=0),
     }

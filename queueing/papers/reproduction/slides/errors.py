@@ -14,6 +14,7 @@ from queueing.models.soap.queue import EXACT, solve_order
 from queueing.models.soap.sizes import SizeLaw
 from queueing.models.soap.two_choices import TwoClasses, two_choices
 from queueing.papers.reproduction.artefact import Artefact, Curve, Panel, Say, Statement, curve
+from queueing.papers.reproduction.simulate import SEED, Simulated, points
 from queueing.papers.reproduction.slides.cells import EXPONENTIAL, PREDICTED, WEIBULL
 from queueing.papers.reproduction.slides.tables import FIRST, REMAINING
 
@@ -30,6 +31,7 @@ NOISY: dict[str, Order] = {
 LAWS: dict[str, SizeLaw] = {"exponential": EXPONENTIAL, "Weibull": WEIBULL}
 Ratios = dict[tuple[str, str, float], list[float]]  # by order, law and load: for each of NOISES
 CHOICE_LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+FEW = {10: 50_000, 100: 200_000}  # queues, and jobs of a replication
 BITS = {
     "no bit": TwoClasses(0.5, 2.0, 1 / 3, 0.0, 1.0),  # all predicted short: first come first served
     "bit wrong for 20 %": TwoClasses(0.5, 2.0, 1 / 3, 0.2, 0.2),
@@ -172,17 +174,43 @@ def choices(say: Say) -> Artefact:
             loads = CHOICE_LOADS if choice == 2 else CHOICE_LOADS[:4]
             means[name, choice] = [two_choices(classes, load, choice).sojourn for load in loads]
             curves.append(curve(f"d = {choice}, {name}", loads, means[name, choice]))
+    finite = _of_few(say)
+    curves += [
+        points(f"{n} queues, d = 2, exact bit", CHOICE_LOADS, row) for n, row in finite.items()
+    ]
     return Artefact(
         "slides-choices",
         "Power of two choices with one bit",
-        _choice_statements(means["exact bit", 2], means["no bit", 2]),
+        _choice_statements(means["exact bit", 2], means["no bit", 2], finite),
         (Panel("Two exponential classes, means 0.5 and 2", "load", "E[T]", tuple(curves), "y"),),
         assumed=("two thirds of the jobs are short: exponential classes of mean 0.5 and 2",),
     )
 
 
-def _choice_statements(told: list[float], untold: list[float]) -> tuple[Statement, ...]:
+def _of_few(say: Say) -> dict[int, list[Simulated]]:
+    """Simulated E[T] of so many queues, exact bit, two choices, at CHOICE_LOADS."""
+    from queueing.simulation.scenarios.many_queues import (  # noqa: PLC0415 - numba: seconds, only where something is simulated
+        simulate_choices,
+    )
+    from queueing.simulation.scenarios.runs import Replications  # noqa: PLC0415
+
+    found: dict[int, list[Simulated]] = {}
+    for queues, jobs in FEW.items():
+        for load in CHOICE_LOADS:
+            say(f"simulation: {queues} queues, load {load:g}")
+            each = simulate_choices(
+                BITS["exact bit"], load, queues, 2, Replications(jobs, 16, (SEED, queues))
+            )
+            found.setdefault(queues, []).append(Simulated(each.mean, each.standard_error))
+    return found
+
+
+def _choice_statements(
+    told: list[float], untold: list[float], finite: dict[int, list[Simulated]]
+) -> tuple[Statement, ...]:
     """E[T] with two choices at CHOICE_LOADS."""
+    few, many = (row[4] for row in finite.values())
+    off = [each.mean / told[4] - 1 for each in (few, many)]
     single = two_choices(TwoClasses(1.0, 1.0, 0.5, 0.0, 1.0), 0.9).sojourn
     known = sum(0.9 ** (2**i - 2) for i in range(1, 12))
     return (
@@ -194,5 +222,12 @@ def _choice_statements(told: list[float], untold: list[float]) -> tuple[Statemen
             "in words",
             f"{told[4] / untold[4]:.3f}",
             holds=all(exact < none for exact, none in zip(told, untold, strict=True)),
+        ),
+        Statement(
+            "'limiting infinite server system' (simulated E[T] of "
+            f"{' and '.join(map(str, finite))} queues / its own, at 0.9)",
+            "in words",
+            ", ".join(f"{100 * each:+.1f} %" for each in off),
+            holds=abs(off[1]) < 4 * many.standard_error / told[4] + abs(off[0]) / 5,
         ),
     )

@@ -1,5 +1,5 @@
 """The waiting queue in the order of a policy: sorted by rank (policies.orders), equal ranks in the
-order of arrival.
+order of arrival; or in the order of arrival, with counters of the flows.
 
 A rank does not change while a request waits, so that a sorted list stays sorted. Priorities that
 age are such an order: at the instant t the level of a request is p - (t - a)/S, lower is earlier
@@ -13,7 +13,8 @@ from bisect import bisect_right, insort_right
 from collections.abc import Sequence
 
 from policies.core import Policy, Request, Waiting
-from policies.ordered import order_of
+from policies.ordered import in_arrival_order, order_of
+from policies.orders.by_flow import FlowCounters, VirtualTokens
 from policies.orders.by_urgency import ByPriority
 from policies.orders.order import Order, key
 from queueing.simulation.waiting import WaitingQueue
@@ -47,6 +48,41 @@ class RankedQueue(WaitingQueue):
         return key(self._order, waiting)
 
 
+class CountedQueue(WaitingQueue):
+    """A `WaitingQueue` that tells the counters of the flows who joins it and who leaves it."""
+
+    __slots__ = ("_counters",)
+
+    def __init__(self, order: VirtualTokens) -> None:
+        super().__init__()
+        self.counters = self._counters = FlowCounters(order)
+
+    def append(self, waiting: Waiting) -> None:
+        """The newest."""
+        super().append(waiting)
+        self._counters.join(waiting.request.flow)
+
+    def put_back(self, waitings: Sequence[Waiting]) -> None:
+        """At the head, before everyone who waits."""
+        super().put_back(waitings)
+        for waiting in waitings:
+            self._counters.join(waiting.request.flow)
+
+    def take(self, request_ids: Sequence[str]) -> list[Waiting]:
+        """As `WaitingQueue`: they are dispatched."""
+        taken = super().take(request_ids)
+        for waiting in taken:
+            self._counters.dispatch(waiting.request)
+        return taken
+
+    def remove(self, request_id: str) -> Waiting | None:
+        """As `WaitingQueue`: it leaves without service."""
+        removed = super().remove(request_id)
+        if removed is not None:
+            self._counters.leave(removed.request.flow)
+        return removed
+
+
 def queue_for(policy: Policy, priority_aging: float | None = None) -> WaitingQueue:
     """An empty queue in the policy's order; under first come, first served, priorities age by so
     many seconds a level, where they count at all.
@@ -54,7 +90,9 @@ def queue_for(policy: Policy, priority_aging: float | None = None) -> WaitingQue
     order = order_of(policy)
     if order.ranked:
         return RankedQueue(order)
-    if priority_aging is not None:
+    if isinstance(order, VirtualTokens):
+        return CountedQueue(order)
+    if priority_aging is not None and in_arrival_order(policy):
         return RankedQueue(ByPriority(aging=priority_aging))
     return WaitingQueue()
 

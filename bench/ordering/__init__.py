@@ -1,0 +1,1 @@
+"""Orders of service on a real engine, beside what the law predicts of them."""

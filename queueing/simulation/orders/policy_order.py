@@ -1,0 +1,72 @@
+"""The queue of a policy whose order interrupts nobody, as the compiled replays take it: ranks and
+groups of all requests at once, equal to `Order.rank` and `Binned.bin_of` to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from policies.core import Policy
+from policies.ordered import order_of
+from policies.orders.by_length import Binned, LongestFirst, ShortestFirst, Threshold
+from policies.orders.by_urgency import ByPriority, EarliestDeadline, HighestRatio
+from policies.orders.order import Order, Ranked
+from policies.registry import is_built_in
+from queueing.distributions.token_distribution import Vector
+from queueing.simulation.orders.waiting_kernels import (
+    GROUPS,
+    RANKED,
+    RATIO,
+    OrderedQueue,
+    ordered_queue,
+)
+
+_COMPILED = frozenset(
+    {
+        Order,
+        ShortestFirst,
+        LongestFirst,
+        Threshold,
+        EarliestDeadline,
+        ByPriority,
+        HighestRatio,
+        Binned,
+    }
+)  # not their subclasses
+
+
+def has_queue(policy: Policy) -> bool:
+    """Whether it is built in, with an order that the queues of `waiting_kernels` have."""
+    return is_built_in(policy) and type(order_of(policy)) in _COMPILED
+
+
+def queue_of(
+    policy: Policy, arrived_at: Vector, predicted: Vector, limit: float, largest: int
+) -> OrderedQueue:
+    """An empty one for requests with these predictions, tokens; all have the token limit `limit`,
+    no priority and one patience.
+    """
+    order = order_of(policy)
+    tokens = np.minimum(predicted, limit)
+    none = np.zeros(len(arrived_at))
+    if isinstance(order, Binned):
+        bins = np.maximum(1, np.ceil(order.bins * (tokens / limit))) - 1
+        return ordered_queue(GROUPS, none, bins, largest)
+    if isinstance(order, HighestRatio):
+        return ordered_queue(RATIO, tokens, none, largest)
+    return ordered_queue(RANKED, _ranks(order, arrived_at, tokens), none, largest)
+
+
+def _ranks(order: Order, arrived_at: Vector, tokens: Vector) -> Vector:
+    if not isinstance(order, Ranked):
+        return np.zeros(len(tokens))  # of arrival, or of deadlines that come in that order
+    value: Any = tokens
+    if isinstance(order, Threshold):
+        value = np.where(tokens > order.threshold, 1.0, 0.0)
+    elif isinstance(order, LongestFirst):
+        value = -tokens
+    elif isinstance(order, ByPriority):
+        value = np.zeros(len(tokens))
+    return np.asarray(value if order.aging is None else arrived_at + order.aging * value)

@@ -1,0 +1,1 @@
+"""Any server with OpenAI's API as an engine: calls are passed on as bytes."""

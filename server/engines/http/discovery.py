@@ -1,0 +1,158 @@
+"""What a server says of itself: its models, its bounds, whether it tokenises.
+
+/v1/models                        names; max_model_len (vLLM, SGLang)
+/metrics                          vllm:cache_config_info: KV memory; max_num_seqs where it says so
+/server_info, /get_server_info    max_running_requests (SGLang), max_num_seqs (vLLM in
+                                  development mode)
+/props                            total_slots, n_ctx (llama.cpp)
+/tokenize                         whether there is one that counts (vLLM, SGLang)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from server.engines.base import EngineStartError
+from server.engines.http.prompts import TOKENIZE, counted_tokens
+from server.engines.http.upstream import LOST, MODELS, Upstream
+
+EXPECTED = "expected a server with OpenAI's API"
+STARTING = (502, 503, 504)  # of a server that loads its model, or of a proxy before it
+_KEYS = (401, 403)
+_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_SEQUENCES = ("max_num_seqs", "max_running_requests", "total_slots")
+_CONTEXT = ("max_model_len", "n_ctx")
+
+
+class StartingError(Exception):
+    """It is there and does not serve yet; the message says what it answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Of one server; None where it says nothing."""
+
+    names: tuple[str, ...]
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    kv_cache_tokens: int | None = None
+    tokenizes: bool = False
+
+
+async def described(upstream: Upstream) -> Description:
+    """Raises EngineStartError where it is no such server, StartingError where it will be one, LOST
+    where nothing answers.
+    """
+    models = await _models(upstream)
+    names = tuple(str(model["id"]) for model in models)
+    said = [models[0], *[facts async for facts in _facts(upstream)]]
+    return Description(
+        names=names,
+        max_model_len=_first(said, _CONTEXT),
+        max_num_seqs=_first(said, _SEQUENCES),
+        kv_cache_tokens=_first(said, ("kv_cache_tokens",)),
+        tokenizes=await _tokenizes(upstream, names[0]),
+    )
+
+
+async def _models(upstream: Upstream) -> list[dict[str, Any]]:
+    if (fault := await upstream.fault()) is not None and "answers" in fault:
+        raise StartingError(fault)
+    status, body = await upstream.get(MODELS)
+    if status in STARTING:
+        raise StartingError(f"it answers {status} to {MODELS}")
+    if status in _KEYS:
+        raise EngineStartError(
+            f"got {status} from {upstream.url}{MODELS}; expected a key that it accepts: "
+            "--engine-api-key"
+        )
+    try:
+        models = [
+            model
+            for model in json.loads(body)["data"]
+            if isinstance(model, dict) and isinstance(model.get("id"), str)
+        ]
+    except (ValueError, KeyError, TypeError):
+        models = []
+    if status != 200 or not models:
+        what = f"{status}" if status != 200 else "no model"
+        raise EngineStartError(
+            f"got {what} from {upstream.url}{MODELS}; {EXPECTED}: --engine-url is its URL without "
+            "/v1"
+        )
+    return models
+
+
+async def _facts(upstream: Upstream) -> AsyncIterator[dict[str, Any]]:
+    """What its other routes say, in one dictionary a route; none of them has to be there."""
+    for path in ("/metrics", "/server_info", "/get_server_info", "/props"):
+        try:
+            status, body = await upstream.get(path)
+        except LOST:
+            continue
+        if status == 200:
+            text = body.decode(errors="replace")
+            yield _of_metrics(text) if path == "/metrics" else _of_json(text)
+
+
+def _of_metrics(text: str) -> dict[str, Any]:
+    found = _INFO.search(text)
+    labels = {} if found is None else dict(_LABEL.findall(found[1]))
+    blocks, size = _whole(labels.get("num_gpu_blocks")), _whole(labels.get("block_size"))
+    if blocks and size:
+        labels["kv_cache_tokens"] = blocks * size
+    return labels
+
+
+def _of_json(text: str) -> dict[str, Any]:
+    """The numbers of an object, those of the objects in it too."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    facts: dict[str, Any] = {}
+    for name, number in _numbers(value):
+        facts.setdefault(name, number)
+    return facts
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(part, int) and not isinstance(part, bool):
+                yield key, part
+        for part in value.values():
+            yield from _numbers(part)
+
+
+def _first(said: list[dict[str, Any]], names: tuple[str, ...]) -> int | None:
+    """The first of these that is a number above 0."""
+    values = (_whole(facts.get(name)) for facts in said for name in names)
+    return next((value for value in values if value), None)
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return max(0, int(value))
+    except (TypeError, ValueError):
+        return None
+
+
+async def _tokenizes(upstream: Upstream, model: str) -> bool:
+    try:
+        body = json.dumps({"model": model, "prompt": "a"}).encode()
+        return counted_tokens(*await upstream.ask(TOKENIZE, body, 5.0)) is not None
+    except LOST:
+        return False
+
+
+def refusal(reason: str, url: str) -> EngineStartError:
+    """Nothing answers at this URL."""
+    return EngineStartError(
+        f"got no answer from {url} ({reason}); {EXPECTED} there: start it, or correct --engine-url"
+    )

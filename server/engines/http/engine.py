@@ -1,0 +1,193 @@
+"""Servers with OpenAI's API as one engine: each is one server of the queue. Calls are passed on as
+they came; nothing is padded, and no answer that began is continued elsewhere.
+
+A server that fails gets no work until it answers a probe again; its calls without an answer go back
+to the queue, the others fail. With none left the engine is lost, and starting it again is waiting
+for one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from server.engines.base import (
+    Capabilities,
+    EngineRequest,
+    Sampling,
+    Step,
+    TokenStream,
+    UnsupportedError,
+)
+from server.engines.http.answers import Answer
+from server.engines.http.exchange import Exchange, kept
+from server.engines.http.pool import HttpOptions, Pool
+from server.engines.http.prompts import Prompts, load_tokenizer
+from server.engines.http.stream import CountedStream, PassedStream, own_call, wanted_tokens
+from server.engines.http.upstream import Connect, Upstream, connector
+from server.engines.passing import PassedCall, Refused
+
+log = logging.getLogger("kendall.engine")
+NO_TOKENS = "the http engine reads no prompts; the servers behind it do"
+
+
+class HttpEngine:
+    """See the module. `connect` makes the connections to a URL."""
+
+    def __init__(self, options: HttpOptions, connect: Connect = connector) -> None:
+        self.on_step: Callable[[Step], None] | None = None  # never called: steps are not seen
+        self.on_death: Callable[[str], None] | None = None
+        self.on_servers: Callable[[frozenset[int]], None] | None = None
+        tokenizer = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+        self._prompts = Prompts(tokenizer)
+        self._pool = Pool(options, self._changed, connect)
+        self._exchanges: dict[str, Exchange] = {}
+        self._said: set[str] = set()  # what is said once
+
+    async def start(self) -> Capabilities:
+        """Wait until a server serves; see `Pool.open`."""
+        self._drop()
+        capabilities = await self._pool.open()
+        self._tell_servers()
+        return capabilities
+
+    async def stop(self) -> None:
+        """Drop everything."""
+        self._drop()
+        await self._pool.close()
+
+    async def healthy(self) -> bool:
+        """Whether a server takes work."""
+        return len(self._pool.down) < len(self._pool.upstreams)
+
+    # requests
+
+    def dispatch(
+        self, server_id: int, requests: Sequence[EngineRequest], *, padded: bool, joining: bool
+    ) -> list[TokenStream]:
+        """Send each to that server, now. Raises ValueError where it was asked to pad."""
+        del joining
+        if padded:
+            raise ValueError("got a padded batch; expected an unpadded one: the http engine")
+        return [self._begin(self._pool.upstreams[server_id], each) for each in requests]
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """Their connections are closed: the servers stop at once."""
+        for request_id in request_ids:
+            exchange = self._exchanges.pop(request_id, None)
+            if exchange is not None:
+                exchange.cancel()
+
+    async def prompt_tokens(
+        self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
+    ) -> int:
+        """See PassingEngine."""
+        return await self._prompts.tokens(self._pool.tokenizing(), path, fields, prompt)
+
+    async def relay(self, call: PassedCall) -> Refused:
+        """See PassingEngine."""
+        upstream = self._pool.first
+        if upstream is None:
+            raise ConnectionError("no server takes work")
+        async with upstream.post(call.path, call.body, dict(call.headers)) as response:
+            return Refused(response.status, kept(response.headers), await response.read())
+
+    # what an engine with a tokenizer can
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises UnsupportedError."""
+        del token_ids
+        raise UnsupportedError(NO_TOKENS)
+
+    async def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Raises UnsupportedError."""
+        del text, special_tokens
+        raise UnsupportedError(NO_TOKENS)
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], template_arguments: Mapping[str, Any]
+    ) -> list[int]:
+        """Raises UnsupportedError."""
+        del messages, template_arguments
+        raise UnsupportedError(NO_TOKENS)
+
+    async def check_sampling(self, sampling: Sampling) -> Sampling:
+        """The servers check it."""
+        return sampling
+
+    # exchanges
+
+    def elsewhere(self, upstream: Upstream) -> bool:
+        """See Around."""
+        return any(each.breaker.closed for each in self._pool.upstreams if each.id != upstream.id)
+
+    def heard(self, call: PassedCall, answer: Answer, upstream: Upstream) -> None:
+        """See Around: learn from it, and say once what is wrong with it."""
+        end = answer.end
+        if end.prompt_tokens is not None:
+            self._prompts.ratio.learn(call.prompt_bytes, end.prompt_tokens)
+        made = answer.tokens if end.output_tokens is None else end.output_tokens
+        if not answer.has_usage and not answer.tokens:
+            self._say_once(
+                "usage",
+                f"got an answer of {upstream.url}{call.path} without usage; expected "
+                "usage.completion_tokens: its tokens count as 0",
+            )
+        if call.most_tokens is not None and made > call.most_tokens:
+            self._say_once(
+                "limit",
+                f"got {made} tokens of {upstream.url}{call.path}; expected at most "
+                f"{call.most_tokens}, the limit that was sent: this server ignores it, and "
+                "--max-output-tokens does not hold",
+            )
+
+    def _begin(self, upstream: Upstream, engine_request: EngineRequest) -> TokenStream:
+        name = engine_request.request.id
+        call = engine_request.call
+        stream: PassedStream | CountedStream
+        if call is None:
+            wanted = wanted_tokens(engine_request)
+            stream = CountedStream(name, wanted)
+            call = own_call(self._pool.names[0], engine_request, wanted)
+        else:
+            stream = PassedStream(name)
+        over = partial(self._forget, name)
+        self._exchanges[name] = Exchange(self, upstream, call, stream, over)
+        return stream
+
+    def _forget(self, name: str, exchange: Exchange) -> None:
+        if self._exchanges.get(name) is exchange:
+            del self._exchanges[name]
+
+    def _drop(self) -> None:
+        exchanges, self._exchanges = list(self._exchanges.values()), {}
+        for exchange in exchanges:
+            exchange.cancel()
+
+    # servers
+
+    def _changed(self, upstream: Upstream, reason: str) -> None:
+        """No work for it from here on, or again; what it had goes back or fails."""
+        state = upstream.breaker
+        word = "is back" if state.closed else "is busy" if state.busy else "is lost"
+        log.warning("%s (%s) %s: %s", upstream.name, upstream.url, word, reason)
+        self._tell_servers()
+        if state.lost:
+            for exchange in list(self._exchanges.values()):
+                if exchange.upstream is upstream:
+                    exchange.lose(f"{upstream.name} was lost ({reason})")
+            if self._pool.lost and self.on_death is not None:
+                self.on_death(f"no server is left; {upstream.name}: {reason}")
+
+    def _tell_servers(self) -> None:
+        if self.on_servers is not None:
+            self.on_servers(self._pool.down)
+
+    def _say_once(self, kind: str, sentence: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s (said once)", sentence)

@@ -1,0 +1,203 @@
+"""The servers of an engine: found at its start, probed, and given work while they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from server.engines.base import Capabilities, EngineStartError
+from server.engines.http.discovery import Description, StartingError, described, refusal
+from server.engines.http.upstream import LOST, Connect, Upstream, connector, reason_of
+from server.runtime.clock import clock_of
+
+log = logging.getLogger("kendall.engine")
+AGAIN = 1.0  # seconds between two looks at servers that do not serve yet
+SAY_AGAIN = 30.0  # seconds between two lines that say so
+ASSUMED_SEQUENCES = 64  # of a server that says nothing; vLLM serves 128 at least
+ASSUMED_CONTEXT = 131_072  # tokens
+UNKNOWN_TOKENS = 2**31  # a bound that does not bind
+TOKEN_IDS = 256  # every vocabulary has so many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """`kendall serve --engine http`."""
+
+    urls: tuple[str, ...]
+    model: str | None = None  # that must be among theirs
+    key: str | None = None
+    tokenizer: str | None = None
+    max_num_seqs: int | None = None  # of each server
+    max_model_len: int | None = None
+
+
+class Pool:
+    """`on_change` is called with a server that was lost, was busy or came back, and the reason."""
+
+    def __init__(
+        self,
+        options: HttpOptions,
+        on_change: Callable[[Upstream, str], None],
+        connect: Connect = connector,
+    ) -> None:
+        self._options, self._on_change, self._connect = options, on_change, connect
+        self._known: dict[int, Description] = {}  # of the servers that have answered
+        self._turns = itertools.count()
+        self.upstreams: list[Upstream] = []
+        self.names: tuple[str, ...] = ()  # of the models
+
+    @property
+    def down(self) -> frozenset[int]:
+        """Those that get no work."""
+        return frozenset(each.id for each in self.upstreams if not each.breaker.closed)
+
+    @property
+    def first(self) -> Upstream | None:
+        """One that gets work."""
+        return next((each for each in self.upstreams if each.breaker.closed), None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether none of them is there."""
+        return all(each.breaker.lost for each in self.upstreams)
+
+    async def open(self) -> Capabilities:
+        """Wait until one of them serves. Raises EngineStartError where they serve different
+        models, and where it is the first time and none is there.
+        """
+        await self.close()
+        options = self._options
+        self.upstreams = [
+            Upstream(index, url, options.key, self._on_change, self._verify, connect=self._connect)
+            for index, url in enumerate(options.urls)
+        ]
+        absent = await self._wait()
+        for upstream in self.upstreams:
+            if upstream.id in absent:
+                upstream.give_up(absent[upstream.id])
+            upstream.watch()
+        return self._capabilities()
+
+    async def close(self) -> None:
+        """No connection is left."""
+        upstreams, self.upstreams = self.upstreams, []
+        await asyncio.gather(*(upstream.close() for upstream in upstreams))
+
+    def tokenizing(self) -> Upstream | None:
+        """One that counts tokens, each in its turn."""
+        able = [
+            each
+            for each in self.upstreams
+            if each.breaker.closed and each.id in self._known and self._known[each.id].tokenizes
+        ]
+        return able[next(self._turns) % len(able)] if able else None
+
+    async def _wait(self) -> dict[int, str]:
+        """Until one serves; returns why the others do not."""
+        first, said = not self._known, -math.inf
+        now = clock_of(asyncio.get_running_loop())
+        while True:
+            looks = await asyncio.gather(
+                *(self._look(each, first=first) for each in self.upstreams)
+            )
+            absent = {index: look for index, look in enumerate(looks) if look is not None}
+            if len(absent) < len(looks):
+                return {index: str(reason) for index, reason in absent.items()}
+            if first and not any(isinstance(look, StartingError) for look in looks):
+                raise refusal(str(absent[0]), self.upstreams[0].url)
+            if now() - said >= SAY_AGAIN:
+                said = now()
+                for upstream in self.upstreams:
+                    log.warning("waiting for %s: %s", upstream.url, absent[upstream.id])
+            await asyncio.sleep(AGAIN)
+
+    async def _look(self, upstream: Upstream, *, first: bool) -> Exception | None:
+        """Why it does not serve; None where it does. Raises EngineStartError."""
+        try:
+            self._know(upstream, await described(upstream))
+        except EngineStartError as error:
+            if first:
+                raise
+            return error
+        except (StartingError, *LOST) as error:
+            return error if isinstance(error, StartingError) else OSError(reason_of(error))
+        return None
+
+    def _know(self, upstream: Upstream, found: Description) -> None:
+        """Raises EngineStartError where the other servers have other models."""
+        if self.names and set(found.names) != set(self.names):
+            raise EngineStartError(
+                f"got {_models(found.names)} from {upstream.url}; expected {_models(self.names)}, "
+                "as before or as the other --engine-url: start it with the same model, or give it "
+                "a gateway of its own"
+            )
+        if not self.names:
+            self.names = _asked_first(self._options.model, found.names, upstream.url)
+        self._known[upstream.id] = found
+
+    async def _verify(self, upstream: Upstream) -> str | None:
+        try:
+            self._know(upstream, await described(upstream))
+        except (EngineStartError, StartingError) as error:
+            log.warning("%s is not given work: %s", upstream.name, error)
+            return str(error)
+        except LOST as error:
+            return reason_of(error)
+        return None
+
+    def _capabilities(self) -> Capabilities:
+        options, known = self._options, self._known.values()
+        lengths = [each.max_model_len for each in known if each.max_model_len is not None]
+        memories = [each.kv_cache_tokens for each in known if each.kv_cache_tokens is not None]
+        return Capabilities(
+            engine="http",
+            model=self.names[0],
+            max_model_len=options.max_model_len or min(lengths, default=ASSUMED_CONTEXT),
+            max_num_seqs=options.max_num_seqs or self._sequences(),
+            max_num_batched_tokens=UNKNOWN_TOKENS,
+            kv_cache_tokens=min(memories, default=UNKNOWN_TOKENS),
+            eos_token_ids=frozenset(),
+            vocab_size=TOKEN_IDS,
+            pads=False,
+            servers=len(self.upstreams),
+            model_names=self.names,
+        )
+
+    def _sequences(self) -> int:
+        """Of each server: the least of what they say."""
+        said = [each.max_num_seqs for each in self._known.values() if each.max_num_seqs is not None]
+        if not said:
+            log.warning(
+                "no server says how many sequences it serves at once: %d are assumed for each; "
+                "set --max-num-seqs to what they serve",
+                ASSUMED_SEQUENCES,
+            )
+            return ASSUMED_SEQUENCES
+        if len(set(said)) > 1:
+            log.warning(
+                "the servers serve %d to %d sequences at once: %d are sent to each",
+                min(said),
+                max(said),
+                min(said),
+            )
+        return min(said)
+
+
+def _asked_first(asked: str | None, names: tuple[str, ...], url: str) -> tuple[str, ...]:
+    """Raises EngineStartError: it is none of them."""
+    if asked is None:
+        return names
+    if asked not in names:
+        raise EngineStartError(
+            f"got MODEL {asked!r}, and {_models(names)} from {url}; expected one of its models, or "
+            "no MODEL"
+        )
+    return (asked, *(name for name in names if name != asked))
+
+
+def _models(names: tuple[str, ...]) -> str:
+    return ("model " if len(names) == 1 else "models ") + ", ".join(map(repr, names))

@@ -1,0 +1,140 @@
+"""How many tokens the prompt of a call has: asked of a server that tokenises, else counted with
+`--tokenizer`, else estimated from the bytes of prompts whose tokens the servers counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from policies import SpecError
+from server.engines.http.upstream import LOST, Upstream
+
+log = logging.getLogger("kendall.engine")
+TOKENIZE = "/tokenize"
+LIMIT = 2.0  # seconds for an answer of it
+BYTES_PER_TOKEN = 4.0  # before anything was counted
+OLDER = 0.98  # weight of what was counted before, against the newest
+AT_ONCE = 1 << 14  # bytes of text that are tokenised on the event loop
+FORWARDED = (  # of a chat: what the template makes a prompt of
+    *("messages", "tools", "chat_template", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+)
+
+
+class Ratio:
+    """Bytes per token of the recent prompts."""
+
+    def __init__(self) -> None:
+        self._bytes, self._tokens = BYTES_PER_TOKEN, 1.0
+
+    def learn(self, size: int, tokens: int) -> None:
+        """So many bytes had so many tokens."""
+        if size > 0 and tokens > 0:
+            self._bytes = OLDER * self._bytes + (1 - OLDER) * size
+            self._tokens = OLDER * self._tokens + (1 - OLDER) * tokens
+
+    def tokens(self, size: int) -> int:
+        """Of so many bytes, about; at least one."""
+        return max(1, round(size * self._tokens / self._bytes))
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A file tokenizer.json, a folder that has one, or a model on the Hugging Face Hub. Raises
+    SpecError.
+    """
+    path = Path(name)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        return Tokenizer.from_file(str(path)) if path.is_file() else Tokenizer.from_pretrained(name)
+    except Exception as error:  # noqa: BLE001 - of the library, whatever it is
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SpecError(
+            f"got --tokenizer {name!r}, which cannot be read ({first}); expected a tokenizer.json, "
+            "a folder with one, or a model name on the Hugging Face Hub"
+        ) from None
+
+
+class Prompts:
+    """Counts for one engine."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self.ratio = Ratio()
+
+    async def tokens(
+        self,
+        asked: Upstream | None,
+        path: str,
+        fields: Mapping[str, msgspec.Raw],
+        prompt: bytes,
+    ) -> int:
+        """`asked`: a server that tokenises; `prompt`: the values that make the prompt, as JSON."""
+        if (given := _token_ids(fields)) is not None:
+            return given
+        if asked is not None and (body := _question(path, fields)) is not None:
+            try:
+                counted = counted_tokens(*await asked.ask(TOKENIZE, body, LIMIT))
+            except LOST:
+                counted = None
+            if counted is not None:
+                return counted
+        if self._tokenizer is not None:
+            return await self._encoded(self._tokenizer, prompt)
+        return self.ratio.tokens(len(prompt))
+
+    async def _encoded(self, tokenizer: Tokenizer, prompt: bytes) -> int:
+        text = " ".join(_texts(msgspec.json.decode(b"[" + prompt + b"]")))
+        if len(text) <= AT_ONCE:
+            return max(1, len(tokenizer.encode(text).ids))
+        return max(1, len((await asyncio.to_thread(tokenizer.encode, text)).ids))
+
+
+def counted_tokens(status: int, body: bytes) -> int | None:
+    """What `/tokenize` answered; None where it did not count."""
+    try:
+        count = json.loads(body)["count"] if status == 200 else None
+    except (ValueError, KeyError, TypeError):
+        return None
+    return count if isinstance(count, int) and count > 0 else None
+
+
+def _question(path: str, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
+    """The body for `/tokenize`; None for what it does not take."""
+    if path == "/v1/chat/completions":
+        asked = {name: fields[name] for name in ("model", *FORWARDED) if name in fields}
+        return msgspec.json.encode(asked) if "messages" in asked else None
+    prompt = fields.get("prompt")
+    if path != "/v1/completions" or prompt is None or not bytes(prompt).startswith(b'"'):
+        return None
+    return msgspec.json.encode({"model": fields.get("model"), "prompt": prompt})
+
+
+def _token_ids(fields: Mapping[str, msgspec.Raw]) -> int | None:
+    """Of a prompt that is given as token ids: one list, or several."""
+    given = bytes(fields.get("prompt") or fields.get("input") or b"")
+    if not given.startswith(b"["):
+        return None
+    try:
+        return len(msgspec.json.decode(given, type=list[int]))
+    except msgspec.MsgspecError:
+        pass
+    try:
+        return sum(map(len, msgspec.json.decode(given, type=list[list[int]])))
+    except msgspec.MsgspecError:
+        return None
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in it; keys are none."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in _texts(part)]

@@ -1,0 +1,71 @@
+"""Calls that are passed on whole: what the gateway asks of an engine that has other servers behind
+it, and what it hears of an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+
+class PassedCall(msgspec.Struct, frozen=True):
+    """A call that is passed on as it came to another server."""
+
+    path: str
+    body: bytes
+    headers: Sequence[tuple[str, str]] = ()  # of the client, without those of its connection
+    prompt_bytes: int = 0  # of the values that make the prompt
+    most_tokens: int | None = None  # of the whole answer, where the call has a limit
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """How a passed call ended, as far as the other server said so."""
+
+    finish_reason: str = "stop"  # the other server's; "length" where a token limit ended it
+    output_tokens: int | None = None
+    prompt_tokens: int | None = None
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The other server's answer with an error status, as it came."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    body: bytes
+
+
+class PassedListener(Protocol):
+    """Who hears the answer to a passed call: the gateway's sequence."""
+
+    def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
+        """The answer begins; its status is 200. `streamed`: as events."""
+
+    def on_bytes(self, data: bytes, tokens: int) -> None:
+        """More of the answer, and how many tokens these bytes hold."""
+
+    def on_answered(self, end: Answered) -> None:
+        """The answer is whole."""
+
+    def on_refused(self, answer: Refused) -> None:
+        """An answer with an error status, whole."""
+
+    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
+        """No answer came, or one that says `busy`: the call may be dispatched again."""
+
+
+@runtime_checkable
+class PassingEngine(Protocol):
+    """An engine that passes whole calls on to other servers."""
+
+    async def relay(self, call: PassedCall) -> Refused:
+        """The answer to a call that needs no engine, whatever its status. Raises OSError."""
+
+    on_servers: Callable[[frozenset[int]], None] | None
+    """Called with the servers that take no work, each time that they change."""
+
+    async def prompt_tokens(
+        self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
+    ) -> int:
+        """Of a call: its fields, and the text of its prompt. A count, or an estimate."""

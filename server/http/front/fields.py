@@ -1,0 +1,202 @@
+"""Which calls are answered by vLLM's serving objects, and the fields that they may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from server.admission.limits_in_force import Tokens
+from server.front.desk import Desk
+from server.front.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from server.http.api.limits import check_forced
+from server.http.api.models import check_model
+from server.http.api.schema import ChatRequest, CompletionRequest, Generation
+from server.http.api.unserved import UNSERVED, check_unserved
+from server.http.api.validation import refuse_unknown
+from server.runtime.errors import ApiError
+from server.settings import Settings
+
+# of the two endpoints that the gateway answers itself: where one of these says something, vLLM does
+BEYOND: dict[type[Generation], frozenset[str]] = {
+    ChatRequest: frozenset(
+        {
+            *("tools", "tool_choice", "parallel_tool_calls"),
+            *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
+            *("echo", "prompt_logprobs", "documents", "add_special_tokens"),
+            "return_tokens_as_token_ids",
+        }
+    ),
+    CompletionRequest: frozenset(
+        {
+            *("echo", "suffix", "prompt_logprobs", "add_special_tokens"),
+            "return_tokens_as_token_ids",
+        }
+    ),
+}
+OWN = frozenset(  # fields of Kendall's, on every endpoint
+    {
+        *("patience", "request_timeout", "first_token_timeout", "priority"),
+        *("predicted_output_tokens", "kendall_forced_output_tokens", "request_id"),
+    }
+)
+TOOL_TYPES = frozenset({"function", "custom", "namespace"})  # others are run by a server
+
+
+class NewerRequest(Generation):
+    """A call to an endpoint that only vLLM's serving objects answer: what the gateway itself reads
+    of it. The rest is looked at by vLLM.
+    """
+
+    endpoint: ClassVar[Endpoint]
+    served: ClassVar[frozenset[str]]
+    # each with the values that ask for nothing
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    @property
+    def formless(self) -> bool:
+        """Its tools may be a form."""
+        return False
+
+    def wanted_logprobs(self) -> int | None:
+        """vLLM says."""
+        return None
+
+
+class ResponsesRequest(NewerRequest):
+    """`POST /v1/responses`."""
+
+    endpoint: ClassVar[Endpoint] = RESPONSES
+    served: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("model", "input", "instructions", "stream", "store", "include", "metadata", "user"),
+            *("max_output_tokens", "temperature", "top_p", "top_logprobs", "text", "truncation"),
+            *("tools", "tool_choice", "parallel_tool_calls", "reasoning", "include_reasoning"),
+            *("previous_response_id", "prompt_cache_key"),
+            *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+            *("seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "skip_special_tokens"),
+            *("include_stop_str_in_output", "structured_outputs", "chat_template_kwargs"),
+            *("cache_salt", "session_id"),
+        }
+    )
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "context_management": (),
+        "conversation": (),
+        "enable_response_messages": (False,),
+        "max_tool_calls": (),
+        "previous_input_messages": (),
+        "prompt": (),
+        "service_tier": ("auto", "default"),
+        "stream_options": (),
+    }
+    max_output_tokens: Tokens | None = None
+    previous_response_id: str | None = None
+
+    def client_limit(self) -> int | None:
+        """Under OpenAI's newest name."""
+        return self.max_output_tokens
+
+
+class MessagesRequest(NewerRequest):
+    """`POST /v1/messages`."""
+
+    endpoint: ClassVar[Endpoint] = MESSAGES
+    served: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("model", "messages", "system", "max_tokens", "stream", "metadata", "stop_sequences"),
+            *("temperature", "top_k", "top_p", "tools", "tool_choice", "thinking"),
+            *("output_config", "cache_salt", "chat_template_kwargs"),
+        }
+    )
+    unserved: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "context_management": (),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+        "service_tier": ("auto", "standard_only"),
+        "speed": ("standard",),
+    }
+
+
+Call = CompletionRequest | ChatRequest | NewerRequest
+
+
+def endpoint_of(model: type[Call]) -> Endpoint:
+    """Of the calls that are read so."""
+    if issubclass(model, NewerRequest):
+        return model.endpoint
+    return CHAT if issubclass(model, ChatRequest) else COMPLETIONS
+
+
+def check_newer(settings: Settings, call: NewerRequest) -> None:
+    """Raises ApiError for a field that vLLM's endpoint would ignore."""
+    check_model(settings, call.model)
+    check_forced(settings, call)
+    extra = call.model_extra or {}
+    given = {name: getattr(call, name) for name in call.model_fields_set} | extra
+    others = {name: given[name] for name in given.keys() - call.served - OWN}
+    unknown = check_unserved(others, {}, {**UNSERVED, **call.unserved})
+    why = f"which {call.endpoint.path} does not have"
+    refuse_unknown(settings, unknown, call.served | OWN, why)
+    if isinstance(call, ResponsesRequest) and call.previous_response_id is not None:
+        raise ApiError(
+            404,
+            "not_found",
+            "got previous_response_id, and this gateway keeps no responses; send the conversation "
+            "in input",
+            param="previous_response_id",
+        )
+
+
+def served_by_vllm(desk: Desk, call: Call) -> Endpoint | None:
+    """The endpoint of vLLM that answers it; None where the gateway itself does."""
+    if isinstance(call, NewerRequest):
+        return call.endpoint
+    chat = isinstance(call, ChatRequest)
+    if call.model_extra and _asks(call, call.model_extra):
+        return CHAT if chat else COMPLETIONS
+    if isinstance(call, ChatRequest):
+        return CHAT if desk.every_chat or (desk.takes_parts and _has_parts(call)) else None
+    return None
+
+
+def _asks(call: Call, extra: Mapping[str, Any]) -> bool:
+    """Whether one of the fields beyond ours says something."""
+    return any(
+        value is not None and not _is_any_of(value, _harmless(call, name))
+        for name, value in extra.items()
+        if name in BEYOND[type(call)]
+    )
+
+
+def _harmless(call: Call, name: str) -> tuple[Any, ...]:
+    own = (call.harmless[name],) if name in call.harmless else ()
+    return UNSERVED[name] + own
+
+
+def _is_any_of(value: Any, others: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(other) and value == other for other in others)
+
+
+def _has_parts(call: ChatRequest) -> bool:
+    """Other than text."""
+    return any(
+        part.get("type") != "text"
+        for message in call.messages
+        if isinstance(message.content, list)
+        for part in message.content
+    )
+
+
+def check_tools(tools: Any) -> None:
+    """Raises ApiError 501 for a tool that a server would have to run."""
+    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in TOOL_TYPES:
+            where = f"tools[{place}].type"
+            raise ApiError(
+                501,
+                "unsupported",
+                f"{where}: got {kind}, which this gateway does not run; expected function",
+                param=where,
+            )

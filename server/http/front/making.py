@@ -1,0 +1,212 @@
+"""From a call to the sequences that vLLM asks for: parsed and rendered by its serving objects, then
+admitted and queued as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+from pydantic_core import from_json
+
+from policies import Request
+from server.engines.base import EngineRequest, Sampling
+from server.front.call import Asked, FrontCall
+from server.front.desk import Desk
+from server.front.endpoints import Dialect, Endpoint
+from server.front.sampling import sampling_of
+from server.gateway import Gateway
+from server.http.api.engine_requests import Arrival, room_of, with_form
+from server.http.api.limits import form_too_large
+from server.http.api.prompts import conversation
+from server.http.api.sampling import check_sampling
+from server.http.api.schema import ChatRequest
+from server.http.bodies import parsed
+from server.http.front.fields import (
+    BEYOND,
+    OWN,
+    Call,
+    NewerRequest,
+    check_tools,
+    served_by_vllm,
+)
+from server.runtime.errors import ApiError
+
+RENDERED = ("multimodal",)  # prompts that are more than their token ids
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+PARSED_BEFORE = 1 << 62  # values: they were counted then
+
+
+class Front:
+    """One call that vLLM's serving objects answer. `close` ends it, wherever it is."""
+
+    def __init__(self, gateway: Gateway, call: Call, endpoint: Endpoint, body: bytes) -> None:
+        self.endpoint = endpoint
+        self.call: FrontCall | None = None
+        self.beyond = BEYOND.get(type(call), frozenset())  # fields that are served here
+        self._gateway = gateway
+        self._asked = call
+        self._body = body
+
+    def close(self) -> None:
+        """vLLM is asked for nothing more."""
+        if self.call is not None:
+            self.call.close()
+
+    def for_answer(self) -> tuple[FrontCall, Dialect]:
+        """What writes the answer, and how errors look."""
+        assert self.call is not None
+        return self.call, self.endpoint.dialect
+
+    async def requests(self, arrival: Arrival, patience: float | None) -> list[EngineRequest]:
+        """Its sequences. Raises ApiError where vLLM or a limit refuses it."""
+        gateway, call = self._gateway, self._asked
+        if isinstance(call, ChatRequest) and not _desk(gateway).takes_parts:
+            conversation(call.messages)
+        sent = await parsed(self._body, from_json, PARSED_BEFORE)
+        body = _body_for_vllm(call, sent) | {"request_id": _id_of(self.endpoint, arrival.call_id)}
+        await gateway.supervisor.across_restarts(lambda: self._reach(body))
+        assert self.call is not None
+        plain = (await _desk(gateway).serving()).plain
+        requests = list(self._sequences(arrival, patience, plain))
+        if not requests:
+            raise ApiError(500, "internal_error", "vLLM asked for no sequence of this call")
+        sampling = requests[0].sampling
+        self._check_form(sampling)
+        checked = await check_sampling(gateway.tokenizer, sampling, call)
+        if checked is sampling:
+            return requests
+        return [with_form(each, checked, gateway.now(), patience) for each in requests]
+
+    async def _reach(self, body: Mapping[str, Any]) -> None:
+        self.close()
+        self.call = FrontCall(await _desk(self._gateway).serving(), self.endpoint, body)
+        await self.call.reach()
+
+    def _sequences(
+        self, arrival: Arrival, patience: float | None, plain: Any
+    ) -> Iterator[EngineRequest]:
+        assert self.call is not None
+        number = 0
+        for asked in self.call.asked:
+            sampling = sampling_of(asked.params, plain, self._limit(asked))
+            for choice in range(asked.params.n):
+                # as vLLM counts them
+                seed = None if sampling.seed is None else sampling.seed + choice
+                own = sampling if not choice else replace(sampling, seed=seed)
+                request = self._request(asked, arrival, number, own.max_tokens, patience)
+                yield self._engine_request(asked, arrival, request, own)
+                number += 1
+
+    def _limit(self, asked: Asked) -> int:
+        gateway = self._gateway
+        room = room_of(gateway, len(_token_ids(asked)))
+        limits = (asked.params.max_tokens, gateway.limits.max_output_tokens, room)
+        return min(limit for limit in limits if limit is not None)
+
+    def _request(
+        self, asked: Asked, arrival: Arrival, number: int, limit: int, patience: float | None
+    ) -> Request:
+        call = self._asked
+        return Request(
+            id=f"{arrival.call_id}-{number}",
+            arrived_at=arrival.at,
+            prompt_tokens=len(_token_ids(asked)),
+            max_output_tokens=limit,
+            predicted_output_tokens=call.predicted_output_tokens,
+            priority=call.priority,
+            deadline=math.inf if patience is None else arrival.at + patience,
+            flow=arrival.flow,
+        )
+
+    def _engine_request(
+        self, asked: Asked, arrival: Arrival, request: Request, sampling: Sampling
+    ) -> EngineRequest:
+        reasoning = {
+            name: value
+            for name in ("reasoning_ended", "reasoning_parser_kwargs")
+            if (value := asked.arguments.get(name)) is not None
+        }
+        return EngineRequest(
+            request,
+            _token_ids(asked),
+            sampling,
+            self._asked.kendall_forced_output_tokens,
+            (),
+            arrival.own_id,
+            arrival.received_at,
+            arrival.retry,
+            self._asked.cache_salt,
+            arrival.caller,
+            rendered=asked.prompt if asked.prompt["type"] in RENDERED else None,
+            engine_arguments=reasoning or None,
+        )
+
+    def _check_form(self, sampling: Sampling) -> None:
+        form = sampling.structured
+        if form is not None:
+            size = len(json.dumps(form.value, ensure_ascii=False).encode())
+            most = self._gateway.settings.security.max_form_bytes
+            if size > most:
+                raise form_too_large(size, most, "tools")
+
+
+def front_of(gateway: Gateway, call: Call, body: bytes) -> Front | None:
+    """None where the gateway answers itself. Raises ApiError 501 where it cannot."""
+    if gateway.desk is not None:
+        endpoint = served_by_vllm(gateway.desk, call)
+        return None if endpoint is None else Front(gateway, call, endpoint, body)
+    if isinstance(call, NewerRequest):
+        raise no_desk(call.endpoint)
+    return None
+
+
+def no_desk(endpoint: Endpoint) -> ApiError:
+    """The engine's library does not serve it."""
+    return ApiError(
+        501,
+        "unsupported",
+        f"got {endpoint.path}, which the emulated engine does not serve; expected --engine vllm",
+    )
+
+
+def _desk(gateway: Gateway) -> Desk:
+    assert gateway.desk is not None
+    return gateway.desk
+
+
+def _id_of(endpoint: Endpoint, call_id: str) -> str:
+    """As vLLM takes it: it puts the prefixes of the two older endpoints before it."""
+    prefix, _, digits = call_id.partition("-")
+    return digits if endpoint.dialect == "openai" else f"{prefix}_{digits}"
+
+
+def _body_for_vllm(call: Call, body: dict[str, Any]) -> dict[str, Any]:
+    """What the client sent, without the fields that are Kendall's and those that say nothing.
+    Raises ApiError 501 for a tool that a server would run.
+    """
+    check_tools(body.get("tools"))
+    kept = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in OWN and name not in GUIDED
+    }
+    if not kept.get("tools"):  # vLLM refuses an empty list
+        kept.pop("tools", None)
+        if kept.get("tool_choice") in ("none", "auto"):
+            del kept["tool_choice"]
+    form = None if isinstance(call, NewerRequest) else call.form()
+    if form is not None and call.form_field() in GUIDED:
+        kept["structured_outputs"] = {form.kind: form.value, **form.options}
+    return kept
+
+
+def _token_ids(asked: Asked) -> list[int]:
+    """Of its prompt. Raises ApiError 501 where it is something else."""
+    if asked.prompt["type"] not in ("token", *RENDERED):
+        raise ApiError(501, "unsupported", "got a prompt without token ids; expected text")
+    ids: list[int] = asked.prompt["prompt_token_ids"]
+    return ids

@@ -1,0 +1,265 @@
+"""From the bytes of a call to the same bytes at the server behind: read, counted, admitted,
+submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from policies import Request
+from server.admission.control import caller_of
+from server.admission.limits import check_sequences
+from server.admission.rejections import EARLY
+from server.engines.base import EngineRequest, Sampling
+from server.engines.passing import PassedCall, PassingEngine
+from server.gateway import Gateway
+from server.http.api.limits import check_prompt
+from server.http.api.validation import read_body
+from server.http.arrival_timestamps import RECEIVED_AT
+from server.http.bodies import AT_ONCE
+from server.http.client_connection import while_connected
+from server.http.headers import asked_id
+from server.http.passing.answer import PassedAnswer
+from server.http.passing.endpoints import (
+    Endpoint,
+    Fields,
+    clipped,
+    number,
+    own_limit,
+    parse,
+    prompt_of,
+    sequences,
+    whole,
+)
+from server.http.submitted import AnswerOptions
+from server.live.arrivals_seen import is_retry
+from server.runtime.errors import ApiError
+from server.runtime.logs import log_prompt
+from server.supervision.deadlines import Timeouts, timeouts_of
+
+NOT_PASSED = frozenset(
+    {
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
+        *(b"proxy-connection", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"host"),
+        *(b"content-length", b"content-type", b"accept-encoding", b"cookie", b"x-request-id"),
+        *(b"authorization", b"x-api-key", b"api-key"),  # the gateway's keys, not that server's
+    }
+)
+JSON = "application/json"
+
+
+class Timed(NamedTuple):
+    """What the call's body asks of time, for `timeouts_of`."""
+
+    request_timeout: float | None
+    first_token_timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A call as it came in."""
+
+    endpoint: Endpoint
+    body: bytes
+    fields: Fields
+    prompt: bytes
+    scope: Scope
+    call_id: str
+    own_id: str | None  # the caller's name for it
+    at: float  # read: time limits and delays count from here
+
+    @property
+    def name(self) -> str:
+        """In headers and logs."""
+        return self.own_id or self.call_id
+
+    @property
+    def received_at(self) -> float:
+        """Its last byte."""
+        at: float = self.scope.get(RECEIVED_AT, self.at)
+        return at
+
+    @property
+    def retry(self) -> bool:
+        """Its client's library says that it asks again."""
+        return is_retry(self.scope["headers"])
+
+    def timeouts(self, gateway: Gateway) -> Timeouts | None:
+        """By headers, body and server. Raises ApiError 400."""
+        own = Timed(
+            number(self.fields, "request_timeout"), number(self.fields, "first_token_timeout")
+        )
+        return timeouts_of(self.scope["headers"], own, gateway.settings)
+
+    def engine_request(
+        self, gateway: Gateway, tokens: int, patience: float | None
+    ) -> EngineRequest:
+        """With so many tokens of its prompt, under the limits in force."""
+        endpoint, limit = self.endpoint, gateway.limits.max_output_tokens
+        own = own_limit(endpoint, self.fields)
+        room = max(1, gateway.batcher.capabilities.max_model_len - tokens)
+        most = [each for each in (own, limit) if each is not None] if endpoint.limits else [1]
+        request = Request(
+            id=f"{self.call_id}-0",
+            arrived_at=self.at,
+            prompt_tokens=tokens,
+            max_output_tokens=min([*most, room]),
+            predicted_output_tokens=number(self.fields, "predicted_output_tokens"),
+            priority=whole(self.fields, "priority") or 0,
+            deadline=math.inf if patience is None else self.at + patience,
+            sequences=sequences(endpoint, self.fields),
+        )
+        call = PassedCall(
+            endpoint.path,
+            clipped(self.body, endpoint, self.fields, limit),
+            passed_headers(self.scope, self.name),
+            len(self.prompt),
+            min(most) * request.sequences if endpoint.limits and most else None,
+        )
+        return EngineRequest(
+            request,
+            (),
+            Sampling(max_tokens=request.max_output_tokens),
+            client_request_id=self.own_id,
+            received_at=self.received_at,
+            retry=self.retry,
+            caller=caller_of(self.scope),
+            call=call,
+        )
+
+
+async def answer(
+    gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Receive
+) -> PassedAnswer:
+    """The call's answer, not yet submitted. Raises ApiError."""
+    timing = gateway.metrics.own_time.begin(gateway.now) if gateway.lifecycle.ready else None
+    incoming = await _read(gateway, endpoint, scope, receive)
+    if timing is not None:
+        timing.end("parse")
+    try:
+        batcher = gateway.admit()
+        fields = incoming.fields
+        priority = whole(fields, "priority") or 0
+        deadlines = gateway.overload.deadlines_of(
+            scope["headers"], number(fields, "patience"), priority
+        )
+        timeouts = incoming.timeouts(gateway)
+        counting = while_connected(scope, receive, _prompt_tokens(gateway, incoming))
+        tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
+    except ApiError as error:
+        if error.code in EARLY:
+            _record_unserved(gateway, error, incoming)
+        raise
+    if timing is not None:
+        timing.end("prompt")
+    engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
+    gateway.arrivals.saw(incoming.received_at, batcher.epoch, retry=incoming.retry)
+    gateway.overload.admit([engine_request], scope, deadlines)
+    options = _options(gateway, incoming, engine_request, timeouts)
+    made = PassedAnswer(batcher, engine_request, options)
+    made.timing = timing
+    return made
+
+
+async def relayed(gateway: Gateway, path: str, scope: Scope, receive: Receive) -> Response:
+    """The answer to a call that needs no engine. Raises ApiError."""
+    body = await read_body(receive, gateway.settings.security.max_body_bytes)
+    engine = passing_engine(gateway)
+    gateway.admit()
+    name = asked_id(scope["headers"]) or gateway.call_ids.next("call")
+    call = PassedCall(path, body, passed_headers(scope, name))
+    try:
+        said = await while_connected(scope, receive, engine.relay(call))
+    except OSError:
+        raise ApiError(
+            503, "engine_unavailable", "the server behind does not answer", retry_after=1
+        ) from None
+    headers = dict(said.headers) | {"x-request-id": name}
+    return Response(said.body, said.status, headers)
+
+
+def passing_engine(gateway: Gateway) -> PassingEngine:
+    """Its engine. Raises TypeError where that is another one."""
+    engine = gateway.engine
+    if not isinstance(engine, PassingEngine):
+        raise TypeError(f"got {type(engine).__name__}; expected an engine that passes calls on")
+    return engine
+
+
+async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Receive) -> Incoming:
+    """Raises ApiError 400, 413."""
+    body = await read_body(receive, gateway.settings.security.max_body_bytes)
+    fields = parse(body) if len(body) <= AT_ONCE else await asyncio.to_thread(parse, body)
+    check_sequences(gateway.settings.overload, sequences(endpoint, fields), endpoint.several or "n")
+    incoming = Incoming(
+        endpoint,
+        body,
+        fields,
+        prompt_of(endpoint, fields),
+        scope,
+        gateway.call_ids.next("call"),
+        asked_id(scope["headers"]),
+        gateway.now(),
+    )
+    if gateway.settings.logs.prompts:
+        log_prompt(incoming.name, incoming.prompt.decode(errors="replace"))
+    return incoming
+
+
+async def _prompt_tokens(gateway: Gateway, incoming: Incoming) -> int:
+    """Raises ApiError 400: more than --max-prompt-tokens."""
+    tokens = await passing_engine(gateway).prompt_tokens(
+        incoming.endpoint.path, incoming.fields, incoming.prompt
+    )
+    check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
+    return tokens
+
+
+def _options(
+    gateway: Gateway,
+    incoming: Incoming,
+    engine_request: EngineRequest,
+    timeouts: Timeouts | None,
+) -> AnswerOptions:
+    """Clipped is what ends at a limit that the gateway lowered."""
+    call = engine_request.call
+    lowered = call is not None and call.body is not incoming.body
+    own = own_limit(incoming.endpoint, incoming.fields)
+    return AnswerOptions(
+        request_id=incoming.name,
+        arrived_at=incoming.at,
+        stream=False,
+        include_usage=False,
+        continuous_usage=False,
+        n=1,
+        client_limit=own if lowered else engine_request.request.max_output_tokens,
+        failure=gateway.overload.rejections.failure,
+        timeouts=timeouts,
+    )
+
+
+def _record_unserved(gateway: Gateway, error: ApiError, incoming: Incoming) -> None:
+    gateway.overload.rejections.record_unserved(
+        error,
+        [f"{incoming.call_id}-0"],
+        incoming.own_id,
+        arrived_at=incoming.at,
+        received_at=incoming.received_at,
+        retry=incoming.retry,
+    )
+
+
+def passed_headers(scope: Scope, name: str) -> tuple[tuple[str, str], ...]:
+    """Those of the client that go on, and what the call is called."""
+    kept = tuple(
+        (key.decode("latin-1"), value.decode("latin-1"))
+        for key, value in scope["headers"]
+        if key not in NOT_PASSED
+    )
+    return (*kept, ("content-type", JSON), ("x-request-id", name))

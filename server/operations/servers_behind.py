@@ -1,0 +1,102 @@
+"""The options of the http engine: what goes with it, what does not, and the engine itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from policies.text import SpecError
+from server.settings import Settings
+
+if TYPE_CHECKING:
+    from server.engines.http.engine import HttpEngine
+
+ENGINE_ARGS = ("max_num_seqs", "max_model_len")  # that it has
+EXAMPLE = "for example --engine-url http://localhost:8000"
+
+
+def check_http(settings: Settings, *, named: bool) -> None:
+    """`named`: --served-model-name was given. Raises SpecError."""
+    given = {
+        "--engine-url": settings.engine_url,
+        "--engine-api-key": settings.engine_api_key,
+        "--tokenizer": settings.tokenizer,
+    }
+    if settings.engine != "http":
+        if misplaced := [option for option, value in given.items() if value]:
+            raise SpecError(
+                f"got {misplaced[0]} with --engine {settings.engine}; expected --engine http"
+            )
+        return
+    if not settings.engine_url:
+        raise SpecError(
+            f"got --engine http without --engine-url; expected the URL of a server with OpenAI's "
+            f"API, {EXAMPLE}"
+        )
+    urls = [server_url(url) for url in settings.engine_url]
+    if repeated := next((url for url in urls if urls.count(url) > 1), None):
+        raise SpecError(f"got --engine-url {repeated} twice; expected each server once")
+    _check_rest(settings, named=named)
+
+
+def _check_rest(settings: Settings, *, named: bool) -> None:
+    """What the servers behind decide, or what would change their answers."""
+    not_possible = {
+        "--served-model-name": (named, "the servers behind decide the names"),
+        "--allow-forced-lengths": (
+            settings.allow_forced_lengths,
+            "max_tokens and ignore_eos, where the servers behind have it",
+        ),
+        "--queue-events": (settings.overload.queue_events, "answers that are passed on unchanged"),
+        "--sse-keep-alive-interval": (
+            settings.overload.sse_keep_alive_interval > 0,
+            "answers that are passed on unchanged",
+        ),
+    }
+    for option, (is_given, expected) in not_possible.items():
+        if is_given:
+            raise SpecError(f"got {option} with --engine http; expected {expected}: leave it out")
+    if unknown := set(settings.engine_args) - set(ENGINE_ARGS):
+        raise SpecError(
+            f"got engine argument {min(unknown)!r} with --engine http; expected one of "
+            f"{', '.join(ENGINE_ARGS)}: the others are those of the servers behind"
+        )
+
+
+def server_url(url: str) -> str:
+    """Without what follows the server's root. Raises SpecError."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
+    ):
+        shown = url.rpartition("@")[2]  # without a password
+        raise SpecError(
+            f"got --engine-url {shown!r}; expected http:// or https://, a host and a port, "
+            f"{EXAMPLE}, and a key by --engine-api-key"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def http_engine(settings: Settings) -> HttpEngine:
+    """Raises SpecError: the tokenizer cannot be read."""
+    from server.engines.http.engine import HttpEngine  # noqa: PLC0415 - heavy
+    from server.engines.http.pool import HttpOptions  # noqa: PLC0415
+
+    return HttpEngine(
+        HttpOptions(
+            urls=tuple(map(server_url, settings.engine_url)),
+            model=settings.model or None,
+            key=settings.engine_api_key,
+            tokenizer=None if settings.tokenizer is None else str(settings.tokenizer),
+            max_num_seqs=settings.engine_args.get("max_num_seqs"),
+            max_model_len=settings.engine_args.get("max_model_len"),
+        )
+    )

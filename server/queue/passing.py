@@ -1,0 +1,163 @@
+"""A call that is passed on whole, from its arrival to its one outcome: bytes of another server's
+answer in place of tokens. It has one record, however many sequences it asks for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Protocol, cast
+
+import msgspec
+
+from server.engines.base import EngineRequest
+from server.engines.passing import Answered, Refused
+from server.queue.sequence import Consumer, Owner, SequenceState
+from server.queue.stop_detector import StopDetector
+
+MOST_RETURNS = 1  # a call that was returned is dispatched once more
+AGAIN = "also when it was sent again"
+OK = 200
+IN_THE_ANSWER = "reported an error in its answer"
+BEGUN = "an answer of another server cannot be continued"
+
+
+class PassedConsumer(Consumer, Protocol):
+    """Where the answer to a passed call goes."""
+
+    def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
+        """The answer begins."""
+
+    def on_bytes(self, data: bytes) -> None:
+        """More of it."""
+
+    def on_refused(self, answer: Refused) -> None:
+        """What to write in place of the gateway's own error; `on_failed` follows."""
+
+
+class CountedEnd(StopDetector):
+    """Counts; the other server finds where the answer ends."""
+
+    __slots__ = ()
+
+    def count(self, tokens: int) -> None:
+        """So many more."""
+        self.output_tokens += tokens
+
+    def finish(self, end: Answered, limit: int | None) -> None:
+        """The answer is whole. What the server counted itself holds; else `limit` where it ended
+        there, as a piece may hold several tokens.
+        """
+        self.finish_reason = end.finish_reason
+        if end.output_tokens is not None:
+            self.output_tokens = end.output_tokens
+        elif limit is not None and end.finish_reason == "length":
+            self.output_tokens = max(self.output_tokens, limit)
+
+
+class PassedSequence(SequenceState):
+    """Listens to the answer of another server."""
+
+    __slots__ = ("begun",)
+
+    def __init__(
+        self,
+        owner: Owner,
+        engine_request: EngineRequest,
+        stop_detector: StopDetector,
+        consumer: Consumer,
+        client_limit: int | None,
+    ) -> None:
+        super().__init__(owner, engine_request, stop_detector, consumer, client_limit)
+        self.begun = False  # the answer began: it cannot be had elsewhere any more
+
+    @property
+    def _client(self) -> PassedConsumer:
+        return cast("PassedConsumer", self.consumer)
+
+    @property
+    def _counted(self) -> CountedEnd:
+        return cast("CountedEnd", self.stop_detector)
+
+    @property
+    def _sent_limit(self) -> int | None:
+        """Of its one sequence, where the call has a limit."""
+        request, call = self.engine_request.request, self.engine_request.call
+        sent = call is not None and call.most_tokens is not None and request.sequences == 1
+        return request.max_output_tokens if sent else None
+
+    @property
+    def _over(self) -> bool:
+        return self.stop_detector.finish_reason is not None or self.outcome is not None
+
+    def on_head(self, headers: Sequence[tuple[str, str]], *, streamed: bool) -> None:
+        """The answer begins."""
+        self.begun = True
+        if not self._over:
+            self._client.on_head(headers, streamed=streamed)
+
+    def on_bytes(self, data: bytes, tokens: int) -> None:
+        """On to the client as they are."""
+        if self._over:
+            return
+        if tokens:
+            if self.at.first_token is None:
+                self.at.first_token = self._owner.now()
+            self._counted.count(tokens)
+            if self.running is not None:
+                self.running.output_tokens_so_far = self.stop_detector.output_tokens
+        self._client.on_bytes(data)
+
+    def on_answered(self, end: Answered) -> None:
+        """Whole, with the other server's own counts where it gave some."""
+        if self._over:
+            return
+        self._counted.finish(end, self._sent_limit)
+        if end.prompt_tokens is not None:
+            request = self.engine_request.request
+            self.engine_request = msgspec.structs.replace(
+                self.engine_request,
+                request=dataclasses.replace(request, prompt_tokens=end.prompt_tokens),
+            )
+        self.at.last_token = self._owner.now()
+        self._owner.member_ended(self)
+
+    def on_refused(self, answer: Refused) -> None:
+        """The other server's error is the client's answer."""
+        if self._over:
+            return
+        self._client.on_refused(answer)
+        code = "invalid_request" if 400 <= answer.status < 500 else "engine_error"
+        said = f"answered {answer.status}" if answer.status != OK else IN_THE_ANSWER
+        self._owner.fail(self, "failed", code, f"the server behind {said}")
+
+    def on_returned(self, reason: str, answer: Refused | None = None) -> None:
+        """Back to the head of the queue, once; then `answer`, where there is one, is the
+        client's.
+        """
+        if self._over:
+            return
+        if self.interruptions < MOST_RETURNS:
+            self.interruptions += 1
+            self._owner.put_back(self)
+        elif answer is not None:
+            self.on_refused(answer)
+        else:
+            self.interruptions += 1
+            self.on_failure(f"{reason}, {AGAIN}")
+
+
+def sequence_of(
+    owner: Owner,
+    engine_request: EngineRequest,
+    eos: Collection[int],
+    consumer: Consumer,
+    client_limit: int | None,
+) -> SequenceState:
+    """A request that has arrived: tokens are expected for it, or another server's bytes."""
+    if engine_request.call is None:
+        ends = eos if engine_request.ends_by_itself else ()
+        detector = StopDetector(engine_request.sampling, ends)
+        return SequenceState(owner, engine_request, detector, consumer, client_limit)
+    counted = CountedEnd(engine_request.sampling, ())
+    return PassedSequence(owner, engine_request, counted, consumer, client_limit)

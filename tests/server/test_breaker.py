@@ -1,0 +1,74 @@
+"""The circuit breaker of one server, state by state."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.engines.http.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker
+
+
+def opened(at: float = 10.0) -> Breaker:
+    breaker = Breaker()
+    for _ in range(FAILURES):
+        breaker.fail(at)
+    return breaker
+
+
+def test_it_opens_after_failures_in_a_row_and_not_before() -> None:
+    breaker = Breaker()
+    for _ in range(FAILURES - 1):
+        breaker.fail(1.0)
+    assert breaker.closed
+    breaker.succeed(probed=False)
+    for _ in range(FAILURES - 1):
+        breaker.fail(2.0)
+    assert breaker.closed, "the answer between them ended the row"
+    breaker.fail(3.0)
+    assert (breaker.state, breaker.due) == ("open", 3.0 + FIRST_PAUSE)
+
+
+def test_half_open_it_closes_with_a_probe_that_is_answered() -> None:
+    breaker = opened()
+    breaker.succeed(probed=True)
+    assert breaker.state == "open", "an answer to an older probe closes nothing"
+    breaker.probe()
+    assert breaker.state == "half-open"
+    breaker.succeed(probed=False)
+    assert breaker.state == "half-open", "nor does the end of an old answer"
+    breaker.succeed(probed=True)
+    assert breaker.closed
+    breaker.probe()
+    assert breaker.closed
+
+
+def test_each_probe_that_fails_doubles_the_pause_up_to_the_longest() -> None:
+    breaker, pauses = opened(0.0), []
+    for _ in range(6):
+        pauses.append(breaker.due)
+        breaker.probe()
+        breaker.fail(0.0)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+    assert (FIRST_PAUSE, LONGEST_PAUSE) == (0.5, 8.0)
+    breaker.probe()
+    breaker.succeed(probed=True)
+    for _ in range(FAILURES):
+        breaker.fail(20.0)
+    assert breaker.due == 20.5, "a server that came back starts with the first pause again"
+
+
+def test_a_failure_while_it_is_open_changes_nothing() -> None:
+    breaker = opened(10.0)
+    breaker.fail(10.2)
+    assert (breaker.state, breaker.due) == ("open", 10.5)
+
+
+@pytest.mark.parametrize(("asked", "pause"), [(0.0, 0.5), (3.0, 3.0), (60.0, 8.0)])
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(asked: float, pause: float) -> None:
+    breaker = Breaker()
+    breaker.trip(10.0, asked)
+    assert (breaker.state, breaker.due) == ("open", 10.0 + pause)
+    breaker.trip(11.0, 8.0)
+    assert breaker.due == 10.0 + pause, "once"
+    breaker.probe()
+    breaker.succeed(probed=True)
+    assert breaker.closed

@@ -1,0 +1,35 @@
+"""The kinds of sampling that the real engine is tried with are all that there are, and each is
+preempted or kept as it should be.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from server.engines.base import Sampling
+from server.http.api.sampling import sampling_of
+from server.http.api.schema import CompletionRequest
+from server.queue.continuing import resumable
+from tests.server.sampling_kinds import EXACT, KEPT, SAMPLED, Body, named
+
+OTHER_NAMES = {"structured_outputs": "structured"}  # of a body: of the engine
+
+
+@pytest.mark.parametrize(
+    ("body", "goes_on"),
+    [(body, True) for kinds in (EXACT, SAMPLED) for body in kinds.values()]
+    + [(body, False) for body in KEPT.values()],
+)
+def test_a_kind_may_be_preempted_or_not(body: Body, *, goes_on: bool) -> None:
+    call = CompletionRequest.model_validate_json(
+        json.dumps({"model": "tiny", "prompt": "a"} | body)
+    )
+    assert resumable(sampling_of(call, 24, call.seed)) is goes_on
+
+
+def test_every_parameter_of_sampling_is_in_some_kind() -> None:
+    known = {OTHER_NAMES.get(name, name) for name in named()} | {"max_tokens", "ignore_eos"}
+    known |= {"prompt_logprobs", "thinking_token_budget"}  # of vLLM's serving objects
+    assert known == set(Sampling.__struct_fields__)
