@@ -1,5 +1,5 @@
-"""Orders of service for one policy: what each gains in the mean, what it costs the longest requests,
-and how good a predictor it needs.
+"""Orders of service for one policy: what each gains in the mean, what it costs the longest
+requests, and how good a predictor it needs.
 
     delay ratio      W / W_fcfs, mean time outside of service
     longest ratio    mean sojourn of the tenth of the requests with the longest outputs, over that

@@ -44,8 +44,9 @@ _ABOUT_ORDERS = (
     "of fcfs: ratio to the order of arrival",
     "longest tenth: mean sojourn time of the requests with the longest outputs",
     (
-        "largest sigma: of predictions that are off by e^(sigma Z), the largest spread at which the "
-        "mean delay is still below that of fcfs; any: at a spread of 4 too; none: not even exact ones"
+        "largest sigma: of predictions that are off by e^(sigma Z), the largest spread at which "
+        "the mean delay is still below that of fcfs; any: at a spread of 4 too; none: not even "
+        "exact ones"
     ),
 )
 

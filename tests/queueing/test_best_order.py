@@ -1,5 +1,5 @@
-"""`kendall optimize --target order`: gains, prices and the worst predictor that still helps, against
-the predictions that they come from.
+"""`kendall optimize --target order`: gains, prices and the worst predictor that still helps,
+against the predictions that they come from.
 """
 
 from __future__ import annotations
