@@ -16,6 +16,7 @@ from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingE
 from loadgen.compare.epoch_sample import predictor_of
 from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
+from policies.ordered import in_arrival_order
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
@@ -162,12 +163,14 @@ def replay_arrivals(
         servers=servers_of(requests),
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
+    # the compiled queues have one token limit for all
+    compiled = in_arrival_order(policy) and fast.is_compiled(model)
     total = np.zeros((len(requests), 2))
     for child in np.random.SeedSequence(seed).spawn(draws):
         rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
         total += (
             _replay_compiled(model, requests, rngs)
-            if fast.is_compiled(model)
+            if compiled
             else _replay_generic(model, requests, rngs)
         )
     return {
