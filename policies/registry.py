@@ -27,7 +27,8 @@ from policies.core import Policy
 from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.ordered import in_arrival_order
+from policies.ordered import Ordered, in_arrival_order
+from policies.orders import ORDERS
 from policies.parameters import parameters_of
 from policies.unpadded import UnpaddedFixed
 
@@ -59,14 +60,40 @@ class Listed:
     fault: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """With its parameters, for the page and `kendall check-policy --json`."""
+        """With its parameters and the orders that it serves, for the page and `kendall check-policy
+        --json`.
+        """
         parameters = () if self.cls is None else parameters_of(self.cls).values()
         return {
             "name": self.name,
             "source": self.source,
             "parameters": [parameter.to_dict() for parameter in parameters],
+            "orders": [] if self.cls is None else _orders(self.cls),
             "fault": self.fault,
         }
+
+
+def _orders(policy: type[Policy]) -> list[dict[str, Any]]:
+    """The orders that a policy serves, each with its own parameters."""
+    if not issubclass(policy, Ordered):
+        return []
+    bound = parameters_of(policy)["max_preemptions"]
+    return [
+        {
+            "name": order.name,
+            "predicts": order.predicts,
+            "preemptive": order.preemptive,
+            "parameters": [
+                parameter.to_dict()
+                for parameter in (
+                    *parameters_of(order).values(),
+                    *((bound,) if order.preemptive else ()),
+                )
+            ],
+        }
+        for order in ORDERS.values()
+        if policy.serves(order)
+    ]
 
 
 def is_built_in(policy: Policy) -> bool:

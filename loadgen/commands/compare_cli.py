@@ -88,6 +88,17 @@ def compare_command(
             ),
         ),
     ] = None,
+    predictor: Annotated[
+        str | None,
+        _option(
+            "--predictor",
+            (
+                "Predictor of output lengths that was asked for, for predictions of orders that "
+                "read predicted lengths. Default: the header's, else as good as the run's "
+                "predictions were."
+            ),
+        ),
+    ] = None,
     output: Annotated[
         list[Path] | None,
         _option(
@@ -140,7 +151,7 @@ def compare_command(
     assumption that fails where they differ.
     """
     use_modules(policy_module)
-    given = latency, output_tokens, request_rate, max_num_seqs
+    given = latency, output_tokens, request_rate, max_num_seqs, predictor
     files = _files(output or [], html=html, csv=csv, picture=picture)
     checks = _parsed(assertions or [])
     data = _data(run_files or [], sweep, given)
@@ -154,6 +165,7 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
     from loadgen.report.html import of_files, of_folder  # noqa: PLC0415
     from queueing.commands.cli import law_of  # noqa: PLC0415
     from queueing.distributions.token_distribution import SHORTER, parse_distribution  # noqa: PLC0415
+    from queueing.models.soap.predictor_text import parse_predictor  # noqa: PLC0415
 
     if bool(run_files) == (folder is not None):
         raise SpecError("got neither run files nor --sweep, or both; expected one of them")
@@ -167,9 +179,14 @@ def _data(run_files: list[Path], folder: Path | None, given: tuple[Any, ...]) ->
 
             return of_sweep(folder)
         return of_folder(folder)
-    latency, output_tokens, rate, bound = given
-    lengths = None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER)
-    asked = Asked(None if latency is None else law_of(latency), lengths, rate, bound)
+    latency, output_tokens, rate, bound, predictor = given
+    asked = Asked(
+        None if latency is None else law_of(latency),
+        None if output_tokens is None else parse_distribution(output_tokens, remedy=SHORTER),
+        rate,
+        bound,
+        None if predictor is None else parse_predictor(predictor),
+    )
     return of_files([RunFile.read(path) for path in run_files], asked)
 
 

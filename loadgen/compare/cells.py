@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.compare.compare import Comparison, compare
+from loadgen.compare.by_order import ComparedSample, with_orders
+from loadgen.compare.compare import Comparison, compare_samples
 from loadgen.compare.comparison import Quantity, Theory, Verdict
 from loadgen.compare.epoch_sample import timetable_of
 from loadgen.compare.residual import verdict
@@ -31,6 +32,7 @@ from queueing.measurement.record import Header, Record, call_of, read_cut_run
 from queueing.measurement.recursion import served
 from queueing.measurement.statistics import Summary, summarise
 from queueing.model import Model
+from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.result import LEVELS
 
 QUANTITIES = ("queueing_delay", "sojourn_time")
@@ -99,6 +101,7 @@ class Asked:
     output_tokens: TokenDistribution | None = None
     rate: float | None = None
     max_num_seqs: int | None = None
+    predictor: PredictorText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +140,35 @@ def cells_of_files(files: Sequence[RunFile], asked: Asked) -> list[ReportCell]:
             "got load generators' files only; expected the gateway's own as well (kendall serve "
             "--record-file)"
         )
-    return [cell for file in received for cell in _cells(file, sent_records(file, sent), asked)]
-
-
-def sent_records(file: RunFile, sent: Iterable[RunFile]) -> list[Record]:
-    """The load generators' records of this file's requests."""
+    found = [pair for file in received for pair in _cells(file, senders_of(file, sent), asked)]
+    conditions = [(cell.comparison.asked_rate, cell.max_output_tokens) for cell, _ in found]
+    comparisons = with_orders([compared for _, compared in found], conditions)
     return [
-        record
-        for other in sent
-        if timetable_of(file.records, other.records)
-        for record in other.records
+        dataclasses.replace(cell, comparison=comparison)
+        for (cell, _), comparison in zip(found, comparisons, strict=True)
     ]
 
 
-def _cells(file: RunFile, sent: list[Record], asked: Asked) -> list[ReportCell]:
+def senders_of(file: RunFile, sent: Iterable[RunFile]) -> list[RunFile]:
+    """The load generators' files of this file's requests."""
+    return [other for other in sent if timetable_of(file.records, other.records)]
+
+
+def _cells(
+    file: RunFile, senders: Sequence[RunFile], asked: Asked
+) -> list[tuple[ReportCell, ComparedSample]]:
+    sent = [record for sender in senders for record in sender.records]
     configured = file.header.configuration
+    for sender in senders:  # the gateway does not know what its clients predict with
+        if "predictor" in sender.header.configuration:
+            configured = {"predictor": sender.header.configuration["predictor"]} | configured
     theory = None if asked.law is None else theory_for(asked.law, configured, asked)
     try:
-        comparisons = compare(file.records, theory, sent)
+        compared = compare_samples(file.records, theory, sent)
     except ValueError as error:
         raise SpecError(f"{file.path}: {error}") from None
-    several = len(comparisons) > 1
-    return [
+    several = len(compared) > 1
+    cells = [
         ReportCell(
             name=f"{file.path.stem}, epoch {comparison.epoch}" if several else file.path.stem,
             comparison=comparison,
@@ -168,8 +178,9 @@ def _cells(file: RunFile, sent: list[Record], asked: Asked) -> list[ReportCell]:
             audit=audit_of(file, comparison, sent),
             model=model_for(theory, file.records, comparison),
         )
-        for comparison in comparisons
+        for comparison in (each.comparison for each in compared)
     ]
+    return list(zip(cells, compared, strict=True))
 
 
 def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -> Theory:
@@ -179,8 +190,10 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
     rate = asked.rate or _number(configured.get("request_rate"))
     lengths = asked.output_tokens or _lengths(configured)
     bound = asked.max_num_seqs or configured.get("max_num_seqs")
-    pads = configured.get("pads") is not False
-    return dataclasses.replace(theory_of(law, lengths, rate, bound), pads=pads)
+    text = configured.get("predictor")
+    predictor = asked.predictor or (parse_predictor(text) if isinstance(text, str) else None)
+    theory = theory_of(law, lengths, rate, bound, predictor)
+    return dataclasses.replace(theory, pads=configured.get("pads") is not False)
 
 
 def model_for(

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.compare.by_order import ComparedSample
 from loadgen.compare.comparison import (
     DISTRIBUTION_LEVELS,
     TOO_WIDE,
@@ -46,9 +47,12 @@ from loadgen.compare.epoch_sample import (
     Instants,
     epoch_samples,
     of_others,
+    predictor_of,
     timetable_of,
 )
 from loadgen.compare.residual import sampling_error_of, split
+from policies import is_first_come
+from policies.ordered import order_of
 from queueing.latency.speed import Speed, measured_speed
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
@@ -79,6 +83,13 @@ def compare(
 
     Raises ValueError where no record was dispatched.
     """
+    return [found.comparison for found in compare_samples(records, theory, sent)]
+
+
+def compare_samples(
+    records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()
+) -> list[ComparedSample]:
+    """As `compare`, with what orders of service are compared by."""
     records = list(records)
     everyone = served(records)
     if not everyone:
@@ -97,8 +108,13 @@ def compare(
         for requests in epoch_samples(everyone)
     ]
     return [
-        dataclasses.replace(comparison, of_others=others.get(comparison.epoch, 0))
-        for comparison in found
+        dataclasses.replace(
+            each,
+            comparison=dataclasses.replace(
+                each.comparison, of_others=others.get(each.comparison.epoch, 0)
+            ),
+        )
+        for each in found
     ]
 
 
@@ -133,13 +149,13 @@ class _Answers:
         }
 
 
-def _compare(sample: EpochSample, theory: Theory | None) -> Comparison:
+def _compare(sample: EpochSample, theory: Theory | None) -> ComparedSample:
     answers = _answers(sample, theory) if theory else _Answers()
     a_priori, predicted = answers.a_priori, answers.predicted
     observed = sample.observed(sample.compared)
     sampling = sampling_error_of(sample, theory, a_priori) if theory and a_priori else None
     known = _by_service_times(sample) or _by_simulation(sample, answers, sampling, theory)
-    return Comparison(
+    comparison = Comparison(
         policy=sample.requests[0].policy,
         epoch=sample.requests[0].epoch,
         compared=sample.compared,
@@ -164,6 +180,14 @@ def _compare(sample: EpochSample, theory: Theory | None) -> Comparison:
         if theory and a_priori
         else None,
     )
+    if theory is not None and order_of(sample.policy).predicts:
+        asked = theory.predictor
+        comparison = dataclasses.replace(
+            comparison,
+            predictor=None if asked is None else str(asked),
+            predictor_measured=str(predictor_of(sample.requests)),
+        )
+    return ComparedSample(comparison, sample, theory, answers.replayed)
 
 
 def _answers(sample: EpochSample, theory: Theory) -> _Answers:
@@ -249,7 +273,9 @@ def _quantity(
     }
     return Quantity(
         observed=interval,
-        measured_service=_paired(observed, sample.by_recursion(name)),
+        measured_service=_paired(observed, sample.by_recursion(name))
+        if is_first_come(sample.policy)
+        else None,
         same_arrivals=None if replayed is None else _paired(observed, replayed),
         quantiles=_quantiles(observed),
         theory_quantiles=answers.quantiles(name)

@@ -21,6 +21,8 @@ from queueing.measurement.recursion import Served
 from queueing.measurement.statistics import TOO_WIDE as TOO_WIDE  # noqa: PLC0414 - handed on to the reports
 from queueing.measurement.statistics import Interval
 from queueing.model import Model
+from queueing.models.soap.predictor_text import PredictorText
+from queueing.prediction.by_length import ByLength
 
 NORMAL = 1.96
 Compared = Literal["queueing_delay", "sojourn_time"]
@@ -124,8 +126,9 @@ class Split:
         return self.observed - self.predicted
 
     def part(self, name: str) -> Part:
-        """The part of that name."""
-        return next(part for part in self.parts if part.name == name)
+        """The part of that name; nothing where the run can have none of it."""
+        found = (part for part in self.parts if part.name == name)
+        return next(found, Part(name, 0.0, 0.0))
 
     def share(self, name: str) -> float:
         """The part as a fraction of the prediction."""
@@ -138,6 +141,65 @@ class Verdict:
 
     kind: str  # agree | disturbed | too short | sampling noise | none | a part's name
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of two means, or of a mean to 1, with its half width (95 %)."""
+
+    value: float
+    half_width: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthGroup:
+    """The requests of about a tenth of all output lengths, which is the same in all cells that are
+    compared.
+    """
+
+    shortest: int  # tokens
+    longest: int
+    mean_tokens: float
+    n: int
+    slowdown: Ratio  # mean sojourn time over mean service time
+    predicted: float | None  # by theory at the run's speed
+    same_arrivals: float | None  # simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongestTenth:
+    """The requests with the longest outputs: mean time outside of service, seconds."""
+
+    delay: Ratio  # here seconds
+    predicted: float | None
+    same_arrivals: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersusFirstCome:
+    """Ratios of delays to those of the same policy, rate and limit in the order of arrival."""
+
+    delay: Ratio  # of the means
+    predicted: float | None  # with the law at the runs' speeds
+    a_priori: float | None
+    same_arrivals: float | None
+    p99: float | None
+    longest: Ratio  # of the longest tenth
+    longest_predicted: float | None
+    paired: bool  # both served the same requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderResult:
+    """What an order of service did to requests of every length; of a cell whose policy was measured
+    under several.
+    """
+
+    policy: str  # in the order of arrival
+    order: str
+    groups: tuple[LengthGroup, ...]
+    longest: LongestTenth
+    versus: VersusFirstCome | None  # None: the order of arrival, or not measured beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +230,10 @@ class Comparison:
     split: Split | None = None
     # requests of other clients among those measured, where the load generator's records are at hand
     of_others: int = 0
+    # of an order that reads predicted lengths: as asked, and as the run's predictions were
+    predictor: str | None = None
+    predictor_measured: str | None = None
+    order: OrderResult | None = None
 
     @property
     def quantity(self) -> Quantity:
@@ -196,6 +262,8 @@ SamplingErrorOf = Callable[
     [Policy, float, Sequence[Served], Compared, Predicted], SamplingError | None
 ]
 
+LengthsOf = Callable[[Policy, float, Sequence[Served], LatencyModel], ByLength | None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theory:
@@ -212,6 +280,8 @@ class Theory:
     asked_rate: float | None = None
     # the queue that was asked for, under the calibrated law
     model: Callable[[Policy, Sequence[Served]], Model] | None = None
+    by_length: LengthsOf | None = None
+    predictor: PredictorText | None = None  # as asked; None: not known
     pads: bool = True  # the engine could pad a batch: else a padded policy ran as elastic
 
 

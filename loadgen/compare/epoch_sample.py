@@ -13,9 +13,12 @@ import numpy as np
 from loadgen.arrivals.timetable import delivered_rate
 from loadgen.compare.comparison import Compared
 from policies import Fixed, Policy, is_first_come, parse_policy, served_as
+from policies.ordered import order_of
+from queueing.estimation.lengths.predictions import predictor_of_lengths
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import FloatArray, WarmUp, find_warm_up
+from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 
 Instants = Mapping[str, tuple[float, float]]  # start and release by id, seconds
 
@@ -109,7 +112,7 @@ class EpochSample:
     @property
     def utilisation(self) -> float:
         """Fraction of the time from first dispatch to last end that a server was busy, over
-        servers.
+        servers. Not a number where interrupted requests shared an engine.
         """
         spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for request in self.requests:
@@ -117,11 +120,25 @@ class EpochSample:
         whole = max(r.server_free_at for r in self.requests) - min(
             r.dispatched_at for r in self.requests
         )
-        return (
-            math.fsum(map(_covered, spans.values())) / (whole * len(spans))
-            if whole > 0
-            else math.nan
-        )
+        if not whole > 0 or (order_of(self.policy).preemptive and self.policy.joins_running):
+            return math.nan
+        lasted = _lasted if order_of(self.policy).preemptive else _covered
+        return math.fsum(map(lasted, spans.values())) / (whole * len(spans))
+
+
+def predictor_of(requests: Sequence[Served]) -> PredictorText:
+    """How good the run's own predictions were; of those that the token limit did not cut."""
+    whole = [
+        r
+        for r in requests
+        if r.completed and r.output_tokens and r.output_tokens != r.max_output_tokens
+    ]
+    predicted = [r.predicted_output_tokens for r in whole]
+    found = predictor_of_lengths(
+        np.array([r.output_tokens for r in whole], dtype=np.float64),
+        np.array([math.nan if value is None else value for value in predicted]),
+    )
+    return NO_PREDICTION if found is None else parse_predictor(found)
 
 
 def chained_starts(sample: EpochSample) -> dict[str, float]:
@@ -217,6 +234,11 @@ def of_others(records: Iterable[Record], sent: Iterable[Record]) -> dict[int, in
         for epoch, arrived, released in others
         if epoch in begin and arrived <= end[epoch] and released >= begin[epoch]
     )
+
+
+def _lasted(spans: Iterable[tuple[float, float]]) -> float:
+    """Sum of the lengths: of single requests, which are not where they were in service."""
+    return math.fsum(until - begin for begin, until in spans)
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -6,7 +6,9 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
 
     V0  the prediction a priori: formula, asked rate and lengths, calibrated law
     V1  the steady state of the same inputs: V0 if the formula is exact, else one long simulation
-    V2  calibrated law on the TIMETABLE's instants and the run's lengths, simulated
+    V2a calibrated law on the TIMETABLE's instants and the run's lengths, simulated with
+        predictions drawn from the predictor that was asked for
+    V2  the same with the predictions that came along
     V3  calibrated law on the instants at which requests ARRIVED
     V4  the same at the run's speed
     V5  the same with the run's scatter of service times
@@ -17,8 +19,10 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
     part                what it is                             its chance
 
     theory = V1 - V0    the formula's own error                that of the long simulation
-    arrivals = V2 - V1  what was drawn against what was asked  what runs of this length do
+    arrivals = V2a - V1 what was drawn against what was asked  what runs of this length do
                                                                (loadgen.compare.sampling_error)
+    predictor = V2 - V2a predictions as they came, against     draws of the predictor
+                        those asked (orders that read them)
     sender = V3 - V2    delivered against the timetable        batch means of the paired differences
     speed = V4 - V3     machine against the calibration        batch means of measured - fitted
                                                                service times
@@ -28,7 +32,8 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
                         waiting that it caused behind them
 
 speed + scatter + shape is the service law's part. Without the load run's file V2 = V3 and the
-sender's part is 0.
+sender's part is 0. Under an order other than that of arrival no recursion gives V6, and shape =
+V7 - V5 holds the gateway's part too.
 
 The verdict, first rule that holds:
 
@@ -47,7 +52,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -61,17 +66,19 @@ from loadgen.compare.comparison import (
     Theory,
     Verdict,
 )
-from loadgen.compare.epoch_sample import EpochSample, Instants
+from loadgen.compare.epoch_sample import EpochSample
+from loadgen.compare.planned import as_planned, may_err_otherwise, with_asked_predictions
+from policies import is_first_come
 from policies.text import counted
 from queueing.latency.speed import Speed, service_time
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
 
-PARTS = ("theory", "arrivals", "sender", "speed", "scatter", "shape", "gateway")
+PARTS = ("theory", "arrivals", "predictor", "sender", "speed", "scatter", "shape", "gateway")
 SERVICE_LAW = ("speed", "scatter", "shape")
 AGREE = 0.10  # |observed / predicted - 1| that counts as agreement
 SHARE = 0.25  # of the difference that a part must explain to be named
-JOINED = 0.95  # share of the requests that the load run's file must know
+ORDERED = "with the time that the gateway lost, which no recursion tells apart under this order"
 
 
 def sampling_error_of(
@@ -110,21 +117,33 @@ def split(
 
     calibrated = Speed(law.speed, law.cv, 0)
     delivered = simulated(calibrated)
-    planned, note = _planned(sample, theory, delivered)
+    planned, note = as_planned(sample, theory, delivered)
+    as_asked = with_asked_predictions(sample, theory, planned)
     at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
     scattered = at_speed if speed.cv == law.cv or sample.policy.joins_running else simulated(speed)
     at_once, observed = sample.without_lost_time(name), sample.observed(name)
-    drawn = float(planned.mean()) - sampling.long_run
-    parts = (
+    drawn = as_asked.value - sampling.long_run
+    ordered = not is_first_come(sample.policy)
+    parts: tuple[Part, ...] = (
         Part("theory", sampling.long_run - predicted, sampling.long_run_half_width),
         Part("arrivals", drawn, math.hypot(sampling.spread, sampling.long_run_half_width)),
+        Part("predictor", float(planned.mean()) - as_asked.value, as_asked.half_width),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
         _speed_part(sample, theory, speed, delivered, at_speed),
         _difference("scatter", at_speed, scattered),
-        _difference("shape", scattered, at_once),
+        dataclasses.replace(_difference("shape", scattered, at_once), note=ORDERED * ordered),
         _difference("gateway", at_once, observed),
     )
+    absent = {"gateway": ordered, "predictor": not may_err_otherwise(sample, theory)}
+    parts = tuple(part for part in parts if not absent.get(part.name))
     return Split(predicted=predicted, observed=float(observed.mean()), parts=parts)
+
+
+def parts_of(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
+    """Names of the parts that some of these have: of predictions only where an order reads them."""
+    splits = [comparison.split for comparison in comparisons if comparison.split is not None]
+    known = {part.name for split in splits for part in split.parts}
+    return tuple(name for name in PARTS if name != "predictor" or name in known)
 
 
 def verdict(comparison: Comparison) -> Verdict:
@@ -223,6 +242,8 @@ def _in_words(cause: Part, comparison: Comparison) -> str:
     words = {
         "theory": f"approximation off by {_percent(share)}",
         "arrivals": "arrivals are not the asked process",
+        "predictor": f"predicted lengths as {comparison.predictor_measured}, asked as "
+        f"{comparison.predictor}",
         "sender": "sender late",
         "shape": "law's shape, or a speed that wandered",
         "gateway": f"gateway loses time: {_percent(share)} of the delay",
@@ -241,35 +262,6 @@ def _difference(name: str, before: FloatArray, after: FloatArray) -> Part:
         float(after.mean()) - float(before.mean()),
         batch_means_interval(after - before).half_width,
     )
-
-
-def _planned(sample: EpochSample, theory: Theory, delivered: FloatArray) -> tuple[FloatArray, str]:
-    """The compared quantity had every request arrived when the timetable meant it to."""
-    intended = {
-        r.id: sample.intended[r.id]
-        for r in sample.requests
-        if sample.intended and r.id in sample.intended
-    }
-    if len(intended) < JOINED * len(sample.requests):
-        return (
-            delivered,
-            "no load run beside it: the sender's part is unknown and counted as arrivals",
-        )
-    offset = float(
-        np.median([r.arrived_at - intended[r.id] for r in sample.requests if r.id in intended])
-    )
-    at = {r.id: intended.get(r.id, r.arrived_at - offset) for r in sample.requests}
-    instants = _replayed_at(sample, theory, at)
-    return sample.replayed(sample.compared, instants, at), ""
-
-
-def _replayed_at(sample: EpochSample, theory: Theory, at: Mapping[str, float]) -> Instants:
-    assert theory.replay is not None
-    moved = sorted(
-        (dataclasses.replace(r, arrived_at=at[r.id]) for r in sample.requests),
-        key=lambda r: r.arrived_at,
-    )
-    return theory.replay(sample.policy, moved, theory.law)
 
 
 def _speed_part(

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 
 from loadgen.compare.comparison import Compared, PaperKind, Predicted, SamplingError, Theory
+from loadgen.compare.epoch_sample import predictor_of
 from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
+from policies.ordered import in_arrival_order
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served
 from queueing.model import Model
+from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
+from queueing.prediction.by_length import ByLength, durations_by_length
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation import fast
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -36,10 +40,12 @@ def theory_of(
     output_tokens: TokenDistribution | None = None,
     asked_rate: float | None = None,
     max_num_seqs: int | None = None,
-    seed: int = 0,
+    predictor: PredictorText | None = None,
 ) -> Theory:
-    """Everything a law can say about a run. Lengths and rate default to the run's own."""
-    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, seed)
+    """Everything a law can say about a run. Lengths, rate and predictor default to the run's
+    own.
+    """
+    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor)
     return Theory(
         law=law,
         replay=asked.replay,
@@ -49,6 +55,8 @@ def theory_of(
         sampling_error=asked.sampling_error,
         asked_rate=asked_rate,
         model=asked.calibrated,
+        by_length=asked.by_length,
+        predictor=predictor,
     )
 
 
@@ -60,12 +68,12 @@ class _Asked:
     output_tokens: TokenDistribution | None
     rate: float | None
     max_num_seqs: int | None
-    seed: int
+    predictor: PredictorText | None
 
     def replay(
         self, policy: Policy, requests: Sequence[Served], at: LatencyModel
     ) -> dict[str, tuple[float, float]]:
-        return replay_arrivals(policy, requests, at, self.max_num_seqs, self.seed)
+        return replay_arrivals(policy, requests, at, self.max_num_seqs)
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -76,7 +84,17 @@ class _Asked:
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
     ) -> Predicted:
         model = self._model(policy, requests, at)
-        return predict_means(dataclasses.replace(model, output_tokens=lengths_of(requests)), rate)
+        lengths, predictor = lengths_of(requests), predictor_of(requests)
+        own = dataclasses.replace(model, output_tokens=lengths, predictor=predictor)
+        return predict_means(own, rate)
+
+    def by_length(
+        self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
+    ) -> ByLength | None:
+        try:
+            return durations_by_length(self._model(policy, requests, at), self.rate or rate)
+        except PredictionError:
+            return None
 
     def published(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -92,9 +110,7 @@ class _Asked:
         answer: Predicted,
     ) -> SamplingError | None:
         model = self.calibrated(policy, requests)
-        return sampling_error(
-            model, self.rate or rate, len(requests), compared, answer, seed=self.seed
-        )
+        return sampling_error(model, self.rate or rate, len(requests), compared, answer)
 
     def calibrated(self, policy: Policy, requests: Sequence[Served]) -> Model:
         return self._model(policy, requests, self.law)
@@ -107,6 +123,7 @@ class _Asked:
             prompt_tokens=prompts_of(requests) if at.kp else None,
             max_num_seqs=self.max_num_seqs,
             servers=servers_of(requests),
+            predictor=self.predictor or predictor_of(requests),
         )
 
 
@@ -146,12 +163,14 @@ def replay_arrivals(
         servers=servers_of(requests),
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
+    # the compiled queues have one token limit for all
+    compiled = in_arrival_order(policy) and fast.is_compiled(model)
     total = np.zeros((len(requests), 2))
     for child in np.random.SeedSequence(seed).spawn(draws):
         rngs = [np.random.default_rng(one) for one in child.spawn(model.servers)]
         total += (
             _replay_compiled(model, requests, rngs)
-            if fast.is_compiled(model)
+            if compiled
             else _replay_generic(model, requests, rngs)
         )
     return {
@@ -203,9 +222,11 @@ def jobs_of(requests: Sequence[Served]) -> list[Job]:
 
 
 def _instants(record: Record) -> tuple[float, float]:
-    assert record.dispatched_at is not None
+    """Start and release; of a preempted request as if all its waits came first."""
+    assert record.arrived_at is not None
+    assert record.queueing_delay is not None
     assert record.released_at is not None
-    return record.dispatched_at, record.released_at
+    return record.arrived_at + record.queueing_delay, record.released_at
 
 
 def predict_means(model: Model, rate: float) -> Predicted:

@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 
 from loadgen.compare.comparison import TOO_SHORT, Comparison, Estimate, Part
-from loadgen.compare.residual import PARTS, disturbance, verdict
+from loadgen.compare.residual import disturbance, parts_of, verdict
+from loadgen.report.orders import show_orders
 from policies.text import short_form
 from queueing.commands.terminal import Column, Table, say
 
@@ -57,14 +58,12 @@ PART_NOTES = (
     ),
     "gateway: time lost before dispatches; docs/agreement.md explains each column",
 )
-SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
-PART_HEADINGS = (
-    "load",
-    "a priori\n(ms)",
-    *(f"{part}\n(ms)" for part in PARTS),
-    "observed\n(ms)",
-    "verdict",
+ORDER_NOTES = (
+    "predictor: predicted lengths as they came against those asked",
+    "- under gateway: within shape; no recursion tells it apart under an order of service",
 )
+SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
+PART_ENDS = ("observed\n(ms)", "verdict")
 
 
 def table(comparisons: Iterable[Comparison]) -> Table:
@@ -83,7 +82,9 @@ def quantile_table(comparisons: Iterable[Comparison]) -> Table:
 
 def part_table(comparisons: Iterable[Comparison]) -> Table:
     """From the prediction a priori to the observed mean, part by part, and the verdict."""
-    return _table(PART_HEADINGS, map(_part_row, comparisons))
+    names = parts_of(comparisons)
+    headings = ("load", "a priori\n(ms)", *(f"{name}\n(ms)" for name in names), *PART_ENDS)
+    return _table(headings, [_part_row(comparison, names) for comparison in comparisons])
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -95,11 +96,12 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def show_table(comparisons: Sequence[Comparison], to: Console) -> None:
-    """The first table, and what its reader must know."""
+    """The first table, what its reader must know, and orders of service beside one another."""
     to.print(table(comparisons))
     say(to, "")
     for line in notes(comparisons):
         say(to, line)
+    show_orders(comparisons, to)
 
 
 def notes(comparisons: Sequence[Comparison]) -> list[str]:
@@ -145,10 +147,20 @@ def show(comparisons: Sequence[Comparison], to: Console) -> None:
             say(to, line)
         say(to, "")
         to.print(part_table(comparisons))
-        for line in PART_NOTES:
+        for line in (*PART_NOTES, *_order_notes(comparisons)):
             say(to, line)
         for line in reasons(comparisons):
             say(to, line)
+
+
+def _order_notes(comparisons: Sequence[Comparison]) -> list[str]:
+    """Those that these need."""
+    splits = [comparison.split for comparison in comparisons if comparison.split is not None]
+    needed = (
+        "predictor" in parts_of(comparisons),
+        any("gateway" not in (part.name for part in split.parts) for split in splits),
+    )
+    return [note for note, is_needed in zip(ORDER_NOTES, needed, strict=True) if is_needed]
 
 
 def reasons(comparisons: Sequence[Comparison]) -> list[str]:
@@ -192,9 +204,10 @@ def _quantile_row(comparison: Comparison) -> tuple[str, ...]:
     )
 
 
-def _part_row(comparison: Comparison) -> tuple[str, ...]:
+def _part_row(comparison: Comparison, names: Sequence[str]) -> tuple[str, ...]:
     split, a_priori = comparison.split, comparison.quantity.a_priori
-    parts = ["-"] * len(PARTS) if split is None else [_part(split.part(name)) for name in PARTS]
+    known = {} if split is None else {part.name: _part(part) for part in split.parts}
+    parts = [known.get(name, "-") for name in names]
     return (
         _name(comparison),
         _plain(comparison.load, ".2f"),

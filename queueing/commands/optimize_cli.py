@@ -48,12 +48,18 @@ from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import Optimum, Point, Predict
 from queueing.optimization.servers import fewest_servers
 from queueing.optimization.token_limit import best_token_limit
-from queueing.optimization.words import DURATIONS, judged_by_slo, legend, result_line
+from queueing.optimization.words import (
+    DURATIONS,
+    judged_by_slo,
+    legend,
+    order_lines,
+    result_line,
+)
 from queueing.prediction import predict_model
 from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-TARGETS = ("max-output-tokens", "batch-size", "policy", "servers", "arrival-rate")
+TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
 LEAST_SECONDS = 1e-6  # no gateway is quicker
@@ -63,7 +69,12 @@ HEADINGS = {
     "sojourn_time": "sojourn\ntime (s)",
     "time_to_first_token": "first\ntoken (s)",
     "max_output_tokens": "max output\ntokens",
+    "delay_ratio": "of\nfcfs",
+    "longest_sojourn_time": "longest\ntenth (s)",
+    "longest_ratio": "of\nfcfs",
+    "largest_sigma": "largest\nsigma",
 }
+TEXTS = ("policy", "order", "predictor")
 NEVER = 1e-6  # limits that cut fewer requests than this are not listed
 WEIGHS = {"theta": ("v1", "v2"), "loss_cost": ("v2",), "max_clipped_fraction": ("clipped",)}
 
@@ -98,7 +109,17 @@ def optimize(
     candidates: Annotated[
         list[str] | None,
         typer.Option(
-            "--candidates", help="With --target policy: a policy to choose from; repeatable."
+            "--candidates",
+            help="With --target policy: a policy to choose from. With --target order: an order, "
+            "for example trail:c=0.8. Repeatable.",
+        ),
+    ] = None,
+    predictor: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--predictor",
+            help="With --target order: predictor of output lengths, for example "
+            "lognormal:sigma=0.5. Repeatable. Default: exact and lognormal:sigma=0.5.",
         ),
     ] = None,
     largest: Annotated[
@@ -141,8 +162,8 @@ def optimize(
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
-    """Choose a token limit, batch size, policy, number of servers or arrival rate by its
-    predicted effect.
+    """Choose a token limit, batch size, policy, order of service, number of servers or arrival
+    rate by its predicted effect.
     """
     use_modules(policy_module)
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
@@ -157,7 +178,9 @@ def optimize(
             "slo": slo,
         }
         goal = _goal(objective, fitting(ctx, weights, read))
-        _check_target(target, candidates, largest)
+        of_orders = {"predictor"} if target == "order" else set()
+        told = fitting(ctx, {"predictor": predictor}, of_orders).get("predictor")
+        _check_target(target, candidates, largest, told)
         _check_binding(target, goal)
         if max_output_tokens is not None:
             whole_number("max_output_tokens", max_output_tokens)
@@ -190,7 +213,11 @@ def optimize(
             with Console(stderr=True).status(
                 f"predicting choices of {target}"
             ):  # on a terminal only
-                found = _search(target, model, arrival_rate, goal, candidates, largest)
+                found = (
+                    _order(model, arrival_rate, goal, candidates, told)
+                    if target == "order"
+                    else _search(target, model, arrival_rate, goal, candidates, largest)
+                )
         except NoStableChoiceError as error:
             typer.echo(f"kendall: {error}", err=True)
             raise typer.Exit(3) from None
@@ -216,15 +243,21 @@ def _goal(name: str, given: dict[str, Any]) -> Objective:
     return goal
 
 
-def _check_target(target: str, candidates: list[str] | None, largest: int | None) -> None:
+def _check_target(
+    target: str, candidates: list[str] | None, largest: int | None, predictors: list[str] | None
+) -> None:
     if target not in TARGETS:
         raise SpecError(
             f"got --target {target!r}; expected one of "
             f"{', '.join(TARGETS)}{suggest(target, TARGETS)}"
         )
-    if candidates and target != "policy":
-        raise SpecError(f"got --candidates with --target {target}; expected --target policy")
-    if largest is not None and (target in ("policy", "arrival-rate") or largest < 1):
+    if candidates and target not in ("policy", "order"):
+        raise SpecError(
+            f"got --candidates with --target {target}; expected --target policy or order"
+        )
+    if predictors and target != "order":
+        raise SpecError(f"got --predictor with --target {target}; expected --target order")
+    if largest is not None and (target in ("policy", "order", "arrival-rate") or largest < 1):
         raise SpecError(
             f"got --largest {largest} with --target {target}; expected at least 1, for a limit, "
             "batch size or servers"
@@ -273,6 +306,20 @@ def _search(
     return fewest_servers(model, _needed(rate), goal, **limit)
 
 
+def _order(
+    model: Model,
+    rate: float | None,
+    goal: Objective,
+    candidates: list[str] | None,
+    predictors: list[str] | None,
+) -> Optimum:
+    from queueing.optimization.orders import best_order  # noqa: PLC0415 - scipy.optimize, which other targets need not wait for
+
+    if goal.name != "delay":
+        raise SpecError(f"got --objective {goal.name} for order; expected delay")
+    return best_order(model, _needed(rate), candidates, predictors)
+
+
 def _predicting(slo: Slo | None) -> Predict:
     """Simulated where the method does not give the quantile that the SLO bounds."""
 
@@ -302,6 +349,8 @@ def print_optimum(found: Optimum, to: Console, given: int | None = None) -> None
     say(to, f"{found.target} for {found.objective}{by}")
     to.print(_table(found, given))
     say(to, result_line(found))
+    for line in order_lines(found) if found.target == "order" else ():
+        say(to, line)
     say(to, legend(found))
     if found.note is not None:
         say(to, found.note)
@@ -312,6 +361,9 @@ def _table(found: Optimum, given: int | None) -> Table:
     hidden = {"stable", "method"} | (
         set() if any(row.get("loss_fraction") for row in rows) else {"loss_fraction"}
     )
+    if found.target == "order":
+        rows = [row | {"largest_sigma": _sigma(row)} for row in rows]
+        hidden |= {"score", "beats_fcfs"}
     names = [
         name
         for name in max(rows, key=len)
@@ -320,7 +372,7 @@ def _table(found: Optimum, given: int | None) -> Table:
     columns = [
         Column(
             heading=HEADINGS.get(name, name.replace("_", "\n")),
-            left=name == "policy",
+            left=name in TEXTS,
             short=short_form,
         )
         for name in names
@@ -332,24 +384,32 @@ def _table(found: Optimum, given: int | None) -> Table:
             *(column for column in columns if column.heading != "score"),
             Column(heading="SLO\nkept"),
         ]
+    best = _around(found, given).index(found.best)
     marked = [
         [
-            ">" if row == found.best else "",
+            ">" if place == best else "",
             *(_cell(row.get(name), least.get(name, LEAST)) for name in names),
         ]
-        for row in rows
+        for place, row in enumerate(rows)
     ]
     if judged_by_slo(found):
         marked = [
             [*cells, "no" if row.get("score") is None else "yes"]
             for cells, row in zip(marked, rows, strict=True)
         ]
-    return Table([Column(heading=""), *columns], marked, keys=2)
+    return Table([Column(heading=""), *columns], marked, keys=3 if found.target == "order" else 2)
+
+
+def _sigma(row: Point) -> float | str | None:
+    """Up to which spread an order gains."""
+    words = {"always": "any", "never": "none"}
+    beats = row.get("beats_fcfs")
+    return words[beats] if beats in words else row.get("largest_sigma")
 
 
 def _around(found: Optimum, given: int | None) -> list[Point]:
     curve, key = found.curve or [found.best], found.target.replace("-", "_")
-    if len(curve) <= SHOWN:
+    if len(curve) <= SHOWN or found.target == "order":
         return curve
     every = max(1, len(curve) // SHOWN)
     named = [

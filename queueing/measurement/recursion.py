@@ -31,7 +31,8 @@ from queueing.measurement.record import Record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """One dispatched request with everything about its service known: the non-null part of a
-    record.
+    record. One that was preempted counts as dispatched after all its waits: its service is the sum
+    of its stints.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Served:
     # what a policy may have decided by
     max_output_tokens: int | None = None
     predicted_output_tokens: float | None = None
+    client_request_id: str | None = None
     flow: str | None = None
 
 
@@ -65,6 +67,8 @@ def _served(record: Record) -> Served | None:
     if None in known:
         return None
     policy, batch_id, arrived_at, dispatched_at, server_free_at = known
+    if record.preemptions and record.queueing_delay is not None:
+        dispatched_at = float(arrived_at or 0.0) + record.queueing_delay
     return Served(
         id=record.request_id,
         policy=str(policy),
@@ -81,6 +85,7 @@ def _served(record: Record) -> Served | None:
         completed=record.outcome == "completed",
         max_output_tokens=record.max_output_tokens,
         predicted_output_tokens=record.predicted_output_tokens,
+        client_request_id=record.client_request_id,
         flow=record.flow,
     )
 

@@ -40,6 +40,43 @@ SCORES = {  # by objective
 }
 
 
+_ABOUT_ORDERS = (
+    "of fcfs: ratio to the order of arrival",
+    "longest tenth: mean sojourn time of the requests with the longest outputs",
+    (
+        "largest sigma: of predictions that are off by e^(sigma Z), the largest spread at which "
+        "the mean delay is still below that of fcfs; any: at a spread of 4 too; none: not even "
+        "exact ones"
+    ),
+)
+
+
+def order_lines(found: Optimum) -> list[str]:
+    """What the best order for each predictor gains, and at what price."""
+    lines = []
+    for predictor in dict.fromkeys(point["predictor"] for point in found.curve):
+        own = [point for point in found.curve if point["predictor"] in (None, predictor)]
+        stable = [point for point in own if point["score"] is not None]
+        if predictor is not None and stable:
+            best = min(stable, key=lambda point: float(point["score"]))
+            lines.append(f"with {predictor} predictions: {_order_line(best)}")
+    return lines
+
+
+def _order_line(best: Point) -> str:
+    ratio, longest = best["delay_ratio"], best["longest_ratio"]
+    if ratio is None or ratio >= 1:
+        return f"{best['order']}, no order has a shorter mean delay than fcfs"
+    needs = {
+        "always": "; it gains with predictions of any spread",
+        "up to largest_sigma": f"; it gains up to sigma {best['largest_sigma']}",
+    }
+    return (
+        f"{best['order']} cuts the mean delay by {1 - ratio:.0%}, and the longest tenth of the "
+        f"requests take {longest:.2f} times as long{needs.get(best['beats_fcfs'], '')}"
+    ).replace("%", " %")
+
+
 def result_line(found: Optimum) -> str:
     """Which choice is best, and why."""
     return f"best: {_choice(found)}, {_named(found, _reason(found))}"
@@ -49,7 +86,7 @@ def legend(found: Optimum) -> str:
     """The mark and the score."""
     parts = [
         "> marks the best choice",
-        *_about_score(found),
+        *(_ABOUT_ORDERS if found.target == "order" else _about_score(found)),
         *_about_durations(found),
         *_about_losses(found),
     ]
@@ -116,6 +153,10 @@ def _choice(found: Optimum) -> str:
             return f"batch size {found.best['batch_size']}"
         case "servers":
             return counted(found.best["servers"], "server")
+        case "order":
+            predictor = found.best["predictor"]
+            told = "" if predictor is None else f" with {predictor} predictions"
+            return f"{found.best['order']}{told}"
         case "arrival-rate":
             return f"{short_number(found.best['arrival_rate'], 5)} requests per second"
         case _:
@@ -140,4 +181,4 @@ def _tie(found: Optimum, nearest: Sequence[Point]) -> str:
 
 
 def _first(found: Optimum) -> str:
-    return "the first of" if found.target == "policy" else "the smallest of"
+    return "the first of" if found.target in ("policy", "order") else "the smallest of"

@@ -29,6 +29,7 @@ from loadgen.compare.residual import (
     SERVICE_LAW,
     cause_of,
     largest,
+    parts_of,
     verdict,
     verdict_at_speed,
 )
@@ -108,7 +109,8 @@ def test_the_parts_add_up_to_the_difference(policy: str) -> None:
     split, quantity = comparison.split, comparison.quantity
     assert split is not None
     assert quantity.a_priori is not None
-    assert tuple(part.name for part in split.parts) == PARTS
+    assert tuple(part.name for part in split.parts) == parts_of([comparison])
+    assert set(PARTS) - set(parts_of([comparison])) == {"predictor"}
     assert math.fsum(part.seconds for part in split.parts) == pytest.approx(split.total, abs=1e-12)
     assert split.total == pytest.approx(quantity.observed.mean - quantity.a_priori.mean, abs=1e-12)
     assert all(part.half_width >= 0 for part in split.parts)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import server
 from policies import (
     Dispatch,
     Policy,
@@ -28,7 +25,7 @@ from policies import (
     parse_policy,
 )
 from policies.contract import CONTRACTS, faults
-from policies.ordered import KEYS, PARAMETERS, in_order, order_of, wants_steps
+from policies.ordered import PARAMETERS, in_order, order_of, wants_steps
 from policies.orders import ORDERS
 from policies.orders.order import predicted_tokens
 from queueing.simulation.policy_check import check_policy
@@ -75,13 +72,6 @@ def test_every_order_takes_part() -> None:
     assert list(TEXTS) == list(ORDERS)
     parameters = {each.name for order in ORDERS.values() for each in dataclasses.fields(order)}
     assert parameters == set(PARAMETERS)
-
-
-def test_the_page_keeps_the_keys_of_orders() -> None:
-    """It has no fields for them."""
-    script = (Path(server.__file__).parent / "page/static/controls.js").read_text(encoding="utf-8")
-    (line,) = re.findall(r"const KEPT = \[(.*)\];", script)
-    assert line == ", ".join(f'"{name}"' for name in KEYS)
 
 
 def one(

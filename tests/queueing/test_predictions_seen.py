@@ -8,7 +8,7 @@ import pytest
 
 from policies import parse_policy
 from queueing.estimation.estimates import Estimates, estimate
-from queueing.estimation.lengths.predictions import FEWEST
+from queueing.estimation.lengths.predictions import FEWEST, predictor_of_lengths
 from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
@@ -80,6 +80,28 @@ def test_too_few_say_nothing_and_some_without_a_prediction_say_none() -> None:
     for count, expected in ((5, "exact"), (6, "none")):
         records = [ended(i, 9, None if i < count else 9.0) for i in range(100)]
         assert seen(records).predictor == expected
+
+
+def test_two_values_four_times_apart_are_a_bit_that_errs_as_often_as_it_does() -> None:
+    lengths = np.repeat([10.0, 20.0, 21.0, 40.0], 25)
+    told = np.where(lengths > 20, 40.0, 10.0)
+    assert predictor_of_lengths(lengths, told) == "onebit:threshold=20,accuracy=1"
+    told[:10] = 40.0
+    assert predictor_of_lengths(lengths, told) == "onebit:threshold=20,accuracy=0.9"
+    odd = np.where(lengths > 20, 42.0, 10.0)
+    assert predictor_of_lengths(lengths, odd) == "onebit:threshold=21,accuracy=0.75"
+    assert predictor_of_lengths(np.tile([1.0, 3.0], 20), np.tile([1.0, 2.0], 20)) == (
+        "onebit:threshold=1,accuracy=1"
+    )
+
+
+def test_two_other_values_are_errors_as_any_and_one_value_is_no_prediction() -> None:
+    lengths = np.repeat([10.0, 20.0, 21.0, 40.0], 25)
+    found = predictor_of_lengths(lengths, np.where(lengths > 20, 41.0, 10.0))
+    assert found is not None
+    assert found.startswith("lognormal:sigma=")
+    assert predictor_of_lengths(lengths, np.full(100, 64.0)) == "none"
+    assert predictor_of_lengths(np.full(100, 64.0), np.full(100, 64.0)) == "exact"
 
 
 def test_lengths_that_were_cut_do_not_count() -> None:

@@ -16,6 +16,7 @@ from loadgen.compare.residual import PARTS
 from loadgen.report.html.columns import COLUMNS
 from loadgen.report.html.data import ReportData, in_order, of_folder
 from loadgen.report.html.page import page
+from loadgen.report.orders import order_heads, order_values, tenths_of
 from loadgen.report.report import as_object
 from queueing.measurement.paths import writing
 
@@ -48,12 +49,14 @@ def write_report(
 
 def write_csv(cells: Sequence[ReportCell], path: Path) -> Path:
     """A row per cell; durations in milliseconds as their names say, the parts of the difference
-    too.
+    too, and where policies were measured under several orders what these did.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)])
-    writer.writerows(_row(cell) for cell in cells)
+    tenths = tenths_of([cell.comparison for cell in cells])
+    heads = [*(column.key for column in COLUMNS), *(f"part_{part}_ms" for part in PARTS)]
+    writer.writerow([*heads, *order_heads(tenths)])
+    writer.writerows([*_row(cell), *order_values(cell.comparison, tenths)] for cell in cells)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.getvalue(), encoding="utf-8")

@@ -39,12 +39,14 @@ from queueing.errors import PredictionError
 from queueing.model import Model
 from queueing.prediction import best_method, predict_model
 from queueing.simulation.experiment import simulate_model
+from queueing.simulation.fast import is_compiled
 
 ACROSS = 3
 ROW, HEAD = 230, 110  # pixels
 LOADS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
 FINE = np.linspace(LOADS[0], LOADS[-1], 120)
 SIMULATED_REQUESTS = 40_000
+GENERIC_REQUESTS = 2_000  # where the simulator drives policy objects, a hundred times slower
 BEYOND = 1e9  # ms: off every axis
 LARGEST = 8.0  # times the largest observation: the curve's end that is shown
 
@@ -112,12 +114,13 @@ def curve_of(model: Model, compared: str) -> Curve | None:
     could be solved.
     """
     simulated = best_method(model) == "simulation"
+    requests = SIMULATED_REQUESTS if is_compiled(model) else GENERIC_REQUESTS
     found: list[tuple[float, float]] = []
     for load in LOADS:
         rate = load * model.largest_stable_rate
         try:
             answer = (
-                simulate_model(model, rate, num_requests=SIMULATED_REQUESTS)
+                simulate_model(model, rate, num_requests=requests)
                 if simulated
                 else predict_model(model, rate)
             )

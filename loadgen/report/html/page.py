@@ -13,12 +13,13 @@ import msgspec
 
 from loadgen.report.html.data import ReportData, today
 from loadgen.report.html.numbers import typeset
+from loadgen.report.html.orders import order_table, ordered, orders_figure
 from loadgen.report.html.over_load import over_load_figure
 from loadgen.report.html.parts import parts_figure
 from loadgen.report.html.style import Figure
 from loadgen.report.html.tables import full_table, matrix, missing_table, senders
 from loadgen.report.html.tails import tails_figure
-from loadgen.report.html.text import LIMITS, READING, captions
+from loadgen.report.html.text import LIMITS, ORDERS, READING, captions
 from loadgen.report.html.versus import versus_figure
 from loadgen.report.html.words import accuracy, causes, facts, headline, title
 from loadgen.report.report import notes
@@ -33,6 +34,7 @@ def page(data: ReportData) -> str:
         f
         for f in (
             versus_figure(data.cells),
+            orders_figure(data.cells),
             over_load_figure(data.cells),
             parts_figure(data.cells),
             tails_figure(data.cells),
@@ -59,6 +61,7 @@ def _sections(data: ReportData, figures: Sequence[Figure]) -> list[str]:
     return [
         _header(data),
         _verdicts(data),
+        _orders(data),
         *(
             _figure(name, heading, caption)
             for name, heading, caption in captions(data.cells)
@@ -139,6 +142,12 @@ def _verdicts(data: ReportData) -> str:
         f"<p>{lead}</p>{matrix(data.cells)}"
         + (f'<h3>Where they differ, and why</h3><ul class="prose">{rows}</ul>' if rows else ""),
     )
+
+
+def _orders(data: ReportData) -> str:
+    if not ordered(data.cells):
+        return ""
+    return _section("Orders of service", f"<p>{ORDERS}</p>{order_table(data.cells)}")
 
 
 def _figure(name: str, heading: str, caption: str) -> str:

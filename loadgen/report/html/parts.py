@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadgen.compare.cells import ReportCell
-from loadgen.compare.residual import PARTS
+from loadgen.compare.residual import PARTS, parts_of
 from loadgen.report.html.marks import JUDGED, NOT_JUDGED, Look, look_of
 from loadgen.report.html.numbers import label, load_text, ms, percent
 from loadgen.report.html.style import (
@@ -33,7 +33,7 @@ def parts_figure(cells: Sequence[ReportCell]) -> Figure | None:
     if not split:
         return None
     names = [f"{label(cell)}  ·  {load_text(cell.load)}" for cell in split]
-    traces = [_bars(name, split, names) for name in PARTS]
+    traces = [_bars(part, split, names) for part in parts_of([cell.comparison for cell in split])]
     low, high = _range(split)
     title = axis_title("observed − predicted a priori, share of the prediction")
     layout = {

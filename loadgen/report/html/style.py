@@ -17,6 +17,7 @@ Figure = dict[str, Any]
 PART_COLOURS = {
     "theory": "$theory",
     "arrivals": "$arrivals",
+    "predictor": "$predictor",
     "sender": "$sender",
     "speed": "$speed",
     "scatter": "$scatter",
@@ -26,6 +27,7 @@ PART_COLOURS = {
 PART_NAMES = {
     "theory": "theory (formula)",
     "arrivals": "arrivals (sampling)",
+    "predictor": "predicted lengths",
     "sender": "sender",
     "speed": "service law: speed",
     "scatter": "service law: scatter",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from loadgen.compare.cells import ReportCell
 from loadgen.compare.comparison import TOO_SHORT
-from loadgen.compare.residual import AGREE, JOINED, SHARE
+from loadgen.compare.planned import JOINED
+from loadgen.compare.residual import AGREE, SHARE
 
 
 def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
@@ -18,6 +19,7 @@ def captions(cells: Sequence[ReportCell]) -> list[tuple[str, str, str]]:
     )
     return [
         ("beside", "Observed beside predicted", BESIDE + star),
+        ("orders", "Slowdown by output length", SLOWDOWN),
         ("over-load", "Delay against load", OVER_LOAD),
         ("parts", "Where the difference comes from", PARTS),
         ("tails", "The whole distribution", TAILS),
@@ -28,6 +30,18 @@ BESIDE = """
 Mean delay per policy and load on a logarithmic axis. The <strong>open diamond</strong> could be
 computed before the run; the filled one uses the machine’s speed in the run’s service times; the
 square is a simulation of the requests as they arrived.
+"""
+
+ORDERS = """
+Mean time outside of service, its 99th percentile, and its mean over the tenth of the requests with
+the longest outputs; beside each its ratio to the same policy in the order of arrival (fcfs), of the
+same requests where both cells served them. Below a ratio: what theory predicts at the runs’ speeds.
+"""
+
+SLOWDOWN = """
+Mean sojourn time divided by mean service time, for each tenth of the output lengths; points:
+observed, with 95 % intervals. Line: theory at the run’s speed; dotted where theory has no answer:
+the same arrivals, simulated. Pale: a cell that is not judged.
 """
 
 OVER_LOAD = """

@@ -30,6 +30,10 @@ KINDS = {
     ),
     "disturbed": ("disturbed", "requests of other clients were in the queue: not judged"),
     "too short": ("too short", f"{TOO_SHORT}: not judged"),
+    "predictor": (
+        "predicted lengths",
+        "predicted lengths were better or worse than the predictor that was asked for",
+    ),
     "speed": ("machine’s speed", "the machine was faster or slower than when it was calibrated"),
     "scatter": ("scatter", "service times vary more or less than when calibrated"),
     "shape": (
@@ -52,9 +56,8 @@ def chip_class(kind: str) -> str:
 
 def title(data: ReportData) -> str:
     """What was measured, in one line."""
-    policies = len(
-        {label(cell) for cell in data.cells} | {missing.policy for missing in data.missing}
-    )
+    texts = {cell.comparison.policy for cell in data.cells}
+    policies = len(texts | {missing.policy for missing in data.missing})
     loads = len({round(cell.load or 0.0, 2) for cell in data.cells})
     engine, model = data.configuration.get("engine"), data.configuration.get("model")
     what = _count(policies, "policy", "policies") + (

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.compare.compare import Comparison, compare
+from loadgen.compare.by_order import ComparedSample, with_orders
+from loadgen.compare.compare import Comparison, compare_samples
 from loadgen.compare.theory import theory_of
 from loadgen.report.report import as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, planned_cells
@@ -37,6 +38,7 @@ class CellResult:
     done: Event | None
     disturbed: int = 0  # attempts set aside because the engine's speed changed around them
     comparison: Comparison | None = None
+    compared: ComparedSample | None = None  # what it was made from
 
     def to_dict(self) -> dict[str, Any]:
         """For sweep.json."""
@@ -145,6 +147,7 @@ def results_of(folder: Path, on_cell: Callable[[int, int], None] | None = None) 
             if on_cell is not None:
                 on_cell(number, len(planned))
             cells.append(_cell(folder, basis, cell, progress.of(cell.name)))
+    cells = _with_orders(cells)
     return Results(
         folder=folder,
         plan=plan,
@@ -177,8 +180,21 @@ def _cell(folder: Path, basis: Basis, cell: Cell, known: CellProgress) -> CellRe
         return result
     sides = {name.rsplit(".", 2)[-2]: read_side(folder / name) for name in known.done["files"]}
     return dataclasses.replace(
-        result, comparison=compare_cell(basis, cell, sides["gateway"], sides.get("load", []))
+        result, compared=compare_cell(basis, cell, sides["gateway"], sides.get("load", []))
     )
+
+
+def _with_orders(cells: Sequence[CellResult]) -> list[CellResult]:
+    """The comparisons, of orders of service beside one another."""
+    found = [(cell, cell.compared) for cell in cells if cell.compared is not None]
+    conditions = [(cell.cell.rate, cell.cell.max_output_tokens) for cell, _ in found]
+    comparisons = iter(with_orders([compared for _, compared in found], conditions))
+    return [
+        cell
+        if cell.compared is None
+        else dataclasses.replace(cell, comparison=next(comparisons), compared=None)
+        for cell in cells
+    ]
 
 
 def read_side(path: Path) -> list[Record]:
@@ -191,16 +207,21 @@ def read_side(path: Path) -> list[Record]:
 
 def compare_cell(
     basis: Basis, cell: Cell, records: Sequence[Record], sent: Sequence[Record]
-) -> Comparison | None:
+) -> ComparedSample | None:
     """One cell beside theory; None where nothing was dispatched."""
-    lengths, bound = basis.limited(cell.max_output_tokens), basis.bounds.max_num_seqs
+    theory = theory_of(
+        basis.law,
+        basis.limited(cell.max_output_tokens),
+        asked_rate=cell.rate,
+        max_num_seqs=basis.bounds.max_num_seqs,
+        predictor=basis.predictor,
+    )
     try:
-        (comparison,) = compare(
-            records, theory_of(basis.law, lengths, asked_rate=cell.rate, max_num_seqs=bound), sent
-        )
+        (found,) = compare_samples(records, theory, sent)
     except ValueError:
         return None
-    return dataclasses.replace(comparison, load=cell.load)
+    comparison = dataclasses.replace(found.comparison, load=cell.load)
+    return dataclasses.replace(found, comparison=comparison)
 
 
 def _latest(events: Any) -> list[Event]:

@@ -3,14 +3,16 @@ predict --predictor` takes it.
 
 The error of a prediction Y of a length X is ln(Y/X). A spread below `SMALLEST` is none: `exact`;
 else predictions are taken for lognormal with that spread, whatever their common bias, which changes
-no order by length. Lengths that were cut are left out: how wrong their predictions were is not
-known.
+no order by length. Two values, of which one is four times the other, are a bit: half and twice its
+threshold; one value for lengths that differ predicts nothing. Lengths that were cut are left out:
+how wrong their predictions were is not known.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from queueing.estimation.change import Vector
 from queueing.estimation.window.snapshot import ENDED, Snapshot
 
 FEWEST = 30  # predictions
@@ -23,10 +25,25 @@ def predictor_of(seen: Snapshot) -> str | None:
     told = seen.column("dispatched_at") >= seen.carried_from
     ended = told & (seen.column("ending") == ENDED)
     actual, predicted = (seen.column(name)[ended] for name in ("output_tokens", "predicted_tokens"))
+    return predictor_of_lengths(actual, predicted)
+
+
+def predictor_of_lengths(actual: Vector, predicted: Vector) -> str | None:
+    """Of lengths made and predicted, tokens; not a number where none was predicted."""
     known = np.isfinite(predicted) & (predicted > 0)
     if actual.size < FEWEST:
         return None
     if float(known.mean()) < NEARLY_ALL:
         return "none"
-    spread = float(np.log(predicted[known] / actual[known]).std())
-    return "exact" if spread < SMALLEST else f"lognormal:sigma={spread:.3g}"
+    actual, predicted = actual[known], predicted[known]
+    spread = float(np.log(predicted / actual).std())
+    if spread < SMALLEST:
+        return "exact"
+    values = np.unique(predicted)
+    if len(values) == 1:
+        return "none"
+    threshold = int(values[-1] // 2)
+    if len(values) == 2 and values.tolist() == [max(threshold // 2, 1), 2 * threshold]:
+        right = float(((actual > threshold) == (predicted > threshold)).mean())
+        return f"onebit:threshold={threshold},accuracy={right:.3g}"
+    return f"lognormal:sigma={spread:.3g}"

@@ -190,3 +190,16 @@ def delay_ratio(
     rate = load / service.sizes.mean
     queue = solve_order(service.order(asked), service.sizes, rate, service.predictor(predictor))
     return ratio_to_first_come(queue, service.sizes, rate)
+
+
+def ratios_by_length(
+    asked: PolicyOrder, service: TokenService, load: float, predictor: PredictorText = NO_PREDICTION
+) -> tuple[Vector, Vector]:
+    """Lengths, tokens, and W(n) / W_fcfs of one server at this load for each. Raises as
+    `delay_ratio`.
+    """
+    rate = load / service.sizes.mean
+    queue = solve_order(service.order(asked), service.sizes, rate, service.predictor(predictor))
+    ratio = ratio_to_first_come(queue, service.sizes, rate)
+    tokens = (queue.sizes - service.setup) / service.step
+    return tokens, (queue.by_size - queue.sizes) / queue.delay * ratio

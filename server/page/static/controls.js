@@ -5,9 +5,6 @@ import { byId, fill, h, prose, say } from "./dom.js";
 import { percent } from "./format.js";
 import { parsePolicy, policyText, settingText } from "./words.js";
 
-// parameters without a field: what the policy in force has stays until another policy is chosen
-const KEPT = ["order", "aging", "threshold", "bins", "c", "quantum", "levels", "prompt_weight", "output_weight", "max_preemptions"];
-
 export class Controls {
   constructor() {
     this.edited = false;
@@ -57,9 +54,25 @@ export class Controls {
     return this.parameters(name).find((parameter) => parameter.size);
   }
 
+  /** The orders of service that a policy can serve, as the gateway lists them. */
+  orders(name) {
+    return this.policies.find((policy) => policy.name === name)?.orders ?? [];
+  }
+
+  /** The order without which nothing is said: that of arrival. */
+  usualOrder(name) {
+    return this.parameters(name).find((parameter) => parameter.name === "order")?.default;
+  }
+
+  /** Keys of a policy's text that say its order. */
+  orderKeys(name) {
+    return ["order", ...this.orders(name).flatMap((order) => order.parameters.map((parameter) => parameter.name))];
+  }
+
   /** Parameters that have no field of their own in the page. */
   others(name) {
-    return this.parameters(name).filter((parameter) => !parameter.size && parameter.name !== "max_wait" && !KEPT.includes(parameter.name));
+    const ofOrders = this.orders(name).length ? this.orderKeys(name) : [];
+    return this.parameters(name).filter((parameter) => !parameter.size && parameter.name !== "max_wait" && !ofOrders.includes(parameter.name));
   }
 
   /** Into the form; nothing is in force by that. */
@@ -106,15 +119,35 @@ export class Controls {
     byId("size").required = Boolean(size?.required);
     byId("size").placeholder = size?.required ? "" : String(size?.default ?? "no limit");
     byId("wait-field").hidden = !this.parameters(name).some((parameter) => parameter.name === "max_wait");
-    if (this.offered !== name) this.offer(name, {});
+    if (this.offered !== name) this.offer(name, { order: byId("order").value });
+    else if (this.ordered !== byId("order").value) this.offerOrder(name, {});
     byId("reset").hidden = !this.edited;
   }
 
-  /** A field for each further parameter, which only policies from outside have. */
+  /** The orders that the policy serves, and a field for each further parameter, which only policies from outside have. */
   offer(name, keys) {
     this.offered = name;
-    const fields = this.others(name).map((parameter) => h("label", {}, `${parameter.name.replaceAll("_", " ")} `, this.field(parameter, keys[parameter.name])));
-    byId("parameters").replaceChildren(...fields);
+    const orders = this.orders(name);
+    byId("order-field").hidden = !orders.length;
+    fill(byId("order"), ...orders.map((order) => h("option", { value: order.name }, order.name)));
+    const served = orders.some((order) => order.name === keys.order);
+    byId("order").value = served ? keys.order : (this.usualOrder(name) ?? "");
+    this.offerOrder(name, served ? keys : {});
+    byId("parameters").replaceChildren(...this.others(name).map((parameter) => this.labelled(parameter, keys)));
+  }
+
+  /** A field for each parameter of the order that is chosen. */
+  offerOrder(name, keys) {
+    this.ordered = byId("order").value;
+    byId("order-parameters").replaceChildren(...this.orderParameters(name).map((parameter) => this.labelled(parameter, keys)));
+  }
+
+  orderParameters(name) {
+    return this.orders(name).find((order) => order.name === byId("order").value)?.parameters ?? [];
+  }
+
+  labelled(parameter, keys) {
+    return h("label", {}, `${parameter.name.replaceAll("_", " ")} `, this.field(parameter, keys[parameter.name]));
   }
 
   field({ name, kind, required, default: usual }, value = "") {
@@ -126,13 +159,13 @@ export class Controls {
       return select;
     }
     const number = kind === "text" ? { type: "text" } : { type: "number", step: kind === "integer" ? "1" : "any" };
-    const input = h("input", { id, placeholder: required ? "" : String(usual ?? "default"), ...number });
+    const input = h("input", { id, placeholder: required ? "" : String(usual ?? "none"), ...number });
     input.required = required;
     input.value = value;
     return input;
   }
 
-  /** What the form says, as the gateway takes it; of the same policy, keys that have no field, such as an order, stay. */
+  /** What the form says, as the gateway takes it. */
   wanted() {
     const name = byId("policy-name").value;
     const before = parsePolicy(this.current.policy);
@@ -142,6 +175,12 @@ export class Controls {
     if (size) put(size.name, byId("size").value);
     if (this.parameters(name).some((parameter) => parameter.name === "max_wait")) put("max_wait", byId("max-wait").value);
     for (const parameter of this.others(name)) put(parameter.name, byId(`parameter-${parameter.name}`).value);
+    if (this.orders(name).length) {
+      for (const key of this.orderKeys(name)) delete keys[key];
+      const order = byId("order").value;
+      if (order !== this.usualOrder(name)) put("order", order);
+      for (const parameter of this.orderParameters(name)) put(parameter.name, byId(`parameter-${parameter.name}`).value);
+    }
     const number = (id) => (byId(id).value === "" ? null : Number(byId(id).value));
     return { policy: policyText({ name, keys }), max_output_tokens: number("limit"), patience: number("patience") };
   }
@@ -173,7 +212,7 @@ export class Controls {
       const name = input.closest("label").firstChild.textContent.trim().toLowerCase();
       const { badInput, valueMissing, stepMismatch, rangeUnderflow } = input.validity;
       if (badInput) return { input, says: `the ${name} is not a number` };
-      const other = input.closest("#parameters");
+      const other = input.closest("#parameters, #order-parameters");
       if (valueMissing) return { input, says: `the ${name} is missing${other ? "" : `; expected 1 to ${most}`}` };
       const whole = other ? "a whole number" : "a whole number, 1 or more";
       const expected = input.step === "any" ? "a number of seconds above 0" : whole;

@@ -1,0 +1,290 @@
+"""Orders of service beside that of arrival: what each did to the mean delay, to the 99th percentile
+and to the longest requests, observed and in theory.
+
+Cells with one policy, rate and token limit differ in their order only. Their ratios are those of
+the requests that both served, where these are rows of one timetable with the same lengths,
+
+    R = sum own / sum first come
+    half width: of batch means of (own - R first come) / mean(first come)
+
+so that what both share drops out of the interval; else the intervals count as independent. Delay:
+the time outside of service. Slowdown of a group of requests: mean sojourn / mean service time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.compare.comparison import (
+    Comparison,
+    LengthGroup,
+    LongestTenth,
+    OrderResult,
+    Ratio,
+    Theory,
+    VersusFirstCome,
+)
+from loadgen.compare.epoch_sample import EpochSample, Instants
+from policies import format_policy
+from policies.orders import FIRST_COME
+from policies.text import first_come_form, order_text
+from queueing.distributions.token_distribution import Vector
+from queueing.measurement.recursion import Served
+from queueing.measurement.statistics import FloatArray, batch_means_interval
+from queueing.prediction.by_length import LONGEST, ByLength
+
+GROUPS = 10
+ALIKE = 0.95  # share of the joined requests that must be equally long in both cells
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedSample:
+    """A comparison and what it was made from."""
+
+    comparison: Comparison
+    sample: EpochSample
+    theory: Theory | None = None
+    replayed: Instants | None = None  # the run's arrivals under the law at its speed
+
+    @property
+    def plain_policy(self) -> str:
+        """Its policy in the order of arrival."""
+        return format_policy(first_come_form(self.sample.policy))
+
+    @property
+    def order(self) -> str:
+        """Its order with the parameters."""
+        return order_text(self.sample.policy)
+
+    @cached_property
+    def durations(self) -> Durations:
+        """Of its requests."""
+        return Durations.of(self.sample, self.replayed)
+
+    @cached_property
+    def by_length(self) -> ByLength | None:
+        """What theory says of each length at the run's speed; None where it has nothing."""
+        theory, speed = self.theory, self.comparison.speed
+        if theory is None or theory.by_length is None:
+            return None
+        law = theory.law if speed is None else speed.law(theory.law)
+        return theory.by_length(self.sample.policy, self.sample.rate, self.sample.requests, law)
+
+
+@dataclass(frozen=True, eq=False)
+class Durations:
+    """Of the answers that were whole, in the order of their rows: tokens and seconds."""
+
+    rows: IntArray  # of the timetable; their places in the run where it names none
+    tokens: FloatArray
+    delay: FloatArray
+    service: FloatArray
+    simulated: tuple[FloatArray, FloatArray] | None  # delay and service
+
+    @classmethod
+    def of(cls, sample: EpochSample, replayed: Instants | None) -> Durations:
+        """Raises nothing: a run without whole answers has none."""
+        place = {request.id: index for index, request in enumerate(sample.requests)}
+        kept = [
+            (_row(request, place[request.id]), request, request.released_at)
+            for request in sample.judged("sojourn_time")
+            if request.released_at is not None
+        ]
+        kept.sort(key=lambda each: each[0])
+        instants = [(r.arrived_at, r.dispatched_at, released) for _, r, released in kept]
+        again = None
+        if replayed is not None:
+            again = _durations([(r.arrived_at, *replayed[r.id]) for _, r, _ in kept])
+        return cls(
+            np.array([row for row, _, _ in kept], dtype=np.int64),
+            np.array([request.output_tokens for _, request, _ in kept], dtype=np.float64),
+            *_durations(instants),
+            again,
+        )
+
+    @property
+    def longest(self) -> IntArray:
+        """Places of the longest tenth; of equal lengths those of the first rows."""
+        count = math.ceil(LONGEST * self.tokens.size)
+        return np.sort(np.argsort(-self.tokens, kind="stable")[:count])
+
+    def within(self, shortest: int, longest: int) -> IntArray:
+        """Places of the requests of these lengths."""
+        return np.flatnonzero((self.tokens >= shortest) & (self.tokens <= longest))
+
+
+def _durations(instants: Sequence[tuple[float, float, float]]) -> tuple[FloatArray, FloatArray]:
+    """From arrival, start and release."""
+    arrived, started, released = np.array(instants, dtype=np.float64).reshape(-1, 3).T
+    return started - arrived, released - started
+
+
+def _row(request: Served, place: int) -> int:
+    number = (request.client_request_id or request.id).rpartition("-")[2]
+    return int(number) if number.isdecimal() else place
+
+
+def with_orders(
+    cells: Sequence[ComparedSample], conditions: Sequence[Hashable]
+) -> list[Comparison]:
+    """The comparisons; those of a policy that was measured under another order than that of
+    arrival with what the order did. Cells of equal `conditions` (rate, limit) are beside one
+    another.
+    """
+    keys = [
+        (cell.plain_policy, condition) for cell, condition in zip(cells, conditions, strict=True)
+    ]
+    ordered = {key for cell, key in zip(cells, keys, strict=True) if cell.order != FIRST_COME.name}
+    first_come: dict[Hashable, ComparedSample] = {}
+    for cell, key in zip(cells, keys, strict=True):
+        if cell.order == FIRST_COME.name:
+            first_come.setdefault(key, cell)
+    tenths = _tenths([cell for cell, key in zip(cells, keys, strict=True) if key in ordered])
+    return [
+        dataclasses.replace(cell.comparison, order=_result(cell, first_come.get(key), tenths))
+        if key in ordered and cell.durations.tokens.size
+        else cell.comparison
+        for cell, key in zip(cells, keys, strict=True)
+    ]
+
+
+def _tenths(cells: Sequence[ComparedSample]) -> list[tuple[int, int]]:
+    """Shortest and longest output of each tenth of all their requests; equal lengths stay
+    together.
+    """
+    tokens = np.concatenate([[], *(cell.durations.tokens for cell in cells)])
+    if not tokens.size:
+        return []
+    shares = np.arange(1, GROUPS + 1) / GROUPS
+    ends = np.unique(np.quantile(tokens, shares, method="lower")).astype(int).tolist()
+    return list(zip([int(tokens.min()), *(end + 1 for end in ends)], ends, strict=False))
+
+
+def _result(
+    cell: ComparedSample, first_come: ComparedSample | None, tenths: Sequence[tuple[int, int]]
+) -> OrderResult:
+    own = cell.durations
+    beside = first_come if cell.order != FIRST_COME.name else None
+    return OrderResult(
+        policy=cell.plain_policy,
+        order=cell.order,
+        groups=tuple(
+            _group(cell, tenth, places) for tenth in tenths if (places := own.within(*tenth)).size
+        ),
+        longest=LongestTenth(
+            delay=_mean(own.delay[own.longest]),
+            predicted=_predicted_longest(cell),
+            same_arrivals=None
+            if own.simulated is None
+            else float(own.simulated[0][own.longest].mean()),
+        ),
+        versus=None if beside is None else _versus(cell, beside),
+    )
+
+
+def _group(cell: ComparedSample, tenth: tuple[int, int], places: IntArray) -> LengthGroup:
+    own = cell.durations
+    tokens, delay, service = own.tokens[places], own.delay[places], own.service[places]
+    predicted = None if cell.by_length is None else _slowdown(*cell.by_length.at(tokens))
+    again = own.simulated
+    return LengthGroup(
+        shortest=tenth[0],
+        longest=tenth[1],
+        mean_tokens=float(tokens.mean()),
+        n=places.size,
+        slowdown=ratio_of_means(delay + service, service),
+        predicted=predicted,
+        same_arrivals=None if again is None else _slowdown(again[0][places], again[1][places]),
+    )
+
+
+def _slowdown(delay: Vector, service: Vector) -> float | None:
+    total = float(service.sum())
+    return 1 + float(delay.sum()) / total if total > 0 else None
+
+
+def _predicted_longest(cell: ComparedSample) -> float | None:
+    if cell.by_length is None:
+        return None
+    return float(cell.by_length.at(cell.durations.tokens[cell.durations.longest])[0].mean())
+
+
+def _versus(cell: ComparedSample, first_come: ComparedSample) -> VersusFirstCome:
+    own, other = cell.durations, first_come.durations
+    mine, theirs = _joined(own, other)
+    paired = mine is not None and theirs is not None
+    longest = _ratio(own.delay[own.longest], other.delay[other.longest])
+    delay, again = _ratio(own.delay, other.delay), _simulated(own, mine)
+    if mine is not None and theirs is not None:
+        delay = ratio_of_means(own.delay[mine], other.delay[theirs])
+        both = np.argsort(-own.tokens[mine], kind="stable")[: math.ceil(LONGEST * mine.size)]
+        both.sort()
+        longest = ratio_of_means(own.delay[mine[both]], other.delay[theirs[both]])
+    return VersusFirstCome(
+        delay=delay,
+        predicted=_quotient(*(_theory(each, "predicted") for each in (cell, first_come))),
+        a_priori=_quotient(*(_theory(each, "a_priori") for each in (cell, first_come))),
+        same_arrivals=_quotient(again, _simulated(other, theirs)),
+        p99=_quotient(float(np.quantile(own.delay, 0.99)), float(np.quantile(other.delay, 0.99))),
+        longest=longest,
+        longest_predicted=_quotient(_predicted_longest(cell), _predicted_longest(first_come)),
+        paired=paired,
+    )
+
+
+def _joined(own: Durations, other: Durations) -> tuple[IntArray, IntArray] | tuple[None, None]:
+    """Places of the requests that both cells served; None where they are not the same ones."""
+    _, mine, theirs = np.intersect1d(own.rows, other.rows, return_indices=True)
+    if mine.size < 2:
+        return None, None
+    alike = own.tokens[mine] == other.tokens[theirs]
+    return (mine, theirs) if alike.mean() >= ALIKE else (None, None)
+
+
+def ratio_of_means(top: FloatArray, bottom: FloatArray) -> Ratio:
+    """Of paired values in the order of time."""
+    mean = float(bottom.mean())
+    if not mean:
+        return Ratio(math.nan, math.inf)
+    ratio = float(top.mean()) / mean
+    return Ratio(ratio, batch_means_interval((top - ratio * bottom) / mean).half_width)
+
+
+def _ratio(top: FloatArray, bottom: FloatArray) -> Ratio:
+    """Of values that are not paired."""
+    over, under = _mean(top), _mean(bottom)
+    if not under.value:
+        return Ratio(math.nan, math.inf)
+    ratio = over.value / under.value
+    spread = math.hypot(over.half_width / under.value, ratio * under.half_width / under.value)
+    return Ratio(ratio, spread)
+
+
+def _mean(values: FloatArray) -> Ratio:
+    found = batch_means_interval(values)
+    return Ratio(found.mean, found.half_width)
+
+
+def _theory(cell: ComparedSample, name: str) -> float | None:
+    found = getattr(cell.comparison.queueing_delay, name)
+    return None if found is None else float(found.mean)
+
+
+def _simulated(durations: Durations, places: IntArray | None) -> float | None:
+    """Mean delay of these requests, or of all."""
+    if durations.simulated is None:
+        return None
+    delay = durations.simulated[0]
+    return float((delay if places is None else delay[places]).mean())
+
+
+def _quotient(own: float | None, other: float | None) -> float | None:
+    return own / other if own is not None and other else None

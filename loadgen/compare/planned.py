@@ -1,0 +1,109 @@
+"""What a run was meant to be, simulated under the calibrated law: its requests at the timetable's
+instants, with the predictions that came along or with those of the predictor that was asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from loadgen.compare.comparison import Ratio, Theory
+from loadgen.compare.epoch_sample import EpochSample, Instants
+from policies.ordered import order_of
+from queueing.measurement.batch_means import student
+from queueing.measurement.recursion import Served
+from queueing.measurement.statistics import FloatArray
+from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText
+from queueing.models.soap.token_orders import predicted_tokens
+
+JOINED = 0.95  # share of the requests that the load run's file must know
+DRAWS = 5  # of the predictions that were asked for
+
+
+def as_planned(
+    sample: EpochSample, theory: Theory, delivered: FloatArray
+) -> tuple[FloatArray, str]:
+    """The compared quantity had every request arrived when the timetable meant it to, and a note
+    where that is not known.
+    """
+    at = _intended(sample)
+    if at is None:
+        return (
+            delivered,
+            "no load run beside it: the sender's part is unknown and counted as arrivals",
+        )
+    return sample.replayed(sample.compared, _replayed_at(sample, theory, at), at), ""
+
+
+def may_err_otherwise(sample: EpochSample, theory: Theory) -> bool:
+    """Whether the order reads predictions, and a predictor was asked for that they can be compared
+    with.
+    """
+    return theory.predictor is not None and order_of(sample.policy).predicts
+
+
+def with_asked_predictions(sample: EpochSample, theory: Theory, planned: FloatArray) -> Ratio:
+    """Mean of the planned values, seconds, had the predictions been drawn from the predictor that
+    was asked for; the half width is that of one draw about it.
+    """
+    predictor = theory.predictor
+    if predictor is None or not may_err_otherwise(sample, theory):
+        return Ratio(float(planned.mean()), 0.0)
+    at = _intended(sample) or {r.id: r.arrived_at for r in sample.requests}
+    draws = 1 if predictor.name in ("none", "exact") else DRAWS
+    means = []
+    for stream in np.random.SeedSequence(len(sample.requests)).spawn(draws):
+        predicted = _predicted(sample.requests, predictor, np.random.default_rng(stream))
+        instants = _replayed_at(sample, theory, at, predicted)
+        means.append(float(sample.replayed(sample.compared, instants, at).mean()))
+    if draws == 1:
+        return Ratio(means[0], 0.0)
+    spread = student(draws - 1, 0.95) * math.sqrt(1 + 1 / draws) * float(np.std(means, ddof=1))
+    return Ratio(float(np.mean(means)), spread)
+
+
+def _predicted(
+    requests: Sequence[Served], predictor: PredictorText, rng: np.random.Generator
+) -> Mapping[str, float | None]:
+    """Predictions drawn anew, by id."""
+    if predictor == NO_PREDICTION:
+        return dict.fromkeys(request.id for request in requests)
+    lengths = np.array([max(1, request.output_tokens) for request in requests], dtype=np.float64)
+    drawn = predicted_tokens(predictor, rng, lengths, int(lengths.max()))
+    return dict(zip([request.id for request in requests], drawn.tolist(), strict=True))
+
+
+def _intended(sample: EpochSample) -> dict[str, float] | None:
+    """Instants of the timetable on the run's clock, by id; None without a load run beside it."""
+    intended = {
+        r.id: sample.intended[r.id]
+        for r in sample.requests
+        if sample.intended and r.id in sample.intended
+    }
+    if len(intended) < JOINED * len(sample.requests):
+        return None
+    offset = float(
+        np.median([r.arrived_at - intended[r.id] for r in sample.requests if r.id in intended])
+    )
+    return {r.id: intended.get(r.id, r.arrived_at - offset) for r in sample.requests}
+
+
+def _replayed_at(
+    sample: EpochSample,
+    theory: Theory,
+    at: Mapping[str, float],
+    predicted: Mapping[str, float | None] | None = None,
+) -> Instants:
+    assert theory.replay is not None
+    told = predicted or {r.id: r.predicted_output_tokens for r in sample.requests}
+    moved = sorted(
+        (
+            dataclasses.replace(r, arrived_at=at[r.id], predicted_output_tokens=told[r.id])
+            for r in sample.requests
+        ),
+        key=lambda r: r.arrived_at,
+    )
+    return theory.replay(sample.policy, moved, theory.law)

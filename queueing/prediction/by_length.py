@@ -1,0 +1,75 @@
+"""Mean durations by output length under an order of service, where the analysis of orders
+(queueing.models.soap) has it: what the longest requests pay for the gain of the others.
+
+    W(n) = W_fcfs w(n),   w(n) = W_1(n) / W_1,fcfs of one server at the same load
+    S(n) = setup + step n, with the mean service time of the queue in the order of arrival
+
+W mean time outside of service. Exact for single on one server, the approximation of
+`queueing.prediction.ordered` for several servers and for the slots of a continuous engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.immediate import Continuous
+from policies.ordered import order_of
+from policies.text import first_come_form
+from queueing.distributions.token_distribution import TokenDistribution, Vector
+from queueing.model import Model
+from queueing.models.soap.token_orders import TokenService, ratios_by_length
+from queueing.prediction.ordered import ordered_methods
+from queueing.prediction.steady_state import predict_model
+
+LONGEST = 0.1  # share of the requests
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """Mean time outside of service and mean service time, seconds, of each length; increasing."""
+
+    tokens: Vector
+    delay: Vector
+    service: Vector
+
+    def at(self, tokens: Vector) -> tuple[Vector, Vector]:
+        """Delay and service time of requests of these lengths."""
+        return (
+            np.interp(tokens, self.tokens, self.delay),
+            np.interp(tokens, self.tokens, self.service),
+        )
+
+    def of_longest(self, lengths: TokenDistribution, share: float = LONGEST) -> tuple[float, float]:
+        """Mean delay and mean service time of the longest `share` of the requests."""
+        counts = np.flatnonzero(lengths.pmf)
+        beyond = np.cumsum(lengths.pmf[counts][::-1])[::-1]  # at least so long
+        weights = np.clip(np.minimum(beyond, share) - (beyond - lengths.pmf[counts]), 0.0, None)
+        delay, service = self.at(counts.astype(float))
+        return float(weights @ delay) / share, float(weights @ service) / share
+
+
+def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
+    """None where only a simulation knows them. Raises UnstableQueueError, SpecError."""
+    if ordered_methods(model)[0] == "simulation":
+        return None
+    first_come = predict_model(
+        dataclasses.replace(model, policy=first_come_form(model.policy)), arrival_rate
+    )
+    waited, sojourn = first_come.queueing_delay.mean, first_come.sojourn_time.mean
+    if waited is None or sojourn is None:
+        return None
+    service = _service(model)
+    order, load = order_of(model.policy), first_come.load
+    tokens, ratios = ratios_by_length(order, service, load, model.predictor)
+    step = (sojourn - waited - service.setup) / model.output_tokens.mean
+    return ByLength(tokens, waited * ratios, service.setup + step * tokens)
+
+
+def _service(model: Model) -> TokenService:
+    if isinstance(model.policy, Continuous):
+        assert model.bound is not None
+        return TokenService.in_slots(model.slot_time, model.bound)
+    return TokenService.alone(model.law, model.output_tokens)
