@@ -63,33 +63,30 @@ class Listed:
         """With its parameters and the orders that it serves, for the page and `kendall check-policy
         --json`.
         """
-        parameters = () if self.cls is None else parameters_of(self.cls).values()
         return {
             "name": self.name,
             "source": self.source,
-            "parameters": [parameter.to_dict() for parameter in parameters],
+            "parameters": [] if self.cls is None else _described(self.cls),
             "orders": [] if self.cls is None else _orders(self.cls),
             "fault": self.fault,
         }
+
+
+def _described(cls: type) -> list[dict[str, Any]]:
+    return [parameter.to_dict() for parameter in parameters_of(cls).values()]
 
 
 def _orders(policy: type[Policy]) -> list[dict[str, Any]]:
     """The orders that a policy serves, each with its own parameters."""
     if not issubclass(policy, Ordered):
         return []
-    bound = parameters_of(policy)["max_preemptions"]
+    (bound,) = (each for each in _described(policy) if each["name"] == "max_preemptions")
     return [
         {
             "name": order.name,
             "predicts": order.predicts,
             "preemptive": order.preemptive,
-            "parameters": [
-                parameter.to_dict()
-                for parameter in (
-                    *parameters_of(order).values(),
-                    *((bound,) if order.preemptive else ()),
-                )
-            ],
+            "parameters": [*_described(order), *([bound] if order.preemptive else [])],
         }
         for order in ORDERS.values()
         if policy.serves(order)

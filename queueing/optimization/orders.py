@@ -44,7 +44,7 @@ PREDICTORS = ("exact", "lognormal:sigma=0.5")
 WORST = 4.0  # sigma: every twentieth prediction is off by more than a factor of 2,500
 PRECISION = 0.005
 SIMULATED, SIMULATED_PRECISION = 20_000, 0.1  # requests
-DECILES = tuple(np.arange(0.1, 1.0, 0.1))
+DECILES = tuple(np.arange(0.1, 1.0, 0.1).tolist())
 Beats = Literal["always", "up to largest_sigma", "never"]
 
 
