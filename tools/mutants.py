@@ -31,7 +31,7 @@ from related_tests import tests_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = tomllib.loads((ROOT / "tools" / "mutants.toml").read_text(encoding="utf-8"))
-LIMIT = 90  # seconds of tests a fault, the nearest first; more on a busy machine (--limit)
+LIMIT = 180  # seconds of tests a fault, the nearest first; more on a busy machine (--limit)
 TEST_LIMIT = 40  # seconds of one test
 TOGETHER = 6  # files of tests in one process, after the nearest
 PYTEST = (
@@ -93,14 +93,16 @@ def lines_of(file: str) -> list[str]:
     return (ROOT / file).read_text(encoding="utf-8").splitlines()
 
 
-def failing(tests: Sequence[str], place: Path, seconds: float) -> str | None:
-    """The first file of tests that fails in a copy of the tree. Raises
-    subprocess.TimeoutExpired.
+def failing(
+    tests: Sequence[str], place: Path, seconds: float, compiled: str = ".numba"
+) -> str | None:
+    """The first file of tests that fails in a copy of the tree, whose kernels are kept in the
+    folder `compiled`. Raises subprocess.TimeoutExpired.
     """
     environment = os.environ | {
         "PYTHONPATH": str(place),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "NUMBA_CACHE_DIR": str(place / ".numba"),
+        "NUMBA_CACHE_DIR": str(place / compiled),
     }
     with subprocess.Popen(
         [sys.executable, *PYTEST, *tests],
@@ -128,13 +130,15 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
     tests = tests_of(mutant.file, mutant.within)
+    # kernels of other files are not compiled again for a part of theirs that has changed
+    compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
     parts = [tests[:1], *(tests[at : at + TOGETHER] for at in range(1, len(tests), TOGETHER))]
     try:
         return next(
             filter(
                 None,
                 (
-                    failing(part, place, max(ends_at - time.monotonic(), 0.1))
+                    failing(part, place, max(ends_at - time.monotonic(), 0.1), compiled)
                     for part in parts
                     if part
                 ),
@@ -145,6 +149,8 @@ def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
         return None  # the tests are slower than the limit; none had failed
     finally:
         target.write_text(before, encoding="utf-8")
+        if compiled != ".numba":
+            shutil.rmtree(place / compiled, ignore_errors=True)
 
 
 def main() -> int:
