@@ -48,6 +48,9 @@ PYTEST = (
     "no:cacheprovider",
     "-pno:randomly",
     "--hypothesis-profile=unshrunk",
+    # compiled code that never returns lets no other thread run
+    "-ofaulthandler_exit_on_timeout=true",
+    f"-ofaulthandler_timeout={TEST_LIMIT + 5}",
 )
 PASSED = (0, 5)  # 5: every test of the file is slow
 
