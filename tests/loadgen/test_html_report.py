@@ -33,7 +33,7 @@ from loadgen.report.html.style import columns, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import versus_figure
-from loadgen.report.html.words import accuracy, causes, headline
+from loadgen.report.html.words import accuracy, causes, headline, title
 from loadgen.report.report import notes
 from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
@@ -397,6 +397,13 @@ def test_every_figure_draws_a_cell_that_is_not_judged_pale(
     for bar in (trace for trace in figure["data"] if trace["type"] == "bar"):
         assert bar["marker"]["opacity"][1:] == [PALE, PALE]
         assert ["not judged" in text for text in bar["text"]] == [False, True, True]
+
+
+@pytest.mark.parametrize(("other", "said"), [(0.3049, "at 1 load "), (0.3151, "at 2 loads ")])
+def test_loads_that_round_alike_are_one(data: ReportData, other: float, said: str) -> None:
+    first = dataclasses.replace(data.cells[0], load=0.3)
+    cells = [first, dataclasses.replace(first, load=other)]
+    assert said in title(dataclasses.replace(data, cells=cells, missing=[]))
 
 
 def test_a_part_beyond_chance_is_drawn_in_full_colour(data: ReportData) -> None:

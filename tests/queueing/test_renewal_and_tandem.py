@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from kendall.api import largest_stable_rate, predict
 from policies.text import SpecError
 from queueing.commands.cli import app
+from queueing.latency.law import LatencyModel
 from queueing.latency.service_time import ServiceTime
 from queueing.model import Model
 from queueing.models.gg1 import kingman
@@ -21,6 +22,7 @@ from queueing.models.renewal import RenewalFunction, renewal_function, settled
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run
+from queueing.simulation.tandem_experiment import _drawn
 
 ONE = "deterministic:value=1"
 SECOND = "k1=0,k2=0,k3=0,k4=1,cv=1"  # exponential services of mean 1 s
@@ -306,6 +308,15 @@ def test_the_command_prints_kingmans_bound() -> None:
         in result.stdout
     )
     assert result.stdout.startswith("single  GI/G/1, at most 1 together  (approximation)")
+
+
+def test_stalls_of_a_tandem_lengthen_a_service_by_whole_stalls() -> None:
+    law = LatencyModel(k4=0.2, stall_share=0.25, stall=0.05)
+    pace, seconds = _drawn(law, np.full(40_000, 0.2), np.random.default_rng(1))
+    assert set(pace) == {1.0}
+    stalls = (seconds - 0.75 * 0.2) / 0.05
+    assert stalls == pytest.approx(np.rint(stalls), abs=1e-9)
+    assert seconds.mean() == pytest.approx(0.2, rel=0.02)
 
 
 def test_a_settled_renewal_function_falls_on_as_it_fell() -> None:

@@ -13,6 +13,7 @@ from server.engines.base import EngineEnd, Token, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import interrupted, listen
+from server.queue.passing import sequence_of
 from server.queue.sequence import SequenceState
 from tests.server.harness import Collector, Immediate, engine_request_of
 from tests.virtual_time import run_virtual
@@ -379,3 +380,20 @@ def test_a_whole_answer_is_not_given_up_with_its_engine() -> None:
         assert interrupted(served[0], 0) is None
 
     serving(act)
+
+
+@pytest.mark.parametrize(("forced", "reason"), [(None, "stop"), (9, None)])
+def test_the_models_last_token_ends_an_answer_unless_its_length_is_forced(
+    forced: int | None, reason: str | None
+) -> None:
+    async def main() -> str | None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), parse_policy("single"), [Collector()])
+        request = Request(id="one", arrived_at=0.0, prompt_tokens=2, max_output_tokens=20)
+        asked = engine_request_of(request, forced)
+        sequence = sequence_of(batcher, asked, frozenset({1}), Immediate(), None)
+        sequence.stop_detector.feed(Token(5, "a"))
+        sequence.stop_detector.feed(Token(1, ""))
+        return sequence.stop_detector.finish_reason
+
+    assert run_virtual(main()) == reason

@@ -5,6 +5,7 @@ what makes it wrong is left out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -110,6 +111,22 @@ def test_after_a_change_of_the_token_limit_an_idle_gateway_takes_every_call() ->
             assert await statuses(app, 40) == {200}
 
     run_virtual(main())
+
+
+def test_a_change_is_logged_with_what_is_in_force_then(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with pausing() as (_, gateway, _):
+            with caplog.at_level(logging.INFO, "kendall"):
+                gateway.limits.change(PolicyChange(max_output_tokens=50, patience=2.5))
+                gateway.limits.change(PolicyChange(max_output_tokens=None))
+
+    run_virtual(main())
+    said = [text.partition(": ")[2] for text in caplog.messages if text.startswith("epoch ")]
+    policy = "policy continuous:max_batch_size=4"
+    assert said == [
+        f"{policy}, max_output_tokens 50, patience 2.5 s",
+        f"{policy}, max_output_tokens none, patience 2.5 s",
+    ]
 
 
 def test_a_pause_changes_no_estimate_once_services_are_known() -> None:
