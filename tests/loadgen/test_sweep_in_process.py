@@ -15,6 +15,7 @@ import pytest
 
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
 from loadgen.sending.operating_system import pin_to_gateway_cpus
+from loadgen.sweep import cell as cell_module
 from loadgen.sweep import gateway as gateway_module
 from loadgen.sweep import rig as rig_module
 from loadgen.sweep import run as run_module
@@ -75,6 +76,24 @@ def notes(said: str, url: str) -> list[str]:
         r"|planning"
     )
     return [line for line in lines if not re.search(passing, line)]
+
+
+def test_what_a_whole_cell_leaves_in_the_gateway_may_take_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of an answer is for gateways that were lost."""
+    until_idle = cell_module.until_idle
+
+    async def slowly(*about: Any) -> Any:
+        await asyncio.sleep(0.6)
+        return await until_idle(*about)
+
+    monkeypatch.setattr(cell_module, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(cell_module, "until_idle", slowly)
+    status, _ = swept(tmp_path, 1.0, 1.0, policies=("single",), request_rates=(60.0,))
+    assert status == 0
+    ended = [event.get("ended") for event in read_journal(tmp_path / "sweep" / "journal.jsonl")[0]]
+    assert [each for each in ended if each] == ["complete"]
 
 
 def test_a_sweep_measures_each_cell_between_two_speeds_and_a_disturbed_one_again(

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -69,6 +70,14 @@ def test_every_policy_rate_and_limit_meets_the_same_requests() -> None:
         .timetable(cells[0])
         .output_tokens,
     )
+
+
+@pytest.mark.parametrize("evenly", [False, True])
+def test_a_search_for_the_saturation_sends_at_equal_distances(evenly: bool) -> None:
+    cell = msgspec.structs.replace(cells_of()[0], evenly=evenly)
+    gaps = np.diff(basis().timetable(cell).intended_at)
+    assert gaps.mean() == pytest.approx(1 / cell.rate, rel=0.3)
+    assert (gaps.std() < 1e-9 * gaps.mean()) == evenly
 
 
 def test_a_longer_cell_begins_as_a_shorter_one() -> None:
