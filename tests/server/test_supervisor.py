@@ -170,6 +170,19 @@ def test_a_start_that_takes_too_long_is_given_up_and_made_again() -> None:
     runs(main)
 
 
+def test_the_limit_of_a_start_follows_how_long_starts_took_and_not_when_they_were() -> None:
+    async def main() -> None:
+        of = Supervised(1.0, 100.0, 1.0, restart_timeout=20.0)
+        await of.live(50.0)
+        await asyncio.sleep(12.0)
+        assert of.supervisor.serving
+        of.supervisor.lost("again")
+        await asyncio.sleep(20.1)
+        assert of.supervisor.last_loss == "not done within 20 s"
+
+    runs(main)
+
+
 def test_a_start_that_cannot_be_cancelled_is_the_last_one_and_the_reason() -> None:
     class Deaf(FakeEngine):
         async def start(self) -> Any:
