@@ -199,7 +199,9 @@ def test_what_is_no_law_is_refused(make):
 
 
 def agrees(order, law, load, source, replications, jobs):
-    """Within four standard errors, themselves less than 5 %."""
+    """Within four standard errors, themselves less than 5 %, and rounding: under fifo the control
+    variates leave no error.
+    """
     sizes, told = LAWS[law], predictor(law, source)
     rate = load / sizes.mean
     exact = solve_order(ORDERS[order], sizes, rate, told).sojourn
@@ -207,7 +209,7 @@ def agrees(order, law, load, source, replications, jobs):
     runs = Replications(jobs, replications, seed)
     found = simulate_order(ORDERS[order], sizes, rate, told, runs)
     assert found.standard_error < 0.05 * exact
-    assert abs(found.mean - exact) < 4 * found.standard_error
+    assert abs(found.mean - exact) < 4 * found.standard_error + 1e-11 * exact
 
 
 def with_sources(orders):
