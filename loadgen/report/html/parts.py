@@ -163,7 +163,8 @@ def _total_marks(look: Look, cells: Sequence[tuple[ReportCell, str]]) -> Trace:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": f"sum: {look.name}",
+        # short: the widest name of a legend gives all its columns their width
+        "name": f"sum: {look.name if look is JUDGED else 'not judged'}",
         "legendgroup": look.group,
         "x": [_total(cell) for cell, _, _ in found],
         "y": [name for _, _, name in found],
