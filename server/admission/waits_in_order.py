@@ -49,7 +49,11 @@ class WaitsInOrder:
         self._policy: Policy | None = None  # whose ranks these are
 
     def on_arrival(self, request: Request) -> None:
-        """One of those who overtake others."""
+        """One of those who overtake others, where any do."""
+        if not is_estimated(self._gateway.batcher.policy):
+            if self._arrived:
+                self._forget()
+            return
         if len(self._arrived) == SAMPLED:
             self._arrived.popleft()
         self._arrived.append(request)
@@ -59,6 +63,12 @@ class WaitsInOrder:
             del self._sampled[bisect_left(self._sampled, self._in_order.popleft())]
         self._in_order.append(ranked := self._ranked(request))
         insort(self._sampled, ranked)
+
+    def _forget(self) -> None:
+        self._arrived.clear()
+        self._in_order.clear()
+        self._sampled.clear()
+        self._policy = None
 
     def on_record(self, record: Record) -> None:
         """How its prediction came true."""

@@ -16,11 +16,13 @@ import pytest
 from aiohttp import web
 
 import loadgen.sending.senders
-from loadgen.arrivals.timetable import Timetable
+from loadgen.arrivals.datasets import Prompts
+from loadgen.arrivals.timetable import Timetable, draw_prompts
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
-from loadgen.sending.job import ClosedLoop, row_of
+from loadgen.sending.job import ClosedLoop, Job, row_of
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
+from loadgen.sending.senders import shares
 from queueing.measurement.record import read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server
@@ -48,6 +50,26 @@ async def send(
         options=SendOptions(processes=processes, **settings),
         output=RunOutput(path=path),
     )
+
+
+@pytest.mark.parametrize(
+    ("limit", "processes", "each"), [(0, 2, 0), (1, 2, 1), (2, 2, 1), (3, 2, 2), (7, 3, 3)]
+)
+def test_each_sender_ends_at_its_share_of_the_failures_and_at_one_at_least(
+    limit: int, processes: int, each: int
+) -> None:
+    table = timetable()
+    job = Job(
+        target=Target(base_url="http://127.0.0.1:9", model="fake"),
+        timetable=table,
+        prompts=Prompts(draw_prompts(table, 5, range(3, 500)), "exact"),
+        rows=np.arange(len(table)),
+        largest=5,
+        seed=5,
+        prefix="run",
+        options=SendOptions(processes=processes, max_errors=limit),
+    )
+    assert [share.options.max_errors for share in shares(job)] == [each] * processes
 
 
 def test_each_request_says_whose_it_is() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import Request, Waiting
+from policies import Request, Waiting, parse_policy
 from policies.orders.by_urgency import MOST, ByPriority
-from queueing.simulation.orders.waiting_by_rank import RankedQueue
+from queueing.simulation.orders.waiting_by_rank import RankedQueue, moved, queue_for
 from queueing.simulation.waiting import WaitingQueue
 
 
@@ -142,3 +142,20 @@ def test_the_count_of_waiting_tokens_never_drifts(
             queue.put_back([taken.pop()])
         assert queue.prompt_tokens == sum(waiting.request.prompt_tokens for waiting in queue)
         assert len(names(queue)) == len(queue)
+
+
+def test_after_a_switch_to_first_come_first_served_all_wait_in_the_order_of_arrival() -> None:
+    queue = queue_for(parse_policy("single:order=spjf"))
+    for number, tokens in enumerate((30.0, 10.0, 20.0)):
+        request = Request(
+            id=f"r{number}",
+            arrived_at=float(number),
+            prompt_tokens=1,
+            max_output_tokens=50,
+            predicted_output_tokens=tokens,
+        )
+        queue.append(Waiting(request))
+    assert names(queue) == ["r1", "r2", "r0"]
+    plain = moved(queue, queue_for(parse_policy("single")))
+    assert names(plain) == ["r0", "r1", "r2"]
+    assert names(moved(plain, queue_for(parse_policy("single:order=ljf")))) == ["r0", "r2", "r1"]

@@ -384,6 +384,8 @@ def reason_of(refused: Any) -> str | None:
             False,
         ),  # a page in a browser on this machine
         (admin_scope(origin="http://localhost:3000"), False),  # of another server on this machine
+        (admin_scope(origin="http://xlocalhost:8080"), False),  # ends as the gateway's own
+        (admin_scope(origin="http://localhost:80801"), False),
         (admin_scope(origin="null"), False),
         (admin_scope(host="elsewhere.example:8080"), False),  # a name that was bound to 127.0.0.1
         (admin_scope(host=""), False),

@@ -164,6 +164,30 @@ def test_a_long_request_waits_for_those_ahead_and_those_who_will_overtake() -> N
     assert made.wait(1, joining=0, request=request(10)).mean == pytest.approx(0.5 + 2)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("at", "left"), [(0.0, 8.0), (1.0, 7.0), (3.0, 5.0), (9.0, 5.0)])
+def test_what_is_over_of_a_prefill_is_not_waited_for(at: float, left: float) -> None:
+    """Three seconds before the first of five tokens."""
+    waits, host = asked("single:order=spjf", [(5, 0)], [2], Pace(3.0, 1.0))
+    host.at = at
+    found = waits.wait(0, joining=0, request=request(2))
+    assert found is not None
+    assert found.mean == pytest.approx(left)
+
+
+def test_under_first_come_first_served_nothing_is_kept_of_what_arrived() -> None:
+    waits, host = asked("single:order=spjf", [(5, 0)], [2])
+    host.rate = 0.1
+    sample(waits, [1, 2, 3])
+    spjf = host.batcher.policy
+    host.batcher.policy = parse_policy("single")
+    sample(waits, [1, 2, 3])
+    assert not waits._in_order._arrived
+    host.batcher.policy = spjf
+    assert waits.wait(0, joining=0, request=request(10)).mean == pytest.approx(5)  # type: ignore[union-attr]
+    sample(waits, [4])
+    assert waits.wait(0, joining=0, request=request(10)).mean == pytest.approx(5 / (1 - 0.1 * 4))  # type: ignore[union-attr]
+
+
 def test_a_request_that_ranks_first_waits_for_the_slot_alone() -> None:
     waits, host = asked("single:order=spjf", running=[(5, 0)], waiting=[2, 10])
     host.rate = 0.1
@@ -295,14 +319,16 @@ def sample(waits: Waits, lengths: list[float]) -> None:
 
 
 def asked(
-    policy: str, running: list[tuple[float, int]], waiting: list[float]
+    policy: str,
+    running: list[tuple[float, int]],
+    waiting: list[float],
+    pace: Pace = Pace(0.0, 1.0),  # noqa: B008 - frozen
 ) -> tuple[Waits, Host]:
     """A gateway at a pace of one second a token, with requests of these predicted lengths (and
     tokens made) in service and in the queue.
     """
     parsed: Any = parse_policy(policy)
     size = getattr(parsed, "max_batch_size", None) or 1
-    pace = Pace(0.0, 1.0)
     ahead = (
         SlotService(slots=size, throughput=1.0, pace=pace)
         if parsed.joins_running
