@@ -64,14 +64,15 @@ export class Controls {
     return this.parameters(name).find((parameter) => parameter.name === "order")?.default;
   }
 
-  /** Keys of a policy's text that say its order. */
-  orderKeys(name) {
-    return ["order", ...this.orders(name).flatMap((order) => order.parameters.map((parameter) => parameter.name))];
+  /** Keys of a text that say an order, of whichever policy: one that serves batches has the parameters of all. */
+  orderKeys() {
+    const orders = this.policies.flatMap((policy) => policy.orders ?? []);
+    return ["order", ...orders.flatMap((order) => order.parameters.map((parameter) => parameter.name))];
   }
 
   /** Parameters that have no field of their own in the page. */
   others(name) {
-    const ofOrders = this.orders(name).length ? this.orderKeys(name) : [];
+    const ofOrders = this.orders(name).length ? this.orderKeys() : [];
     return this.parameters(name).filter((parameter) => !parameter.size && parameter.name !== "max_wait" && !ofOrders.includes(parameter.name));
   }
 
@@ -176,7 +177,7 @@ export class Controls {
     if (this.parameters(name).some((parameter) => parameter.name === "max_wait")) put("max_wait", byId("max-wait").value);
     for (const parameter of this.others(name)) put(parameter.name, byId(`parameter-${parameter.name}`).value);
     if (this.orders(name).length) {
-      for (const key of this.orderKeys(name)) delete keys[key];
+      for (const key of this.orderKeys()) delete keys[key];
       const order = byId("order").value;
       if (order !== this.usualOrder(name)) put("order", order);
       for (const parameter of this.orderParameters(name)) put(parameter.name, byId(`parameter-${parameter.name}`).value);
