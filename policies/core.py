@@ -33,6 +33,11 @@ class Request:
     flow: str = ""  # whom its service counts to: an API key's name, or a fairness id
     sequences: int = 1  # that it counts for in a batch: more than one of a call that is never split
 
+    @property
+    def context_tokens(self) -> int:
+        """That it holds at its end at most."""
+        return self.prompt_tokens + self.max_output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -57,7 +62,7 @@ class Running:
     preemptions: int = 0  # times that it was put back into the queue
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take five times as long to make, for each decision
 class Server:
     """One engine: its sequences in service and the limits on its next batch."""
 
@@ -67,14 +72,23 @@ class Server:
     max_prompt_tokens: int = 2**31  # sum over the batch: all prompts are computed in one step
     # sum over the batch of prompt + limit: what the KV memory holds
     max_context_tokens: int = UNBOUNDED
+    # sequences in service and the tokens that they may come to hold, where the driver keeps count
+    counted: tuple[int, int] | None = None
 
     @property
     def sequences(self) -> int:
         """In service."""
-        return sequences_of(self.in_service)
+        return sequences_of(self.in_service) if self.counted is None else self.counted[0]
+
+    @property
+    def context_tokens(self) -> int:
+        """That those in service may come to hold: prompts and limits."""
+        if self.counted is not None:
+            return self.counted[1]
+        return sum([each.request.context_tokens for each in self.in_service])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QueueState:
     """The queue at one instant, oldest first; read-only and valid only during the call."""
 
@@ -167,17 +181,12 @@ def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[
     most, sequences = min(size, server.max_batch_size), 0
     prompt_tokens = 0
     context_tokens = 0
-    if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 in service
-        context_tokens = sum(
-            [
-                each.request.prompt_tokens + each.request.max_output_tokens
-                for each in server.in_service
-            ]
-        )
+    if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 that nobody counted
+        context_tokens = server.context_tokens
     for waiting in ordered[:most]:
         sequences += waiting.request.sequences
         prompt_tokens += waiting.request.prompt_tokens + waiting.output_tokens_so_far
-        context_tokens += waiting.request.prompt_tokens + waiting.request.max_output_tokens
+        context_tokens += waiting.request.context_tokens
         if ids and prompt_tokens > server.max_prompt_tokens:
             break
         if (ids or server.in_service) and (

@@ -146,14 +146,10 @@ def _enough(
     bound = server.max_batch_size if size is None else min(size, server.max_batch_size)
     count, tokens = len(server.in_service) + 1, 0
     if server.max_context_tokens < UNBOUNDED:
-        tokens = _context(first) + sum(map(_context, server.in_service))
+        tokens = first.request.context_tokens + server.context_tokens
     for taken, running in enumerate(behind, 1):
         count -= 1
-        tokens -= _context(running)
+        tokens -= running.request.context_tokens
         if count <= bound and (count == 1 or tokens <= server.max_context_tokens):
             return behind[:taken]
     return ()
-
-
-def _context(each: Waiting | Running) -> int:
-    return each.request.prompt_tokens + each.request.max_output_tokens

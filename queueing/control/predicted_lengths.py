@@ -23,9 +23,14 @@ class PredictedLengths:
         self._predicted: list[tuple[float, int, float]] = []  # the same, sorted
         self._actual: list[float] = []  # sorted
         self._count = self._wrong = 0
+        # served since somebody asked: under first come, first served nobody does
+        self._new: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
     def add(self, predicted: float, actual: int) -> None:
         """Tokens > 0 of one more that was served; the oldest is forgotten."""
+        self._new.append((predicted, actual))
+
+    def _sort_in(self, predicted: float, actual: int) -> None:
         if len(self._kept) == KEPT:
             self._forget(self._kept.popleft())
         self._count += 1
@@ -43,6 +48,8 @@ class PredictedLengths:
 
     def left(self, predicted: float, made: int = 0) -> Sequence[float]:
         """Equally likely numbers of tokens > 0 that are still to come behind those made."""
+        while self._new:
+            self._sort_in(*self._new.popleft())
         if not self._wrong:
             return (max(predicted - made, _LEAST),)
         middle = bisect_left(self._predicted, (predicted,))

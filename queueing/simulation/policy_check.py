@@ -98,7 +98,7 @@ def _server(rng: np.random.Generator, number: int, place: int, now: float) -> Se
     chosen = [
         own if rng.random() < TIGHT else free for own, free in zip(tight, bounds, strict=True)
     ]
-    return Server(loose.id, in_service, *chosen)
+    return Server(loose.id, in_service, chosen[0], chosen[1], chosen[2])
 
 
 def _described(state: QueueState, now: float) -> str:

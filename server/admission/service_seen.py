@@ -194,6 +194,11 @@ class ServiceSeen:
         return Pace(first.mean - token.mean, token.mean) if token.weight > 0 else None
 
     @property
+    def any_slot(self) -> bool:
+        """Whether a request was served under the policy in force."""
+        return self._slot.mean > 0
+
+    @property
     def first_token(self) -> float | None:
         """Mean seconds from the dispatch to the first token; None before one was seen."""
         seen = self._pauses.first_token
@@ -224,9 +229,9 @@ class ServiceSeen:
 
     def slots(self, count: int) -> SlotService | None:
         """None before a request was served."""
-        mean = self._slot.mean
-        if not mean > 0:
+        if not self.any_slot:
             return None
+        mean = self._slot.mean
         # full slots do not do more; the gaps of answers that end together are no gaps at all
         least = mean / count
         gap = max(self._gap.mean, least) if self._gap.weight > 1 else least

@@ -32,6 +32,7 @@ from server.queue.sequence import Batch
 from server.telemetry.cost.instruments import Histogram
 
 if TYPE_CHECKING:
+    from server.queue.batcher import Batcher
     from server.queue.sequence import SequenceState
 
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -153,7 +154,7 @@ class Waits:
         question = place, joining, (in_service := batcher.in_service)
         if self._last is not None and self._last[0] == question and now - self._last[1] < FRESH:
             return self._last[2]
-        if batcher.policy.joins_running and self._slot_is_free(place, in_service):
+        if batcher.policy.joins_running and self._slot_is_free(batcher, place, in_service):
             return AT_ONCE  # nearly always below saturation
         service = self.service()
         if isinstance(service, SlotService):
@@ -163,12 +164,12 @@ class Waits:
         self._last = question, now, found
         return found
 
-    def _slot_is_free(self, place: int, in_service: int) -> bool:
-        """Whether a continuous engine takes it at once, though its law may be of fewer slots;
-        services seen are of the slots that there are.
+    def _slot_is_free(self, batcher: Batcher, place: int, in_service: int) -> bool:
+        """Whether a continuous engine takes it at once, though its law may be of fewer slots.
+        False where nothing is known of service.
         """
-        batcher, live = self._gateway.batcher, self._gateway.live
-        if live is None or live.ahead is None:
+        live = self._gateway.live
+        if (live is None or live.ahead is None) and not self._seen.any_slot:
             return False
         slots = batcher.effective_max_batch_size * batcher.capabilities.servers
         return place < slots - in_service

@@ -47,10 +47,12 @@ class WaitsInOrder:
         self._sampled: list[tuple[float, float]] = []
         self._in_order: deque[tuple[float, float]] = deque()  # the same, in order of arrival
         self._policy: Policy | None = None  # whose ranks these are
+        self._in_force: Policy | None = None  # when last looked at, and whether it is estimated
+        self._estimated = False
 
     def on_arrival(self, request: Request) -> None:
         """One of those who overtake others, where any do."""
-        if not is_estimated(self._gateway.batcher.policy):
+        if not self._is_estimated(self._gateway.batcher.policy):
             if self._arrived:
                 self._forget()
             return
@@ -63,6 +65,11 @@ class WaitsInOrder:
             del self._sampled[bisect_left(self._sampled, self._in_order.popleft())]
         self._in_order.append(ranked := self._ranked(request))
         insort(self._sampled, ranked)
+
+    def _is_estimated(self, policy: Policy) -> bool:
+        if policy is not self._in_force:
+            self._in_force, self._estimated = policy, is_estimated(policy)
+        return self._estimated
 
     def _forget(self) -> None:
         self._arrived.clear()
@@ -85,7 +92,7 @@ class WaitsInOrder:
         """
         batcher, pace = self._gateway.batcher, service.pace
         order, slots = order_of(batcher.policy), _slots(self._gateway)
-        if not is_estimated(batcher.policy) or pace is None:
+        if not self._is_estimated(batcher.policy) or pace is None:
             return None
         self._rank_anew()
         in_service = [each for server in batcher.running() for each in server]
@@ -141,7 +148,7 @@ class WaitsInOrder:
 
     def _current(self) -> bool:
         policy = self._gateway.batcher.policy
-        return self._policy is policy and is_estimated(policy)
+        return self._policy is policy and self._is_estimated(policy)
 
     def _rank_anew(self) -> None:
         if not self._current():

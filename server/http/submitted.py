@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -28,8 +28,7 @@ STREAM_HEADERS = (
 )
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class AnswerOptions:
+class AnswerOptions(Struct, kw_only=True, eq=False):
     """What the writer needs to know of the call."""
 
     request_id: str

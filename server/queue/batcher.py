@@ -244,6 +244,7 @@ class Batcher(QueueView):
                 bounds.max_num_seqs,
                 bounds.max_num_batched_tokens,
                 bounds.kv_cache_tokens,
+                (slot.sequences, slot.context_tokens),
             )
             for slot in self._service.slots
             if slot.up and (not slot.running or slot.policy is self.policy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -48,8 +47,7 @@ class Timing(Protocol):
         """A stage has ended that began at `since`."""
 
 
-@dataclass(slots=True)
-class Instants:
+class Instants(msgspec.Struct, eq=False):
     """When things happened to a sequence, on the event loop's clock."""
 
     first_dispatched: float | None = None
@@ -323,8 +321,7 @@ class SequenceState:
         self._failure = message
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """What one Dispatch started, under the policy then in force."""
 
     id: int

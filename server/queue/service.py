@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from policies import Policy, Running
-from policies.core import sequences_of
 from queueing.measurement.record import Outcome
 from server.engines.base import Capabilities, Engine
 from server.queue.continuing import listen, resumable
@@ -28,6 +27,22 @@ class Slot:
     running: dict[str, Running] = field(default_factory=dict)
     policy: Policy | None = None
     up: bool = True  # it takes work
+    sequences: int = 0  # that run
+    context_tokens: int = 0  # that they may come to hold
+
+    def enter(self, running: Running) -> None:
+        """One more runs."""
+        request = running.request
+        self.running[request.id] = running
+        self.sequences += request.sequences
+        self.context_tokens += request.context_tokens
+
+    def leave(self, request_id: str) -> None:
+        """It runs no more, if it did."""
+        running = self.running.pop(request_id, None)
+        if running is not None:
+            self.sequences -= running.request.sequences
+            self.context_tokens -= running.request.context_tokens
 
 
 class Lease:
@@ -117,7 +132,7 @@ class Service:
         slot.policy = batch.policy
         for sequence in batch.sequences:
             sequence.begin_service(batch, epoch)
-            sequence.running = slot.running[sequence.id] = Running(
+            sequence.running = Running(
                 sequence.engine_request.request,
                 batch.dispatched_at,
                 len(sequence.engine_request.output_token_ids),
@@ -125,9 +140,9 @@ class Service:
                 and resumable(sequence.engine_request.sampling),
                 sequence.preemptions,
             )
-        together = sequences_of(list(slot.running.values()))
+            slot.enter(sequence.running)
         for sequence in batch.sequences:
-            sequence.batch_size = together
+            sequence.batch_size = slot.sequences
 
     def start(
         self, batch: Batch, sequences: Sequence[SequenceState], *, joining: bool = False
@@ -167,7 +182,7 @@ class Service:
         batch = sequence.batch
         assert batch is not None
         self.engine.cancel([sequence.id])
-        del self.slots[batch.server_id].running[sequence.id]
+        self.slots[batch.server_id].leave(sequence.id)
         batch.open.discard(sequence.id)
         sequence.end_stint(now)
 
@@ -214,7 +229,7 @@ class Service:
 
     def _leave(self, sequence: SequenceState, batch: Batch) -> None:
         slot = self.slots[batch.server_id]
-        slot.running.pop(sequence.id, None)
+        slot.leave(sequence.id)
         if batch.policy.joins_running:
             now = self.ledger.now()
             self.ledger.freed(sequence, now)
@@ -245,7 +260,7 @@ class Service:
         if padding:
             self.engine.cancel(padding)
             for request_id in padding:
-                del slot.running[request_id]
+                slot.leave(request_id)
         if not batch.policy.joins_running:
             now = self.ledger.now()
             for sequence in sequences:

@@ -151,6 +151,6 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             f"{gateway.batcher.capabilities.max_model_len}",
             param="max_tokens",
         )
-    return min(
-        limit for limit in (own, gateway.limits.max_output_tokens, room) if limit is not None
-    )
+    limit = gateway.limits.max_output_tokens
+    most = room if limit is None else min(limit, room)
+    return most if own is None else min(own, most)

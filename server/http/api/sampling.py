@@ -23,7 +23,8 @@ _SAME_NAME = (
 
 def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
     """For one sequence with at most `limit` output tokens."""
-    given = {name: value for name in _SAME_NAME if (value := getattr(call, name)) is not None}
+    fields = call.__dict__
+    given = {name: value for name in _SAME_NAME if (value := fields[name]) is not None}
     return Sampling(
         max_tokens=limit,
         min_tokens=min(call.min_tokens, limit),
