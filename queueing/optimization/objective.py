@@ -116,7 +116,7 @@ class Objective:
             else "of the objective"
         )
 
-    def utility_score(self, utility: float, delay: float, loss: float = 0.0) -> float:
+    def utility_score(self, utility: float, delay: float, loss: float) -> float:
         """V1 or V2, negated."""
         signed = self.sign if self.name == "v2" else -1
         cost = self.loss_cost * loss if self.name == "v2" else 0.0

@@ -24,7 +24,7 @@ from loadgen.commands.load_cli import app
 from loadgen.commands.progress import Lines
 from loadgen.measures.failures import Failures, count_failures
 from loadgen.report.files.saved_run import read_results
-from loadgen.report.load_verdict import LoadVerdict, judge
+from loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.run import Counters, LoadResult, RunOutput, held_back, lateness, run_load
 from policies.text import SpecError
@@ -488,3 +488,8 @@ def test_progress_counts_refusals_apart_from_failures() -> None:
         )
     run_virtual(first_line())
     assert lines.getvalue() == "1 s: sent 40/40, 0 done, 0 failed, 40 refused\n"
+
+
+def test_a_budget_that_names_one_part_keeps_the_other() -> None:
+    assert parse_budget("p99=7ms") == Budget(mean=0.001, p99=0.007)
+    assert parse_budget(" mean=2ms ") == Budget(mean=0.002, p99=0.005)

@@ -119,7 +119,14 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
         },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},
-        Server: {"id", "in_service", "max_batch_size", "max_prompt_tokens", "max_context_tokens"},
+        Server: {
+            "id",
+            "in_service",
+            "max_batch_size",
+            "max_prompt_tokens",
+            "max_context_tokens",
+            "counted",  # sums over those in service
+        },
         QueueState: {
             "waiting",
             "servers",

@@ -82,6 +82,7 @@ def test_a_whole_number_of_a_unit_is_rounded_once(number: int, unit: str) -> Non
         (120, "2 min"),
         (7199, "120 min"),
         (7200, "2.0 h"),
+        (8101, "2.3 h"),
         (172_799, "48.0 h"),
         (172_800, "2 days"),
         (1e9, "11,574 days"),

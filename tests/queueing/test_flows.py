@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from policies.core import Request
 from policies.immediate import Continuous, Single
+from policies.orders.by_flow import FlowCounters, VirtualTokens
 from policies.text import SpecError
 from queueing.commands import cli
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
+from queueing.latency.service import Member
 from queueing.model import Model
 from queueing.prediction import predict_model
 from queueing.prediction.solutions import methods
 from queueing.simulation.experiment import draw_jobs, simulate_model
+from queueing.simulation.ledger import Batch, Started
 
 TOKENS = parse_distribution("geometric:mean=20", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=2e-3)
@@ -53,6 +57,30 @@ def test_what_is_no_flow_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(SpecError) as raised:
         parse_flows(text)
     assert says in str(raised.value)
+
+
+def test_the_simulator_counts_each_token_of_a_flow_once() -> None:
+    counters = FlowCounters(VirtualTokens(prompt_weight=1.0, output_weight=2.0))
+    request = Request(
+        id="a", arrived_at=0.0, prompt_tokens=5, max_output_tokens=9, flow="heavy", sequences=1
+    )
+    counters.join("heavy")
+    member = Member("a", 5, 9)
+    batch = Batch(
+        id=0,
+        size=1,
+        server_id=0,
+        at=0.0,
+        policy=VTC,
+        policy_text="",
+        epoch=0,
+        formed_at=None,
+    )
+    started = Started(request=request, started_at=0.0, member=member, batch=batch)
+    for member.produced in (2, 2, 7, 12):
+        started.count_tokens(counters)
+    assert counters.virtual_tokens["heavy"] == 2 * 9
+    assert started.output_tokens_so_far == 9  # what pads its batch is not its own
 
 
 def test_flows_are_drawn_by_weight() -> None:

@@ -132,7 +132,7 @@ def test_an_objective_weighs_utility_delay_and_loss(name: str, score: float) -> 
     assert printed.utility_score(0.8, 2.0, 0.1) == pytest.approx(
         -(0.25 * 0.8 + 0.75 * 2.0 - 3.0 * 0.1)
     )
-    assert Objective(name="v1", theta=0.25, sign=1).utility_score(0.8, 2.0) == pytest.approx(
+    assert Objective(name="v1", theta=0.25, sign=1).utility_score(0.8, 2.0, 0.1) == pytest.approx(
         -(0.25 * 0.8 - 0.75 * 2.0)
     )
 

@@ -150,6 +150,15 @@ def test_the_price_of_misprediction_is_one_for_first_come_and_grows_with_the_err
     assert price_of_misprediction(Fifo(), WEIBULL, 0.8, LognormalPrediction(1.0)) == 1
 
 
+def test_cells_and_twice_as_many_leave_no_error_of_second_order():
+    """50 and 100 cells alone are 1e-5 off; their extrapolation is not a tenth of that."""
+    for law in (EXPONENTIAL, WEIBULL):
+        fine = solve_order(ShortestFirst(), law, 0.8 / law.mean).sojourn
+        assert solve_order(ShortestFirst(), law, 0.8 / law.mean, cells=50).sojourn == pytest.approx(
+            fine, rel=5e-7
+        )
+
+
 def test_too_much_work_has_no_steady_state():
     with pytest.raises(UnstableQueueError):
         solve_order(ShortestFirst(), EXPONENTIAL, 1.01)

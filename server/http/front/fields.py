@@ -132,8 +132,7 @@ def check_newer(settings: Settings, call: NewerRequest) -> None:
     """Raises ApiError for a field that vLLM's endpoint would ignore."""
     check_model(settings, call.model)
     check_forced(settings, call)
-    extra = call.model_extra or {}
-    given = {name: getattr(call, name) for name in call.model_fields_set} | extra
+    given = {name: getattr(call, name) for name in call.model_fields_set}
     others = {name: given[name] for name in given.keys() - call.served - OWN}
     unknown = check_unserved(others, {}, {**UNSERVED, **call.unserved})
     why = f"which {call.endpoint.path} does not have"
