@@ -22,7 +22,7 @@ from loadgen.report.conditions import parse_conditions
 from loadgen.sending.run import VOCABULARY
 from loadgen.sweep.dry_run import plan_as_object
 from loadgen.sweep.grid import Basis, Bounds, Cell, cell_name
-from loadgen.sweep.plan import POLICIES, Plan, differences, load_plan, save_plan, searches_of
+from loadgen.sweep.plan import LOADS, POLICIES, Plan, differences, load_plan, save_plan, searches_of
 from loadgen.sweep.slo import parse_slo
 from loadgen.sweep.status import duration
 from policies.text import SpecError
@@ -500,3 +500,10 @@ def test_the_help_and_a_dry_run_say_the_same_of_the_default() -> None:
         shown,
     )
     assert takes in " ".join((sweep_command.__doc__ or "").split())
+
+
+def test_docs_name_the_loads_of_a_plan_that_has_none() -> None:
+    text = Path("docs/sweep.md").read_text(encoding="utf-8")
+    *others, last = map(str, LOADS)
+    assert f"runs six policies at loads {', '.join(others)} and {last}," in text
+    assert len(POLICIES) == 6
