@@ -40,6 +40,7 @@ from server.telemetry.recorder import Recorder
 if TYPE_CHECKING:
     from server.calibration.idle_probes import IdleProbes
     from server.engines.base import EngineRequest
+    from server.telemetry.tracing import Tracing
 
 log = logging.getLogger("kendall")
 
@@ -70,6 +71,7 @@ class Gateway:
         self.tokenizer = RestartSafeTokenizer(engine, self.supervisor)
         self.desk = desk_of(engine, settings)  # of tools and the newer endpoints
         self.live: LiveModel | None = None
+        self.tracing: Tracing | None = None  # where calls are traced
         self.probes: IdleProbes | None = None
         self.arrivals = ArrivalsSeen()
         self.call_ids = CallIds()
@@ -124,14 +126,21 @@ class Gateway:
     def _open_queue(self, capabilities: Capabilities) -> None:
         """The queue, and what observes it: metrics, records, the live model, admission."""
         observers: list[Observer] = [self.metrics]
-        if self.settings.record_file:
-            self._recorder = _recorder(self, self.settings.record_file, capabilities)
+        settings = self.settings
+        if settings.record_file:
+            self._recorder = _recorder(self, settings.record_file, capabilities)
             observers.append(self._recorder)
         self.live = LiveModel(self, capabilities)
         self.limits.on_epoch.append(self.live.begin_epoch)
         self.limits.on_manual_switch = self.live.pilot.follow
         observers.append(self.live)
         observers += self.overload.observers()
+        if settings.otlp_traces_endpoint is not None:
+            from server.telemetry.tracing import Tracing, exporting_provider  # noqa: PLC0415 - few trace
+
+            provider = exporting_provider(settings.otlp_traces_endpoint)
+            self.tracing = Tracing(provider, settings.served_model_name, self.now)
+            observers.append(self.tracing)
         self._batcher = Batcher(
             self.engine,
             capabilities,
@@ -174,6 +183,8 @@ class Gateway:
         if self.desk is not None:
             self.desk.close()
         await self.supervisor.stop()
+        if self.tracing is not None:
+            await self.tracing.close()
         if self._recorder is not None:
             self._recorder.close()
 

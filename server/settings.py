@@ -40,6 +40,7 @@ class Settings:
     latency: str | None = None  # law or profile for predictions, and for the emulated engine
     calibrate: bool = False  # measure the law before serving
     record_file: Path | None = None
+    otlp_traces_endpoint: str | None = None  # where traces of calls go
     allow_forced_lengths: bool = False
     unknown_fields: UnknownFields = "refuse"  # of requests: names that neither OpenAI nor vLLM has
     prediction_interval: float = 5.0  # 0 switches the live prediction off

@@ -111,6 +111,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Traced(Protocol):
+    """The trace of a call, as far as an engine is concerned."""
+
+    def handed_on(self, request_id: str) -> Mapping[str, str]:
+        """Headers that make what the engine records of a sequence a part of the trace."""
+
+
 class EngineRequest(msgspec.Struct, frozen=True):
     """One sequence for the engine, or one `call` to pass on, whose prompt and sampling the other
     server reads. `forced_output_tokens` is the sealed field of an experiment:
@@ -132,6 +139,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     rendered: Mapping[str, Any] | None = None
     # further arguments of the engine's own call: what its reasoning parser needs to know
     engine_arguments: Mapping[str, Any] | None = None
+    trace: Traced | None = None  # where calls are traced
 
     @property
     def ends_by_itself(self) -> bool:

@@ -20,6 +20,14 @@ class PassedCall(msgspec.Struct, frozen=True):
     most_tokens: int | None = None  # of the whole answer, where the call has a limit
 
 
+def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
+    """With these headers in place of the client's own, where there are any."""
+    if not trace:
+        return call
+    others = [header for header in call.headers if header[0] not in ("traceparent", "tracestate")]
+    return msgspec.structs.replace(call, headers=(*others, *trace.items()))
+
+
 class Answered(msgspec.Struct, frozen=True):
     """How a passed call ended, as far as the other server said so."""
 

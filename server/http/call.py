@@ -89,8 +89,7 @@ async def answer(gateway: Gateway, scope: Scope, receive: Receive, model: type[C
     except BaseException as error:
         if front is not None:
             front.close()
-        if isinstance(error, ApiError) and error.code in EARLY:
-            _record_unserved(gateway, error, arrival, sequences)
+        _broke_off(gateway, error, arrival, sequences)
         raise
     made = _answer_to(call, gateway, requests, arrival, timeouts, front=front)
     made.timing = timing
@@ -115,8 +114,10 @@ def _arrival(gateway: Gateway, scope: Scope, call: Call) -> Arrival:
     at = gateway.now()
     headers = [header for header in scope["headers"] if header[0].startswith(READ)]
     caller, keys = caller_of(scope), len(gateway.settings.security.api_keys)
+    call_id = gateway.call_ids.next(endpoint_of(type(call)).prefix)
+    tracing = gateway.tracing
     return Arrival(
-        gateway.call_ids.next(endpoint_of(type(call)).prefix),
+        call_id,
         asked_id(headers) or call.request_id,
         at,
         scope.get(RECEIVED_AT, at),
@@ -124,10 +125,16 @@ def _arrival(gateway: Gateway, scope: Scope, call: Call) -> Arrival:
         caller,
         flow_of(headers, caller, keys),
         headers,
+        None if tracing is None else tracing.begin(scope["headers"], call_id, None, at),
     )
 
 
-def _record_unserved(gateway: Gateway, error: ApiError, arrival: Arrival, sequences: int) -> None:
+def _broke_off(gateway: Gateway, error: BaseException, arrival: Arrival, sequences: int) -> None:
+    """It is not queued: its trace ends here, and its record is written where it has one."""
+    if arrival.trace is not None:
+        arrival.trace.refused(error, gateway.now())
+    if not isinstance(error, ApiError) or error.code not in EARLY:
+        return
     gateway.overload.rejections.record_unserved(
         error,
         [f"{arrival.call_id}-{place}" for place in range(sequences)],

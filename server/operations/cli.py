@@ -619,6 +619,13 @@ def serve_command(
             parser=FileToWrite("gateway.jsonl", tried=False),
         ),
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _option(
+            LOGS,
+            ("Send an OpenTelemetry trace of every call to this URL (vLLM's name). Default: none."),
+        ),
+    ] = None,
     log_level: Annotated[
         str, _option(LOGS, "Log level: debug | info | warning | error.")
     ] = LogSettings.level,
@@ -714,6 +721,7 @@ def serve_command(
         latency=latency,
         calibrate=calibrate,
         record_file=record_file,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         allow_forced_lengths=allow_forced_lengths,
         unknown_fields=one_of("--unknown-fields", unknown_fields, UnknownFields),
         prediction_interval=prediction_interval,

@@ -59,6 +59,7 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
             "got an empty MODEL; expected `tiny`, a model directory, or a model name on the "
             "Hugging Face Hub"
         )
+    _prepare_tracing(settings.otlp_traces_endpoint)
     law = load_law(settings.latency) if settings.latency else None
     if settings.latency and (warning := poor_fit_of(settings.latency)) is not None:
         log.warning("%s", warning)
@@ -86,6 +87,22 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
             "run `make setup` first"
         )
     return _vllm_engine(settings), law
+
+
+def _prepare_tracing(endpoint: str | None) -> None:
+    """Raises SpecError."""
+    if endpoint is None:
+        return
+    try:
+        from server.telemetry.tracing import check_endpoint, log_trace_ids  # noqa: PLC0415 - few trace
+    except ImportError as error:
+        raise SpecError(
+            "got --otlp-traces-endpoint without OpenTelemetry's SDK; expected the packages "
+            "opentelemetry-sdk and opentelemetry-exporter-otlp, which come with vLLM: install "
+            f"them ({error})"
+        ) from None
+    check_endpoint(endpoint)
+    log_trace_ids()
 
 
 def _check_parsers(settings: Settings, engine: str) -> None:

@@ -309,6 +309,11 @@ OPTIONS: dict[
         ("https://a.example",),
     ),
     "record_file": (("--record-file", "records.jsonl"), "record_file", Path("records.jsonl")),
+    "otlp_traces_endpoint": (
+        ("--otlp-traces-endpoint", "http://a:4317"),
+        "otlp_traces_endpoint",
+        "http://a:4317",
+    ),
     "log_level": (("--log-level", "debug"), "logs.level", "debug"),
     "log_format": (("--log-format", "json"), "logs.format", "json"),
     "log_prompts": (("--log-prompts",), "logs.prompts", True),

@@ -29,7 +29,7 @@ from server.engines.http.pool import HttpOptions, Pool
 from server.engines.http.prompts import Prompts, load_tokenizer
 from server.engines.http.stream import CountedStream, PassedStream, own_call, wanted_tokens
 from server.engines.http.upstream import Connect, Upstream, connector
-from server.engines.passing import PassedCall, Refused
+from server.engines.passing import PassedCall, Refused, in_trace
 
 log = logging.getLogger("kendall.engine")
 NO_TOKENS = "the http engine reads no prompts; the servers behind it do"
@@ -155,6 +155,8 @@ class HttpEngine:
             call = own_call(self._pool.names[0], engine_request, wanted)
         else:
             stream = PassedStream(name)
+        if engine_request.trace is not None:
+            call = in_trace(call, engine_request.trace.handed_on(name))
         over = partial(self._forget, name)
         self._exchanges[name] = Exchange(self, upstream, call, stream, over)
         return stream

@@ -98,6 +98,9 @@ class Core:
             prompt_of(engine_request),
             sampling,
             **(engine_request.engine_arguments or {}),
+            trace_headers=None
+            if engine_request.trace is None
+            else engine_request.trace.handed_on(engine_request.request.id),
         )
         collector.put = receive
         if collector.output is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +21,9 @@ from server.http.api.sampling import check_sampling, sampling_of
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 from server.runtime.errors import ApiError
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import CallTrace
+
 
 class Arrival(Struct, frozen=True):
     """One call as it came in, before anything is made of it."""
@@ -32,6 +36,7 @@ class Arrival(Struct, frozen=True):
     caller: str
     flow: str  # whom its service counts to
     headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
+    trace: CallTrace | None = None  # where calls are traced
 
 
 async def engine_requests_of(
@@ -100,6 +105,7 @@ def _choices(
             arrival.retry,
             call.cache_salt,
             arrival.caller,
+            trace=arrival.trace,
         )
         requests.append(engine_request)
     return requests

@@ -143,6 +143,7 @@ class Front:
             arrival.caller,
             rendered=asked.prompt if asked.prompt["type"] in RENDERED else None,
             engine_arguments=reasoning or None,
+            trace=arrival.trace,
         )
 
     def _check_form(self, sampling: Sampling) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -43,6 +43,9 @@ from server.runtime.errors import ApiError
 from server.runtime.logs import log_prompt
 from server.supervision.deadlines import Timeouts, timeouts_of
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import CallTrace
+
 NOT_PASSED = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
@@ -73,6 +76,7 @@ class Incoming:
     call_id: str
     own_id: str | None  # the caller's name for it
     at: float  # read: time limits and delays count from here
+    trace: CallTrace | None = None  # where calls are traced
 
     @property
     def name(self) -> str:
@@ -131,6 +135,7 @@ class Incoming:
             retry=self.retry,
             caller=caller_of(self.scope),
             call=call,
+            trace=self.trace,
         )
 
 
@@ -152,15 +157,17 @@ async def answer(
         timeouts = incoming.timeouts(gateway)
         counting = while_connected(scope, receive, _prompt_tokens(gateway, incoming))
         tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
-    except ApiError as error:
-        if error.code in EARLY:
+        if timing is not None:
+            timing.end("prompt")
+        engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
+        gateway.arrivals.saw(incoming.received_at, batcher.epoch, retry=incoming.retry)
+        gateway.overload.admit([engine_request], scope, deadlines)
+    except BaseException as error:
+        if incoming.trace is not None:
+            incoming.trace.refused(error, gateway.now())
+        if isinstance(error, ApiError) and error.code in EARLY:
             _record_unserved(gateway, error, incoming)
         raise
-    if timing is not None:
-        timing.end("prompt")
-    engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
-    gateway.arrivals.saw(incoming.received_at, batcher.epoch, retry=incoming.retry)
-    gateway.overload.admit([engine_request], scope, deadlines)
     options = _options(gateway, incoming, engine_request, timeouts)
     made = PassedAnswer(batcher, engine_request, options)
     made.timing = timing
@@ -197,15 +204,20 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
     body = await read_body(receive, gateway.settings.security.max_body_bytes)
     fields = parse(body) if len(body) <= AT_ONCE else await asyncio.to_thread(parse, body)
     check_sequences(gateway.settings.overload, sequences(endpoint, fields), endpoint.several or "n")
+    call_id, at, tracing = gateway.call_ids.next("call"), gateway.now(), gateway.tracing
+    trace = None
+    if tracing is not None:
+        trace = tracing.begin(scope["headers"], call_id, endpoint.path, at)
     incoming = Incoming(
         endpoint,
         body,
         fields,
         prompt_of(endpoint, fields),
         scope,
-        gateway.call_ids.next("call"),
+        call_id,
         asked_id(scope["headers"]),
-        gateway.now(),
+        at,
+        trace,
     )
     if gateway.settings.logs.prompts:
         log_prompt(incoming.name, incoming.prompt.decode(errors="replace"))
