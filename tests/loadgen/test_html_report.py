@@ -33,7 +33,7 @@ from loadgen.report.html.style import columns, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import versus_figure
-from loadgen.report.html.words import accuracy, causes, headline, title
+from loadgen.report.html.words import _not_judged, accuracy, causes, headline, title
 from loadgen.report.report import notes
 from loadgen.sweep.report.report_data import _missing
 from policies import parse_policy
@@ -710,3 +710,24 @@ def test_the_page_looks_as_it_did_when_somebody_looked(
 def test_panels_are_laid_out_from_left_to_right_and_from_top_to_bottom() -> None:
     assert columns(2, 0.2) == [[0.0, 0.4], [pytest.approx(0.6), pytest.approx(1.0)]]
     assert rows(2, 0.2) == [[pytest.approx(0.6), 1.0], [pytest.approx(0.0), pytest.approx(0.4)]]
+
+
+def test_a_cell_that_cannot_be_judged_is_counted_under_one_reason() -> None:
+    def cell(*, short: bool, others: int, invalid: bool, bare: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(
+            comparison=SimpleNamespace(too_short=short, of_others=others),
+            invalid=invalid,
+            counts=bare,
+            verdict=SimpleNamespace(kind="no prediction" if bare else "agree"),
+        )
+
+    every = [
+        cell(short=short, others=others, invalid=invalid)
+        for short in (False, True)
+        for others in (0, 3)
+        for invalid in (False, True)
+        if short or others or invalid
+    ]
+    bare = cell(short=False, others=0, invalid=False, bare=True)
+    said = _not_judged([*every, bare])  # type: ignore[list-item]
+    assert said == ": 1 too short, 2 disturbed, 4 invalid, 1 without a prediction"
