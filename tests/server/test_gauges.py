@@ -48,7 +48,6 @@ def test_gauges_are_of_the_instant_in_which_they_are_read() -> None:
             names = ("in_service", "queue_length", "requests_in_system")
             assert tuple(found[name] for name in names) == expected
             assert found["engine_up"] == 1
-            assert found["draining"] == 0
             assert found["queued_tokens"] == 3 * found["queue_length"]
 
     run_virtual(serve())
