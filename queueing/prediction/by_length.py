@@ -21,7 +21,7 @@ from policies.text import first_come_form
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.model import Model
 from queueing.models.soap.token_orders import TokenService, ratios_by_length
-from queueing.prediction.ordered import ordered_methods
+from queueing.prediction.ordered import is_in_bins, ordered_methods
 from queueing.prediction.steady_state import predict_model
 
 LONGEST = 0.1  # share of the requests
@@ -52,8 +52,10 @@ class ByLength:
 
 
 def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
-    """None where only a simulation knows them. Raises UnstableQueueError, SpecError."""
-    if ordered_methods(model)[0] == "simulation":
+    """None where only a simulation knows them, and for batches. Raises UnstableQueueError,
+    SpecError.
+    """
+    if ordered_methods(model)[0] == "simulation" or is_in_bins(model):
         return None
     first_come = predict_model(
         dataclasses.replace(model, policy=first_come_form(model.policy)), arrival_rate

@@ -14,6 +14,7 @@ prefill and decode on two servers  exact          tandem where Burke's or Friedm
                                                   else an approximation, tandem
 another order than fcfs            exact means    single; on several servers and in the slots of
                                                   continuous an approximation (ordered)
+dynamic by bins of like length     exact means    two bins; more an approximation (bin_chain)
 a policy from outside              simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation

@@ -9,9 +9,10 @@ below it no bin is left behind, as the bin of the oldest request is served, so t
 alike and their batches fill as the queue grows. Without a bound on the batch the limit of
 E[H_k(B)] / B. Conditions: lengths with a limit, B / E[H_k(B)] not falling in B.
 
-No formula for the delay: the state is the number waiting in each bin. Three were tried (one server,
-padded batches of at most 4 and 8, K = 2, 4 and 8, uniform and lognormal lengths, loads 0.3-0.9;
-formula / simulation - 1, where the numerics converged):
+The delay without a bound: queueing.models.batches.bin_chain. With one, simulation: a full batch
+leaves some of its bin, and the state is the number waiting in each bin. Three simpler formulas were
+tried (one server, padded batches of at most 4 and 8, K = 2, 4 and 8, uniform and lognormal lengths,
+loads 0.3-0.9; formula / simulation - 1, where the numerics converged):
 
     chain of the number waiting, of whom each is of the leader's bin
       with probability p_k                                                +5 to +62 %
@@ -19,7 +20,7 @@ formula / simulation - 1, where the numerics converged):
     recursion of the leader's age, the other bins alternating renewal
       processes                                                           -52 to -5 %
 
-so it is simulated. Source: Guldogan et al., Multi-bin batching for increasing LLM inference
+Source: Guldogan et al., Multi-bin batching for increasing LLM inference
 throughput (2024).
 """
 
