@@ -177,7 +177,8 @@ class Calibrator:
                 self._on_progress(done + 1, len(order))
         fit = _fit(measured, rng)
         turnaround = solve_turnaround(fit.law, loop, float(np.mean(held)))
-        fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
+        law = dataclasses.replace(fit.law, turnaround=turnaround)
+        fit = dataclasses.replace(fit, law=law.resuming_as(self._gateway.latency.law))
         return profile_of(self._gateway, fit, measured, loop.prompt_tokens, name=plan.name)
 
     async def _speed(

@@ -49,6 +49,19 @@ def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() 
     run_virtual(main())
 
 
+def test_a_calibration_keeps_the_seconds_of_a_resume() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            gateway.latency = LatencyModelInForce(parse_law(f"{LAW},kr=0.004,speed=2"))
+            answer = await call(app, "POST", "/admin/calibrate", {"repeats": 2})
+            assert answer.status == 200, answer.body
+            assert answer.json()["law"]["kr"] == 0.008
+            assert gateway.latency.law is not None
+            assert gateway.latency.law.kr == 0.008
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
