@@ -86,5 +86,8 @@ def _continued(started: Started, length: int) -> Member:
     started.before = dataclasses.replace(
         started.before, first_token_at=started.first_token_at, output_tokens=made
     )
-    started.member = Member(started.request.id, started.request.prompt_tokens + made, length - made)
+    request = started.request
+    started.member = Member(
+        request.id, request.prompt_tokens + made, length - made, resumed=made > 0
+    )
     return started.member

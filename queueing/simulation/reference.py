@@ -239,7 +239,10 @@ class _Driver:
             request = waiting.request
             made = waiting.output_tokens_so_far
             member = Member(
-                request.id, request.prompt_tokens + made, self.lengths[request.id] - made
+                request.id,
+                request.prompt_tokens + made,
+                self.lengths[request.id] - made,
+                resumed=made > 0,
             )
             before = self.stints.pop(request.id, NO_STINTS)
             started = Started(

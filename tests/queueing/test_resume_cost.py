@@ -5,11 +5,15 @@ the engine that obeys it.
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
-from policies.text import SpecError
+from policies.core import Request
+from policies.text import SpecError, parse_policy
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile, load_profile
+from queueing.latency.service import Member, ServiceProcess
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 PLAIN = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,turnaround=1.5e-3,speed=1.3")
 LAW = dataclasses.replace(PLAIN, kr=8e-3)
@@ -57,3 +61,63 @@ def test_a_profile_without_resume_cost_is_written_and_read_as_before_there_was_o
         for written in (path.read_text(), profile.to_json()):
             assert list(json.loads(written)["law"]) == expected
     assert load_profile("yang-llama2-7b-a100").law.kr == 0
+
+
+# the engine
+
+
+@pytest.mark.parametrize("joining", [True, False])
+def test_members_that_go_on_lengthen_the_step_that_they_enter(joining: bool) -> None:
+    """Each of them; whoever shares the step waits for it, and later steps are as ever."""
+    ends = []
+    for resumed in ((False, False, False), (True, False, True)):
+        process = ServiceProcess(LAW, np.random.default_rng(1))
+        members = [Member(str(i), 20, 5, resumed=each) for i, each in enumerate(resumed)]
+        process.admit(1.0, members, padded=False, joining=joining)
+        steps = []
+        while not process.idle:
+            steps.append(process.next_step_at())
+            process.advance(to_change=False)
+        ends.append(np.array(steps))
+    assert (ends[1] - ends[0]).tolist() == pytest.approx([2 * 1.3 * 8e-3] * 5)
+
+
+def simulated(policy: str, law: LatencyModel, arrivals: list[tuple[float, int]]) -> list[float]:
+    """When each of the requests (arrival, output tokens, told exactly) has its last token."""
+    jobs = [
+        Job(
+            Request(
+                id=str(i),
+                arrived_at=at,
+                prompt_tokens=0,
+                max_output_tokens=100,
+                predicted_output_tokens=float(tokens),
+            ),
+            tokens,
+        )
+        for i, (at, tokens) in enumerate(arrivals)
+    ]
+    records = simulate_trace(
+        parse_policy(policy), jobs, SimulatedEngine(law), [np.random.default_rng(1)]
+    )
+    found = {record.request_id: record.released_at for record in records}
+    return [found[str(i)] or 0.0 for i in range(len(jobs))]
+
+
+def test_a_request_pays_for_each_time_it_goes_on_and_not_before_its_first_token() -> None:
+    """A step is 1 s, a batch's setup 0.1 s, a resume 0.5 s. The long request has two tokens at
+    2.1 s and is interrupted at 2.5 s and, in its first step behind them, at 4.6 s.
+    """
+    law = LatencyModel(k2=0.1, k4=1.0, kr=0.5)
+    arrivals = [(0.0, 9), (2.5, 1), (4.6, 1)]
+    long, first, second = simulated("single:order=sprpt", law, arrivals)
+    assert (first, second) == (pytest.approx(3.6), pytest.approx(5.7))
+    assert long == pytest.approx(5.7 + 0.1 + 0.5 + 7.0)
+    long, first = simulated("single:order=sprpt", law, [(0.0, 9), (0.9, 1)])
+    assert (first, long) == (pytest.approx(2.0), pytest.approx(2.0 + 0.1 + 9.0))
+
+
+def test_an_order_that_interrupts_nobody_never_pays() -> None:
+    arrivals = [(0.1 * i, 1 + i % 7) for i in range(50)]
+    for policy in ("single:order=spjf", "continuous:max_batch_size=2", "dynamic"):
+        assert simulated(policy, LAW, arrivals) == simulated(policy, PLAIN, arrivals)
