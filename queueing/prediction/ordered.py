@@ -6,6 +6,8 @@ single, several servers        approximation  W(c) = W_fcfs(c) W(1) / W_fcfs(1)
 continuous                     approximation  its delay first come first served, times the same
                                               ratio at its load, service in a slot while all are
                                               taken
+resumes that cost something    approximation  queueing.models.soap.resuming: single, one server,
+                                              orders that interrupt for arrivals only
 batches; other orders; aging;
 max_preemptions                simulation
 
@@ -39,6 +41,9 @@ def is_ordered(model: Model) -> bool:
 
 def ordered_methods(model: Model) -> tuple[str, ...]:
     """As `solutions.methods`, for a policy with an order."""
+    if resumes_cost(model):
+        solved = _solves_resumes(model)
+        return ("approximation", "simulation") if solved else ("simulation",)
     bounded = getattr(model.policy, "max_preemptions", None) is not None
     if bounded or not is_solved(order_of(model.policy)) or not _is_plain(model):
         return ("simulation",)
@@ -46,6 +51,23 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
         return ("exact" if model.servers == 1 else "approximation", "simulation")
     in_slots = isinstance(model.policy, Continuous) and model.servers == 1
     return ("approximation", "simulation") if in_slots and model.bound else ("simulation",)
+
+
+def resumes_cost(model: Model) -> bool:
+    """Whether the order interrupts, and the law has a cost of going on."""
+    return order_of(model.policy).preemptive and model.law.kr > 0
+
+
+def _solves_resumes(model: Model) -> bool:
+    """Without `kp`: it makes a resume dearer with every token made."""
+    return (
+        isinstance(model.policy, Single)
+        and model.policy.max_preemptions is None
+        and is_solved(order_of(model.policy), resuming=True)
+        and model.servers == 1
+        and model.law.kp == 0
+        and _is_plain(model)
+    )
 
 
 def _is_plain(model: Model) -> bool:
@@ -112,10 +134,20 @@ def _token_times(order: Order, first: float, step: float | None) -> dict[str, An
     return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
 
 
+def _cost_of_resuming(model: Model) -> str:
+    if not resumes_cost(model):
+        return "an interrupted request goes on at no cost"
+    seconds = model.law.setup(1, 0.0, 1.0)
+    return (
+        f"an interrupted request loses the token in the making and takes {seconds:.3g} s to go on "
+        "(k1 + k2 + kr), which counts as service"
+    )
+
+
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if order_of(model.policy).preemptive:
-        notes.insert(0, "an interrupted request goes on at no cost")
-    if isinstance(model.policy, Single) and model.servers == 1:
+        notes.insert(0, _cost_of_resuming(model))
+    if ordered_methods(model)[0] == "exact":
         notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

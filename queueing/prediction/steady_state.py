@@ -16,7 +16,7 @@ from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction.answer_check import checked_answer
-from queueing.prediction.ordered import is_ordered
+from queueing.prediction.ordered import is_ordered, resumes_cost
 from queueing.prediction.solutions import answer, best_method, methods
 from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model
@@ -215,4 +215,6 @@ def _described(model: Model) -> str:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
+    if resumes_cost(model):
+        parts.append(f"{model.law.speed * model.law.kr:.3g} s more for each resume (kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])
