@@ -10,9 +10,15 @@ import pytest
 
 from policies.core import Request
 from policies.text import SpecError, parse_policy
+from queueing.estimation.speed.batch_times import batch_times
+from queueing.estimation.window.producer import row
+from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.profile import Profile, load_profile
 from queueing.latency.service import Member, ServiceProcess
+from queueing.latency.speed import measured_speed
+from queueing.measurement.record import Record
+from queueing.measurement.recursion import served
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 
 PLAIN = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,turnaround=1.5e-3,speed=1.3")
@@ -82,8 +88,8 @@ def test_members_that_go_on_lengthen_the_step_that_they_enter(joining: bool) -> 
     assert (ends[1] - ends[0]).tolist() == pytest.approx([2 * 1.3 * 8e-3] * 5)
 
 
-def simulated(policy: str, law: LatencyModel, arrivals: list[tuple[float, int]]) -> list[float]:
-    """When each of the requests (arrival, output tokens, told exactly) has its last token."""
+def records_of(policy: str, law: LatencyModel, arrivals: list[tuple[float, int]]) -> list[Record]:
+    """Of requests with these arrivals and output tokens, told exactly."""
     jobs = [
         Job(
             Request(
@@ -97,11 +103,16 @@ def simulated(policy: str, law: LatencyModel, arrivals: list[tuple[float, int]])
         )
         for i, (at, tokens) in enumerate(arrivals)
     ]
-    records = simulate_trace(
+    return simulate_trace(
         parse_policy(policy), jobs, SimulatedEngine(law), [np.random.default_rng(1)]
     )
+
+
+def simulated(policy: str, law: LatencyModel, arrivals: list[tuple[float, int]]) -> list[float]:
+    """When each of them has its last token."""
+    records = records_of(policy, law, arrivals)
     found = {record.request_id: record.released_at for record in records}
-    return [found[str(i)] or 0.0 for i in range(len(jobs))]
+    return [found[str(i)] or 0.0 for i in range(len(arrivals))]
 
 
 def test_a_request_pays_for_each_time_it_goes_on_and_not_before_its_first_token() -> None:
@@ -121,3 +132,32 @@ def test_an_order_that_interrupts_nobody_never_pays() -> None:
     arrivals = [(0.1 * i, 1 + i % 7) for i in range(50)]
     for policy in ("single:order=spjf", "continuous:max_batch_size=2", "dynamic"):
         assert simulated(policy, LAW, arrivals) == simulated(policy, PLAIN, arrivals)
+
+
+# what is measured of it
+
+
+def test_a_speed_is_not_mistaken_for_resumes() -> None:
+    """A law without setup, so that nothing but kr and the lost steps lengthens a service."""
+    law = LatencyModel(k4=1e-3, kr=8e-3)
+    rng = np.random.default_rng(4)
+    at, tokens = np.cumsum(rng.exponential(0.06, 3000)), 1 + rng.geometric(0.03, 3000)
+    arrivals = list(zip(at.tolist(), np.minimum(tokens, 99).tolist(), strict=True))
+    policy = "single:order=sprpt"
+    records = records_of(policy, law, arrivals)
+    seen = Snapshot(
+        policy=policy,
+        epoch=0,
+        epoch_at=0.0,
+        start=0.0,
+        now=float(at[-1]),
+        arrivals=at,
+        rows=np.array([row(r, r.arrived_at or 0.0, r.dispatched_at or 0.0) for r in records]),
+    )
+    free = dataclasses.replace(law, kr=0.0)
+    for told, low, high in ((law, 0.98, 1.04), (free, 1.06, 1.5)):
+        found = measured_speed(parse_policy(policy), served(records), told)
+        assert found is not None
+        times = batch_times(parse_policy(policy), seen, told)
+        assert low < found.factor < high
+        assert found.factor == pytest.approx(times.measured.sum() / times.fitted.sum(), rel=1e-6)
