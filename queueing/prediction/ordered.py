@@ -134,7 +134,8 @@ def _token_times(order: Order, first: float, step: float | None) -> dict[str, An
     return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
 
 
-def _cost_of_resuming(model: Model) -> str:
+def cost_of_resuming(model: Model) -> str:
+    """What an answer says of it, under an order that interrupts."""
     if not resumes_cost(model):
         return "an interrupted request goes on at no cost"
     seconds = model.law.setup(1, 0.0, 1.0)
@@ -147,7 +148,7 @@ def _cost_of_resuming(model: Model) -> str:
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if order_of(model.policy).preemptive:
-        notes.insert(0, _cost_of_resuming(model))
+        notes.insert(0, cost_of_resuming(model))
     if ordered_methods(model)[0] == "exact":
         notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

@@ -223,6 +223,11 @@ def test_more_expensive_resumes_wait_longer_on_the_command_line() -> None:
         answer = json.loads(CliRunner().invoke(cli.app, ["predict", *queue, *lengths, *law]).stdout)
         assert answer["method"] == "approximation"
         delays.append(answer["queueing_delay"]["mean"])
+    law = ("--latency", "k1=0.0001,k2=0.004,k3=0.00001,k4=0.001,kr=1")
+    answer = json.loads(CliRunner().invoke(cli.app, ["predict", *queue, *lengths, *law]).stdout)
+    assert not answer["stable"]
+    assert answer["load"] > 1
+    assert any("takes 1 s to go on (k1 + k2 + kr)" in note for note in answer["assumptions"])
     assert delays == sorted(delays)
     assert delays[-1] > 1.1 * delays[0]
 
