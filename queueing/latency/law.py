@@ -4,6 +4,7 @@
     unpadded   H = k1 b + k2 + kp sum(prompt) + k3 sum(l) + k4 l_max
     continuous step(n, m admitted) = k3 n + k4 + k1 m + kp sum(prompt of the admitted), and
     `turnaround` per request
+    resumed    kr more for each member that goes on behind tokens it has made
 
 `b` is the batch size, `l` counts ALL output tokens of a sequence, seconds throughout. Everything is
 multiplied by `speed` (> 1 = the machine is slower than when the shape was measured) and, batch by
@@ -11,7 +12,15 @@ batch, by an independent residual of mean 1 and coefficient of variation `cv` (g
 Stalls of the machine hold the share `stall_share` of the mean time: they begin at random while a
 batch is served, H = X ((1 - q) h + s K), K ~ Poisson(q h / s), and leave every mean as it is. A
 continuous engine pays `turnaround` instead of `k2`, and its steps carry neither residual nor
-stalls. Source: Yang et al., Section IV; what had to be added to predict a real engine is in
+stalls.
+
+A request that was taken out of service is admitted again as any other, with the tokens that it has
+made as a part of its prompt: k1 and kp (prompt + made), in a batch of its own k2, on a continuous
+engine `turnaround`. Behind its first token each such admission costs `kr` on top, in the step that
+it enters: the engine recomputes the tokens, or finds them in its prefix cache. So does one that
+continues after its engine was lost. Without a token it begins again, and pays no `kr`.
+
+Source: Yang et al., Section IV; what had to be added to predict a real engine is in
 docs/theory.md.
 """
 
@@ -31,6 +40,7 @@ from queueing.arguments import real_number, short_repr
 NEVER_NEGATIVE = {
     "k3": "seconds",
     "k4": "seconds",
+    "kr": "seconds",
     "turnaround": "seconds",
     "stall": "seconds",
     "cv": "a coefficient of variation",
@@ -48,6 +58,7 @@ class LatencyModel:
     k3: float = 0.0  # per member and token
     k4: float = 0.0  # per step
     kp: float = 0.0  # per prompt token
+    kr: float = 0.0  # per resume of a request that has made tokens
     cv: float = 0.0  # coefficient of variation of a batch's residual
     turnaround: float = 0.0  # per request on a continuous engine: slot taken, but not in a step
     speed: float = 1.0  # factor on every duration but `stall`
@@ -102,13 +113,19 @@ class LatencyModel:
             self.k3 * total + self.k4 * longest
         )
 
-    def setup(self, batch_size: float, prompt_tokens: float = 0.0) -> float:
-        """What a batch costs before its first decode step, seconds."""
-        return self.speed * (self.k1 * batch_size + self.k2 + self.kp * prompt_tokens)
+    def setup(self, batch_size: float, prompt_tokens: float = 0.0, resumed: float = 0.0) -> float:
+        """What a batch costs before its first decode step, seconds; `resumed`: members that have
+        made tokens before.
+        """
+        return self.speed * (
+            self.k1 * batch_size + self.k2 + self.kp * prompt_tokens + self.kr * resumed
+        )
 
-    def admission(self, admitted: float, prompt_tokens: float = 0.0) -> float:
-        """What admitting sequences adds to a step of a continuous engine, seconds."""
-        return self.speed * (self.k1 * admitted + self.kp * prompt_tokens)
+    def admission(self, admitted: float, prompt_tokens: float = 0.0, resumed: float = 0.0) -> float:
+        """What admitting sequences adds to a step of a continuous engine, seconds; `resumed` as
+        in `setup`.
+        """
+        return self.speed * (self.k1 * admitted + self.kp * prompt_tokens + self.kr * resumed)
 
     def step(self, active: float) -> float:
         """One decode step with `active` sequences, seconds."""
@@ -125,6 +142,13 @@ class LatencyModel:
         """The same shape at another speed."""
         return dataclasses.replace(self, speed=speed)
 
+    def resuming_as(self, other: LatencyModel | None) -> LatencyModel:
+        """The same with the seconds that a resume takes under `other`: batches that nobody
+        interrupts do not show them.
+        """
+        seconds = 0.0 if other is None else other.speed * other.kr
+        return dataclasses.replace(self, kr=seconds / self.speed)
+
     @property
     def stall_rate(self) -> float:
         """Stalls per second of a batch's mean time."""
@@ -135,6 +159,11 @@ class LatencyModel:
         return dataclasses.replace(
             self, speed=self.speed * (1 - self.stall_share), stall_share=0.0, stall=0.0
         )
+
+    def to_dict(self) -> dict[str, float]:
+        """Every coefficient by name; `kr` only where a resume costs something."""
+        values = dataclasses.asdict(self)
+        return values if self.kr else {k: v for k, v in values.items() if k != "kr"}
 
     def __str__(self) -> str:
         return self._text(format_number)
@@ -183,7 +212,7 @@ def slow_law(law: LatencyModel) -> str | None:
 
 
 def parse_law(text: str) -> LatencyModel:
-    """`k1=..,k2=..,k3=..,k4=..[,kp,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S
+    """`k1=..,k2=..,k3=..,k4=..[,kp,kr,cv,turnaround,speed]`, or `a=..,c=..` for single requests (S
     = a n + c).
     """
     pairs = split_pairs(text, context=text, example="k1=0.001,k2=0.01,k3=0.0001,k4=0.005")

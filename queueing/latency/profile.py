@@ -43,11 +43,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return dict(msgspec.to_builtins(self))
+        return dict(msgspec.to_builtins(self)) | {"law": self.law.to_dict()}
 
     def to_json(self) -> str:
         """One JSON object."""
-        return msgspec.json.encode(self).decode()
+        return msgspec.json.encode(self.to_dict()).decode()
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Profile:
@@ -72,7 +72,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         """Write it; the folder is made. Raises CommandError."""
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+            path.write_bytes(
+                msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=1) + b"\n"
+            )
 
 
 def profile_path(name: str) -> Path:

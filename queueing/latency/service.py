@@ -26,8 +26,9 @@ class Member:
     """
 
     id: str
-    prompt_tokens: int
+    prompt_tokens: int  # with the tokens that it made before, where it goes on behind them
     output_tokens: int
+    resumed: bool = False  # it goes on behind tokens that it made before
     produced: int = 0
     enters_at: float = 0.0
     first_token_at: float | None = None
@@ -277,8 +278,9 @@ class ServiceProcess:
         self._entered += entering
         prompts = self._prompt_tokens()
         self._stretch.serve(self._steps)
+        resumed = sum(member.resumed for member in self._entered)
         seconds = (self.law.setup if self._opens_batch else self.law.admission)(
-            len(self._entered), prompts
+            len(self._entered), prompts, resumed
         )
         self._stretch.begin(at, seconds, len(self._active))
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None

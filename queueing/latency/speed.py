@@ -91,12 +91,13 @@ def residual_cv(measured: FloatArray, fitted: FloatArray) -> float:
 
 
 def service_time(policy: Policy, members: Sequence[Served], law: LatencyModel) -> float:
-    """The law's mean service time of this very batch, seconds."""
+    """The law's mean service time of this very batch, seconds, `kr` of its resumes included."""
     lengths = [member.output_tokens for member in members]
     prompts = sum(member.prompt_tokens for member in members)
+    resumes = law.speed * law.kr * sum(member.preemptions for member in members)
     if policy.padded:
-        return law.padded(len(members), max(lengths), prompts)
-    return law.unpadded(len(members), sum(lengths), max(lengths), prompts)
+        return law.padded(len(members), max(lengths), prompts) + resumes
+    return law.unpadded(len(members), sum(lengths), max(lengths), prompts) + resumes
 
 
 def _slot_speed(

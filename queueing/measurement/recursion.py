@@ -53,6 +53,7 @@ class Served:
     predicted_output_tokens: float | None = None
     client_request_id: str | None = None
     flow: str | None = None
+    preemptions: int = 0
 
 
 def served(records: Iterable[Record]) -> list[Served]:
@@ -83,6 +84,7 @@ def _served(record: Record) -> Served | None:
         prompt_tokens=record.prompt_tokens or 0,
         output_tokens=record.output_tokens or 0,
         completed=record.outcome == "completed",
+        preemptions=record.preemptions or 0,
         max_output_tokens=record.max_output_tokens,
         predicted_output_tokens=record.predicted_output_tokens,
         client_request_id=record.client_request_id,

@@ -5,7 +5,8 @@
     S(n) = setup + step n, with the mean service time of the queue in the order of arrival
 
 W mean time outside of service. Exact for single on one server, the approximation of
-`queueing.prediction.ordered` for several servers and for the slots of a continuous engine.
+`queueing.prediction.ordered` for several servers and for the slots of a continuous engine; where a
+resume costs something, as that analysis has each length.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from policies.ordered import order_of
 from policies.text import first_come_form
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.model import Model
+from queueing.models.soap.queue import solve_order
 from queueing.models.soap.token_orders import TokenService, ratios_by_length
-from queueing.prediction.ordered import is_in_bins, ordered_methods
+from queueing.prediction.ordered import is_in_bins, ordered_methods, resumes_cost
 from queueing.prediction.steady_state import predict_model
 
 LONGEST = 0.1  # share of the requests
@@ -57,6 +59,8 @@ def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
     """
     if ordered_methods(model)[0] == "simulation" or is_in_bins(model):
         return None
+    if resumes_cost(model):
+        return _resuming(model, arrival_rate)
     first_come = predict_model(
         dataclasses.replace(model, policy=first_come_form(model.policy)), arrival_rate
     )
@@ -68,6 +72,16 @@ def durations_by_length(model: Model, arrival_rate: float) -> ByLength | None:
     tokens, ratios = ratios_by_length(order, service, load, model.predictor)
     step = (sojourn - waited - service.setup) / model.output_tokens.mean
     return ByLength(tokens, waited * ratios, service.setup + step * tokens)
+
+
+def _resuming(model: Model, arrival_rate: float) -> ByLength:
+    """What interruptions add to a service counts as service."""
+    service, order = _service(model), order_of(model.policy)
+    told = service.predictor(model.predictor)
+    queue = solve_order(service.order(order), service.sizes, arrival_rate, told)
+    assert queue.served is not None
+    tokens = (queue.sizes - service.setup) / service.step
+    return ByLength(tokens, queue.by_size - queue.served, queue.served)
 
 
 def _service(model: Model) -> TokenService:

@@ -6,6 +6,8 @@ single, several servers        approximation  W(c) = W_fcfs(c) W(1) / W_fcfs(1)
 continuous                     approximation  its delay first come first served, times the same
                                               ratio at its load, service in a slot while all are
                                               taken
+resumes that cost something    approximation  queueing.models.soap.resuming: single, one server,
+                                              orders that interrupt for arrivals only
 dynamic by bins of like length exact          one bin (with quantiles), two
                                approximation  more (queueing.models.batches.bin_chain); large
                                               batches simulation
@@ -56,6 +58,9 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
     """As `solutions.methods`, for a policy with an order."""
     if is_in_bins(model):
         return ("exact" if _few_bins(model) else "approximation", "simulation")
+    if resumes_cost(model):
+        solved = _solves_resumes(model)
+        return ("approximation", "simulation") if solved else ("simulation",)
     bounded = getattr(model.policy, "max_preemptions", None) is not None
     if bounded or not is_solved(order_of(model.policy)) or not _is_plain(model):
         return ("simulation",)
@@ -63,6 +68,23 @@ def ordered_methods(model: Model) -> tuple[str, ...]:
         return ("exact" if model.servers == 1 else "approximation", "simulation")
     in_slots = isinstance(model.policy, Continuous) and model.servers == 1
     return ("approximation", "simulation") if in_slots and model.bound else ("simulation",)
+
+
+def resumes_cost(model: Model) -> bool:
+    """Whether the order interrupts, and the law has a cost of going on."""
+    return order_of(model.policy).preemptive and model.law.kr > 0
+
+
+def _solves_resumes(model: Model) -> bool:
+    """Without `kp`: it makes a resume dearer with every token made."""
+    return (
+        isinstance(model.policy, Single)
+        and model.policy.max_preemptions is None
+        and is_solved(order_of(model.policy), resuming=True)
+        and model.servers == 1
+        and model.law.kp == 0
+        and _is_plain(model)
+    )
 
 
 def _is_plain(model: Model) -> bool:
@@ -184,10 +206,21 @@ def _token_times(order: Order, first: float, step: float | None) -> dict[str, An
     return {"time_to_first_token": Quantiles(first), "inter_token_latency": Quantiles(step)}
 
 
+def cost_of_resuming(model: Model) -> str:
+    """What an answer says of it, under an order that interrupts."""
+    if not resumes_cost(model):
+        return "an interrupted request goes on at no cost"
+    seconds = model.law.setup(1, 0.0, 1.0)
+    return (
+        f"an interrupted request loses the token in the making and takes {seconds:.3g} s to go on "
+        "(k1 + k2 + kr), which counts as service"
+    )
+
+
 def _noted(model: Model, *doubts: str | None) -> tuple[str, ...]:
     notes = [f"approximation in doubt: {reason}" for reason in doubts if reason is not None]
     if order_of(model.policy).preemptive:
-        notes.insert(0, "an interrupted request goes on at no cost")
-    if isinstance(model.policy, Single) and model.servers == 1:
+        notes.insert(0, cost_of_resuming(model))
+    if ordered_methods(model)[0] == "exact":
         notes.append(f"{PARTIAL}no quantiles: no formula covers their law under this order")
     return (*model.assumptions, *notes)

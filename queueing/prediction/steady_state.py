@@ -16,7 +16,7 @@ from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction.answer_check import checked_answer
-from queueing.prediction.ordered import is_ordered
+from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import answer, best_method, methods
 from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model
@@ -187,6 +187,8 @@ def without_means(prediction: Prediction) -> Prediction:
 
 def unstable(model: Model, load: float, method: str) -> Prediction:
     """What an unstable queue answers: no delays."""
+    # a load that holds them is not that of the requests alone
+    notes = (cost_of_resuming(model),) if resumes_cost(model) else ()
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -196,7 +198,7 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
         load=load,
         utilisation=None,
         loss_fraction=None,
-        assumptions=model.assumptions,
+        assumptions=(*model.assumptions, *notes),
     )
 
 
@@ -215,4 +217,6 @@ def _described(model: Model) -> str:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
+    if resumes_cost(model):
+        parts.append(f"{model.law.speed * model.law.kr:.3g} s more for each resume (kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from policies.core import Policy, Server
+from policies.core import Policy, Request, Server
 from policies.orders.by_flow import FlowCounters
 from queueing.latency.service import Member, ServiceProcess
 from queueing.simulation.ledger import Started
@@ -81,10 +81,15 @@ class DrivenEngine:
 
 
 def _continued(started: Started, length: int) -> Member:
-    """The rest of an answer: what was made is a part of its prompt now."""
+    """The rest of an answer, on another process."""
     made = started.output_tokens_so_far
     started.before = dataclasses.replace(
         started.before, first_token_at=started.first_token_at, output_tokens=made
     )
-    started.member = Member(started.request.id, started.request.prompt_tokens + made, length - made)
+    started.member = member_behind(started.request, made, length)
     return started.member
+
+
+def member_behind(request: Request, made: int, length: int) -> Member:
+    """The rest of an answer of `length` tokens: what was made is a part of its prompt now."""
+    return Member(request.id, request.prompt_tokens + made, length - made, resumed=made > 0)

@@ -32,9 +32,9 @@ from policies.ordered import counts, order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
-from queueing.latency.service import Member, ServiceProcess
+from queueing.latency.service import ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
-from queueing.simulation.driven_engine import DrivenEngine
+from queueing.simulation.driven_engine import DrivenEngine, member_behind
 from queueing.simulation.ledger import (
     NO_STINTS,
     Batch,
@@ -238,9 +238,7 @@ class _Driver:
         for waiting in taken:
             request = waiting.request
             made = waiting.output_tokens_so_far
-            member = Member(
-                request.id, request.prompt_tokens + made, self.lengths[request.id] - made
-            )
+            member = member_behind(request, made, self.lengths[request.id])
             before = self.stints.pop(request.id, NO_STINTS)
             started = Started(
                 request,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from policies import SpecError
+from policies.ordered import order_of
 from queueing.latency.fit import Fit, Measured, fit_law
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile
@@ -32,6 +34,7 @@ from server.supervision.progress import StuckWatch
 
 log = logging.getLogger("kendall")
 LOOP_REQUESTS = 40  # of one closed loop
+STINTS, RESUMES = (16, 8), 4  # tokens of a request that goes on; requests for each repeat
 CANCELLED, BUSY = "calibration_cancelled", "busy"  # codes of errors
 LONGEST_SERVICE = 30.0  # seconds that a calibration waits for the requests in service
 Progress = Callable[[int, int], None]
@@ -45,6 +48,8 @@ class CalibrationRequest(BaseModel):
     seconds: Annotated[float, Field(gt=0, le=600)] = 5.0  # of a speed_only measurement
     # the law that a speed_only measurement is set against; without it the one measured here
     latency: str | None = None
+    # measure kr too; without it where the policy in force takes requests out of service
+    resume_cost: bool = False
     repeats: Annotated[int, Field(ge=2, le=100)] = 5
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
     max_output_tokens: Annotated[int, Field(ge=2)] | None = None
@@ -177,8 +182,37 @@ class Calibrator:
                 self._on_progress(done + 1, len(order))
         fit = _fit(measured, rng)
         turnaround = solve_turnaround(fit.law, loop, float(np.mean(held)))
-        fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
+        law = dataclasses.replace(fit.law, turnaround=turnaround)
+        fit = dataclasses.replace(fit, law=law.resuming_as(self._gateway.latency.law))
+        if self._measures_resumes(plan):
+            fit = await self._with_resumes(fit, plan, rng)
         return profile_of(self._gateway, fit, measured, loop.prompt_tokens, name=plan.name)
+
+    def _measures_resumes(self, plan: CalibrationRequest) -> bool:
+        """Whether it is asked for, or the policy in force needs it, and the engine can go on."""
+        wanted = plan.resume_cost or order_of(self._gateway.batcher.policy).preemptive
+        return wanted and self._capabilities.engine != "http"
+
+    async def _with_resumes(
+        self, fit: Fit, plan: CalibrationRequest, rng: np.random.Generator
+    ) -> Fit:
+        """`kr` of the law: what requests in two stints take beyond one and a second admission."""
+        prompt = plan.prompt_tokens or PROMPT_TOKENS
+        found = [
+            await self._batches.resume_cost(prompt, STINTS, rng)
+            for _ in range(RESUMES * plan.repeats)
+        ]
+        cost = np.array(found) - fit.law.setup(1, prompt + STINTS[0])
+        kr, half = float(cost.mean()), 1.96 * float(cost.std(ddof=1)) / math.sqrt(cost.size)
+        if kr + half < 0:
+            log.warning(
+                "calibration: a resume took %.3g ms less than the law charges for an admission; "
+                "kr is 0",
+                -1e3 * kr,
+            )
+        interval = {"kr": (max(kr - half, 0.0), max(kr + half, 0.0))}
+        law = dataclasses.replace(fit.law, kr=max(kr, 0.0))  # the law has none below 0
+        return dataclasses.replace(fit, law=law, intervals=fit.intervals | interval)
 
     async def _speed(
         self, plan: CalibrationRequest, known: Profile, rng: np.random.Generator
@@ -210,6 +244,7 @@ class Calibrator:
         measured. Raises ApiError.
         """
         gateway = self._gateway
+        self._check_resumes(plan)
         if not plan.speed_only:
             if plan.latency is not None:
                 raise ApiError(
@@ -236,6 +271,21 @@ class Calibrator:
         return Profile(
             name=gateway.settings.served_model_name, law=law, engine=self._capabilities.engine
         )
+
+    def _check_resumes(self, plan: CalibrationRequest) -> None:
+        """Raises ApiError where they are asked for and cannot be measured."""
+        if not plan.resume_cost:
+            return
+        got = None
+        if plan.speed_only:
+            got = "got resume_cost with speed_only; expected one of them"
+        elif self._capabilities.engine == "http":
+            got = (
+                "got resume_cost on an engine of another server, which continues no answer; "
+                "expected the engine vllm or emulated"
+            )
+        if got is not None:
+            raise ApiError(400, "invalid_request", got, param="resume_cost")
 
     async def _warm_up(self, grid: Sequence[Cell], rng: np.random.Generator) -> None:
         """Every batch size once, unmeasured."""

@@ -72,7 +72,9 @@ def weigh(
     """Fit and compare. Raises ValueError where the cells cannot tell the coefficients apart."""
     fit = fit_law(measured, np.random.default_rng(seed), bootstrap=bootstrap)
     turnaround, more = _turnaround(fit.law, in_force, loop, slot_time)
-    fit = dataclasses.replace(fit, law=dataclasses.replace(fit.law, turnaround=turnaround))
+    law = dataclasses.replace(fit.law, turnaround=turnaround)
+    law = law.resuming_as(None if in_force is None else in_force.law)
+    fit = dataclasses.replace(fit, law=law)
     known = of_cells(measured, fit.intervals)
     doubts = known.doubts + more
     if fit.mape > POOR or known.condition > ILL:

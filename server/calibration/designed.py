@@ -10,10 +10,12 @@ of the probes in idle moments.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from policies import Continuous, Elastic, Fixed, Policy, Request
@@ -103,6 +105,26 @@ class DesignedBatches:
         )
         return float(np.mean(_held(sequences)))
 
+    async def resume_cost(
+        self, prompt_tokens: int, stints: tuple[int, int], rng: np.random.Generator
+    ) -> float:
+        """Seconds that a request in two stints of so many tokens, the second one behind the
+        first, is in service longer than another one in a single stint. Raises as `measure`.
+        """
+        made, rest = stints
+        cell, alone = Cell((made + rest,), prompt_tokens, padded=False), Elastic(max_batch_size=1)
+        whole = await self._serve(alone, cell, rng)
+        first = self._engine_request(made, prompt_tokens, rng)
+        begun = await self._serve_requests(alone, cell, [first])
+        behind = msgspec.structs.replace(
+            first,
+            request=dataclasses.replace(first.request, id=f"{first.request.id}-resumed"),
+            forced_output_tokens=made + rest,
+            output_token_ids=tuple(begun[0].output_token_ids),
+        )
+        ended = await self._serve_requests(alone, cell, [behind])
+        return _held(begun)[0] + _held(ended)[0] - _held(whole)[0]
+
     def interrupt(self) -> None:
         """Give up what is being served: its server is free when this returns (an engine may
         still end the step in flight).
@@ -122,6 +144,11 @@ class DesignedBatches:
         requests = [
             self._engine_request(length, cell.prompt_tokens, rng) for length in cell.lengths
         ]
+        return await self._serve_requests(policy, cell, requests)
+
+    async def _serve_requests(
+        self, policy: Policy, cell: Cell, requests: Sequence[EngineRequest]
+    ) -> list[SequenceState]:
         self._interrupted = False
         self.batcher.switch(policy)
         self._consumers = [Awaited() for _ in requests]

@@ -199,6 +199,7 @@ class _Answer:
             engine_request.request.id,
             len(engine_request.prompt_token_ids) + self._made_before,
             max(1, length),
+            resumed=self._made_before > 0,
         )
 
     def token(self) -> Token:

@@ -194,7 +194,7 @@ def described(question: Question, seen: Snapshot, found: Assessment) -> Answer:
         "arrival_rate": found.estimates.arrival_rate.value,
         "speed": law.speed,
         "cv": law.cv,
-        "law": dataclasses.asdict(law),
+        "law": law.to_dict(),
         "compared": "sojourn_time" if joins else "queueing_delay",
         "interval": found.compared.predicted.of_duration().to_dict(),
         "gateway_turnaround": found.estimates.gateway_turnaround,

@@ -816,6 +816,17 @@ def calibrate_command(
             ("Measure only the speed factor relative to the law in force; takes about 5 seconds."),
         ),
     ] = False,
+    resume_cost: Annotated[
+        bool,
+        _option(
+            MEASUREMENT,
+            (
+                "Also measure kr, the seconds that resuming a preempted request takes. Default: "
+                "only if the policy in force preempts requests."
+            ),
+            "--resume-cost",
+        ),
+    ] = False,
     max_batch_size: Annotated[
         int | None,
         _option(MEASUREMENT, "Largest batch size to measure. Default: the engine's limit.", min=1),
@@ -871,6 +882,7 @@ def calibrate_command(
 
     plan = {
         "speed_only": speed_only,
+        "resume_cost": resume_cost,
         "max_batch_size": max_batch_size,
         "max_output_tokens": max_output_tokens,
         "prompt_tokens": prompt_tokens,

@@ -180,7 +180,7 @@ def arriving(gaps: list[float], silence: float) -> Snapshot:
         start=0.0,
         now=now,
         arrivals=instants,
-        rows=np.empty((0, 12)),
+        rows=np.empty((0, 13)),
     )
 
 

@@ -37,7 +37,7 @@ WINDOW = Snapshot(
     start=0.0,
     now=1000.0,
     arrivals=np.arange(1000.0),
-    rows=np.empty((0, 12)),
+    rows=np.empty((0, 13)),
 )
 
 

@@ -35,7 +35,7 @@ def row(
     ending: float = ENDED,
     server: int = 0,
 ) -> list[float]:
-    return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0, np.nan]
+    return [at - 0.5, at, free, free, batch, size, server, prompt, tokens, ending, 0, np.nan, 0]
 
 
 def window(*rows: list[float]) -> Snapshot:
@@ -94,7 +94,7 @@ def test_batches_stand_in_the_order_of_their_dispatch() -> None:
         (
             (
                 row(0, 1.0, 2.0, 3, size=2),
-                [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0, math.nan],
+                [0.5, 1.0, 2.0, math.nan, 0, 2, 0, 0, 3, CENSORED, 0, math.nan, 0],
             ),
             0,
         ),  # one was cancelled, with tokens

@@ -521,7 +521,7 @@ def test_an_empty_window_has_no_verdict() -> None:
         start=0.0,
         now=10.0,
         arrivals=np.empty(0),
-        rows=np.empty((0, 12)),
+        rows=np.empty((0, 13)),
     )
     found = assess(nothing, LAW, LIMITS)
     assert found.compared.verdict == "not enough data"

@@ -528,7 +528,7 @@ def arriving(*rates: float) -> Snapshot:
         start=0.0,
         now=float(instants[-1]),
         arrivals=instants,
-        rows=np.empty((0, 12)),
+        rows=np.empty((0, 13)),
     )
 
 

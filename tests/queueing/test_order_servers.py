@@ -33,7 +33,7 @@ def drawn(name, count, load, seed=1):
 def test_several_servers_that_are_one_give_the_path_of_one_to_the_last_bit(name):
     arrived_at, jobs = drawn(name, 5000, 0.9)
     rows = rank_rows(jobs)
-    one = run_ranks(arrived_at, jobs.totals, rows)
+    one = run_ranks(arrived_at, jobs.totals, rows, 0.0)
     for rising in {can_rise(jobs.ranks), True}:
         assert np.array_equal(run_ranks_on_servers(arrived_at, jobs.totals, rows, 1, rising), one)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import re
@@ -49,9 +50,68 @@ def test_the_speed_is_measured_against_the_law_in_force_wherever_it_came_from() 
     run_virtual(main())
 
 
+def test_a_calibration_keeps_the_seconds_of_a_resume() -> None:
+    async def main() -> None:
+        async with running() as (app, gateway):
+            gateway.latency = LatencyModelInForce(parse_law(f"{LAW},kr=0.004,speed=2"))
+            answer = await call(app, "POST", "/admin/calibrate", {"repeats": 2})
+            assert answer.status == 200, answer.body
+            assert answer.json()["law"]["kr"] == 0.008
+            assert gateway.latency.law is not None
+            assert gateway.latency.law.kr == 0.008
+
+    run_virtual(main())
+
+
+RESUMING = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,kp=0.00001,kr=0.006"
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("continuous", True), ("single:order=sprpt", False)])
+def test_a_resume_is_measured_where_it_is_asked_for_or_the_policy_interrupts(
+    policy: str, asked: bool
+) -> None:
+    async def main() -> None:
+        async with running(policy, law=RESUMING) as (app, gateway):
+            body = {"repeats": 2} | ({"resume_cost": True} if asked else {})
+            answer = await call(app, "POST", "/admin/calibrate", body)
+            assert answer.status == 200, answer.body
+            found = answer.json()
+            assert found["law"]["kr"] == pytest.approx(0.006, rel=0.02)
+            low, high = found["intervals"]["kr"]
+            assert low <= found["law"]["kr"] <= high
+            assert gateway.latency.law is not None
+            assert gateway.latency.law.kr == found["law"]["kr"]
+
+    run_virtual(main())
+
+
+def test_an_engine_that_continues_no_answer_is_not_asked_to() -> None:
+    async def main() -> None:
+        async with running("single:order=sprpt", law=RESUMING) as (_, gateway):
+            calibrator = calibration.Calibrator(gateway)
+            calibrator._capabilities = dataclasses.replace(calibrator._capabilities, engine="http")
+            with pytest.raises(ApiError, match="which continues no answer; expected the engine"):
+                await calibrator.run(CalibrationRequest(resume_cost=True))
+            found = await calibrator.run(CalibrationRequest(repeats=2))
+            assert "kr" not in found.intervals
+
+    run_virtual(main())
+
+
+def test_a_resume_that_costs_no_more_than_an_admission_costs_nothing_in_the_law() -> None:
+    async def main() -> None:
+        async with running("single:order=sprpt", law=str(LAW)) as (app, _):
+            answer = await call(app, "POST", "/admin/calibrate", {"repeats": 2})
+            assert answer.status == 200, answer.body
+            assert answer.json()["law"].get("kr", 0.0) < 1e-5
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
+        ({"speed_only": True, "resume_cost": True}, 400, ("got resume_cost with speed_only",)),
         ({"speed_only": True}, 409, ("none is in force", "--latency")),
         ({"latency": "k9=1"}, 400, ("got latency without speed_only",)),
         ({"latency": "k9=1", "speed_only": True}, 400, ("k9",)),

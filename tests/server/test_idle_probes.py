@@ -489,6 +489,14 @@ def test_a_step_dearer_by_a_fifth_is_noticed() -> None:
     )
 
 
+def test_a_measured_law_keeps_the_seconds_of_a_resume() -> None:
+    """No probe is interrupted, so that none shows them."""
+    other = dataclasses.replace(LAW, k4=LAW.k4 * 1.2, kr=0.004, speed=2.0)
+    found = verdict(measurements(LAW, 0.03, seed=1), KnownLaw(other)).fit.law
+    assert (found.speed, found.kr) == (1.0, 0.008)
+    assert verdict(measurements(LAW, 0.03, seed=1), None).fit.law.kr == 0
+
+
 def test_exact_measurements_of_the_law_in_force_agree_at_any_speed() -> None:
     """Intervals of width 0 do not make a difference of 1e-16 a difference."""
     for speed in (0.5, 1.0, 3.0):

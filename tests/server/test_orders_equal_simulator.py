@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.latency.law import parse_law
+from queueing.latency.law import LatencyModel, parse_law
 from queueing.measurement.record import Record
 from tests.server.harness import driven_by_both, replay
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
+RESUMING = parse_law(f"{LAW},kr=6e-3")
 COUNT = 1500
 FLOWS = ("heavy", "", "heavy", "light", "heavy")
 ORDERS = (
@@ -100,9 +101,9 @@ def trace(rate: float, seed: int) -> list[tuple[Request, int]]:
 
 
 def assert_equal_runs(
-    policy: str, rate: float, *, servers: int = 1, **options: object
+    policy: str, rate: float, *, law: LatencyModel = LAW, servers: int = 1, **options: object
 ) -> list[Record]:
-    live, simulated = driven_by_both(policy, trace(rate, seed=7), LAW, servers=servers, **options)
+    live, simulated = driven_by_both(policy, trace(rate, seed=7), law, servers=servers, **options)
     assert len(live) == len(simulated) == COUNT
     by_id = {record.request_id: record for record in simulated}
     for mine in live:
@@ -141,6 +142,25 @@ def test_the_same_decisions_at_the_same_instants(policy: str, rate: float) -> No
         assert overtaken > COUNT / 50, "nobody was overtaken: the trace tests nothing"
 
 
+@pytest.mark.parametrize("order", ["sprpt", "trail,c=0.5", "mlfq,quantum=4,levels=3"])
+@pytest.mark.parametrize(
+    ("policy", "rate"), [("single:", 25.0), ("continuous:max_batch_size=3,", 70.0)]
+)
+def test_the_same_where_a_resume_costs_something(policy: str, rate: float, order: str) -> None:
+    """And requests are in service for longer than where it costs nothing."""
+    text = f"{policy}order={order}"
+    live = assert_equal_runs(text, rate, law=RESUMING)
+    assert sum(record.preemptions for record in live) > COUNT / 50
+    free = run_virtual(replay(parse_policy(text), trace(rate, seed=7), LAW, seed=3))
+    assert _served(live) > 1.02 * _served(free)
+
+
+def _served(records: list[Record]) -> float:
+    """Mean seconds in service of those that completed."""
+    times = [r.service_time for r in records if r.outcome == "completed"]
+    return sum(time for time in times if time is not None) / len(times)
+
+
 @pytest.mark.parametrize(("servers", "seed"), [(1, 11), (2, 11), (2, 17), (2, 19)])
 def test_the_same_with_cancellations_and_switches_between_orders(servers: int, seed: int) -> None:
     rate = 100.0 * servers
@@ -168,8 +188,10 @@ def test_the_same_with_cancellations_and_switches_between_orders(servers: int, s
     assert sum(record.preemptions for record in live) > 20
 
 
-@pytest.mark.parametrize(("servers", "seed"), [(1, 23), (2, 29), (3, 31)])
-def test_the_same_with_deaths_of_the_engine(servers: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("servers", "seed", "law"), [(1, 23, LAW), (2, 29, LAW), (3, 31, LAW), (2, 37, RESUMING)]
+)
+def test_the_same_with_deaths_of_the_engine(servers: int, seed: int, law: LatencyModel) -> None:
     """Every policy in turn, each with deaths under it; some clients leave, also while the engine
     is being started again; a third of the requests cannot be continued.
     """
@@ -193,6 +215,7 @@ def test_the_same_with_deaths_of_the_engine(servers: int, seed: int) -> None:
     live = assert_equal_runs(
         "continuous:max_batch_size=3,order=sprpt",
         rate,
+        law=law,
         servers=servers,
         cancellations=cancellations,
         switches=switches,

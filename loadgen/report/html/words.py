@@ -180,6 +180,7 @@ def law_text(law: LatencyModel) -> str:
         "k3": law.k3,
         "k4": law.k4,
         "kp": law.kp,
+        "kr": law.kr,
         "turnaround": law.turnaround,
     }
     said = [f"{name} {short_number(value * 1e3)} ms" for name, value in times.items() if value]

@@ -92,6 +92,8 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     size, at = over("batch_size", np.maximum), over("dispatched_at", np.minimum)
     total, longest = over("output_tokens", np.add), over("output_tokens", np.maximum)
     setup = law.k1 * size + law.k2 + law.kp * over("prompt_tokens", np.add)
+    if law.kr:
+        setup = setup + law.kr * over("preemptions", np.add)
     decoding = (law.k3 * size + law.k4) * longest if padded else law.k3 * total + law.k4 * longest
     fitted = setup + decoding
     times = BatchTimes(

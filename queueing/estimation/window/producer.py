@@ -4,7 +4,7 @@ to the predicting process.
 The producer computes nothing and keeps nothing: one append a request, and `take` gives away what
 came since the last one, by exchanging arrays for empty ones. So its part in the event loop does not
 grow with the window. The other end is `queueing.estimation.window.replica`. A `WindowDelta` is what
-travels: pickled, 96 bytes a request that was dispatched and 16 an arrival.
+travels: pickled, 104 bytes a request that was dispatched and 16 an arrival.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ def row(record: Record, arrived_at: float, dispatched_at: float) -> tuple[float,
         _ending(record, produced),
         record.epoch or 0,
         math.nan if predicted is None else predicted,
+        record.preemptions or 0,
     )
 
 

@@ -25,6 +25,7 @@ FIELDS = (
     "ending",
     "epoch",
     "predicted_tokens",
+    "preemptions",
 )
 ENDED, CENSORED, WITHOUT_LENGTH = (
     0.0,

@@ -144,12 +144,17 @@ class Analysis:
             return
         top = np.minimum(np.where(chosen, high, 0.0), self._longest)
         bottom = np.minimum(np.where(chosen, low, 0.0), self._longest)
+        served, squares = self._moments(bottom, top)
+        square += squares
+        if initial:
+            mean += served
+
+    def _moments(self, bottom: Vector, top: Vector) -> tuple[Vector, Vector]:
+        """Of the service between two ages, E[X; ..] and E[X^2; ..] of each kind."""
         (first, second), (less, lesser) = self._limited(top), self._limited(bottom)
         served = first - less
         squares = np.maximum(second - lesser - 2 * bottom * served, 0.0)
-        square += self.residual.second_moment(served, squares)
-        if initial:
-            mean += first
+        return served, self.residual.second_moment(served, squares)
 
     def _new(self, keys: Vector) -> Vector:
         ranks, r = self.jobs.ranks, self._apart(keys, 1.0)[:, None]

@@ -51,10 +51,13 @@ class Jobs:
 
 @dataclass(frozen=True, eq=False)
 class DrawnJobs:
-    """A sample: total service [count] and the ranks of each job."""
+    """A sample: total service [count] and the ranks of each job; `resume`: seconds that it takes to
+    go on after an interruption.
+    """
 
     totals: Vector
     ranks: Ranks
+    resume: float = 0.0
 
 
 class Order(Protocol):

@@ -8,9 +8,10 @@ import numpy as np
 
 from queueing.distributions.token_distribution import Vector
 from queueing.models.soap.analysis import mean_sojourns
-from queueing.models.soap.orders import Order
+from queueing.models.soap.orders import Jobs, Order
 from queueing.models.soap.predictors import ExactPrediction, Predictor
-from queueing.models.soap.sizes import Atoms, Grid, SizeLaw
+from queueing.models.soap.resuming import Resuming, ResumingAnalysis
+from queueing.models.soap.sizes import Atoms, Grid, Residual, SizeLaw
 
 _FULL = 0.9999  # load for which the cells are cut at most
 CELLS = 150  # of a continuous law, and of its predictions, on the coarser of the two grids
@@ -29,6 +30,7 @@ class OrderedQueue:
     sizes: Vector
     by_size: Vector
     error: float = 0.0
+    served: Vector | None = None  # [n] mean total service by size, where interruptions add to it
 
     @property
     def delay(self) -> float:
@@ -57,9 +59,7 @@ def solve_order(
         return coarse
     fine = _solve(order, sizes, arrival_rate, predictor, 2 * cells)
     change = (fine.sojourn - coarse.sojourn) / 3
-    return OrderedQueue(
-        fine.load, fine.sojourn + change, fine.service, fine.sizes, fine.by_size, abs(change)
-    )
+    return replace(fine, sojourn=fine.sojourn + change, error=abs(change))
 
 
 def _solve(
@@ -69,6 +69,8 @@ def _solve(
     atoms = sizes.cells(grid)
     jobs = order.jobs(atoms, predictor, grid)
     exact = isinstance(sizes, Atoms) and atoms is sizes and jobs.exact
+    if isinstance(order, Resuming):
+        return _solve_resuming(order, jobs, arrival_rate, atoms.residual, exact=exact)
     means = mean_sojourns(jobs, arrival_rate, atoms.residual)
     if order.ties_matter and not (exact or predictor.few_values):
         last_come = replace(jobs, ranks=replace(jobs.ranks, last_come=0))
@@ -79,6 +81,24 @@ def _solve(
     by_size = (jobs.joint * means).sum(axis=0) / np.where(weights > 0, weights, 1.0)
     return OrderedQueue(
         arrival_rate * service, sojourn, service, jobs.sizes, by_size, 0.0 if exact else 1.0
+    )
+
+
+def _solve_resuming(
+    order: Resuming, jobs: Jobs, arrival_rate: float, residual: Residual, *, exact: bool
+) -> OrderedQueue:
+    """An approximation, with what interruptions add as a part of the service."""
+    analysis = ResumingAnalysis(jobs, arrival_rate, residual, cost=order.cost)
+    means, weights = analysis.sojourns(), jobs.joint.sum(axis=0)
+    share = jobs.joint / np.where(weights > 0, weights, 1.0)
+    return OrderedQueue(
+        analysis.load,
+        float((jobs.joint * means).sum()),
+        analysis.load / arrival_rate,
+        jobs.sizes,
+        (share * means).sum(axis=0),
+        0.0 if exact else 1.0,
+        (share * analysis.services).sum(axis=0),
     )
 
 

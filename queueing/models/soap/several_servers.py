@@ -25,6 +25,7 @@ from queueing.models.mgc import solve_servers
 from queueing.models.soap.orders import Order
 from queueing.models.soap.predictors import Predictor
 from queueing.models.soap.queue import EXACT, OrderedQueue, solve_order
+from queueing.models.soap.resuming import resume_doubt
 from queueing.models.soap.sizes import Grid, SizeLaw
 
 _CELLS = 400
@@ -54,7 +55,9 @@ def solve_on_servers(
         raise SpecError(f"got {servers} servers; expected at least 1")
     one = solve_order(order, sizes, arrival_rate / servers, predictor)
     if servers == 1:
-        return SeveralOrdered(one.sojourn, one.delay, one.load, None)
+        bare = arrival_rate * sizes.mean
+        doubt = None if one.served is None else resume_doubt(one.load, bare)
+        return SeveralOrdered(one.sojourn, one.delay, one.load, doubt)
     atoms = sizes.cells(Grid(_CELLS))
     residual = sizes.second_moment / float(atoms.weights @ atoms.sizes**2) - 1
     service = ServiceTime(atoms.sizes, atoms.weights, math.sqrt(max(residual, 0.0)))
@@ -81,5 +84,8 @@ def order_doubt(ratio: float, load: float, servers: int) -> str | None:
 def ratio_to_first_come(queue: OrderedQueue, sizes: SizeLaw, arrival_rate: float) -> float:
     """W(1) / W_fcfs(1) at this rate. Raises SpecError."""
     if queue.service > sizes.mean * (1 + 1e-9):
-        raise SpecError("got predictions that take time on the server; expected one server")
+        raise SpecError(
+            "got predictions or interruptions that take time on the server; expected one server, "
+            "and no comparison with first come, first served"
+        )
     return queue.delay * 2 * (1 - queue.load) / (arrival_rate * sizes.second_moment)

@@ -14,7 +14,9 @@ length of n tokens is S(n) seconds, and the age at n tokens too:
                            has few, Levels
 
 Predictions are at most the longest length, which stands for the token limit. Aging, edf, priority,
-vtc, hrrn, binned: no such rank. Not in the model: what it costs to resume an interrupted request.
+vtc, hrrn, binned: no such rank. What it costs to resume an interrupted request is in the model
+where the law has a `kr` (`resuming`), for the orders of which a request keeps its rank: then each
+resume costs setup + kr and the step that it lost. Without one, interruptions are free.
 In slots of a continuous engine (`in_slots`) the service is that of a slot while all are taken.
 """
 
@@ -55,6 +57,7 @@ from queueing.models.soap.predictors import (
     WholeTokens,
 )
 from queueing.models.soap.queue import solve_order
+from queueing.models.soap.resuming import ResumeCost, Resuming
 from queueing.models.soap.several_servers import (
     SeveralOrdered,
     ratio_to_first_come,
@@ -65,16 +68,21 @@ from queueing.models.soap.sizes import Atoms, token_sizes
 
 @dataclass(frozen=True, eq=False)
 class TokenService:
-    """One request alone: `setup` + `step` n seconds for n tokens; `sizes` its law."""
+    """One request alone: `setup` + `step` n seconds for n tokens; `sizes` its law. Where `resume`
+    > 0, a resume takes so many seconds more than a start.
+    """
 
     setup: float
     step: float
     sizes: Atoms
+    resume: float = 0.0
 
     @classmethod
     def alone(cls, law: LatencyModel, tokens: TokenDistribution) -> TokenService:
         """A batch of one. Raises SpecError: lengths with a tail, a service below 0 s."""
-        return cls(law.setup(1), law.step(1), token_sizes(tokens, law))
+        setup = law.setup(1)
+        resume = law.setup(1, 0.0, 1.0) - setup if law.kr else 0.0
+        return cls(setup, law.step(1), token_sizes(tokens, law), resume)
 
     @classmethod
     def in_slots(cls, time: SlotTime, slots: int) -> TokenService:
@@ -98,7 +106,11 @@ class TokenService:
         """Raises SpecError: an order without such a model."""
         if not is_solved(asked):
             raise SpecError(f"got order {asked.name}; expected one of {', '.join(_ORDERS)}")
-        return _ORDERS[asked.name](asked, self)
+        order = _ORDERS[asked.name](asked, self)
+        if not (asked.preemptive and self.resume):
+            return order
+        cost = max(self.setup + self.resume, 0.0)
+        return Resuming(order, ResumeCost(cost, self.setup + self.step, self.step))
 
     def predictor(self, text: PredictorText) -> Predictor:
         """Its law of predicted seconds."""
@@ -154,10 +166,13 @@ _ORDERS: dict[str, Callable[[Any, TokenService], Order]] = {
     ),
     "fb": _least_attained,
 }
+_LOSING_RANK = ("mlfq", "fb")  # with the tokens made: interrupted without an arrival
 
 
-def is_solved(order: PolicyOrder) -> bool:
-    """Whether the analysis has it."""
+def is_solved(order: PolicyOrder, *, resuming: bool = False) -> bool:
+    """Whether the analysis has it, `resuming` where it costs something to go on."""
+    if resuming and order.name in _LOSING_RANK:
+        return False
     return order.name in _ORDERS and getattr(order, "aging", None) is None
 
 

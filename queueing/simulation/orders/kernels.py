@@ -134,10 +134,25 @@ def exchange(heap, count, rank, job):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
-    """Departure of each job. `ranks`: arrays [jobs, pieces], last_come (-2: none), slack."""
+def admit(ranks, heap, waiting, own, running, coming):  # type: ignore[no-untyped-def]
+    """Put the job that arrives, or the one in service of rank `own`, into the heap; returns the
+    other one.
+    """
+    new = rank_of(ranks, coming, 0, 0.0)
+    if before(new[0], new[1], new[2], own[0], own[1], own[2]):
+        push(heap, waiting, own, running)
+        return coming
+    push(heap, waiting, new, coming)
+    return running
+
+
+@compiled()
+def run_ranks(arrived_at, totals, ranks, resume):  # type: ignore[no-untyped-def]
+    """Departure of each job. `ranks`: arrays [jobs, pieces], last_come (-2: none), slack. A job
+    that was interrupted is served `resume` seconds before it ages, anew after another time.
+    """
     start, n = ranks[0], len(arrived_at)
-    left, ages = np.full(n, np.nan), np.zeros(n)
+    left, ages, owed = np.full(n, np.nan), np.zeros(n), np.zeros(n)
     pieces, heap = np.zeros(n, dtype=np.int64), np.empty((n + 1, 4))
     waiting, coming, running, now = 0, 0, -1, 0.0
     while running >= 0 or waiting > 0 or coming < n:
@@ -150,29 +165,26 @@ def run_ranks(arrived_at, totals, ranks):  # type: ignore[no-untyped-def]
         pieces[running] = p = piece_at(start, running, pieces[running], ages[running])
         arrival = arrived_at[coming] if coming < n else np.inf
         age = overtaking(ranks, running, p, ages[running], heap) if waiting > 0 else np.inf
-        overtaken = now + age - ages[running]
-        done = now + totals[running] - ages[running]
-        if done <= arrival and done <= overtaken:
-            now = left[running] = done
-            running = -1
+        begun = now + owed[running]
+        overtaken = begun + age - ages[running]
+        now = begun + totals[running] - ages[running]
+        if now <= arrival and now <= overtaken:
+            left[running], running = now, -1
             continue
+        if overtaken > arrival:
+            age = ages[running] + max(arrival, begun) - begun
+        now = min(overtaken, arrival)
+        owed[running] = max(begun - now, 0.0)
+        ages[running] = age  # exactly: a piece that begins there has begun
+        pieces[running] = p = piece_at(start, running, p, age)
+        own, last = rank_of(ranks, running, p, age), running
         if overtaken <= arrival:
-            now, ages[running] = overtaken, age  # exactly: a piece that begins there has begun
+            running = exchange(heap, waiting, own, last)
         else:
-            now, ages[running] = arrival, ages[running] + arrival - now
-        pieces[running] = p = piece_at(start, running, p, ages[running])
-        own = rank_of(ranks, running, p, ages[running])
-        if overtaken <= arrival:
-            running = exchange(heap, waiting, own, running)
-            continue
-        new = rank_of(ranks, coming, 0, 0.0)
-        if before(new[0], new[1], new[2], own[0], own[1], own[2]):
-            push(heap, waiting, own, running)
-            running = coming
-        else:
-            push(heap, waiting, new, coming)
-        waiting += 1
-        coming += 1
+            running = admit(ranks, heap, waiting, own, last, coming)
+            waiting, coming = waiting + 1, coming + 1
+        if running != last and age > 0:
+            owed[last] = resume
     return left
 
 

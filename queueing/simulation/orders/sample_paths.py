@@ -97,6 +97,7 @@ def stretched(drawn: DrawnJobs, factors: Vector) -> DrawnJobs:
         Ranks(
             ranks.start * column, ranks.level, ranks.value, ranks.slope / column, ranks.last_come
         ),
+        drawn.resume,
     )
 
 
@@ -120,7 +121,9 @@ def sojourns(order: Order, arrived_at: Vector, drawn: DrawnJobs, servers: int = 
         return np.asarray(run_least_attained(arrived_at, drawn.totals, servers) - arrived_at)
     rows = rank_rows(drawn)
     if servers == 1:
-        return np.asarray(run_ranks(arrived_at, drawn.totals, rows) - arrived_at)
+        return np.asarray(run_ranks(arrived_at, drawn.totals, rows, drawn.resume) - arrived_at)
+    if drawn.resume:
+        raise SpecError(f"got {servers} servers and a cost of resuming; expected one server")
     departures = run_ranks_on_servers(
         arrived_at, drawn.totals, rows, servers, can_rise(drawn.ranks)
     )
