@@ -55,6 +55,15 @@ def test_a_dry_run_is_as_kept(width: int) -> None:
     assert is_as_kept(f"dry-run-{width}.txt", to.getvalue())
 
 
+@pytest.mark.parametrize(("load", "times"), [(0.98, 0), (1.02, 1), (1.9, 1)])
+def test_a_rate_that_the_engine_cannot_keep_is_not_run(load: float, times: int) -> None:
+    stable = basis_of(PLANS["loads"]).model("single", None).largest_stable_rate
+    plan = Plan(policies=("single",), request_rates=(load * stable,), num_prompts=400, latency=LAW)
+    to = io.StringIO()
+    print_plan(plan, Console(file=to, width=120))
+    assert to.getvalue().count("NOT RUN") == times
+
+
 def test_it_predicts_what_predict_says_and_the_ratio_to_the_order_of_arrival() -> None:
     plan = PLANS["orders"]
     cells = plan_as_object(plan)["cells"]
