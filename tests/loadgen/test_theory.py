@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 
 from loadgen.compare.compare import compare
-from loadgen.compare.theory import REPLICATIONS, predict_means, replay_arrivals, theory_of
+from loadgen.compare.theory import (
+    REPLICATIONS,
+    predict_means,
+    published_delay,
+    replay_arrivals,
+    theory_of,
+)
 from policies import parse_policy
-from queueing.distributions.token_distribution import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.recursion import served
 from queueing.model import Model
+from queueing.prediction import predict_model
 from tests.loadgen.driver import LAW, LENGTHS, drive
 from tests.loadgen.policy_cases import CASES, each_policy
 
@@ -109,3 +117,23 @@ def test_what_is_random_is_replayed_more_than_once(
     monkeypatch.setattr(np.random, "SeedSequence", Seeds)
     replay_arrivals(parse_policy(policy), group, dataclasses.replace(LAW, cv=cv))
     assert spawned[0] == draws
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "elastic", "fixed:batch_size=4"])
+def test_prompts_lengthen_a_published_service_by_their_mean(policy: str) -> None:
+    """Published formulas know no prompts: each member's own time is longer by `kp` times the
+    mean.
+    """
+    law = dataclasses.replace(LAW, kp=2e-5)
+    prompts = parse_distribution("uniform:low=50,high=250")
+    given = Model.read(policy, "geometric:mean=20", law, max_output_tokens=60)
+    given = dataclasses.replace(given, prompt_tokens=prompts)
+    longer = dataclasses.replace(
+        given,
+        law=dataclasses.replace(law, k1=law.k1 + 2e-5 * 150, kp=0.0),
+        prompt_tokens=None,
+    )
+    rate = 0.5 * longer.largest_stable_rate
+    expected = predict_model(longer, rate, method="paper").queueing_delay.mean
+    assert expected is not None
+    assert published_delay(given, rate) == (pytest.approx(expected, rel=1e-12), ANY)
