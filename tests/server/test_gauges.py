@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from queueing.measurement.record import read_run
 from tests.server.asgi import Call, call, running
+from tests.server.mortal import faulty
 from tests.virtual_time import run_virtual
 
 
@@ -61,5 +63,20 @@ def test_records_are_in_the_file_once_the_gateway_has_flushed(tmp_path: Path) ->
             assert (await call(app, "POST", "/v1/completions", prompt(3))).status == 200
             gateway.flush()
             assert len(read_run(path)[1]) == 1
+
+    run_virtual(serve())
+
+
+def test_an_engine_that_came_up_again_is_told_to_the_process_once() -> None:
+    """It gives memory back then."""
+
+    async def serve() -> None:
+        async with faulty() as (_, gateway, engine, _):
+            told: list[float] = []
+            gateway.on_restarted = lambda: told.append(gateway.now())
+            killed_at = gateway.now()
+            engine.kill()
+            await asyncio.sleep(10)
+        assert told == [pytest.approx(killed_at + engine.start_takes, abs=0.5)]
 
     run_virtual(serve())
