@@ -93,7 +93,8 @@ def test_what_is_imported_at_run_time_is_asked_for() -> None:
         "transformers",
         "jinja2",
         "tqdm",
-    }  # imported only where vLLM is installed, which brings the last two
+        "opentelemetry",
+    }  # imported only where vLLM is installed, which brings the last three
     brought = {
         "starlette": "fastapi",
         "PIL": "matplotlib",
