@@ -99,17 +99,22 @@ class CallTrace:
         self.id = format_trace_id(root.get_span_context().trace_id)
         self.left = 0  # sequences whose records are awaited
         self.tokens = [0, 0]  # of prompts and answers, of all of them
-        self._handed: dict[str, Mapping[str, str]] = {}
+        self._handed: dict[str, Context] = {}
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it was sampled: else it is handed on as such, and nothing is made of it."""
+        return self.root.is_recording()
 
     def handed_on(self, request_id: str) -> Mapping[str, str]:
         """Headers that make what the engine records of a sequence a child of its service."""
-        return self._handed.get(request_id, {})
+        carrier: dict[str, str] = {}
+        PROPAGATOR.inject(carrier, self._handed.get(request_id, self.context))
+        return carrier
 
     def hand_on(self, request_id: str, context: Context) -> None:
         """See `handed_on`."""
-        carrier: dict[str, str] = {}
-        PROPAGATOR.inject(carrier, context)
-        self._handed[request_id] = carrier
+        self._handed[request_id] = context
 
     def hand_on_no_more(self, request_id: str) -> None:
         """Its service is over."""
@@ -208,7 +213,7 @@ class Tracing:
     def on_arrival(self, sequence: SequenceState) -> None:
         """It begins to wait."""
         trace = trace_of(sequence.engine_request)
-        if trace is None:
+        if trace is None or not trace.recorded:
             return
         trace.left += 1
         arrived_at = sequence.engine_request.request.arrived_at

@@ -213,6 +213,21 @@ def test_a_server_behind_gets_the_context_of_the_service(receiver: Receiver) -> 
     assert root.name.startswith("text_completion ")
 
 
+def test_a_server_behind_hears_that_a_call_is_not_recorded(receiver: Receiver) -> None:
+    async def serve(stub: Stub) -> None:
+        async with before(stub, otlp_traces_endpoint=receiver.url) as behind:
+            for parent in (UNSAMPLED, PARENT):
+                answered = await behind.answer({"model": MODEL, "prompt": "a"}, traceparent=parent)
+                assert answered.status == 200
+
+    with sockets(1) as (stub,):
+        run_virtual(serve(stub))
+    receiver.roots(1)
+    unsampled, _ = [seen.headers["traceparent"] for seen in stub.calls]
+    assert unsampled.startswith(UNSAMPLED[:36])
+    assert unsampled.endswith("-00")
+
+
 def test_headers_of_a_trace_replace_the_clients() -> None:
     passed = PassedCall("/v1/completions", b"{}", (("traceparent", "a"), ("x-b", "c")))
     assert in_trace(passed, {"traceparent": "d"}).headers == (("x-b", "c"), ("traceparent", "d"))
