@@ -132,7 +132,7 @@ def _tokens_fit(_: Policy, decision: Decision, state: QueueState, now: float) ->
     if len(batch) + len(server.in_service) == 1:
         return None
     requests = [each.request for each in batch] + [each.request for each in server.in_service]
-    context = sum(request.prompt_tokens + request.max_output_tokens for request in requests)
+    context = sum(request.context_tokens for request in requests)
     if context > server.max_context_tokens:
         return (
             f"got prompts and limits of {context} tokens; expected at most "

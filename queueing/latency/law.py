@@ -142,11 +142,16 @@ class LatencyModel:
         """The same shape at another speed."""
         return dataclasses.replace(self, speed=speed)
 
+    @property
+    def resume(self) -> float:
+        """What going on behind tokens costs beyond another admission, seconds."""
+        return self.speed * self.kr
+
     def resuming_as(self, other: LatencyModel | None) -> LatencyModel:
-        """The same with the seconds that a resume takes under `other`: batches that nobody
-        interrupts do not show them.
+        """The same law, with the resume cost of `other` in seconds: a fit to uninterrupted batches
+        cannot measure that cost.
         """
-        seconds = 0.0 if other is None else other.speed * other.kr
+        seconds = 0.0 if other is None else other.resume
         return dataclasses.replace(self, kr=seconds / self.speed)
 
     @property

@@ -94,7 +94,7 @@ def service_time(policy: Policy, members: Sequence[Served], law: LatencyModel) -
     """The law's mean service time of this very batch, seconds, `kr` of its resumes included."""
     lengths = [member.output_tokens for member in members]
     prompts = sum(member.prompt_tokens for member in members)
-    resumes = law.speed * law.kr * sum(member.preemptions for member in members)
+    resumes = law.resume * sum(member.preemptions for member in members)
     if policy.padded:
         return law.padded(len(members), max(lengths), prompts) + resumes
     return law.unpadded(len(members), sum(lengths), max(lengths), prompts) + resumes

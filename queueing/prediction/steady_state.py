@@ -218,5 +218,5 @@ def _described(model: Model) -> str:
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
     if resumes_cost(model):
-        parts.append(f"{model.law.speed * model.law.kr:.3g} s more for each resume (kr)")
+        parts.append(f"{model.law.resume:.3g} s more for each resume (kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])

@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+TRACE_HEADERS = ("traceparent", "tracestate")
+
 
 class PassedCall(msgspec.Struct, frozen=True):
     """A call that is passed on as it came to another server."""
@@ -24,7 +26,7 @@ def in_trace(call: PassedCall, trace: Mapping[str, str]) -> PassedCall:
     """With these headers in place of the client's own, where there are any."""
     if not trace:
         return call
-    others = [header for header in call.headers if header[0] not in ("traceparent", "tracestate")]
+    others = [header for header in call.headers if header[0] not in TRACE_HEADERS]
     return msgspec.structs.replace(call, headers=(*others, *trace.items()))
 
 

@@ -42,11 +42,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from policies.text import SpecError
 from queueing.measurement.record import Record
 from server.engines.base import EngineRequest
+from server.engines.passing import TRACE_HEADERS
 from server.queue.sequence import Batch, SequenceState
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # as vLLM reads it: grpc | http/protobuf
 PATH = "/v1/traces"  # of receivers that speak HTTP
-HEADERS = ("traceparent", "tracestate")
 OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion", "resp": "chat", "msg": "chat"}
 SAME_OFFSET = 60.0  # seconds
 LAST_SPANS = 5.0  # seconds that the exit waits for the receiver
@@ -116,10 +116,6 @@ class CallTrace:
         """See `handed_on`."""
         self._handed[request_id] = context
 
-    def hand_on_no_more(self, request_id: str) -> None:
-        """Its service is over."""
-        self._handed.pop(request_id, None)
-
     def refused(self, error: BaseException, at: float) -> None:
         """It is not queued."""
         reason = getattr(error, "code", type(error).__name__)
@@ -145,7 +141,7 @@ class _Spans:
 
 
 class Tracing:
-    """Begins a trace for every call, and observes its sequences."""
+    """Starts a trace for each call and observes its sequences for the spans below it."""
 
     def __init__(self, provider: TracerProvider, model: str, clock: Callable[[], float]) -> None:
         self._provider, self._model, self._clock = provider, model, clock
@@ -160,7 +156,7 @@ class Tracing:
         carrier = {
             name: value.decode("latin-1")
             for key, value in headers
-            if (name := key.decode("latin-1")) in HEADERS
+            if (name := key.decode("latin-1")) in TRACE_HEADERS
         }
         parent = PROPAGATOR.extract(carrier)
         offset = self._offset_now()
@@ -264,7 +260,6 @@ class Tracing:
         if spans is None:
             return
         trace, now = spans.trace, self._clock()
-        trace.hand_on_no_more(record.request_id)
         trace.left -= 1
         trace.tokens[0] += record.prompt_tokens or 0
         trace.tokens[1] += record.output_tokens or 0

@@ -74,7 +74,7 @@ def test_a_profile_without_resume_cost_is_written_and_read_as_before_there_was_o
 
 @pytest.mark.parametrize("joining", [True, False])
 def test_members_that_go_on_lengthen_the_step_that_they_enter(joining: bool) -> None:
-    """Each of them; whoever shares the step waits for it, and later steps are as ever."""
+    """Each of them; all that share the step wait for it, and later steps take no longer."""
     ends = []
     for resumed in ((False, False, False), (True, False, True)):
         process = ServiceProcess(LAW, np.random.default_rng(1))

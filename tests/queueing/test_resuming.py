@@ -17,7 +17,7 @@ from policies.immediate import Continuous, Single
 from policies.orders import make_order
 from policies.text import SpecError
 from queueing.commands import cli
-from queueing.distributions.token_distribution import parse_distribution
+from queueing.distributions.token_distribution import Vector, parse_distribution
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
@@ -54,6 +54,16 @@ def pure(name: str, cost: float) -> Resuming:
 # the stretched services
 
 
+def begin_again(
+    found: Vector, left: Vector, seconds: float, rate: float, rng: np.random.Generator
+) -> None:
+    """Add the time of those `left` until each has served `seconds` without an interruption."""
+    while left.any():
+        gap = rng.exponential(1 / rate, found.size)
+        found[left] += np.minimum(gap, seconds)[left]
+        left &= gap < seconds
+
+
 @pytest.mark.parametrize("rate", [1e-9, 1e-3, 0.4, 3.0])
 def test_the_time_in_one_piece_has_the_moments_of_repetitions(rate: float) -> None:
     """E = (e^(rs) - 1) / r, and of the sum of a geometric number of failures."""
@@ -62,11 +72,7 @@ def test_the_time_in_one_piece_has_the_moments_of_repetitions(rate: float) -> No
     assert mean[0] == pytest.approx(math.expm1(rate * seconds) / rate, rel=1e-9)
     rng = np.random.default_rng(1)
     found = np.zeros(100_000)
-    left = np.ones(found.size, dtype=bool)
-    while left.any():
-        gap = rng.exponential(1 / rate, found.size)
-        found[left] += np.minimum(gap, seconds)[left]
-        left &= gap < seconds
+    begin_again(found, np.ones(found.size, dtype=bool), seconds, rate, rng)
     assert found.mean() == pytest.approx(mean[0], rel=0.02)
     assert found.var() == pytest.approx(variance[0], rel=0.05, abs=1e-3)
 
@@ -79,11 +85,8 @@ def test_a_step_behind_the_first_token_costs_its_interruptions(rate: float) -> N
     assert mean[0] == pytest.approx(expected, rel=1e-9)
     rng = np.random.default_rng(2)
     gap = rng.exponential(1 / rate, 100_000)
-    found, left, whole = np.minimum(gap, 0.5), gap < 0.5, 1.2
-    while left.any():
-        gap = rng.exponential(1 / rate, found.size)
-        found[left] += np.minimum(gap, whole)[left]
-        left &= gap < whole
+    found = np.minimum(gap, 0.5)
+    begin_again(found, gap < 0.5, 1.2, rate, rng)
     assert found.mean() == pytest.approx(mean[0], rel=0.02)
     assert found.var() == pytest.approx(variance[0], rel=0.05, abs=1e-3)
 

@@ -80,9 +80,7 @@ class TokenService:
     @classmethod
     def alone(cls, law: LatencyModel, tokens: TokenDistribution) -> TokenService:
         """A batch of one. Raises SpecError: lengths with a tail, a service below 0 s."""
-        setup = law.setup(1)
-        resume = law.setup(1, 0.0, 1.0) - setup if law.kr else 0.0
-        return cls(setup, law.step(1), token_sizes(tokens, law), resume)
+        return cls(law.setup(1), law.step(1), token_sizes(tokens, law), law.resume)
 
     @classmethod
     def in_slots(cls, time: SlotTime, slots: int) -> TokenService:
