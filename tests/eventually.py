@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 LIMIT = 30.0  # seconds: what has not come by then does not come
+LEAST_LOOKS = 20  # a machine that stood still past the limit has not looked
 PAUSE = 0.01
 
 
@@ -23,20 +24,31 @@ async def eventually(look: Callable[[], Any | Awaitable[Any]], seconds: float = 
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
+    looks = 0
     while True:
+        looks += 1
         found = look()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return found
-        assert loop.time() < deadline, f"not within {seconds:g} s; last: {found!r}"
+        assert looks < LEAST_LOOKS or loop.time() < deadline, _failure(seconds, looks, found)
         await asyncio.sleep(PAUSE)
 
 
 def eventually_here(look: Callable[[], Any], seconds: float = LIMIT) -> Any:
     """The same where no event loop runs."""
     deadline = time.perf_counter() + seconds
-    while not (found := look()):
-        assert time.perf_counter() < deadline, f"not within {seconds:g} s; last: {found!r}"
+    looks = 0
+    while True:
+        looks += 1
+        if found := look():
+            return found
+        assert looks < LEAST_LOOKS or time.perf_counter() < deadline, _failure(
+            seconds, looks, found
+        )
         time.sleep(PAUSE)
-    return found
+
+
+def _failure(seconds: float, looks: int, last: object) -> str:
+    return f"not within {seconds:g} s and {looks} looks; last: {last!r}"

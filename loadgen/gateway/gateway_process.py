@@ -186,9 +186,13 @@ class GatewayProcess(GatewayClient):
         assert self._process is not None
         await self._process.wait()
 
+    def log(self) -> str:
+        """All that the gateway has said so far."""
+        return self._log_file.read_text(errors="replace")
+
     def last_line(self) -> str:
         """What the gateway said last."""
-        lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        lines = self.log().strip().splitlines()
         return (
             lines[-1].removeprefix("kendall: ") if lines else "the gateway ended without a message"
         )

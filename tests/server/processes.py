@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,26 @@ def command(pid: int) -> str:
     return ""
 
 
-async def arrived(running: GatewayProcess, calls: int) -> None:
-    """The gateway has had so many, whatever became of them."""
+async def arrived(
+    running: GatewayProcess, calls: int, sent: Iterable[asyncio.Task[Any]] = ()
+) -> None:
+    """The gateway has had so many, whatever became of them. Raises what one of the `sent` failed
+    with, and where they do not come, what the gateway said of itself.
+    """
+    state: dict[str, Any] = {}
 
     async def there() -> bool:
-        return int((await running.ask("GET", "/admin/state"))["arrivals"]["count"]) >= calls
+        for call in sent:
+            if call.done():
+                call.result()
+        state.update(await running.ask("GET", "/admin/state"))
+        return int(state["arrivals"]["count"]) >= calls
 
-    await eventually(there)
+    try:
+        await eventually(there)
+    except AssertionError as error:
+        error.add_note(f"expected {calls} calls; {state}\n{running.log()[-4000:]}")
+        raise
 
 
 async def gone(pids: list[int]) -> list[int]:

@@ -385,9 +385,9 @@ async def both_leave(served: Served, *, stream: bool, sequences: int) -> Counter
         first = asyncio.create_task(
             client.completions.create(**arguments, n=sequences, stream=stream)
         )
-        await arrived(served.gateway, arrivals + 1)
+        await arrived(served.gateway, arrivals + 1, [first])
         second = asyncio.create_task(client.completions.create(**arguments, n=MANY))
-        await arrived(served.gateway, arrivals + 2)
+        await arrived(served.gateway, arrivals + 2, [first, second])
         if stream:
             await (await first).close()  # it has begun
         for call in (first, second):
