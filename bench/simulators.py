@@ -212,7 +212,7 @@ def simpy_lean(queue: Queue, requests: int, seed: int) -> Vector:  # noqa: C901 
             for _ in range(size):
                 arrived_at, n = waiting.popleft()
                 delays.append(now - arrived_at)
-                if n > longest:  # noqa: PLR1730  # max() costs a call
+                if n > longest:  # max() costs a call
                     longest = n
             yield timeout(next(noise) * (k1 * size + k2 + (k3 * size + k4) * longest))
 

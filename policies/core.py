@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 Release = Literal["batch", "request"]
 UNBOUNDED = 2**62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):  # a frozen dataclass takes four times as long to make
     """One sequence to generate, or the sequences of one call that is served whole, as policies see
     it: never its true output length.
     """
@@ -39,8 +38,7 @@ class Request:
         return self.prompt_tokens + self.max_output_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A request in the queue; `output_tokens_so_far` > 0 after a preemption or an engine's
     death.
     """
@@ -178,8 +176,9 @@ def fitting_ids(ordered: Sequence[Waiting], size: int, server: Server) -> tuple[
     if size <= 0:
         return ()
     ids: list[str] = []
-    most, sequences = min(size, server.max_batch_size), 0
-    prompt_tokens = 0
+    bound = server.max_batch_size
+    most = size if size < bound else bound
+    sequences = prompt_tokens = 0
     context_tokens = 0
     if server.max_context_tokens < UNBOUNDED:  # not free: 50 us with 256 that nobody counted
         context_tokens = server.context_tokens

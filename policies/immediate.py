@@ -120,11 +120,7 @@ class Continuous(Ordered):
         return preempted(self, state, self.max_batch_size)
 
     def _free_slots(self, server: Server) -> int:
-        bound = (
-            server.max_batch_size
-            if self.max_batch_size is None
-            else min(self.max_batch_size, server.max_batch_size)
-        )
-        return max(
-            bound - server.sequences, 0
-        )  # more than the bound may be in service after the bound was lowered
+        own, bound = self.max_batch_size, server.max_batch_size
+        free = (bound if own is None or own > bound else own) - server.sequences
+        # more than the bound may be in service after the bound was lowered
+        return free if free > 0 else 0

@@ -27,8 +27,8 @@ from policies.core import Policy
 from policies.errors import SpecError
 from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
-from policies.ordered import Ordered, in_arrival_order
-from policies.orders import ORDERS
+from policies.ordered import Ordered, order_of
+from policies.orders import FIRST_COME, ORDERS
 from policies.parameters import parameters_of
 from policies.unpadded import UnpaddedFixed
 
@@ -98,9 +98,14 @@ def is_built_in(policy: Policy) -> bool:
     return type(policy) in _BUILT_IN
 
 
+def may_preempt(policy: Policy) -> bool:
+    """Whether it may take requests out of service: one from outside may."""
+    return type(policy) not in _BUILT_IN or order_of(policy).preemptive
+
+
 def is_first_come(policy: Policy) -> bool:
     """Whether it is built in and serves in the order of arrival, as the formulas have it."""
-    return type(policy) in _BUILT_IN and in_arrival_order(policy)
+    return type(policy) in _BUILT_IN and policy.order == FIRST_COME.name  # type: ignore[attr-defined]
 
 
 def policy_class(name: str) -> type[Policy] | None:

@@ -166,7 +166,8 @@ class ServiceProcess:
         for member in members:
             member.enters_at = now + delay
             self._pending[member.id] = member
-            self._entry_at = min(self._entry_at, member.enters_at)
+            if member.enters_at < self._entry_at:
+                self._entry_at = member.enters_at
 
     def remove(self, member_id: str, now: float, *, catch_up: bool = True) -> None:
         """Drop a member (its client left); the step in flight keeps its end, where others are in
@@ -263,7 +264,7 @@ class ServiceProcess:
         if not self._active:
             self._stretch.never()
             if self._pending:
-                self._begin(max(self._now, self._entry_at))
+                self._begin(self._entry_at if self._entry_at > self._now else self._now)
         elif self._changed or self._entry_at <= self._now:
             self._begin(self._now)
 
@@ -278,7 +279,7 @@ class ServiceProcess:
         self._entered += entering
         prompts = self._prompt_tokens()
         self._stretch.serve(self._steps)
-        resumed = sum(member.resumed for member in self._entered)
+        resumed = sum([member.resumed for member in self._entered])
         seconds = (self.law.setup if self._opens_batch else self.law.admission)(
             len(self._entered), prompts, resumed
         )
@@ -291,9 +292,9 @@ class ServiceProcess:
         return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
 
     def _look_for_entry(self) -> None:
-        self._entry_at = min(
-            [member.enters_at for member in self._pending.values()], default=math.inf
-        )
+        self._entry_at = math.inf
+        if self._pending:
+            self._entry_at = min([member.enters_at for member in self._pending.values()])
 
     def _steps_to_change(self) -> int:
         if self._target is None:

@@ -105,4 +105,4 @@ class WaitingQueue(Sequence[Waiting]):
 
 
 def _prompt_tokens(waitings: Sequence[Waiting]) -> int:
-    return sum(waiting.request.prompt_tokens for waiting in waitings)
+    return sum([waiting.request.prompt_tokens for waiting in waitings])

@@ -43,7 +43,7 @@ RATES = ("rate_limit", "rate_limit_tokens", "rate_limit_burst")
 TTFT_LEVEL = 0.9  # at which a call's own budget is kept, as llm-d's predictor has it
 
 
-class Overload:
+class Overload(Observer):
     """The bounds of one gateway, and an observer of its batcher."""
 
     def __init__(self, gateway: Host) -> None:
@@ -150,9 +150,12 @@ class Overload:
         lifecycle = gateway.lifecycle
         if not lifecycle.ready or lifecycle.draining:
             return None  # that has its own answer
-        ranked = order_of(gateway.limits.policy).ranked or self.settings.priority_aging is not None
-        by_place = not ranked  # else its place is in its body
-        return self._rejection(1, scope, None, self._objectives if by_place else ())
+        objectives = self._objectives
+        if objectives and (
+            self.settings.priority_aging is not None or order_of(gateway.limits.policy).ranked
+        ):
+            objectives = ()  # its place is in its body
+        return self._rejection(1, scope, None, objectives)
 
     def deadlines_of(
         self, headers: Sequence[tuple[bytes, bytes]], patience: float | None, priority: int

@@ -10,7 +10,6 @@ of the probes in idle moments.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ class DesignedBatches:
         begun = await self._serve_requests(alone, cell, [first])
         behind = msgspec.structs.replace(
             first,
-            request=dataclasses.replace(first.request, id=f"{first.request.id}-resumed"),
+            request=first.request._replace(id=f"{first.request.id}-resumed"),
             forced_output_tokens=made + rest,
             output_token_ids=tuple(begun[0].output_token_ids),
         )

@@ -194,11 +194,12 @@ class _Answer:
         self._made_before = len(engine_request.output_token_ids)
         self._logprobs = engine_request.sampling.logprobs
         self._ends_at = natural_length
-        length = min(natural_length, engine_request.sampling.max_tokens) - self._made_before
+        most = engine_request.sampling.max_tokens
+        length = (natural_length if natural_length < most else most) - self._made_before
         self.member = Member(
             engine_request.request.id,
             len(engine_request.prompt_token_ids) + self._made_before,
-            max(1, length),
+            length if length > 1 else 1,
             resumed=self._made_before > 0,
         )
 
@@ -251,7 +252,8 @@ class _EmulatedServer:
             )
             for engine_request in requests
         ]
-        self._answers.update((answer.stream.request_id, answer) for answer in answers)
+        for answer in answers:
+            self._answers[answer.stream.request_id] = answer
         self.process.admit(
             self._now(), [answer.member for answer in answers], padded=padded, joining=joining
         )

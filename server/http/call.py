@@ -156,13 +156,10 @@ def _answer_to(
 ) -> Answer:
     """One that speaks while it waits, where that was asked for."""
     options = _options_of(call, gateway, arrival, timeouts)
-    settings, places = gateway.settings.overload, gateway.overload.places
-    silent = not call.stream or (places is None and not settings.sse_keep_alive_interval)
-    keep_alive = settings.sse_keep_alive_interval or math.inf
-    speaking: dict[str, Any] = {} if silent else {"places": places, "keep_alive": keep_alive}
+    speaking = _speaking(gateway) if call.stream else {}
     if front is not None:
         options.error_body = partial(error_body, front.endpoint.dialect)
-        made = FrontAnswer if silent else FrontQueueStream
+        made = FrontQueueStream if speaking else FrontAnswer
         return made(gateway.batcher, requests, *front.for_answer(), options, **speaking)
     form = (ChatFormat if isinstance(call, ChatRequest) else CompletionFormat)(
         arrival.call_id,
@@ -171,8 +168,16 @@ def _answer_to(
         requests[0].sampling.logprobs,
         token_ids=call.return_token_ids,
     )
-    kind = Answer if silent else QueueStream
+    kind = QueueStream if speaking else Answer
     return kind(gateway.batcher, requests, form, options, **speaking)
+
+
+def _speaking(gateway: Gateway) -> dict[str, Any]:
+    """What a stream says while it waits; nothing where nobody asked for it."""
+    interval, places = gateway.settings.overload.sse_keep_alive_interval, gateway.overload.places
+    if places is None and not interval:
+        return {}
+    return {"places": places, "keep_alive": interval or math.inf}
 
 
 def _options_of(

@@ -163,7 +163,10 @@ class Submitted(Response):
         for part in self._parts:
             if part.sequence is not None:
                 begun = part.sequence.at.dispatched
-                last = max(last, now if begun is None else begun)
+                if begun is None:
+                    begun = now
+                if begun > last:
+                    last = begun
         return _milliseconds(last - self._requests[0].request.arrived_at), _milliseconds(now - last)
 
 

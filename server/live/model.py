@@ -27,6 +27,7 @@ from server.live.question import ENOUGH, Question, Window
 from server.live.questions import Questions
 from server.live.self_checks import SelfChecks
 from server.live.state_file import StateKeeper
+from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 from server.telemetry.energy.batches import MeteredBatches
 from server.telemetry.energy.meter import EnergyMeter
@@ -40,7 +41,7 @@ log = logging.getLogger("kendall.live")
 LAST_LOOK = 5.0  # seconds that a shutdown waits for it
 
 
-class LiveModel:
+class LiveModel(Observer):
     """Estimates, prediction beside observation, what-ifs and advice of one gateway."""
 
     def __init__(self, gateway: LiveHost, capabilities: Capabilities) -> None:

@@ -49,7 +49,7 @@ class SelfChecks:
 
     def on_arrival(self, arrived_at: float, now: float) -> None:
         """In the system since `arrived_at`, which lies a little before now."""
-        since = max(arrived_at, self._since)
+        since = arrived_at if arrived_at > self._since else self._since
         self._area += self._number * (now - self._last) + now - since
         self._last = now
         self._number += 1
@@ -60,7 +60,7 @@ class SelfChecks:
         before now.
         """
         left = now if sequence.at.released is None else sequence.at.released
-        since = max(left, self._since)
+        since = left if left > self._since else self._since
         self._area += self._number * (now - self._last) - (now - since)
         self._last = now
         self._number -= 1

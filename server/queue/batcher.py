@@ -29,6 +29,7 @@ from policies import (
 )
 from policies.ordered import counts, order_of, wants_steps
 from policies.orders.by_flow import FlowCounters
+from policies.registry import may_preempt
 from queueing.measurement.record import Outcome, Record
 from queueing.simulation.orders.waiting_by_rank import moved, queue_for
 from queueing.simulation.waiting import WaitingQueue
@@ -137,6 +138,7 @@ class Batcher(QueueView):
         self.policy_batch_size = policy_batch_size(policy)
         self.wants_steps = wants_steps(policy)
         self._wants_predictions = order_of(policy).predicts
+        self._service.preempts = may_preempt(policy)
         later = self.wants_steps or counts(policy)  # not before all have their tokens of a step
         self._service.ask = self.decisions.ask_soon if later else self.decisions.ask
         self._queue = moved(self._queue, self._queue_for(policy))

@@ -5,8 +5,8 @@ the others nor the queue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from queueing.measurement.record import Record
 from server.queue.sequence import Batch, SequenceState
@@ -14,8 +14,10 @@ from server.queue.sequence import Batch, SequenceState
 log = logging.getLogger("kendall")
 
 
-class Observer(Protocol):
-    """Who is told what happens: metrics, the run file, the live model. Must not wait."""
+class Observer:
+    """Who is told what happens: metrics, the run file, the live model. Must not wait. A subclass
+    hears the events whose methods it has.
+    """
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """A request joined the queue."""
@@ -34,57 +36,73 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Passes every event on to each, in order. A fault is counted, and logged once for each
-    observer and kind.
+    """Passes every event on to each that hears it, in order. A fault is counted, and logged once
+    for each observer and kind.
     """
 
     def __init__(self, observers: Iterable[Observer]) -> None:
-        self._observers = tuple(observers)
         self._logged: set[tuple[str, str]] = set()
         self.faults = 0
+        self._set(tuple(observers))
 
     def add(self, observer: Observer, *, first: bool = False) -> None:
         """One more, which sees every event after the others, or before them."""
         own = self._observers
-        self._observers = (observer, *own) if first else (*own, observer)
+        self._set((observer, *own) if first else (*own, observer))
+
+    def _set(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._on_arrival = self._hearing("on_arrival")
+        self._on_dispatch = self._hearing("on_dispatch")
+        self._on_idle = self._hearing("on_idle")
+        self._on_settle = self._hearing("on_settle")
+        self._on_record = self._hearing("on_record")
+
+    def _hearing(self, event: str) -> Sequence[tuple[Observer, Callable[..., Any]]]:
+        silent = getattr(Observer, event)
+        return tuple(
+            (observer, getattr(observer, event))
+            for observer in self._observers
+            if getattr(type(observer), event, None) is not silent
+        )
 
     def on_arrival(self, sequence: SequenceState) -> None:
         """See `Observer`."""
-        for observer in self._observers:
+        for observer, hear in self._on_arrival:
             try:
-                observer.on_arrival(sequence)
+                hear(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
     def on_dispatch(self, batch: Batch) -> None:
         """See `Observer`."""
-        for observer in self._observers:
+        for observer, hear in self._on_dispatch:
             try:
-                observer.on_dispatch(batch)
+                hear(batch)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
     def on_idle(self, server_id: int, at: float) -> None:
         """See `Observer`."""
-        for observer in self._observers:
+        for observer, hear in self._on_idle:
             try:
-                observer.on_idle(server_id, at)
+                hear(server_id, at)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
     def on_settle(self, sequence: SequenceState) -> None:
         """See `Observer`."""
-        for observer in self._observers:
+        for observer, hear in self._on_settle:
             try:
-                observer.on_settle(sequence)
+                hear(sequence)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 
     def on_record(self, record: Record) -> None:
         """See `Observer`."""
-        for observer in self._observers:
+        for observer, hear in self._on_record:
             try:
-                observer.on_record(record)
+                hear(record)
             except Exception as error:  # noqa: BLE001
                 self._fault(observer, error)
 

@@ -4,7 +4,6 @@ answer in place of tokens. It has one record, however many sequences it asks for
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Protocol, cast
 
@@ -117,7 +116,7 @@ class PassedSequence(SequenceState):
             request = self.engine_request.request
             self.engine_request = msgspec.structs.replace(
                 self.engine_request,
-                request=dataclasses.replace(request, prompt_tokens=end.prompt_tokens),
+                request=request._replace(prompt_tokens=end.prompt_tokens),
             )
         self.at.last_token = self._owner.now()
         self._owner.member_ended(self)

@@ -335,7 +335,8 @@ class Batch(msgspec.Struct, eq=False):
 
     def forming_delay(self, request: Request) -> float:
         """Seconds this request waited for others to fill its batch."""
-        return max(0.0, self.forming_until - request.arrived_at)
+        delay = self.forming_until - request.arrived_at
+        return delay if delay > 0 else 0.0
 
 
 def forming_until(

@@ -101,6 +101,7 @@ class Service:
         self.slots = [Slot(index) for index in range(capabilities.servers)]
         self.ledger, self.ask, self._fail = ledger, ask, fail
         self.requeue: Callable[[SequenceState], None]  # to the head of the queue
+        self.preempts = False  # the policy in force may take sequences out again
 
     @property
     def size(self) -> int:
@@ -136,7 +137,8 @@ class Service:
                 sequence.engine_request.request,
                 batch.dispatched_at,
                 len(sequence.engine_request.output_token_ids),
-                sequence.engine_request.call is None
+                self.preempts
+                and sequence.engine_request.call is None
                 and resumable(sequence.engine_request.sampling),
                 sequence.preemptions,
             )

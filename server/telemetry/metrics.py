@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metri
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from queueing.measurement.record import Record
+from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 from server.runtime.errors import FAILURES
 from server.runtime.log_writer import REASONS
@@ -83,7 +84,7 @@ class CallCounters:
         )
 
 
-class Metrics(PolicyMetrics):
+class Metrics(PolicyMetrics, Observer):
     """An observer of the batcher, and what `/metrics` shows."""
 
     def __init__(self) -> None:
@@ -135,12 +136,6 @@ class Metrics(PolicyMetrics):
     def on_dispatch(self, batch: Batch) -> None:
         """Delays up to the dispatch, and the size."""
         self._series_of(batch.policy_text).dispatched(batch)
-
-    def on_idle(self, server_id: int, at: float) -> None:
-        """The live window sees to it."""
-
-    def on_settle(self, sequence: SequenceState) -> None:
-        """Counted with its record."""
 
     def on_record(self, record: Record) -> None:
         """Outcome and durations."""

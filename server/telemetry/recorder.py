@@ -23,7 +23,7 @@ import msgspec
 from policies.text import counted
 from queueing.measurement.paths import put_aside
 from queueing.measurement.record import Header, Record, to_line
-from server.queue.sequence import Batch, SequenceState
+from server.queue.observers import Observer
 
 log = logging.getLogger("kendall")
 LONGEST_UNWRITTEN = 0.5  # seconds that a record waits in memory
@@ -35,7 +35,7 @@ LAST_LINES = 2.0  # seconds that the exit waits for the disk
 _MODE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Recorder:
+class Recorder(Observer):
     """An observer that appends records to a file; `flush` before somebody reads it at once.
     Neither raises nor waits long.
     """
@@ -57,18 +57,6 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         self.flush()
-
-    def on_arrival(self, sequence: SequenceState) -> None:
-        """Nothing yet."""
-
-    def on_dispatch(self, batch: Batch) -> None:
-        """Nothing yet."""
-
-    def on_idle(self, server_id: int, at: float) -> None:
-        """Nothing yet."""
-
-    def on_settle(self, sequence: SequenceState) -> None:
-        """Nothing yet."""
 
     def on_record(self, record: Record) -> None:
         """One line, in the file within a second."""

@@ -43,6 +43,7 @@ from policies.text import SpecError
 from queueing.measurement.record import Record
 from server.engines.base import EngineRequest
 from server.engines.passing import TRACE_HEADERS
+from server.queue.observers import Observer
 from server.queue.sequence import Batch, SequenceState
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # as vLLM reads it: grpc | http/protobuf
@@ -140,7 +141,7 @@ class _Spans:
         self.service: Span | None = None
 
 
-class Tracing:
+class Tracing(Observer):
     """Starts a trace for each call and observes its sequences for the spans below it."""
 
     def __init__(self, provider: TracerProvider, model: str, clock: Callable[[], float]) -> None:
@@ -247,12 +248,6 @@ class Tracing:
         """It was preempted: its next wait began."""
         self._end_service(spans, at, at)
         spans.queue = self._begin("queue", spans.trace, at)
-
-    def on_idle(self, server_id: int, at: float) -> None:
-        """Each sequence has its own end of service."""
-
-    def on_settle(self, sequence: SequenceState) -> None:
-        """With its record."""
 
     def on_record(self, record: Record) -> None:
         """All of its instants are known."""

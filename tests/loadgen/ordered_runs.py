@@ -4,7 +4,6 @@ orders made by hand.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -56,9 +55,7 @@ def jobs(
 def records(policy: str, drawn: Sequence[Job], epoch: int = 0) -> list[Record]:
     """Of one server, with the callers' ids; each epoch begins where the one before is long over."""
     later = 1e4 * epoch
-    requests = [
-        dataclasses.replace(job.request, arrived_at=job.request.arrived_at + later) for job in drawn
-    ]
+    requests = [job.request._replace(arrived_at=job.request.arrived_at + later) for job in drawn]
     moved = [Job(request, job.output_tokens) for request, job in zip(requests, drawn, strict=True)]
     engine = SimulatedEngine(LAW, max_batch_size=64)
     found = simulate_trace(parse_policy(policy), moved, engine, [np.random.default_rng(0)])

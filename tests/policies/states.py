@@ -4,7 +4,6 @@ all of them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from hypothesis import strategies as st
@@ -43,7 +42,7 @@ def waiting(
 def calls(**sequences: int) -> list[Waiting]:
     """Calls in the queue, by id the number of their sequences; they arrive one second apart."""
     return [
-        Waiting(dataclasses.replace(item.request, sequences=sequences[item.request.id]))
+        Waiting(item.request._replace(sequences=sequences[item.request.id]))
         for item in waiting(*sequences)
     ]
 

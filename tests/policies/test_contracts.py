@@ -76,8 +76,7 @@ def test_fcfs_looks_at_no_prediction_priority_patience_or_flow(
     """A driver that fills these fields changes nothing under the orders there are."""
     changed = [
         Waiting(
-            dataclasses.replace(
-                item.request,
+            item.request._replace(
                 predicted_output_tokens=data.draw(st.none() | st.floats(1.0, 1e4)),
                 priority=data.draw(st.integers(-5, 5)),
                 deadline=data.draw(seconds),
@@ -101,9 +100,9 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
     """What a policy sees has no field for the true output length; who adds a field here must say
     why it is not one.
     """
-    fields = {
+    fields = {cls: set(cls._fields) for cls in (Request, Waiting)} | {
         cls: {field.name for field in dataclasses.fields(cls)}
-        for cls in (Request, Waiting, Running, Server, QueueState)
+        for cls in (Running, Server, QueueState)
     }
     assert fields == {
         Request: {

@@ -17,7 +17,8 @@ from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.engines.base import EngineRequest, Sampling, Token
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
-from server.queue.sequence import Batch, SequenceState
+from server.queue.observers import Observer
+from server.queue.sequence import SequenceState
 from tests.virtual_time import run_virtual
 
 NEVER = 10**6  # deaths, after which a request is a suspect, or is given up
@@ -25,15 +26,11 @@ FRAGILE = {"presence_penalty": 0.5}  # sampled without a seed, with a state
 
 
 @dataclass
-class Collector:
+class Collector(Observer):
     """An observer that keeps the records."""
 
     records: list[Record] = field(default_factory=list)
 
-    def on_arrival(self, sequence: SequenceState) -> None: ...
-    def on_dispatch(self, batch: Batch) -> None: ...
-    def on_idle(self, server_id: int, at: float) -> None: ...
-    def on_settle(self, sequence: SequenceState) -> None: ...
     def on_record(self, record: Record) -> None:
         self.records.append(record)
 

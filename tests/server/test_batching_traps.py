@@ -18,7 +18,8 @@ from queueing.measurement.record import Record
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.decision_loop import DecisionLoop
-from server.queue.sequence import Batch, SequenceState
+from server.queue.observers import Observer
+from server.queue.sequence import SequenceState
 from tests.server.asgi import LAW, Call, completion, running
 from tests.server.harness import (
     Collector,
@@ -205,7 +206,7 @@ def test_the_second_engine_that_dies_of_a_request_alone_is_counted_as_the_second
     run_virtual(main())
 
 
-class Tally:
+class Tally(Observer):
     """Counts outcomes and keeps nothing."""
 
     def __init__(self) -> None:
@@ -215,9 +216,6 @@ class Tally:
     def on_arrival(self, sequence: SequenceState) -> None:
         self.arrived += 1
 
-    def on_dispatch(self, batch: Batch) -> None: ...
-    def on_idle(self, server_id: int, at: float) -> None: ...
-    def on_settle(self, sequence: SequenceState) -> None: ...
     def on_record(self, record: Record) -> None:
         self.outcomes[record.outcome] += 1
 

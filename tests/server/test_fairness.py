@@ -4,7 +4,6 @@ on virtual time.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -213,7 +212,7 @@ def test_the_measure_sees_a_difference() -> None:
 def test_first_come_first_served_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same counters, and an order that does not look at them."""
     jobs = [
-        (dataclasses.replace(request, flow="heavy" if place < 40 else "other"), tokens)
+        (request._replace(flow="heavy" if place < 40 else "other"), tokens)
         for place, (request, tokens) in enumerate(heavy_and_light(80)[:80])
     ]
     differences = []

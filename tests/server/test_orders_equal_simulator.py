@@ -4,7 +4,6 @@ same at the same instants.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -245,4 +244,4 @@ def test_a_missing_prediction_is_said_once_for_each_policy(
 
 
 def unpredicted(request: Request) -> Request:
-    return dataclasses.replace(request, predicted_output_tokens=None, deadline=math.inf)
+    return request._replace(predicted_output_tokens=None, deadline=math.inf)

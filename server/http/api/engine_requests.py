@@ -4,7 +4,6 @@ prompt and choice.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -115,8 +114,7 @@ def with_form(
     engine_request: EngineRequest, checked: Sampling, now: float, patience: float | None
 ) -> EngineRequest:
     """It arrives when its form is compiled: that is a part of its validation, not of its wait."""
-    request = dataclasses.replace(
-        engine_request.request,
+    request = engine_request.request._replace(
         arrived_at=now,
         deadline=math.inf if patience is None else now + patience,
     )
@@ -130,7 +128,8 @@ def with_form(
 def room_of(gateway: Gateway, prompt_tokens: int) -> int:
     """Tokens that the context has left behind a prompt. Raises ApiError 400."""
     bounds = gateway.batcher.capabilities
-    room = min(bounds.max_model_len, bounds.kv_cache_tokens) - prompt_tokens
+    length, memory = bounds.max_model_len, bounds.kv_cache_tokens
+    room = (length if length < memory else memory) - prompt_tokens
     if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
         raise ApiError(
             400,
@@ -158,5 +157,5 @@ def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
             param="max_tokens",
         )
     limit = gateway.limits.max_output_tokens
-    most = room if limit is None else min(limit, room)
-    return most if own is None else min(own, most)
+    most = room if limit is None or limit > room else limit
+    return most if own is None or own > most else own

@@ -62,7 +62,8 @@ def check_fields(
     check_model(settings, call.model)
     if body_bytes > settings.security.max_form_bytes and not call.formless:
         check_form_size(call, settings.security.max_form_bytes)
-    check_extra(settings, call, {"best_of": call.n, **call.harmless}, served)
+    if call.model_extra:
+        check_extra(settings, call, {"best_of": call.n, **call.harmless}, served)
     if call.stream_options is not None and call.stream_options.include_obfuscation:
         field = "stream_options.include_obfuscation"
         raise ApiError(
@@ -89,7 +90,7 @@ def check_size(settings: OverloadSettings, call: Generation) -> int:
     """The number of sequences. Raises ApiError 400 before anything is built of them: more than
     are ever admitted.
     """
-    prompts = max(1, len(call.prompts())) if isinstance(call, CompletionRequest) else 1
+    prompts = len(call.prompts()) or 1 if isinstance(call, CompletionRequest) else 1
     sequences = prompts * call.n
     check_sequences(settings, sequences, "prompt" if prompts > call.n else "n")
     if call.bad_words and sequences * sum(map(len, call.bad_words)) > MOST_BAD_WORD_CHARACTERS:

@@ -23,24 +23,25 @@ _SAME_NAME = (
 
 def sampling_of(call: Generation, limit: int, seed: int | None) -> Sampling:
     """For one sequence with at most `limit` output tokens."""
-    fields = call.__dict__
+    fields = call.__dict__  # a model's own look-up takes ten times as long
     given = {name: value for name in _SAME_NAME if (value := fields[name]) is not None}
+    allowed, least = fields["allowed_token_ids"], fields["min_tokens"]
     return Sampling(
         max_tokens=limit,
-        min_tokens=min(call.min_tokens, limit),
-        presence_penalty=call.presence_penalty,
-        frequency_penalty=call.frequency_penalty,
+        min_tokens=least if least < limit else limit,
+        presence_penalty=fields["presence_penalty"],
+        frequency_penalty=fields["frequency_penalty"],
         seed=seed,
-        logit_bias=call.logit_bias,
+        logit_bias=fields["logit_bias"],
         logprobs=call.wanted_logprobs(),
-        stop=call.stops(),
-        stop_token_ids=tuple(call.stop_token_ids or ()),
-        ignore_eos=call.ignore_eos,
-        include_stop_str_in_output=call.include_stop_str_in_output,
-        skip_special_tokens=call.skip_special_tokens,
+        stop=call.stops() if fields["stop"] else (),
+        stop_token_ids=tuple(fields["stop_token_ids"] or ()),
+        ignore_eos=fields["ignore_eos"],
+        include_stop_str_in_output=fields["include_stop_str_in_output"],
+        skip_special_tokens=fields["skip_special_tokens"],
         structured=call.form(),
-        allowed_token_ids=None if call.allowed_token_ids is None else tuple(call.allowed_token_ids),
-        bad_words=tuple(call.bad_words or ()),
+        allowed_token_ids=None if allowed is None else tuple(allowed),
+        bad_words=tuple(fields["bad_words"] or ()),
         **given,
     )
 
