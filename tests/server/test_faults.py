@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from queueing.latency.law import parse_law
+from server.queue.observers import Observer
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.mortal import Forgetful, MortalEngine, faulty, words
@@ -434,9 +435,11 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
     async def main() -> None:
         async with faulty("capped:max_batch_size=2") as (app, gateway, _, records):
 
-            class FullDisk:
-                def __getattr__(self, name: str) -> Any:
+            class FullDisk(Observer):
+                def full(self, *_: object) -> None:
                     raise OSError(28, "No space left on device")
+
+                on_arrival = on_dispatch = on_idle = on_settle = on_record = full
 
             observers = gateway.batcher.observers
             observers.add(FullDisk(), first=True)
