@@ -5,7 +5,7 @@ stability ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict, Unpack
 
@@ -45,6 +45,10 @@ from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, pa
 from queueing.models.tandem import phase_means, phases
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
+# how requests come to the servers: from one queue, or each server has one of its own that they join
+# by chance, in turn, or where the fewest requests are
+ROUTINGS = ("central", "random", "round_robin", "least_requests")
+MOST_QUEUES = 64  # that are simulated side by side
 LARGEST_SERVERS = 1_000_000  # the time of a prediction grows with them: below a second
 
 
@@ -55,6 +59,8 @@ class Limits(TypedDict, total=False):
     max_output_tokens   token limit: a longer output is cut there (no limit)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
+    routing             "central", or how requests are sent to servers that have a queue each:
+                        "random", "round_robin", "least_requests" ("central")
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
     prompt_tokens       distribution of the prompt lengths; matters where the law has a coefficient
                         kp (no prompts)
@@ -74,6 +80,7 @@ class Limits(TypedDict, total=False):
     max_output_tokens: int | None
     patience: float | None
     servers: int
+    routing: str
     max_num_seqs: int | None
     prompt_tokens: TokenDistribution | str | None
     sequences: TokenDistribution | str | None
@@ -105,6 +112,7 @@ class Model:
     disaggregated: bool = False  # prefill on one server, decode on a second one behind it
     predictor: PredictorText = NO_PREDICTION  # of output lengths
     flows: Flows | None = None  # of the requests; None: one
+    routing: str = "central"  # of ROUTINGS
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -129,6 +137,7 @@ class Model:
                 f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
             )
         self._check_calls()
+        self._check_routing()
         if self.disaggregated:
             self._check_tandem()
 
@@ -140,6 +149,41 @@ class Model:
                 "got flows and sequences; expected one of the two: sequences of one call would be "
                 "of several flows"
             )
+
+    def _check_routing(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise SpecError(
+                f"got routing={self.routing!r}; expected {', '.join(ROUTINGS[:-1])} or "
+                f"{ROUTINGS[-1]}{suggest(self.routing, ROUTINGS)}"
+            )
+        if self.routing == "central":
+            return
+        if self.arrival_scv != 1 or self.disaggregated:
+            other = "disaggregated" if self.disaggregated else f"arrival_scv={self.arrival_scv:g}"
+            raise SpecError(
+                f"got routing={self.routing} and {other}; expected Poisson arrivals at servers "
+                "that do the same"
+            )
+        if self.has_queues and self.servers > MOST_QUEUES:
+            raise SpecError(
+                f"got routing={self.routing} to {self.servers:,} servers; expected at most "
+                f"{MOST_QUEUES}, which are simulated side by side"
+            )
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether each server has a queue whose arrivals depend on those of the others."""
+        return self.routing == "least_requests" and self.servers > 1
+
+    @property
+    def one_of_several(self) -> Model | None:
+        """One server, at its share of the rate, where each has a queue of its own and all are
+        alike: every c-th of Poisson arrivals comes after a sum of c gaps, of SCV 1/c.
+        """
+        if self.servers == 1 or self.routing not in {"random", "round_robin"}:
+            return None
+        scv = 1.0 if self.routing == "random" else 1 / self.servers
+        return replace(self, servers=1, routing="central", arrival_scv=scv)
 
     def _check_tandem(self) -> None:
         given = {
@@ -234,6 +278,7 @@ class Model:
             disaggregated=limits.get("disaggregated", False),
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
             flows=_flows(limits.get("flows")),
+            routing=limits.get("routing", "central"),
         )
 
     @cached_property
@@ -324,6 +369,9 @@ class Model:
         if self.disaggregated:
             return f"{gaps}/G/1 -> ./G/1"
         arrivals = gaps if self.sequences is None else f"{gaps}^X"
+        if self.servers > 1 and self.routing != "central":
+            one = replace(self, servers=1, routing="central")
+            return f"{self.servers} queues {one.name}"
         if not is_built_in(self.policy):
             return f"{arrivals}/G/{self.servers}{patience} under {self.policy.name}"
         if isinstance(self.policy, Single):
@@ -342,7 +390,7 @@ class Model:
     def assumptions(self) -> tuple[str, ...]:
         """What must hold for the prediction to hold."""
         common = [
-            self._arrivals,
+            *self.arrivals,
             "lengths independent of each other and of the queue",
             *_order_of_service(self.policy, self.predictor),
             *_flows_served(self.policy, self.flows),
@@ -381,13 +429,24 @@ class Model:
         return tuple(common)
 
     @property
-    def _arrivals(self) -> str:
-        if self.arrival_scv == 1:
-            return "Poisson arrivals at a constant rate"
-        return (
-            "independent gaps between arrivals at a constant rate, squared coefficient of "
-            f"variation {self.arrival_scv:g}"
-        )
+    def arrivals(self) -> tuple[str, ...]:
+        """What is assumed of them, and where they go."""
+        if self.arrival_scv != 1:
+            return (
+                "independent gaps between arrivals at a constant rate, squared coefficient of "
+                f"variation {self.arrival_scv:g}",
+            )
+        plain = "Poisson arrivals at a constant rate"
+        if self.servers == 1 or self.routing == "central":
+            return (plain,)
+        return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+_JOIN = {
+    "random": "join one by chance",
+    "round_robin": "join them in turn",
+    "least_requests": "join the one with the fewest requests, waiting and in service",
+}
 
 
 def token_limit(model: Model) -> int:

@@ -79,6 +79,16 @@ Patience = Annotated[
     ),
 ]
 Servers = Annotated[int, _option("--servers", "Number of engines fed from one queue.")]
+Routing = Annotated[
+    str,
+    _option(
+        "--routing",
+        (
+            "How requests come to the engines: central (one queue) | random | round_robin | "
+            "least_requests (each engine has a queue of its own, behind a load balancer)."
+        ),
+    ),
+]
 EngineBound = Annotated[
     int | None, _option("--max-num-seqs", "The engine's limit on the batch size. Default: none.")
 ]
@@ -165,6 +175,7 @@ def predict(
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
+    routing: Routing = "central",
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
@@ -201,6 +212,7 @@ def predict(
         "disaggregated": disaggregated,
         "predictor": predictor,
         "flows": flows,
+        "routing": routing,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
@@ -222,6 +234,7 @@ def simulate(
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
+    routing: Routing = "central",
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     sequences: Sequences = None,
@@ -260,6 +273,7 @@ def simulate(
         "disaggregated": disaggregated,
         "predictor": predictor,
         "flows": flows,
+        "routing": routing,
     }
     model = Model.read(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds

@@ -16,6 +16,8 @@ another order than fcfs            exact means    single; on several servers and
                                                   continuous an approximation (ordered)
 dynamic by bins of like length     exact means    two bins; more an approximation (bin_chain)
 a policy from outside              simulation
+servers with a queue each          as of one      by chance: Poisson arrivals at each; in turn:
+                                                  gaps of SCV 1/c; to the fewest: simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation
 
@@ -69,6 +71,10 @@ def best_method(model: Model) -> str:
 
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
+    if (one := model.one_of_several) is not None:
+        return methods(one)
+    if model.has_queues:
+        return ("simulation",)
     return _known(model) if type(model.policy) in SOLVED else ("simulation",)
 
 

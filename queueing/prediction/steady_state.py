@@ -19,7 +19,7 @@ from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import answer, best_method, methods
 from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
-from queueing.simulation.experiment import simulate_model
+from queueing.simulation.experiment import of_several, simulate_model
 from queueing.simulation.simulated_means import tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
@@ -60,6 +60,8 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
             f"or {known[-1]}"
         )
     load = model.stable_load(arrival_rate)
+    if (one := model.one_of_several) is not None:
+        return of_several(model, predict_model(one, arrival_rate / model.servers, method))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         notes = (
@@ -211,6 +213,8 @@ def largest_stable_rate(
 
 def _described(model: Model) -> str:
     parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
+    if model.has_queues:
+        parts = [f"{model.servers} servers with a queue each"]
     if model.disaggregated:
         parts = ["prefill and decode on two servers"]
     if model.arrival_scv != 1:

@@ -32,6 +32,7 @@ from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from queueing.simulation.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
     mean_of_runs,
@@ -63,6 +64,10 @@ def simulate_model(
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
     check_draws(model, num_requests, replications)
+    if (one := model.one_of_several) is not None:
+        own_rate = arrival_rate / model.servers
+        given = {"num_requests": num_requests, "seed": seed, "replications": replications}
+        return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
     load = model.load(arrival_rate)
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
@@ -86,6 +91,13 @@ def simulate_model(
         drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
         answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
     return without_unsettled(answer, model)
+
+
+def of_several(model: Model, one: Prediction) -> Prediction:
+    """Of all servers, from the answer of `one_of_several`."""
+    return dataclasses.replace(
+        one, model=model.name, assumptions=(*model.arrivals, *one.assumptions[1:])
+    )
 
 
 def _summary(
@@ -164,7 +176,10 @@ def simulate_run(
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
-    records = simulate_trace(model.policy, jobs, engine, residuals)
+    if model.has_queues:
+        records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
+    else:
+        records = simulate_trace(model.policy, jobs, engine, residuals)
     place = {job.request.id: index for index, job in enumerate(jobs)}
     records.sort(key=lambda record: place[record.request_id])
     instants = {name: _column(records, name) for name in fast.COLUMNS if name.endswith("_at")}

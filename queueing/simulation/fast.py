@@ -218,14 +218,14 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRu
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody; no
-    continuous engine with thousands of slots.
+    """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, on
+    one queue; no continuous engine with thousands of slots.
 
     Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
     ends before it began.
     """
     law = model.law
-    if not has_queue(model.policy):
+    if not has_queue(model.policy) or model.has_queues:
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False

@@ -72,6 +72,14 @@ class SimulatedEngine:
     pad_prompts: bool = False
     deaths: Sequence[tuple[float, float]] = ()
 
+    def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
+        """One server of them, which takes its residuals from `rng`."""
+        bounds = (self.max_batch_size, self.max_prompt_tokens, self.max_context_tokens)
+        return DrivenEngine(
+            Server(server_id, [], *bounds),
+            partial(ServiceProcess, self.law, rng, pad_prompts=self.pad_prompts),
+        )
+
 
 def simulate_trace(
     policy: Policy,
@@ -85,15 +93,7 @@ def simulate_trace(
     """What happens to the jobs (in order of arrival) on one server for each of `rngs`: one record
     each, in the order in which they end.
     """
-    bounds = (engine.max_batch_size, engine.max_prompt_tokens, engine.max_context_tokens)
-    engines = [
-        DrivenEngine(
-            Server(i, [], *bounds),
-            partial(ServiceProcess, engine.law, rng, pad_prompts=engine.pad_prompts),
-        )
-        for i, rng in enumerate(rngs)
-    ]
-    driver = _Driver(policy, jobs, engines)
+    driver = Driver(policy, jobs, [engine.driven(i, rng) for i, rng in enumerate(rngs)])
     for at, seconds in engine.deaths:
         driver.plan(at, _DEATH, seconds)
     for request_id, at in (cancellations or {}).items():
@@ -106,9 +106,18 @@ def simulate_trace(
 _CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART = 1, 2, 3, 4, 5
 
 
-class _Driver:
-    def __init__(self, policy: Policy, jobs: Sequence[Job], engines: list[DrivenEngine]) -> None:
-        self.jobs, self.engines = jobs, engines
+class Driver:
+    """One queue and its servers. `open_ended`: more jobs are given while it runs."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        jobs: Sequence[Job],
+        engines: list[DrivenEngine],
+        *,
+        open_ended: bool = False,
+    ) -> None:
+        self.jobs, self.engines, self.open_ended = list(jobs), engines, open_ended
         self.queue = queue_for(policy)
         self._govern(policy)
         self.down = False  # a dead engine is being started again
@@ -127,8 +136,32 @@ class _Driver:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
 
+    def give(self, jobs: Sequence[Job]) -> None:
+        """More jobs, which arrive behind all others."""
+        self.jobs += jobs
+        for job in jobs:
+            self.lengths[job.request.id] = job.output_tokens
+            if not job.resumable:
+                self.fragile.add(job.request.id)
+
+    def close(self, now: float) -> None:
+        """No more jobs are given."""
+        self.open_ended = False
+        self._show()
+        self._ask(now)
+
     def run(self) -> list[Record]:
         """Every event until nothing is left to happen."""
+        self.advance(math.inf)
+        if self.queue:
+            raise PredictionError(
+                f"got {counted(len(self.queue), 'request')} that policy {self.text} never "
+                "dispatched; expected each to be dispatched: kendall check-policy finds the cause"
+            )
+        return self.records
+
+    def advance(self, until: float) -> None:
+        """Every event before that instant."""
         jobs, engines, agenda = self.jobs, self.engines, self.agenda
         while True:
             engine = engines[0] if len(engines) == 1 else min(engines, key=_changes_at)
@@ -137,8 +170,8 @@ class _Driver:
             )
             planned = agenda[0][0] if agenda else math.inf
             now = min(engine.changes_at, arrival, planned, self.timer)
-            if now == math.inf:
-                break
+            if now >= until:
+                return
             if engine.changes_at == now:
                 self._complete(engine, now)
             elif arrival == now:
@@ -148,12 +181,6 @@ class _Driver:
             else:
                 self._wake_up(now)
             self._ask(now)
-        if self.queue:
-            raise PredictionError(
-                f"got {counted(len(self.queue), 'request')} that policy {self.text} never "
-                "dispatched; expected each to be dispatched: kendall check-policy finds the cause"
-            )
-        return self.records
 
     def _wake_up(self, now: float) -> None:
         """The instant that the policy named has come. Raises PredictionError where it names
@@ -178,10 +205,10 @@ class _Driver:
             self.queue.append(Waiting(request))
             if request.deadline < math.inf:
                 self.plan(request.deadline, _PATIENCE, request.id)
-            together = self.arrived < len(self.jobs) and _of_one_call(
+            together = self.arrived < len(self.jobs) and of_one_call(
                 request, self.jobs[self.arrived].request
             )
-        if self.arrived == len(self.jobs):
+        if self.arrived == len(self.jobs) and not self.open_ended:
             self._show()
 
     def _show(self) -> None:
@@ -196,7 +223,7 @@ class _Driver:
         self.withheld = len(offered) < len(self.engines)
         counters = self.queue.counters
         virtual_tokens = {} if counters is None else counters.virtual_tokens
-        closing = self.arrived == len(self.jobs)
+        closing = self.arrived == len(self.jobs) and not self.open_ended
         self.state = QueueState(self.queue, offered, {}, closing, virtual_tokens)
 
     def _ask(self, now: float) -> None:
@@ -380,7 +407,7 @@ class _Driver:
             self._settle(engine, now)
 
 
-def _of_one_call(request: Request, following: Request) -> bool:
+def of_one_call(request: Request, following: Request) -> bool:
     """Whether both are sequences of one call, which arrive together."""
     return (
         following.arrived_at == request.arrived_at

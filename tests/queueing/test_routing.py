@@ -1,0 +1,192 @@
+"""Servers with a queue each, behind a load balancer: predicted as one of them where their arrivals
+do not depend on one another, simulated side by side where they do.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from policies.text import SpecError
+from queueing.commands.cli import app
+from queueing.distributions.token_distribution import Vector, parse_distribution
+from queueing.model import ROUTINGS, Model
+from queueing.prediction import predict_model
+from queueing.simulation.experiment import draw_jobs, simulate_model
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
+from queueing.simulation.routed import FewestRequests, Router, simulate_routed
+from queueing.simulation.simulated_means import mean_of_runs
+
+LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
+LENGTHS = parse_distribution("uniform:low=1,high=63")
+SERVERS, LOAD, REQUESTS = 3, 0.7, 30_000
+POLICIES = ("single", "dynamic", "capped:max_batch_size=4", "fixed:batch_size=3,max_wait=0.05")
+
+
+def routed(policy: str, routing: str, servers: int = SERVERS, **limits: object) -> Model:
+    return Model.read(policy, LENGTHS, LAW, servers=servers, routing=routing, **limits)  # type: ignore[arg-type]
+
+
+def delays(model: Model, rate: float, router: Router, requests: int = REQUESTS) -> Vector:
+    """Of all requests in order of arrival, without the first tenth."""
+    jobs, rngs = draw_jobs(model, rate, requests, np.random.SeedSequence(5))
+    engine = SimulatedEngine(model.law)
+    records = simulate_routed(model.policy, jobs, engine, rngs, router)
+    by_id = {record.request_id: record.queueing_delay for record in records}
+    found = np.array([by_id[job.request.id] for job in jobs], dtype=float)
+    return found[requests // 10 :]
+
+
+def by_chance() -> Router:
+    rng = np.random.default_rng(9)
+    return lambda held: int(rng.integers(len(held)))
+
+
+def in_turn() -> Router:
+    turn = itertools.cycle(range(SERVERS))
+    return lambda _: next(turn)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("routing", "router"), [("random", by_chance), ("round_robin", in_turn)], ids=ROUTINGS[1:3]
+)
+def test_the_answer_is_that_of_servers_simulated_side_by_side(
+    policy: str, routing: str, router: Callable[[], Router]
+) -> None:
+    """Not for single in turn, whose formula is an approximation: its simulation here."""
+    model = routed(policy, routing)
+    rate = LOAD * model.largest_stable_rate
+    mean, error = mean_of_runs([delays(model, rate, router())])
+    assert mean is not None
+    assert error is not None
+    if "approximation" in predict_model(model, rate).method:
+        answer = simulate_model(model, rate, num_requests=REQUESTS, replications=4)
+    else:
+        answer = predict_model(model, rate)
+    predicted, own_error = answer.queueing_delay.mean, answer.queueing_delay.standard_error
+    assert predicted is not None
+    assert mean == pytest.approx(predicted, abs=4 * float(np.hypot(error, own_error or 0.0)))
+    assert error < 0.05 * mean, "too few requests to tell"
+
+
+@pytest.mark.parametrize("policy", [*POLICIES[:3], "continuous:max_batch_size=4"])
+def test_a_request_sent_by_chance_waits_as_at_one_server_with_its_share(policy: str) -> None:
+    model, alone = routed(policy, "random"), routed(policy, "central", servers=1)
+    rate = 0.5 * model.largest_stable_rate
+    found, one = predict_model(model, rate), predict_model(alone, rate / SERVERS)
+    assert found.queueing_delay == one.queueing_delay
+    assert found.load == pytest.approx(one.load) == pytest.approx(0.5)
+    assert found.model == f"{SERVERS} queues {one.model}"
+    assert found.assumptions[:2] == (
+        "Poisson arrivals at a constant rate",
+        f"{SERVERS} servers with a queue each; requests join one by chance",
+    )
+
+
+def test_what_a_load_balancer_costs_falls_with_what_it_knows() -> None:
+    """On the same requests: by chance, in turn, to the fewest, one queue."""
+    model = routed("single", "least_requests")
+    rate = LOAD * model.largest_stable_rate
+    means = [
+        delays(model, rate, router).mean() for router in (by_chance(), in_turn(), FewestRequests())
+    ]
+    jobs, rngs = draw_jobs(model, rate, REQUESTS, np.random.SeedSequence(5))
+    records = simulate_trace(model.policy, jobs, SimulatedEngine(model.law), rngs)
+    central = np.mean([record.queueing_delay for record in records])
+    assert means == sorted(means, reverse=True)
+    assert means[0] > 3 * means[2], "by chance, some servers idle while others have queues"
+    assert means[2] > 1.03 * central, "a request that has joined a queue stays there"
+    simulated = simulate_model(model, rate, num_requests=REQUESTS).queueing_delay
+    assert simulated.mean == pytest.approx(means[2], rel=0.15)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "single:order=ljf"])
+def test_one_server_has_one_queue(policy: str) -> None:
+    model = routed(policy, "least_requests", servers=1)
+    jobs, rngs = draw_jobs(model, LOAD * model.largest_stable_rate, 400, np.random.SeedSequence(3))
+    engine = SimulatedEngine(model.law)
+    alone = simulate_trace(model.policy, jobs, engine, rngs)
+    assert simulate_routed(model.policy, jobs, engine, rngs, FewestRequests()) == alone
+    assert not model.has_queues
+    assert model.name == routed(policy, "central", servers=1).name
+
+
+def test_the_sequences_of_a_call_stay_together() -> None:
+    model = routed("capped:max_batch_size=8", "least_requests", sequences="uniform:low=1,high=4")
+    jobs, rngs = draw_jobs(model, 20.0, 500, np.random.SeedSequence(1))
+    records = simulate_routed(
+        model.policy, jobs, SimulatedEngine(model.law), rngs, FewestRequests()
+    )
+    servers: dict[str, set[int | None]] = {}
+    for record in records:
+        servers.setdefault(record.request_id.split("-")[0], set()).add(record.server_id)
+    assert {len(each) for each in servers.values()} == {1}
+    assert len(set.union(*servers.values())) == SERVERS
+    assert len(records) == 500
+
+
+def test_of_equal_servers_the_next_one_is_chosen() -> None:
+    fewest = FewestRequests()
+    assert [fewest(held) for held in ([0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0])] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+    ]
+    assert FewestRequests()([3, 2, 2]) == 1
+
+
+def test_a_full_load_balancer_is_simulated_and_says_so() -> None:
+    model = routed("dynamic", "least_requests")
+    found = predict_model(model, 0.5 * model.largest_stable_rate)
+    assert found.method == "simulation"
+    assert "with 3 servers with a queue each" in (found.fallback or "")
+    assert "requests join the one with the fewest requests" in found.assumptions[1]
+
+
+def test_the_command_line_takes_it() -> None:
+    arguments = ["--policy", "single", "--arrival-rate", "20", "--output-tokens"]
+    arguments += ["deterministic:value=32", "--latency", LAW, "--servers", "4", "--json"]
+    found = [
+        json.loads(
+            CliRunner()
+            .invoke(app, ["predict", *arguments, "--routing", routing], catch_exceptions=False)
+            .stdout
+        )
+        for routing in ("central", "random")
+    ]
+    assert found[1]["model"] == "4 queues M/G/1"
+    assert found[1]["queueing_delay"]["mean"] > 2 * found[0]["queueing_delay"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"routing": "fewest"}, "got routing='fewest'; expected central, random, round_robin or"),
+        (
+            {"routing": "random", "arrival_scv": 2.0},
+            "got routing=random and arrival_scv=2; expected Poisson arrivals",
+        ),
+        (
+            {"routing": "least_requests", "servers": 65},
+            "got routing=least_requests to 65 servers; expected at most 64",
+        ),
+        ({"routing": "random", "servers": 1, "disaggregated": True}, "got routing=random and disa"),
+    ],
+)
+def test_what_it_cannot_be_is_said(limits: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Model.read("single", LENGTHS, LAW, **({"servers": 3} | limits))  # type: ignore[arg-type]
+
+
+def test_in_turn_each_server_sees_gaps_of_a_share_of_the_variance() -> None:
+    one = routed("single", "round_robin").one_of_several
+    assert one is not None
+    assert (one.servers, one.routing, one.arrival_scv) == (1, "central", 1 / SERVERS)
+    assert routed("single", "central").one_of_several is None
+    assert routed("single", "random", servers=1).one_of_several is None
