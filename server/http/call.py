@@ -125,7 +125,7 @@ def _arrival(gateway: Gateway, scope: Scope, call: Call) -> Arrival:
         caller,
         flow_of(headers, caller, keys),
         headers,
-        None if tracing is None else tracing.begin(scope["headers"], call_id, None, at),
+        None if tracing is None else tracing.begin(scope["headers"], call_id, scope["path"], at),
     )
 
 

@@ -48,7 +48,8 @@ from server.queue.sequence import Batch, SequenceState
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"  # as vLLM reads it: grpc | http/protobuf
 PATH = "/v1/traces"  # of receivers that speak HTTP
-OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion", "resp": "chat", "msg": "chat"}
+# of gen_ai, by the last word of a path; of others that word
+OPERATIONS = {"completions": "text_completion", "responses": "chat", "messages": "chat"}
 SAME_OFFSET = 60.0  # seconds
 LAST_SPANS = 5.0  # seconds that the exit waits for the receiver
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -151,9 +152,9 @@ class Tracing(Observer):
         self._offset, self._offset_at = 0, -math.inf
 
     def begin(
-        self, headers: Sequence[tuple[bytes, bytes]], call_id: str, path: str | None, at: float
+        self, headers: Sequence[tuple[bytes, bytes]], call_id: str, path: str, at: float
     ) -> CallTrace:
-        """Of a call that has arrived; `path`: of one that is passed on."""
+        """Of a call that has arrived."""
         carrier = {
             name: value.decode("latin-1")
             for key, value in headers
@@ -161,10 +162,7 @@ class Tracing(Observer):
         }
         parent = PROPAGATOR.extract(carrier)
         offset = self._offset_now()
-        if path is None:
-            operation = OPERATIONS.get(call_id.partition("-")[0], "chat")
-        else:
-            operation = operation_of(path)
+        operation = operation_of(path)
         root = self._tracer.start_span(
             f"{operation} {self._model}",
             parent,
@@ -303,9 +301,11 @@ def trace_of(engine_request: EngineRequest) -> CallTrace | None:
 
 
 def operation_of(path: str) -> str:
-    """Of a call that is passed on."""
-    last = path.rstrip("/").rpartition("/")[2]
-    return {"completions": "text_completion"}.get(last, last) if "chat" not in path else "chat"
+    """Of a call to that endpoint."""
+    if path.endswith("/chat/completions"):
+        return "chat"
+    last = path.rpartition("/")[2]
+    return OPERATIONS.get(last, last)
 
 
 def log_trace_ids() -> None:

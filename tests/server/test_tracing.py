@@ -264,9 +264,9 @@ def test_what_is_no_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_operations_have_the_names_of_the_convention() -> None:
-    paths = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-    assert [tracing.operation_of(path) for path in paths] == [
-        *("chat", "text_completion", "embeddings", "responses")
+    paths = ("/openai/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+    assert [tracing.operation_of(path) for path in (*paths, "/v1/messages", "/v1/rerank")] == [
+        *("chat", "text_completion", "embeddings", "chat", "chat", "rerank")
     ]
 
 
