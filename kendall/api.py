@@ -92,7 +92,8 @@ def predict(
     'load 0.186: mean 0.0139 s, p99 0.0516 s'
     """
     rate = positive("arrival_rate", arrival_rate, "requests per second")
-    return predict_model(Model.read(policy, output_tokens, latency, **limits), rate, method)
+    model = Model.read(policy, output_tokens, latency, **limits)
+    return predict_model(model, rate, method, quantiles=True)
 
 
 def simulate(

@@ -13,6 +13,8 @@ from typing import Any, Literal
 FALLBACK = "simulation, not "  # how the assumption begins that says why `auto` simulated
 PARTIAL = "exact means, but "  # and the one that says why quantiles are simulated or missing
 MEANLESS = "exact quantiles, but "  # or why means are
+APPROXIMATE_MEANS = "approximate means, "  # and the one that says where their quantiles are from
+_NOT_ALL_EXACT = FALLBACK, PARTIAL, MEANLESS, APPROXIMATE_MEANS
 Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
 _DELAYS, _AFTER = (
     ("queueing_delay", "served_queueing_delay"),
@@ -104,7 +106,7 @@ class Prediction:
         means are or are missing. Else None.
         """
         return next(
-            (text for text in self.assumptions if text.startswith((FALLBACK, PARTIAL, MEANLESS))),
+            (text for text in self.assumptions if text.startswith(_NOT_ALL_EXACT)),
             None,
         )
 

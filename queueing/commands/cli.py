@@ -218,7 +218,7 @@ def predict(
         policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
     )
     try:
-        answer = predict_model(model, arrival_rate, method)
+        answer = predict_model(model, arrival_rate, method, quantiles=True)
     except UnstableQueueError as error:
         answer = unstable(model, error.load, method)
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
@@ -373,11 +373,13 @@ def _table(answer: Prediction) -> Table:
     rows = [
         [label, *(_number(getattr(value, name)) for name in names)] for label, value in durations
     ]
-    for label, mean in (
+    for label, value in (
         ("time to first token", answer.time_to_first_token),
         ("inter-token latency", answer.inter_token_latency),
     ):
-        rows.append([label, _number(mean.mean), *("" for _ in list(names)[1:])])
+        others = [getattr(value, name) for name in list(names)[1:]]
+        known = any(number is not None for number in others)
+        rows.append([label, _number(value.mean), *(_number(n) if known else "" for n in others)])
     return Table(
         (Column(heading="seconds", left=True), *(Column(heading=name) for name in names.values())),
         rows,

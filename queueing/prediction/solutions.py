@@ -60,6 +60,7 @@ from queueing.prediction.ordered import is_ordered, ordered_methods, ordered_val
 from queueing.result import MEANLESS, Mean, Prediction, Quantiles, Station
 from queueing.simulation.simulated_means import no_second_moment
 
+IN_DOUBT = "approximation in doubt: "  # how the assumption begins that says why
 # any other policy is simulated
 SOLVED = (Single, Dynamic, Capped, Elastic, Fixed, UnpaddedFixed, Continuous)
 
@@ -243,7 +244,7 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
     return (
         answer
         if reason is None
-        else answer | {"assumptions": (*model.assumptions, f"approximation in doubt: {reason}")}
+        else answer | {"assumptions": (*model.assumptions, f"{IN_DOUBT}{reason}")}
     )
 
 

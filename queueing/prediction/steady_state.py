@@ -9,21 +9,36 @@ import math
 from typing import Any
 
 from policies.core import Policy
+from policies.immediate import Continuous
 from policies.registry import is_first_come
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.errors import INFINITE_MEAN, InfiniteMeanError, NotConvergedError
+from queueing.errors import (
+    INFINITE_MEAN,
+    InfiniteMeanError,
+    NotConvergedError,
+    OutOfReachError,
+)
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
-from queueing.prediction.solutions import answer, best_method, methods
-from queueing.result import FALLBACK, LEVELS, PARTIAL, Mean, Prediction, Quantiles
+from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
+from queueing.result import (
+    APPROXIMATE_MEANS,
+    FALLBACK,
+    LEVELS,
+    PARTIAL,
+    Mean,
+    Prediction,
+    Quantiles,
+)
 from queueing.simulation.experiment import of_several, simulate_model
 from queueing.simulation.simulated_means import tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
+_SHARE = 3  # of what a simulation may take where a formula answers too: a second or two at most
 _DURATIONS = ("queueing_delay", "sojourn_time", "served_queueing_delay")
 METHODS = ("auto", "exact", "approximation", "bound", "paper", "simulation")
 
@@ -45,9 +60,12 @@ def predict(
     return predict_model(Model.read(policy, output_tokens, law, **limits), arrival_rate, method)
 
 
-def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Prediction:
+def predict_model(
+    model: Model, arrival_rate: float, method: str = "auto", *, quantiles: bool = False
+) -> Prediction:
     """`predict` for a model that is put together already: predictions at several rates share its
-    tables.
+    tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
+    by a simulation of about a second.
     """
     best = best_method(model)
     known = methods(model)
@@ -61,7 +79,8 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
         )
     load = model.stable_load(arrival_rate)
     if (one := model.one_of_several) is not None:
-        return of_several(model, predict_model(one, arrival_rate / model.servers, method))
+        own_rate = arrival_rate / model.servers
+        return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
         notes = (
@@ -72,6 +91,8 @@ def predict_model(model: Model, arrival_rate: float, method: str = "auto") -> Pr
         return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
+        if quantiles and method == "auto" and isinstance(model.policy, Continuous):
+            return _with_simulated_quantiles(found, model, arrival_rate)
         return _with_quantiles(found, model, arrival_rate, simulating=method == "auto")
     except NotConvergedError as error:
         if method != "auto":
@@ -105,6 +126,31 @@ def _with_quantiles(
         for name in missing
     }
     return dataclasses.replace(noted, **quantiles)
+
+
+def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
+    """All quantiles of a continuous engine, and where the formula of the means is in doubt these
+    too.
+    """
+    from queueing.simulation.budget import affordable_requests, enough_slots  # noqa: PLC0415 - loads numba
+
+    doubt = next((text for text in found.assumptions if text.startswith(IN_DOUBT)), None)
+    if doubt is not None:
+        return _simulated(model, arrival_rate, f"{FALLBACK}{doubt}")
+    try:
+        affordable = affordable_requests(model, arrival_rate, _SHARE * SIMULATED_REQUESTS)
+    except OutOfReachError:
+        return found
+    count = affordable // _SHARE
+    simulated = simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
+    both: dict[str, Any] = {
+        name: dataclasses.replace(
+            getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
+        )
+        for name in (*_DURATIONS, "time_to_first_token", "inter_token_latency")
+    }
+    note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
+    return dataclasses.replace(found, assumptions=(*found.assumptions, note), **both)
 
 
 def _lacks_quantiles(duration: Quantiles) -> bool:

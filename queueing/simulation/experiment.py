@@ -117,6 +117,7 @@ def _summary(
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
         served_queueing_delay=summary_of_runs([run.queueing_delay[~run.lost] for run in runs]),
         time_to_first_token=_to_first_token(runs),
+        inter_token_latency=Quantiles() if model.policy.padded else _between_tokens(runs),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *_cautions(runs)),
     )
 
@@ -145,6 +146,18 @@ def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
     if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
         return Quantiles()
     return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])
+
+
+def _between_tokens(runs: Sequence[SimulatedRun]) -> Quantiles:
+    """Mean time from one token to the next of each answer that has several, which leave one by
+    one.
+    """
+    found = []
+    for run in runs:
+        several = ~run.lost & (run.output_tokens > 1)
+        after_first = (run.released_at - run.first_token_at)[several]
+        found.append(after_first / (run.output_tokens[several] - 1))
+    return summary_of_runs(found)
 
 
 def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:

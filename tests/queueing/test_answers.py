@@ -101,8 +101,41 @@ def test_both_token_times_are_of_one_type_whatever_the_method(policy: str, metho
         assert (answer.time_to_first_token.p99 is None) == (
             answer.method != "simulation" or not answer.stable
         )
-        assert answer.inter_token_latency.p99 is None
-        assert list(answer.as_dict()["inter_token_latency"]) == ["mean", *LEVELS]
+        simulated = answer.method == "simulation" and answer.stable
+        unpadded = not queue.policy.padded
+        assert (answer.inter_token_latency.p99 is None) == (not (simulated and unpadded))
+        error = ["standard_error"] if simulated and unpadded else []
+        assert list(answer.as_dict()["inter_token_latency"]) == ["mean", *LEVELS, *error]
+
+
+def test_a_continuous_engine_has_every_quantile_where_they_are_asked_for() -> None:
+    """The means are the formula's; the quantiles are those of another simulation too."""
+    queue = Model.read("continuous:max_batch_size=4", LENGTHS, LAW)
+    rate = 0.8 * queue.largest_stable_rate
+    plain, whole = predict_model(queue, rate), predict_model(queue, rate, quantiles=True)
+    other = simulate_model(queue, rate, num_requests=1_000_000, seed=5)
+    for name in ("queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency"):
+        found, simulated = getattr(whole, name), getattr(other, name)
+        assert found.mean == getattr(plain, name).mean
+        assert found.standard_error is None
+        for level in ("p90", "p99"):
+            assert getattr(found, level) == pytest.approx(getattr(simulated, level), rel=0.05)
+        assert_ordered(found)
+    assert (whole.method, plain.fallback) == ("approximation", None)
+    assert whole.fallback == "approximate means, quantiles from a simulation of 1,000,000 requests"
+
+
+def test_a_continuous_engine_whose_formula_is_in_doubt_is_simulated() -> None:
+    """Sixteen slots and answers of one length: the formula is off by a quarter."""
+    queue = Model.read("continuous:max_batch_size=16", "deterministic:value=16", LAW)
+    rate = 0.9 * queue.largest_stable_rate
+    assert any("approximation in doubt" in text for text in predict_model(queue, rate).assumptions)
+    found = predict_model(queue, rate, quantiles=True)
+    assert found.method == "simulation"
+    assert found.queueing_delay.standard_error is not None
+    assert (found.fallback or "").startswith("simulation, not approximation in doubt: ")
+    formula = predict_model(queue, rate, "approximation", quantiles=True)
+    assert formula.queueing_delay.p99 is None
 
 
 @pytest.mark.parametrize(("policy", "load"), [(policy, 0.6) for policy in BATCHES + CONTINUOUS])
