@@ -11,7 +11,14 @@ import pytest
 
 from kendall import cli
 from loadgen.report.audit import asked, streams_of
-from queueing.measurement.record import Header, Record, read_run, write_run
+from queueing.measurement.record import (
+    SCHEMA_VERSION,
+    Header,
+    Record,
+    read_cut_run,
+    read_run,
+    write_run,
+)
 
 RATE = 20.0
 
@@ -288,6 +295,14 @@ def test_records_that_are_missing_are_said_in_a_line_each(
     assert [
         line for line in out if line.startswith(("the run was", "interrupted", "the file was"))
     ] == says
+
+
+def test_a_run_file_whose_first_record_was_cut_has_none(tmp_path):
+    path = gateway_run(tmp_path / "gateway.jsonl", poisson())
+    header, record, *_ = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + record[:-30])
+    found, records, cut = read_cut_run(path)
+    assert (found.schema_version, records, cut) == (SCHEMA_VERSION, [], True)
 
 
 def test_a_gateways_file_with_a_cut_last_line_is_said_to_be_cut(tmp_path, capsys):

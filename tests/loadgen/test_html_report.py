@@ -20,7 +20,7 @@ import pytest
 
 import loadgen.report.html.page
 from loadgen.compare.cells import Asked, MissingCell, ReportCell, RunFile, audit_of
-from loadgen.compare.comparison import TOO_SHORT
+from loadgen.compare.comparison import TOO_SHORT, Part, Split
 from loadgen.compare.epoch_sample import EpochSample
 from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
@@ -197,6 +197,20 @@ def test_the_bars_of_a_cell_add_up_to_its_deviation(data: ReportData) -> None:
         assert sum(bar["x"][index] for bar in bars) == pytest.approx(totals[name], abs=1e-9)
     (slow,) = (trace for trace in bars if trace["name"] == "service law: speed")
     assert max(slow["x"]) > 20
+
+
+@pytest.mark.parametrize(("off", "ends"), [(0.3, (-5, 30)), (-0.3, (-30, 5))])
+def test_the_axis_of_the_bars_has_room_on_both_sides_of_zero(
+    data: ReportData, off: float, ends: tuple[float, float]
+) -> None:
+    """Percent, and 8 % more; a cell that is beyond zero whole, with a narrow interval."""
+    first = data.cells[0]
+    parts = (Part("speed", 1e6 * off, 0.0),)
+    split = Split(predicted=1e6, observed=1e6 * (1 + off), parts=parts)
+    comparison = dataclasses.replace(first.comparison, split=split)
+    figure = parts_figure([dataclasses.replace(first, comparison=comparison)])
+    assert figure is not None
+    assert figure["layout"]["xaxis"]["range"] == pytest.approx([1.08 * end for end in ends])
 
 
 def test_an_outlier_does_not_hide_the_other_bars(data: ReportData) -> None:

@@ -92,6 +92,8 @@ def test_free_slots_start_at_once_and_full_ones_by_departures() -> None:
 def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
     assert CERTAIN.until_gone(1, [InService(4, 0.5)]) == pytest.approx(2.0)
     assert CERTAIN.until_gone(5, [InService(4, 0.5)]) == pytest.approx(4.5)
+    idle = BatchService(largest=1, servers=2, sizes=(1,), means=(1.0,), variances=(0.0,))
+    assert idle.until_gone(1, [InService(1, 0.2)]) == pytest.approx(0.8), "not the idle server's"
     assert SlotService(slots=4, throughput=2.0).until_gone(3) == pytest.approx(1.5)
 
 
