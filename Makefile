@@ -1,6 +1,6 @@
 # Every target makes the environment first (tools/setup_env.py, silent when up to date).
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-system demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
+.PHONY: help setup setup-dev setup-system setup-clients demo test test-all fuzz mutants check audit bench conformance screenshots dashboards notebooks manifests clean
 
 PYTHON ?= python3
 ifndef SEED
@@ -24,6 +24,9 @@ setup-dev: ## the same with the development tools that test, check and others ne
 
 setup-system: ## Prometheus, Chromium and nginx from Debian's packages, for the tests that use them
 	@tools/setup_system.sh
+
+setup-clients: ## LangChain, Instructor and other client libraries in .venv-clients, for the tests that use them
+	@$(PYTHON) -m venv .venv-clients && .venv-clients/bin/pip install -q -r tests/clients/requirements.txt
 
 demo: setup ## the gateway under load, observed and predicted delays; ARGS="..."
 	@$(BIN)/kendall demo $(ARGS)

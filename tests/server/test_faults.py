@@ -280,7 +280,7 @@ def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -
     async def main() -> None:
         async with faulty("single") as (app, gateway, engine, records):
             deadly = ask(app, 200)
-            healthy = ask(app, 5, prompt=[7])
+            healthy, twin = ask(app, 5, prompt=[7]), ask(app, 5, stream=False)
             while not deadly.task.done():
                 await asyncio.sleep(0.02)
                 engine.kill("its work was too much")
@@ -288,10 +288,12 @@ def test_a_request_that_no_engine_survives_is_given_up_before_the_gateway_is() -
                 "do not send it again (its work was too much)"
                 in deadly.events()[-2]["error"]["message"]
             )
-            await healthy.task
+            await asyncio.gather(healthy.task, twin.task)
             assert text_of(healthy) == words(5)
-            assert Counter(record.outcome for record in records) == {"failed": 1, "completed": 1}
-            assert [record.interruptions for record in records] == [2, 0]
+            told = "another request with this prompt killed the engine; do not send it again"
+            assert (twin.status, twin.json()["error"]["message"]) == (500, told)
+            assert Counter(record.outcome for record in records) == {"failed": 2, "completed": 1}
+            assert [record.interruptions for record in records] == [2, 0, 0]
             assert gateway.supervisor.restarts == 2
 
     run_virtual(main())

@@ -1,0 +1,1 @@
+"""Client libraries in an environment of their own, against the gateway."""

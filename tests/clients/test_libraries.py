@@ -1,0 +1,50 @@
+"""Client libraries as their users call them, on the real engine: tools and typed answers. The tiny
+model is random: a grammar forces what it calls.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.front.tooled import CITIES, DAYS, END, Served, serving
+from tests.support import missing
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+LIBRARIES = (
+    *("langchain", "langchain_streamed", "instructor", "pydantic_ai"),
+    *("openai_agents", "litellm"),
+)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    if not PYTHON.exists():
+        missing("the environment of client libraries", "`make setup-clients` makes it")
+    folder = tmp_path_factory.mktemp("clients")
+    with serving(folder, "--policy", "continuous:max_batch_size=4") as it:
+        yield it
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_client_library_gets_its_tool_call(served: Served, library: str) -> None:
+    bias = json.dumps({token: int(value) for token, value in END.items()})
+    script = str(Path(__file__).with_name("libraries.py"))
+    done = subprocess.run(
+        [str(PYTHON), script, library, served.process.url, bias],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (found,) = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == {"city", "days"}
+    assert found["city"] in CITIES
+    assert found["days"] in DAYS
