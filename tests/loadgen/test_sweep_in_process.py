@@ -500,12 +500,16 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     )
     cell: Any = SimpleNamespace(name="x", load=load, purpose=purpose, seconds=3.0)
 
+    said = io.StringIO()
+
     async def attempt() -> None:
-        status = Status(io.StringIO())
+        sweep = Sweep(wanted, store, Status(said), rig)
         with pytest.raises(GatewayError, match=r"^not sent$"):
-            await Sweep(wanted, store, status, rig)._attempt(cell, "shown")
+            await sweep._attempt(cell, "shown")
+        sweep._salvage()
 
     asyncio.run(attempt())
+    assert "x: nothing is left of attempt 1" in said.getvalue(), "no gateway wrote a file"
     event = store.journal.last("started")
     store.journal.close()
     assert event is not None

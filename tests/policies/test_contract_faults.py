@@ -120,6 +120,16 @@ def test_only_a_request_that_is_alone_may_be_above_a_bound(
     assert (fault is None) is allowed
 
 
+@pytest.mark.parametrize(
+    "server", [Server(0, max_context_tokens=60), Server(0, max_prompt_tokens=20)]
+)
+def test_a_batch_may_fill_a_bound(server: Server) -> None:
+    """Two with a prompt of 10 tokens that hold 30 each."""
+    state = QueueState(waiting("0", "1"), [server])
+    (rule,) = [rule for name, rule in RULES if "token bounds" in name]
+    assert rule(Broken(), Dispatch(("0", "1"), 0), state, 5.0) is None
+
+
 def test_a_driver_gets_what_can_be_carried_out() -> None:
     state = QueueState(waiting("a", "b"), [EMPTY])
     assert decide(Broken(), state, 5.0) == Dispatch(("a",), 0)

@@ -572,7 +572,11 @@ def test_silence_a_failure_and_a_rejection_are_no_proof_and_a_stopped_one_says_n
     ],
 )
 def test_an_answer_that_stands_still_is_handed_over_again_once(
-    continued: bool, reason: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+    continued: bool,
+    reason: str | None,
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     again, failed, detached = list[Any](), list[Any](), list[str]()
     batcher: Any = SimpleNamespace(
@@ -584,10 +588,12 @@ def test_an_answer_that_stands_still_is_handed_over_again_once(
     assert detached == ([] if continued else ["a"])
     if said is None:
         assert (again, failed, sequence.continued) == ([sequence], [], True)
+        assert "fails" not in caplog.text
     else:
         ((who, outcome, code, words),) = failed
         assert (again, who, outcome, code) == ([], sequence, "failed", "sequence_stalled")
         assert words.endswith(f"for 60 s: {said}")
+        assert f"request a got no token for 60 s and fails: {said}" in caplog.messages
 
 
 # the state of the gateway
