@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from loadgen.arrivals.timetable import draw_prompts
 from loadgen.commands.flags import SweepCommand, in_a_row
-from loadgen.commands.sweep_cli import app, sweep_command
+from loadgen.commands.sweep_cli import _limits, app, sweep_command
 from loadgen.report.conditions import parse_conditions
 from loadgen.sending.run import VOCABULARY
 from loadgen.sweep.dry_run import plan_as_object
@@ -363,6 +363,10 @@ def test_a_dry_run_says_lengths_refusals_and_searches() -> None:
     assert re.search(r"^4 cells and 2 searches, about \d+ min in all, ", shown, re.MULTILINE)
     assert "law: k1=0" in shown
     assert "guess" not in shown
+
+
+def test_token_limits_begin_at_one() -> None:
+    assert _limits("1,none,64") == (1, None, 64)
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,8 @@ def test_levels_double_their_quantum() -> None:
     assert {so_far: order.rank(one("a").request, so_far) for so_far in made} == made
     order = order_of(parse_policy("single:order=fb,quantum=4"))
     assert [order.rank(one("a").request, so_far) for so_far in (0, 3, 4, 9)] == [0, 0, 1, 2]
+    order = order_of(parse_policy("single:order=mlfq"))
+    assert [order.rank(one("a").request, so_far) for so_far in (15, 16, 10_000)] == [0, 1, 3]
 
 
 def test_the_server_with_the_worst_rank_gives_way() -> None:

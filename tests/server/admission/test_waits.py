@@ -178,6 +178,13 @@ def test_a_slot_is_free_by_the_engines_bound_where_the_live_model_still_has_anot
     assert [each.mean == 0.0 for each in estimates if each is not None] == [True, True, False]
 
 
+def test_every_server_has_its_slots() -> None:
+    found, gateway = waits(ahead=SLOTS, in_service=6)
+    gateway.batcher.capabilities.servers = 2
+    estimates = [found.wait(place, joining=0) for place in range(3)]
+    assert [each.mean == 0.0 for each in estimates if each is not None] == [True, True, False]
+
+
 def test_batches_are_never_told_of_a_free_slot() -> None:
     found, _ = waits(policy="capped:max_batch_size=2", ahead=BATCHES, in_service=1)
     found.on_dispatch(batch("capped:max_batch_size=2", 0.0, size=1))
