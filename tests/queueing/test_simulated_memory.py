@@ -79,8 +79,8 @@ def test_a_resumed_request_holds_its_prompt_and_its_limit_as_before():
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_bound_holds_after_every_decision(order, servers, monkeypatch):
     memory, seen, forced = 120, [], []
-    carried_out = reference._Driver._dispatch
-    preempt = reference._Driver._preempt
+    carried_out = reference.Driver._dispatch
+    preempt = reference.Driver._preempt
 
     def held(engine):
         return sum(
@@ -99,8 +99,8 @@ def test_the_bound_holds_after_every_decision(order, servers, monkeypatch):
         forced.append(len(engine.in_service) < 5)  # a slot was free, memory was not
         preempt(driver, decision, now)
 
-    monkeypatch.setattr(reference._Driver, "_dispatch", dispatch)
-    monkeypatch.setattr(reference._Driver, "_preempt", interrupted)
+    monkeypatch.setattr(reference.Driver, "_dispatch", dispatch)
+    monkeypatch.setattr(reference.Driver, "_preempt", interrupted)
     rng = np.random.default_rng(7)
     lengths = rng.integers(1, 40, 300)
     arrived_at = np.cumsum(rng.exponential(7.0 / servers, 300))
