@@ -137,7 +137,7 @@ class Model:
                 f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
             )
         self._check_calls()
-        self._check_routing()
+        _check_routing(self)
         if self.disaggregated:
             self._check_tandem()
 
@@ -149,41 +149,6 @@ class Model:
                 "got flows and sequences; expected one of the two: sequences of one call would be "
                 "of several flows"
             )
-
-    def _check_routing(self) -> None:
-        if self.routing not in ROUTINGS:
-            raise SpecError(
-                f"got routing={self.routing!r}; expected {', '.join(ROUTINGS[:-1])} or "
-                f"{ROUTINGS[-1]}{suggest(self.routing, ROUTINGS)}"
-            )
-        if self.routing == "central":
-            return
-        if self.arrival_scv != 1 or self.disaggregated:
-            other = "disaggregated" if self.disaggregated else f"arrival_scv={self.arrival_scv:g}"
-            raise SpecError(
-                f"got routing={self.routing} and {other}; expected Poisson arrivals at servers "
-                "that do the same"
-            )
-        if self.has_queues and self.servers > MOST_QUEUES:
-            raise SpecError(
-                f"got routing={self.routing} to {self.servers:,} servers; expected at most "
-                f"{MOST_QUEUES}, which are simulated side by side"
-            )
-
-    @property
-    def has_queues(self) -> bool:
-        """Whether each server has a queue whose arrivals depend on those of the others."""
-        return self.routing == "least_requests" and self.servers > 1
-
-    @property
-    def one_of_several(self) -> Model | None:
-        """One server, at its share of the rate, where each has a queue of its own and all are
-        alike: every c-th of Poisson arrivals comes after a sum of c gaps, of SCV 1/c.
-        """
-        if self.servers == 1 or self.routing not in {"random", "round_robin"}:
-            return None
-        scv = 1.0 if self.routing == "random" else 1 / self.servers
-        return replace(self, servers=1, routing="central", arrival_scv=scv)
 
     def _check_tandem(self) -> None:
         given = {
@@ -440,6 +405,42 @@ class Model:
         if self.servers == 1 or self.routing == "central":
             return (plain,)
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+def has_queues(model: Model) -> bool:
+    """Whether each server has a queue whose arrivals depend on those of the others."""
+    return model.routing == "least_requests" and model.servers > 1
+
+
+def one_of_several(model: Model) -> Model | None:
+    """One server, at its share of the rate, where each has a queue of its own and all are alike:
+    every c-th of Poisson arrivals comes after a sum of c gaps, of SCV 1/c.
+    """
+    if model.servers == 1 or model.routing not in {"random", "round_robin"}:
+        return None
+    scv = 1.0 if model.routing == "random" else 1 / model.servers
+    return replace(model, servers=1, routing="central", arrival_scv=scv)
+
+
+def _check_routing(model: Model) -> None:
+    if model.routing not in ROUTINGS:
+        raise SpecError(
+            f"got routing={model.routing!r}; expected {', '.join(ROUTINGS[:-1])} or "
+            f"{ROUTINGS[-1]}{suggest(model.routing, ROUTINGS)}"
+        )
+    if model.routing == "central":
+        return
+    if model.arrival_scv != 1 or model.disaggregated:
+        other = "disaggregated" if model.disaggregated else f"arrival_scv={model.arrival_scv:g}"
+        raise SpecError(
+            f"got routing={model.routing} and {other}; expected Poisson arrivals at servers that "
+            "do the same"
+        )
+    if has_queues(model) and model.servers > MOST_QUEUES:
+        raise SpecError(
+            f"got routing={model.routing} to {model.servers:,} servers; expected at most "
+            f"{MOST_QUEUES}, which are simulated side by side"
+        )
 
 
 _JOIN = {

@@ -36,7 +36,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
-from queueing.model import Model
+from queueing.model import Model, has_queues, one_of_several
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
@@ -72,9 +72,9 @@ def best_method(model: Model) -> str:
 
 def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
-    if (one := model.one_of_several) is not None:
+    if (one := one_of_several(model)) is not None:
         return methods(one)
-    if model.has_queues:
+    if has_queues(model):
         return ("simulation",)
     return _known(model) if type(model.policy) in SOLVED else ("simulation",)
 

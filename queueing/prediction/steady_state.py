@@ -20,7 +20,7 @@ from queueing.errors import (
     OutOfReachError,
 )
 from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, has_queues, one_of_several
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
@@ -78,7 +78,7 @@ def predict_model(
             f"or {known[-1]}"
         )
     load = model.stable_load(arrival_rate)
-    if (one := model.one_of_several) is not None:
+    if (one := one_of_several(model)) is not None:
         own_rate = arrival_rate / model.servers
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
     chosen = best if method == "auto" else method
@@ -259,7 +259,7 @@ def largest_stable_rate(
 
 def _described(model: Model) -> str:
     parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
-    if model.has_queues:
+    if has_queues(model):
         parts = [f"{model.servers} servers with a queue each"]
     if model.disaggregated:
         parts = ["prefill and decode on two servers"]

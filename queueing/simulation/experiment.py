@@ -27,12 +27,12 @@ from queueing.distributions.flows import Flows
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model, token_limit
+from queueing.model import Model, has_queues, one_of_several, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from queueing.simulation.routed import FewestRequests, simulate_routed
+from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
     mean_of_runs,
@@ -60,11 +60,8 @@ def simulate_model(
     notes: tuple[str, ...] = (),
 ) -> Prediction:
     """Simulated means with standard errors, over `replications` runs of `num_requests` each."""
-    whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
-    whole_number("replications", replications)
-    whole_number("seed", seed, least=0)
-    check_draws(model, num_requests, replications)
-    if (one := model.one_of_several) is not None:
+    _check(model, num_requests, replications, seed)
+    if (one := one_of_several(model)) is not None:
         own_rate = arrival_rate / model.servers
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
@@ -91,6 +88,13 @@ def simulate_model(
         drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
         answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
     return without_unsettled(answer, model)
+
+
+def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:
+    whole_number("num_requests", num_requests, least=2 * BATCH_MEANS)
+    whole_number("replications", replications)
+    whole_number("seed", seed, least=0)
+    check_draws(model, num_requests, replications)
 
 
 def of_several(model: Model, one: Prediction) -> Prediction:
@@ -189,7 +193,7 @@ def simulate_run(
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
-    if model.has_queues:
+    if has_queues(model):
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
     else:
         records = simulate_trace(model.policy, jobs, engine, residuals)

@@ -25,7 +25,7 @@ from policies.ordered import in_arrival_order, order_of
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model, token_limit
+from queueing.model import Model, has_queues, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -225,7 +225,7 @@ def is_compiled(model: Model) -> bool:
     ends before it began.
     """
     law = model.law
-    if not has_queue(model.policy) or model.has_queues:
+    if not has_queue(model.policy) or has_queues(model):
         return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False

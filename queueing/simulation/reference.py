@@ -107,7 +107,7 @@ _CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART = 1, 2, 3, 4, 5
 
 
 class Driver:
-    """One queue and its servers. `open_ended`: more jobs are given while it runs."""
+    """One queue and its servers. `open_ended`: more jobs are added while it runs."""
 
     def __init__(
         self,
@@ -136,22 +136,14 @@ class Driver:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
 
-    def give(self, jobs: Sequence[Job]) -> None:
-        """More jobs, which arrive behind all others."""
-        self.jobs += jobs
-        for job in jobs:
-            self.lengths[job.request.id] = job.output_tokens
-            if not job.resumable:
-                self.fragile.add(job.request.id)
-
-    def close(self, now: float) -> None:
-        """No more jobs are given."""
-        self.open_ended = False
-        self._show()
-        self._ask(now)
-
-    def run(self) -> list[Record]:
-        """Every event until nothing is left to happen."""
+    def run(self, closed_at: float | None = None) -> list[Record]:
+        """Every event until nothing is left to happen. `closed_at`: the last instant of an
+        open-ended one, which gets no more jobs.
+        """
+        if closed_at is not None:
+            self.open_ended = False
+            self._show()
+            self._ask(closed_at)
         self.advance(math.inf)
         if self.queue:
             raise PredictionError(

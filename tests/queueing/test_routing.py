@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from policies.text import SpecError
 from queueing.commands.cli import app
 from queueing.distributions.token_distribution import Vector, parse_distribution
-from queueing.model import ROUTINGS, Model
+from queueing.model import ROUTINGS, Model, has_queues, one_of_several
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import draw_jobs, simulate_model
 from queueing.simulation.reference import SimulatedEngine, simulate_trace
-from queueing.simulation.routed import FewestRequests, Router, simulate_routed
+from queueing.simulation.scenarios.routed import FewestRequests, Router, simulate_routed
 from queueing.simulation.simulated_means import mean_of_runs
 
 LAW = "k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3"
@@ -111,7 +111,7 @@ def test_one_server_has_one_queue(policy: str) -> None:
     engine = SimulatedEngine(model.law)
     alone = simulate_trace(model.policy, jobs, engine, rngs)
     assert simulate_routed(model.policy, jobs, engine, rngs, FewestRequests()) == alone
-    assert not model.has_queues
+    assert not has_queues(model)
     assert model.name == routed(policy, "central", servers=1).name
 
 
@@ -185,8 +185,8 @@ def test_what_it_cannot_be_is_said(limits: dict[str, object], message: str) -> N
 
 
 def test_in_turn_each_server_sees_gaps_of_a_share_of_the_variance() -> None:
-    one = routed("single", "round_robin").one_of_several
+    one = one_of_several(routed("single", "round_robin"))
     assert one is not None
     assert (one.servers, one.routing, one.arrival_scv) == (1, "central", 1 / SERVERS)
-    assert routed("single", "central").one_of_several is None
-    assert routed("single", "random", servers=1).one_of_several is None
+    assert one_of_several(routed("single", "central")) is None
+    assert one_of_several(routed("single", "random", servers=1)) is None

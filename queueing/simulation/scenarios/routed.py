@@ -52,15 +52,15 @@ def simulate_routed(
         now = call[0].request.arrived_at
         for driver in drivers:
             driver.advance(now)
-        held = [len(driver.jobs) - len(driver.records) for driver in drivers]
-        drivers[router(held)].give(call)
+        chosen = drivers[router([len(each.jobs) - len(each.records) for each in drivers])]
+        chosen.jobs += call
+        chosen.lengths |= {job.request.id: job.output_tokens for job in call}
     for driver in drivers:
         driver.advance(math.nextafter(now, math.inf))  # the last arrivals
-        driver.close(now)
     return [
         record if record.server_id is None else replace(record, server_id=place)
         for place, driver in enumerate(drivers)
-        for record in driver.run()
+        for record in driver.run(closed_at=now)
     ]
 
 
