@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from policies.core import Policy
@@ -120,12 +121,7 @@ def _with_quantiles(
     if not simulating:
         return noted
     simulated = simulate_model(model, arrival_rate, num_requests=count)
-    means = {name: getattr(found, name).mean for name in missing}
-    quantiles = {
-        name: dataclasses.replace(getattr(simulated, name), mean=means[name], standard_error=None)
-        for name in missing
-    }
-    return dataclasses.replace(noted, **quantiles)
+    return _with_quantiles_of(simulated, noted, missing)
 
 
 def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: float) -> Prediction:
@@ -143,14 +139,23 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
         return found
     count = affordable // _SHARE
     simulated = simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
-    both: dict[str, Any] = {
+    note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
+    noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
+    names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
+    return _with_quantiles_of(simulated, noted, names)
+
+
+def _with_quantiles_of(
+    simulated: Prediction, found: Prediction, names: Sequence[str]
+) -> Prediction:
+    """`found` with its own means, and the simulated quantiles of these durations."""
+    quantiles: dict[str, Any] = {
         name: dataclasses.replace(
             getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
         )
-        for name in (*_DURATIONS, "time_to_first_token", "inter_token_latency")
+        for name in names
     }
-    note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
-    return dataclasses.replace(found, assumptions=(*found.assumptions, note), **both)
+    return dataclasses.replace(found, **quantiles)
 
 
 def _lacks_quantiles(duration: Quantiles) -> bool:

@@ -15,8 +15,8 @@ log = logging.getLogger("kendall")
 
 
 class Observer:
-    """Who is told what happens: metrics, the run file, the live model. Must not wait. A subclass
-    hears the events whose methods it has.
+    """Receives the batcher's events: metrics, the run file, the live model. A subclass overrides
+    the methods of the events that it needs; they must not block.
     """
 
     def on_arrival(self, sequence: SequenceState) -> None:

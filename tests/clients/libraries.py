@@ -24,28 +24,24 @@ class Weather(BaseModel):
     days: Literal[1, 2, 3, 4, 5, 6, 7]
 
 
-def langchain(url: str, bias: dict[str, int]) -> Any:
-    """`bind_tools`."""
+def _langchain(url: str, bias: dict[str, int]) -> Any:
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(
         model=MODEL, base_url=f"{url}/v1", api_key=KEY, max_tokens=TOKENS, logit_bias=bias
     )
-    answer = model.bind_tools([Weather], tool_choice="Weather").invoke(QUESTION)
-    return [each["args"] for each in answer.tool_calls]
+    return model.bind_tools([Weather], tool_choice="Weather")
+
+
+def langchain(url: str, bias: dict[str, int]) -> Any:
+    """`bind_tools`."""
+    return [each["args"] for each in _langchain(url, bias).invoke(QUESTION).tool_calls]
 
 
 def langchain_streamed(url: str, bias: dict[str, int]) -> Any:
     """The same, streamed."""
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(
-        model=MODEL, base_url=f"{url}/v1", api_key=KEY, max_tokens=TOKENS, logit_bias=bias
-    )
-    whole: Any = None
-    for chunk in model.bind_tools([Weather], tool_choice="Weather").stream(QUESTION):
-        whole = chunk if whole is None else whole + chunk
-    return [each["args"] for each in whole.tool_calls]
+    first, *others = _langchain(url, bias).stream(QUESTION)
+    return [each["args"] for each in sum(others, first).tool_calls]
 
 
 def instructor(url: str, bias: dict[str, int]) -> Any:

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.libraries import CALLS
 from tests.server.front.tooled import CITIES, DAYS, END, Served, serving
 from tests.support import missing
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
-LIBRARIES = (
-    *("langchain", "langchain_streamed", "instructor", "pydantic_ai"),
-    *("openai_agents", "litellm"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield it
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", CALLS)
 def test_a_client_library_gets_its_tool_call(served: Served, library: str) -> None:
     bias = json.dumps({token: int(value) for token, value in END.items()})
     script = str(Path(__file__).with_name("libraries.py"))
