@@ -74,12 +74,26 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
     return Companion(fixed, per_token, delay)
 
 
-def controlled(values: Vector, companion: Vector, exact: Quantiles) -> Quantiles:
-    """Of one value a request, beside the companion's delay of each. A duration of 0 stays 0."""
-    names = ("mean", *LEVELS)
-    mine, beside = _statistics(values), _statistics(companion)
-    parts = np.array([_statistics(part) for part in np.array_split(values, BATCH_MEANS)])
-    others = np.array([_statistics(part) for part in np.array_split(companion, BATCH_MEANS)])
+def controlled(
+    values: Vector, companion: Vector, exact: Quantiles, counts: Vector | None = None
+) -> Quantiles:
+    """Of one value a request, that counts `counts` times, beside the companion's delay of each. A
+    duration of 0 stays 0.
+    """
+    names, every = ("mean", *LEVELS), np.ones(len(values))
+    counts = every if counts is None else counts
+    mine, beside = _statistics(values, counts), _statistics(companion, every)
+    parts, others = (
+        np.array(
+            [
+                _statistics(some, weights)
+                for some, weights in zip(
+                    np.array_split(of, BATCH_MEANS), np.array_split(by, BATCH_MEANS), strict=True
+                )
+            ]
+        )
+        for of, by in ((values, counts), (companion, every))
+    )
     known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
     spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
     squares = (spread**2).sum(axis=0)
@@ -93,9 +107,19 @@ def controlled(values: Vector, companion: Vector, exact: Quantiles) -> Quantiles
     return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
 
 
-def _statistics(values: Vector) -> Vector:
+def _statistics(values: Vector, counts: Vector) -> Vector:
     """Mean and quantiles."""
-    return np.append(values.mean(), np.quantile(values, list(LEVELS.values())))
+    found = weighted_quantiles(values, counts)
+    return np.append(np.average(values, weights=counts), found)
+
+
+def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
+    """Of LEVELS, where each value counts so many times."""
+    if (counts == 1).all():
+        return np.quantile(values, list(LEVELS.values()))
+    order = np.argsort(values)
+    reached = np.cumsum(counts[order])
+    return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
 
 
 def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
@@ -106,6 +130,18 @@ def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
     quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
     mean, error = mean_of_runs(series)
     return Quantiles(mean, **quantiles, standard_error=error)
+
+
+def weighted_summary(series: Sequence[Vector], weights: Sequence[Vector]) -> Quantiles:
+    """The same where each value counts `weights` times, as one a token does for its answer."""
+    values, counts = np.concatenate(series), np.concatenate(weights)
+    if not len(values):
+        return Quantiles()
+    quantiles = dict(zip(LEVELS, weighted_quantiles(values, counts).tolist(), strict=True))
+    mean = float(np.average(values, weights=counts))
+    # of a ratio: the standard error of its residuals, as each value's share of all counts
+    shares = [(of - mean) * n / counts.mean() for of, n in zip(series, weights, strict=True)]
+    return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares)[1])
 
 
 def mean_of_runs(series: Sequence[Vector]) -> tuple[float | None, float | None]:

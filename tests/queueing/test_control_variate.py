@@ -6,11 +6,17 @@ import pytest
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.models.continuous import solve_continuous
 from queueing.models.mg1 import solve_mg1
 from queueing.prediction.steady_state import predict_model
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run, simulate_steady_state
-from queueing.simulation.simulated_means import companion_of, controlled, summary_of_runs
+from queueing.simulation.simulated_means import (
+    companion_of,
+    controlled,
+    summary_of_runs,
+    weighted_summary,
+)
 
 LAW = LatencyModel(k1=0.001, k3=0.00006, k4=0.008)
 NAMES = ("mean", *LEVELS)
@@ -114,3 +120,26 @@ def test_predictions_of_a_continuous_engine_are_simulated_with_it() -> None:
     exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.output_tokens, rate).delay
     found = predict_model(model, rate, quantiles=True).queueing_delay
     assert found.p99 == pytest.approx(exact.p99, rel=1e-6)
+
+
+def test_a_time_between_tokens_counts_once_for_each_gap_of_its_answer() -> None:
+    values = [np.array([1.0, 2.0, 4.0]), np.array([8.0])]
+    found = weighted_summary(values, [np.array([60, 20, 15]), np.array([5])])
+    assert found.mean == pytest.approx(2.0)
+    assert (found.p50, found.p90, found.p95, found.p99) == (1.0, 4.0, 4.0, 8.0)
+    assert weighted_summary([np.array([])], [np.array([])]) == Quantiles()
+
+
+def test_the_mean_between_tokens_is_over_tokens_as_the_formula_s() -> None:
+
+    law = LatencyModel(k1=0.0003, k3=0.0005, k4=0.0005)
+    model = Model.read(
+        "continuous:max_batch_size=32",
+        parse_distribution("lognormal:mu=3.354,sigma=1.269", 4096),
+        law,
+    )
+    rate = 0.95 * model.largest_stable_rate
+    found = simulate_steady_state(model, rate, 400_000).inter_token_latency
+    told = solve_continuous(model.slot_time, rate, 32).inter_token_latency
+    assert abs(found.mean - told) < 0.02 * told + 3 * found.standard_error
+    assert 0 < found.standard_error < 0.015 * found.mean
