@@ -163,6 +163,13 @@ class LiveModel(Observer):
         try:
             await self._predictor.start()
         except PredictorLostError as error:
+            self._lost(error)
+
+    def _lost(self, error: PredictorLostError) -> None:
+        """At the end of the gateway a service manager may kill the predicting process first."""
+        if self._gateway.lifecycle.leaving:
+            log.debug("%s: the gateway ends", error)
+        else:
             self.failures.failed(str(error))
 
     async def _begin_life(self, ask: Ask, life: int) -> None:
@@ -185,7 +192,7 @@ class LiveModel(Observer):
         try:
             await self.update()
         except PredictorLostError as error:
-            self.failures.failed(str(error))
+            self._lost(error)
         except Exception as error:  # noqa: BLE001 - logged once
             self.failures.failed(f"{type(error).__name__}: {error}", error)
         else:
