@@ -90,8 +90,7 @@ def compare(
     Raises ValueError where no record was dispatched.
     """
     return [
-        found.comparison
-        for found in compare_samples(records, theory, sent, began_idle=began_idle)
+        found.comparison for found in compare_samples(records, theory, sent, began_idle=began_idle)
     ]
 
 
@@ -118,9 +117,7 @@ def compare_samples(
     )
     found = [
         _compare(EpochSample(requests, starts, intended, theory is None or theory.pads), theory)
-        for requests in epoch_samples(
-            everyone, first_dispatches(records, began_idle=began_idle)
-        )
+        for requests in epoch_samples(everyone, first_dispatches(records, began_idle=began_idle))
     ]
     return [
         dataclasses.replace(

@@ -257,7 +257,7 @@ class Batcher(QueueView):
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy
-        self.decisions.dispatches(decision.request_ids)
+        self.decisions.dispatches(decision)
         unsettled = self._ledger.unsettled
         taken = self._queue.take(decision.request_ids)
         sequences = [unsettled[waiting.request.id] for waiting in taken]

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from policies import Decision, Policy, QueueState, format_policy, is_built_in
-from policies.decision import LONGEST_DECISION, DecisionError, decide
+from policies import Decision, Dispatch, Policy, QueueState, format_policy, is_built_in
+from policies.decision import LONGEST_DECISION, DecisionError, check_once, decide
 from policies.text import counted
 from server.runtime.clock import clock_of
 
@@ -106,33 +106,28 @@ class DecisionLoop:
                 if deadline < math.inf or self._timer is not None:
                     self._set_timer(deadline)
             self.failing = None
-        except Exception as error:
-            if self.failing is None:
-                self._failing_since = self._now() - getattr(error, "seconds", 0.0)
-            self.failing = str(error) or type(error).__name__
-            self._failures.failed(self.failing)
-            if self.on_failure is not None:
-                self.on_failure()
-            if isinstance(error, DecisionError):
-                self._ask_again(self.failing)
+        except Exception as error:  # noqa: BLE001 - logged, and counted
+            self._failed(error)
         finally:
             self._asking = False
 
-    def dispatches(self, request_ids: Collection[str]) -> None:
-        """The policy has decided to. Raises DecisionError for a request that it has dispatched and
-        preempted since it was asked: it would do so without end.
-        """
-        again = next((each for each in request_ids if each in self._dispatched), None)
-        if again is not None:
-            raise self._error(f"a second dispatch of {again!r} at one instant")
-        self._dispatched.update(request_ids)
+    def _failed(self, error: Exception) -> None:
+        if self.failing is None:
+            self._failing_since = self._now() - getattr(error, "seconds", 0.0)
+        self.failing = str(error) or type(error).__name__
+        self._failures.failed(self.failing)
+        if self.on_failure is not None:
+            self.on_failure()
+        if isinstance(error, DecisionError):
+            self._ask_again(self.failing)
+
+    def dispatches(self, decision: Dispatch) -> None:
+        """The policy has decided to. Raises DecisionError where it does so without end."""
+        check_once(self._policy_text(), decision, self._dispatched)
 
     def put_back(self, request_id: str) -> None:
         """The engine did not begin it: it may be dispatched again at once."""
         self._dispatched.discard(request_id)
-
-    def _error(self, got: str) -> DecisionError:
-        return DecisionError(f"policy {self._policy_text()}: got {got}; expected a WaitUntil")
 
     def _ask_again(self, error: str) -> None:
         """Later, or give the policy up."""
@@ -157,7 +152,10 @@ class DecisionLoop:
         for _ in range(MOST_AT_ONCE):
             if (deadline := self._step()) is not None:
                 return deadline
-        raise self._error(f"{MOST_AT_ONCE:,} decisions at one instant")
+        raise DecisionError(
+            f"policy {self._policy_text()}: got {MOST_AT_ONCE:,} decisions at one instant; "
+            "expected a WaitUntil"
+        )
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -332,6 +334,23 @@ def test_the_first_epoch_of_a_file_is_whole_only_where_nothing_came_before_it() 
     assert _compared(records(0)) == [["waits", "after"]]
     assert _compared(records(1)) == [["after"]]
     assert _compared(records(1), began_idle=True) == [["waits", "after"]]
+
+
+def test_the_table_says_why_nothing_is_predicted_and_has_no_infinite_deviation() -> None:
+    records = drive(parse_policy("dynamic"), 40.0, n=200)
+    shown: list[str] = []
+    for theory in (None, THEORY):
+        show(compare(records, theory), Console(file=(text := io.StringIO()), width=200))
+        shown.append(text.getvalue())
+    said = "they need a latency law, which a run file does not have: --latency gives it"
+    assert [said in text for text in shown] == [True, False]
+    comparison = only(records)
+    nothing = Estimate(0.0, math.inf, math.inf)
+    quantity = dataclasses.replace(comparison.queueing_delay, measured_service=nothing)
+    idle = dataclasses.replace(comparison, queueing_delay=quantity)
+    show([idle], Console(file=(text := io.StringIO()), width=200))
+    assert "inf" not in text.getvalue()
+    assert re.search(r" 0\.0 +- ", text.getvalue())
 
 
 def test_what_never_was_dispatched_is_not_compared() -> None:
