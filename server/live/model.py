@@ -62,7 +62,8 @@ class LiveModel(Observer):
         self.questions = Questions()
         self.pilot = Pilot(gateway, self._predictor)
         self.saved = StateKeeper(gateway, self.pilot)
-        self.failures = Failures(log, "the live prediction")
+        # at the end of the gateway a service manager may kill the predicting process first
+        self.failures = Failures(log, "the live prediction", lambda: gateway.lifecycle.leaving)
         self.pilot_failures = Failures(log, "the autopilot")
         self._what_if_due = now + gateway.settings.what_if_interval
         # the last assessment of this epoch, as `/admin/prediction` shows it
@@ -163,13 +164,6 @@ class LiveModel(Observer):
         try:
             await self._predictor.start()
         except PredictorLostError as error:
-            self._lost(error)
-
-    def _lost(self, error: PredictorLostError) -> None:
-        """At the end of the gateway a service manager may kill the predicting process first."""
-        if self._gateway.lifecycle.leaving:
-            log.debug("%s: the gateway ends", error)
-        else:
             self.failures.failed(str(error))
 
     async def _begin_life(self, ask: Ask, life: int) -> None:
@@ -192,7 +186,7 @@ class LiveModel(Observer):
         try:
             await self.update()
         except PredictorLostError as error:
-            self._lost(error)
+            self.failures.failed(str(error))
         except Exception as error:  # noqa: BLE001 - logged once
             self.failures.failed(f"{type(error).__name__}: {error}", error)
         else:

@@ -72,7 +72,12 @@ class Batcher(QueueView):
         self._ledger = Ledger(self.now, self.observers)
         ask = self.decisions.ask
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
-        self._service.requeue = self._requeue
+
+        def requeue(sequence: SequenceState) -> None:  # the engine did not begin it
+            self.decisions.put_back(sequence.id)
+            self._queue.put_back([sequence.waiting()])
+
+        self._service.requeue = requeue
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
         self.withhold = self._service.withhold
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
@@ -286,11 +291,6 @@ class Batcher(QueueView):
         for sequence in sequences:
             self._service.preempt(sequence, now)
         self._queue.put_back([sequence.waiting() for sequence in sequences])
-
-    def _requeue(self, sequence: SequenceState) -> None:
-        """The engine did not begin it."""
-        self.decisions.put_back(sequence.id)
-        self._queue.put_back([sequence.waiting()])
 
 
 def _has_prediction(engine_request: EngineRequest) -> bool:
