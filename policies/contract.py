@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from policies.core import (
@@ -38,9 +39,10 @@ class Contract:
     fault: Check
 
 
-def faults(policy: Policy, state: QueueState, now: float) -> dict[str, str]:
-    """The contracts that the policy breaks in this state, with the fault; the queue is put into
-    its order.
+def checked(policy: Policy, state: QueueState, now: float) -> dict[str, str | None]:
+    """The contracts that could be checked in this state, with the fault or None; the queue is put
+    into the policy's order. Of a policy that raises only the first rule is; where it breaks a rule,
+    what follows from its decision is not.
     """
     state = dataclasses.replace(state, waiting=in_order(policy, state.waiting))
     try:
@@ -49,16 +51,17 @@ def faults(policy: Policy, state: QueueState, now: float) -> dict[str, str]:
         raise
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything
         return {RULES[0][0]: f"raised {type(error).__name__}: {one_line(error)}"}
-    found = {contract.name: _fault(contract, policy, state, now) for contract in CONTRACTS}
-    return {name: fault for name, fault in found.items() if fault is not None}
+    found: dict[str, str | None] = {}
+    for contract in CONTRACTS:
+        with suppress(DecisionError):  # a rule of its own tells it
+            found[contract.name] = _fault(contract, policy, state, now)
+    return found
 
 
 def _fault(contract: Contract, policy: Policy, state: QueueState, now: float) -> str | None:
     try:
         return contract.fault(policy, state, now)
-    except DecisionError:
-        return None  # a rule of its own tells it
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, DecisionError):
         raise
     except BaseException as error:  # noqa: BLE001 - in a later state, or asked again
         return f"raised {type(error).__name__}: {one_line(error)}"

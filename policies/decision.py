@@ -54,6 +54,19 @@ def check_decision(policy: Policy, decision: Decision, state: QueueState, now: f
             raise DecisionError(f"policy {format_policy(policy)}: {fault}")
 
 
+def check_once(policy: str, decision: Dispatch, dispatched: set[str]) -> None:
+    """Raises DecisionError for a request that the policy has dispatched, and then preempted, since
+    it was asked: it would do so without end. Puts the others into `dispatched`.
+    """
+    for request_id in decision.request_ids:
+        if request_id in dispatched:
+            raise DecisionError(
+                f"policy {policy}: got a second dispatch of {request_id!r:.{SHOWN}} at one "
+                "instant; expected a WaitUntil"
+            )
+    dispatched.update(decision.request_ids)
+
+
 def members(decision: Dispatch, state: QueueState) -> list[Waiting]:
     """The waiting requests that it dispatches."""
     ids = decision.request_ids

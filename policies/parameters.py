@@ -144,7 +144,10 @@ def suggest(word: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
 def _whole(
     policy: str, key: str, text: str, least: int = -LARGEST_WHOLE, most: int = LARGEST_WHOLE
 ) -> int:
-    number = parse_number(key, text, policy)
+    try:
+        number = parse_number(key, text, policy)
+    except SpecError:
+        number = math.nan
     bounded = least > -LARGEST_WHOLE or number.is_integer()  # else the bounds are beside the point
     if not number.is_integer() or not least <= number <= most:
         raise SpecError(
@@ -161,7 +164,15 @@ def _size(policy: str, key: str, text: str) -> int:
 def _number(policy: str, key: str, text: str) -> float:
     """Also a duration with its unit: seconds."""
     seconds = seconds_or_nan(text)
-    return parse_number(key, text, policy) if math.isnan(seconds) else seconds
+    if not math.isnan(seconds):
+        return seconds
+    try:
+        return parse_number(key, text, policy)
+    except SpecError:
+        raise SpecError(
+            f"got {key}={text!r} for policy {policy}; expected a number, or a duration with its "
+            "unit, such as 300ms"
+        ) from None
 
 
 def _truth(policy: str, key: str, text: str) -> bool:

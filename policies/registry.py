@@ -123,6 +123,24 @@ def policy_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*POLICIES, *of_modules(), *_packages())))
 
 
+def usable_policies() -> tuple[str, ...]:
+    """Names of those that a text may have, for a message that offers them. Imports the packages."""
+    return tuple(dict.fromkeys(each.name for each in every_policy() if each.fault is None))
+
+
+def not_used(name: str) -> str | None:
+    """Why a package's policy is not the one of this name; None where no package has one. Imports
+    none.
+    """
+    points = _packages().get(name, ()) if name in POLICIES else ()
+    if not points:
+        return None
+    return (
+        f"got policy {name!r} of the package {' and '.join(map(_package, points))}, which is not "
+        f"used: {name} is the built-in policy; expected another name in the package"
+    )
+
+
 def every_policy() -> list[Listed]:
     """All, the broken ones with the reason. Imports the packages."""
     listed = [Listed(name, BUILT_IN, cls) for name, cls in POLICIES.items()]

@@ -23,7 +23,7 @@ from policies.parameters import (
     parse_number,
     suggest,
 )
-from policies.registry import POLICIES, policy_class, policy_names
+from policies.registry import POLICIES, policy_class, usable_policies
 
 LARGEST_SPELLED_OUT = 1e15
 EXAMPLES = {  # of the policies with a batch size
@@ -166,13 +166,13 @@ def parse_policy(text: str) -> Policy:
     check_text("policy", text, "capped:max_batch_size=8")
     if not text.strip():
         raise SpecError(
-            f"got an empty policy; expected one of {', '.join(policy_names())}, for example "
+            f"got an empty policy; expected one of {', '.join(usable_policies())}, for example "
             "capped:max_batch_size=8"
         )
     name, pairs = split_spec(text, EXAMPLES)
     cls = policy_class(name)
     if cls is None:
-        names = policy_names()
+        names = usable_policies()
         raise SpecError(
             f"got policy {name!r}; expected one of {', '.join(names)}{suggest(name, names)}"
         )

@@ -14,7 +14,7 @@ from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.ordered import counts, in_arrival_order, order_of
 from policies.orders.by_length import Binned
-from policies.registry import class_fault, is_built_in, policy_names
+from policies.registry import class_fault, is_built_in, usable_policies
 from policies.text import (
     LARGEST_BATCH,
     SpecError,
@@ -534,7 +534,7 @@ def _policy(given: Policy | str) -> Policy:
         return parse_policy(given)
     if fault := class_fault(type(given)) if not is_built_in(given) else None:
         raise SpecError(
-            f"got policy={short_repr(given)}; expected one of {', '.join(policy_names())}, as a "
+            f"got policy={short_repr(given)}; expected one of {', '.join(usable_policies())}, as a "
             f"text or as parse_policy returns it, or an instance of a policy's class ({fault})"
         )
     return given

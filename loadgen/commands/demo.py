@@ -325,7 +325,8 @@ class _Demo:
 
     def _compare(self, run: CellRun, law: LatencyModel, rate: float) -> Comparison:
         theory = theory_of(law, self._lengths, asked_rate=rate, max_num_seqs=MAX_NUM_SEQS)
-        (comparison,) = compare(run.records, theory, run.load.records if run.load else [])
+        sent = run.load.records if run.load else []
+        (comparison,) = compare(run.records, theory, sent, began_idle=True)
         return comparison
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from policies.registry import use_modules
-from queueing.commands.check_policy_cli import PolicyModules
+from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.measurement.paths import folder_to_write
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def demo_command(
     """Calibrate a real engine, load it under every policy at two loads, and compare observed
     with predicted delays.
     """
-    use_modules(policy_module)
+    use_policies(policy_module, *(policy or ()))
     if sys.stderr.isatty():
         sys.stderr.write("kendall demo: starting")  # the imports below take seconds
         sys.stderr.flush()

@@ -13,9 +13,8 @@ from loadgen.arrivals.spec_text import listed
 from loadgen.commands.flags import SweepCommand
 from loadgen.sending.client.target import Keys
 from policies.durations import Duration
-from policies.registry import use_modules
 from policies.text import CommaList, SpecError, split_orders
-from queueing.commands.check_policy_cli import ABOUT_MODULE
+from queueing.commands.check_policy_cli import ABOUT_MODULE, use_policies
 from queueing.commands.remote import CACERT, INSECURE, Trust
 from queueing.measurement.paths import folder_to_write
 from queueing.measurement.slo import split_slos
@@ -262,7 +261,7 @@ def sweep_command(
     17 min in all, without the engine's start, its calibration and repeated cells. --dry-run prints
     the duration for other options.
     """
-    use_modules(policy_module)
+    use_policies(policy_module, *(policies or ()), *(more or ()))
     given = {
         "policies": (*(policies or ()), *(more or ())) or None,
         "orders": None if orders is None else split_orders(orders),

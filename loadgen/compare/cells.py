@@ -164,7 +164,7 @@ def _cells(
             configured = {"predictor": sender.header.configuration["predictor"]} | configured
     theory = None if asked.law is None else theory_for(asked.law, configured, asked)
     try:
-        compared = compare_samples(file.records, theory, sent)
+        compared = compare_samples(file.records, theory, sent, began_idle=_began_idle(file.header))
     except ValueError as error:
         raise SpecError(f"{file.path}: {error}") from None
     several = len(compared) > 1
@@ -181,6 +181,13 @@ def _cells(
         for comparison in (each.comparison for each in compared)
     ]
     return list(zip(cells, compared, strict=True))
+
+
+def _began_idle(header: Header) -> bool:
+    """Whether nothing can have arrived before the first epoch of a run file: a simulation's, or
+    that of a sweep's cell, whose header has what was asked.
+    """
+    return header.writer == "simulator" or "request_rate" in header.configuration
 
 
 def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -> Theory:

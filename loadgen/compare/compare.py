@@ -46,6 +46,7 @@ from loadgen.compare.epoch_sample import (
     EpochSample,
     Instants,
     epoch_samples,
+    first_dispatches,
     of_others,
     predictor_of,
     timetable_of,
@@ -76,18 +77,29 @@ __all__ = [
 
 
 def compare(
-    records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()
+    records: Iterable[Record],
+    theory: Theory | None = None,
+    sent: Iterable[Record] = (),
+    *,
+    began_idle: bool = False,
 ) -> list[Comparison]:
     """One comparison per policy and epoch, in their order; `sent` are the load generator's records
-    of the same requests.
+    of the same requests. `began_idle`: the records begin with an epoch before which nothing had
+    arrived, as those of a sweep's cell do.
 
     Raises ValueError where no record was dispatched.
     """
-    return [found.comparison for found in compare_samples(records, theory, sent)]
+    return [
+        found.comparison for found in compare_samples(records, theory, sent, began_idle=began_idle)
+    ]
 
 
 def compare_samples(
-    records: Iterable[Record], theory: Theory | None = None, sent: Iterable[Record] = ()
+    records: Iterable[Record],
+    theory: Theory | None = None,
+    sent: Iterable[Record] = (),
+    *,
+    began_idle: bool = False,
 ) -> list[ComparedSample]:
     """As `compare`, with what orders of service are compared by."""
     records = list(records)
@@ -105,7 +117,7 @@ def compare_samples(
     )
     found = [
         _compare(EpochSample(requests, starts, intended, theory is None or theory.pads), theory)
-        for requests in epoch_samples(everyone)
+        for requests in epoch_samples(everyone, first_dispatches(records, began_idle=began_idle))
     ]
     return [
         dataclasses.replace(

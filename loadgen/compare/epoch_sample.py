@@ -173,20 +173,38 @@ def chained_starts(sample: EpochSample) -> dict[str, float]:
     return starts
 
 
-def epoch_samples(everyone: Iterable[Served]) -> list[list[Served]]:
+def first_dispatches(records: Iterable[Record], *, began_idle: bool = False) -> dict[int, float]:
+    """By epoch the first dispatch in it: the epoch began then at the latest. -inf for the first
+    one where nothing can have arrived before it.
+
+    A record names the epoch of its last dispatch, so that instant counts, not the sum of its waits.
+    """
+    found: dict[int, float] = {}
+    for record in records:
+        if record.batch_id is None or record.dispatched_at is None:
+            continue
+        epoch = record.epoch or 0
+        found[epoch] = min(found.get(epoch, math.inf), record.dispatched_at)
+    first = min(found, default=0)
+    if began_idle or first == 0:
+        found[first] = -math.inf
+    return found
+
+
+def epoch_samples(everyone: Iterable[Served], began_by: Mapping[int, float]) -> list[list[Served]]:
     """Per epoch those that arrived and were dispatched in it, in order of arrival.
 
-    A record carries the epoch of its dispatch; the change itself lies after the last dispatch of
-    the epoch before, so who arrived by then is left out.
+    No record has the instant of a change. It lies between the last dispatch before it and the first
+    one after it, `began_by` (`first_dispatches`): a request that arrived earlier than that may have
+    waited under another policy, or for a calibration, and is left out. That instant does not depend
+    on what arrives later, so that leaving out by arrival favours neither short nor long delays; the
+    queue that those who are left out form is a part of the warm-up.
     """
     by_epoch: dict[int, list[Served]] = {}
     for request in everyone:
-        by_epoch.setdefault(request.epoch, []).append(request)
-    found, began_at = [], -math.inf
-    for epoch in sorted(by_epoch):
-        found.append([request for request in by_epoch[epoch] if request.arrived_at > began_at])
-        began_at = max(request.dispatched_at for request in by_epoch[epoch])
-    return [sample for sample in found if sample]
+        if request.arrived_at >= began_by[request.epoch]:
+            by_epoch.setdefault(request.epoch, []).append(request)
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 def timetable_of(

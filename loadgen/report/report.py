@@ -46,6 +46,10 @@ QUANTILE_NOTES = (
         "print none for this queue"
     ),
 )
+NO_LAW = (
+    "- under speed, predicted and same arrivals: they need a latency law, which a run file does "
+    "not have: --latency gives it"
+)
 PART_NOTES = (
     "observed - predicted a priori as a sum (ms); !: beyond chance",
     (
@@ -113,6 +117,8 @@ def notes(comparisons: Sequence[Comparison]) -> list[str]:
             "law's (> 1: slower)"
         ),
     ]
+    if comparisons and not any(c.calibrated for c in comparisons):
+        lines.append(NO_LAW)
     if any(c.compared == "sojourn_time" for c in comparisons):
         lines.append(
             "*: means of the sojourn time; before a continuous engine, waiting for its next step "
@@ -253,13 +259,15 @@ def _deviation(comparison: Comparison) -> str:
     if comparison.too_short:
         return "too short"
     error = comparison.prediction_error
-    return "-" if error is None else f"{error * 100:+.1f} %"
+    return "-" if error is None or not math.isfinite(error) else f"{error * 100:+.1f} %"
 
 
 def _with_deviation(estimate: Estimate | None) -> str:
     if estimate is None or math.isnan(estimate.mean):
         return "-"
-    return f"{_ms(estimate.mean)} {f'{estimate.deviation * 100:+.1f}%':>6}"
+    deviation = estimate.deviation * 100
+    shown = f"{deviation:+.1f}%" if math.isfinite(deviation) else "-"  # from a mean of nothing
+    return f"{_ms(estimate.mean)} {shown:>6}"
 
 
 def _plain(value: float | None, form: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +18,8 @@ from policies.ordered import KEYS
 from policies.orders import ORDERS
 from policies.orders.order import Order
 from policies.parameters import parameters_of
-from policies.registry import Listed, every_policy, use_modules
-from policies.text import format_policy, parse_policy
+from policies.registry import Listed, every_policy, not_used, use_modules
+from policies.text import counted, format_policy, parse_policy
 from queueing.commands.terminal import console, say
 
 if TYPE_CHECKING:
@@ -36,6 +36,16 @@ STATES = 2000
 FIRST = 50  # states in which one decision is timed
 BROKEN = 3  # exit status: a check failed
 LIMIT = 30.0  # seconds that all checks may take; a few are usual
+
+
+def use_policies(modules: Sequence[str] | None, *texts: str | None) -> None:
+    """Make the policies of these modules known; a warning on stderr where a text names a built-in
+    policy whose name a package has too. Raises SpecError.
+    """
+    use_modules(modules)
+    for name in dict.fromkeys(text.partition(":")[0].strip() for text in texts if text):
+        if (warning := not_used(name)) is not None:
+            typer.echo(f"kendall: warning: {warning}", err=True)
 
 
 class _TooLongError(BaseException):  # none that a policy catches
@@ -61,12 +71,12 @@ def check_policy_command(
     """Check that a policy keeps the contracts of every policy, in random queue states and in a
     simulated run. Without POLICY, list all policies.
     """
-    use_modules(policy_module)
+    use_policies(policy_module, policy)
     if policy is None:
         _list(every_policy(), as_json)
         return
     parsed = parse_policy(policy)
-    checked = list(_within(LIMIT, parsed, states, seed))
+    checked = _within(LIMIT, parsed, states, seed)
     broken = [each for each in checked if each.fault is not None]
     if as_json:
         typer.echo(json.dumps(_as_object(parsed, checked)))
@@ -76,17 +86,29 @@ def check_policy_command(
         raise typer.Exit(BROKEN)
 
 
-def _within(limit: float, policy: Policy, states: int, seed: int) -> Iterator[Checked]:
-    from queueing.simulation.policy_check import Checked, check_policy, random_states  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
+def _within(limit: float, policy: Policy, states: int, seed: int) -> list[Checked]:
+    """Every contract, those too that could not be checked in the time."""
+    from queueing.simulation.policy_check import (  # noqa: PLC0415 - numpy, which other commands' --help need not wait for
+        CONTRACT_NAMES,
+        RUN,
+        Checked,
+        check_policy,
+        random_states,
+    )
 
+    found: list[Checked] = []
+    fault = None
     if any(_is_slow(policy, state, now) for state, now in random_states(FIRST, seed)):
-        yield Checked(QUICK, f"a decision took over {LONGEST_DECISION:g} s; expected far less")
-        return
-    try:
-        with _alarm(limit):
-            yield from check_policy(policy, states=states, seed=seed)
-    except _TooLongError:
-        yield Checked(QUICK, f"the checks did not end within {limit:g} s")
+        fault = f"a decision took over {LONGEST_DECISION:g} s; expected far less"
+    else:
+        try:
+            with _alarm(limit):
+                found += check_policy(policy, states=states, seed=seed)
+        except _TooLongError:
+            fault = f"the checks did not end within {limit:g} s"
+    left = (*CONTRACT_NAMES, RUN)[len(found) :]
+    not_checked = [Checked(name, note="not checked, as the policy is too slow") for name in left]
+    return [Checked(QUICK, fault), *found, *not_checked]
 
 
 def _is_slow(policy: Policy, state: QueueState, now: float) -> bool:
@@ -126,9 +148,25 @@ def _show(to: Console, policy: Policy, checked: list[Checked], states: int) -> N
             say(to, f"-        {each.contract}: {each.note}", hang=9)
         else:
             say(to, f"ok       {each.contract}", hang=9)
+    say(to, f"{format_policy(policy)} {_verdict(checked, states)}")
+
+
+def _verdict(checked: list[Checked], states: int) -> str:
+    """The number of contracts that are broken, and of those that were not checked everywhere."""
     broken = sum(each.fault is not None for each in checked)
-    verdict = f"breaks {broken} of {len(checked)} contracts" if broken else "keeps its contracts"
-    say(to, f"{format_policy(policy)} {verdict} ({states:,} states, one simulated run)")
+    unchecked = sum(each.note is not None for each in checked)
+    if broken:
+        text = f"breaks {broken} of {counted(len(checked), 'contract')}"
+    elif unchecked:
+        text = f"keeps {len(checked) - unchecked} of {counted(len(checked), 'contract')}"
+    else:
+        text = "keeps its contracts"
+    if unchecked:
+        text += f"; {unchecked} not checked, or not in every state"
+    if checked[0].fault is not None:  # too slow to be asked in the states
+        return text
+    run = "no simulated run" if checked[-1].note is not None else "one simulated run"
+    return f"{text} ({states:,} states, {run})"
 
 
 def _as_object(policy: Policy, checked: list[Checked]) -> dict[str, Any]:

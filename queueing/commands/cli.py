@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 
 from policies.durations import Duration
-from policies.registry import use_modules
 from policies.text import short_number
-from queueing.commands.check_policy_cli import PolicyModules
+from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
@@ -198,7 +197,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict the steady-state queueing delay of a policy."""
-    use_modules(policy_module)
+    use_policies(policy_module, policy)
     bounds: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
@@ -259,7 +258,7 @@ def simulate(
     """Simulate a policy on Poisson arrivals, event by event, and report means with standard
     errors.
     """
-    use_modules(policy_module)
+    use_policies(policy_module, policy)
     bounds: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,

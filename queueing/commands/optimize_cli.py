@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from policies.registry import use_modules
 from policies.text import (
     SpecError,
     format_policy,
@@ -19,7 +18,7 @@ from policies.text import (
     suggest,
 )
 from queueing.arguments import whole_number
-from queueing.commands.check_policy_cli import PolicyModules
+from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.cli import (
     EngineBound,
     Json,
@@ -165,7 +164,7 @@ def optimize(
     """Choose a token limit, batch size, policy, order of service, number of servers or arrival
     rate by its predicted effect.
     """
-    use_modules(policy_module)
+    use_policies(policy_module, policy)
     objective = objective or ("slo" if by_flag(ctx, "slo") else "delay")
     with defaults_named(ctx, objective=objective, policy=policy):
         read = {flag for flag, names in WEIGHS.items() if objective in names} | (

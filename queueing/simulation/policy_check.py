@@ -8,12 +8,13 @@ empty or at work, under tight or loose bounds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import CONTRACTS, faults
+from policies.contract import CONTRACTS, checked
 from policies.core import Policy, QueueState, Request, Running, Server, Waiting
 from policies.text import SpecError, counted
 from queueing.errors import PredictionError
@@ -27,11 +28,12 @@ LAW = LatencyModel(k1=0.001, k2=0.02, k3=0.0002, k4=0.01)
 LARGEST = 16  # batch of the simulated engine
 TIGHT = 0.4  # share of the bounds that are
 FLOWS = ("", "a", "b")
+CONTRACT_NAMES = tuple(contract.name for contract in CONTRACTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A contract: `fault` in some state, or None; `note` tells why it was not checked."""
+    """A contract: `fault` in some state, or None; `note`: where it was not checked, and why."""
 
     contract: str
     fault: str | None = None
@@ -41,17 +43,28 @@ class Checked:
 def check_policy(policy: Policy, *, states: int, seed: int = 0) -> Iterator[Checked]:
     """Each contract with the first state that breaks it."""
     first: dict[str, str] = {}
+    counts: Counter[str] = Counter()  # of the states in which a contract could be checked
     for state, now in random_states(states, seed):
-        for name, fault in faults(policy, state, now).items():
-            first.setdefault(name, f"{fault} ({_described(state, now)})")
-        if len(first) == len(CONTRACTS):
-            break
-    for contract in CONTRACTS:
-        yield Checked(contract.name, first.get(contract.name))
+        found = checked(policy, state, now)
+        counts.update(found.keys())
+        for name, fault in found.items():
+            if fault is not None:
+                first.setdefault(name, f"{fault} ({_described(state, now)})")
+    for name in CONTRACT_NAMES:
+        fault = first.get(name)
+        note = None if fault is not None else _not_checked(counts[name], states)
+        yield Checked(name, fault, note)
     if first:
         yield Checked(RUN, note="not checked, as another contract is broken")
     else:
         yield _run_checked(policy, seed)
+
+
+def _not_checked(count: int, states: int) -> str | None:
+    if count == states:
+        return None
+    where = f"in {states - count:,} of the {counted(states, 'state')}" if count else "in any state"
+    return f"not checked {where}, as another contract is broken there"
 
 
 def random_states(count: int, seed: int) -> Iterator[tuple[QueueState, float]]:

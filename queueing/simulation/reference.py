@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from policies.core import Dispatch, Policy, Preempt, QueueState, Request, Server, Waiting
-from policies.decision import DecisionError, decide
+from policies.decision import DecisionError, check_once, decide
 from policies.ordered import counts, order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
@@ -222,11 +222,14 @@ class Driver:
         if self.down:
             self.timer = math.inf
             return
+        dispatched: set[str] = set()
         while True:
             if self.looks_at_tokens:
                 self._count_tokens(now)
             try:
                 decision = decide(self.policy, self.state, now)
+                if isinstance(decision, Dispatch):
+                    check_once(self.text, decision, dispatched)
             except DecisionError as error:
                 raise PredictionError(str(error)) from error
             if isinstance(decision, Dispatch):

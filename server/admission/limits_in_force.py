@@ -46,8 +46,8 @@ class LimitsInForce:
         self.fault: str | None = None  # why the policy that was asked for is not in force
         listed = every_policy()
         for each in listed:
-            if each.fault is not None:
-                log.warning("policy %s cannot be used: %s", each.name, each.fault)
+            if (fault := each.fault) is not None:
+                log.warning("policy %s of %s cannot be used: %s", each.name, each.source, fault)
         self.policies = [each.to_dict() for each in listed if each.fault is None]
         self.on_epoch: list[Callable[[int], None]] = []
         self.on_manual_switch: Callable[[str], None] | None = None
@@ -56,6 +56,7 @@ class LimitsInForce:
         """The engine is up, and this is its queue."""
         self._batcher = batcher
         batcher.decisions.on_faulty = self.replace_faulty
+        batcher.decisions.on_failure = lambda: self._metrics.policy_failed(batcher.policy_text)
         self._metrics.switched(
             batcher.policy_text, self.max_output_tokens, batcher.epoch, changed_policy=False
         )

@@ -35,6 +35,8 @@ class LiveHost(Serving, Protocol):
 
     @property
     def metrics(self) -> Metrics: ...
+    @property
+    def lifecycle(self) -> Lifecycle: ...
 
 
 class Host(Serving, Protocol):

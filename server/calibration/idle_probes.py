@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
@@ -37,7 +36,7 @@ from server.calibration.host import Host
 from server.calibration.probe_schedule import LOOP, Limits, ProbeSchedule
 from server.calibration.turnaround import ClosedLoop
 from server.runtime.errors import ApiError
-from server.runtime.pools import end_at_once
+from server.runtime.pools import end_at_once, serve_the_gateway
 
 log = logging.getLogger("kendall.probes")
 WARM = 4  # tokens of the unmeasured batch before each cell: the first steps after a rest are slower
@@ -237,5 +236,5 @@ class IdleProbes:
 
 def _niced() -> Executor:
     return ProcessPoolExecutor(
-        1, multiprocessing.get_context("spawn"), initializer=os.nice, initargs=(10,)
+        1, multiprocessing.get_context("spawn"), initializer=serve_the_gateway
     )

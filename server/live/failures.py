@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from policies.text import counted
@@ -17,11 +18,13 @@ _NUMBERS = re.compile(
 
 class Failures:
     """Of one task. A failure of another kind is logged too, and the first success after
-    failures.
+    failures; while `expected`, failures are of the level DEBUG.
     """
 
-    def __init__(self, log: logging.Logger, task: str) -> None:
-        self._log, self._task = log, task
+    def __init__(
+        self, log: logging.Logger, task: str, expected: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._log, self._task, self._expected = log, task, expected
         self._kinds: set[str] = set()  # logged since the last success
         self.count = 0
         self.in_a_row = 0
@@ -36,7 +39,8 @@ class Failures:
         kind = _NUMBERS.sub("#", message)
         if kind not in self._kinds:
             self._kinds.add(kind)
-            self._log.error(
+            self._log.log(
+                logging.DEBUG if self._expected() else logging.ERROR,
                 "%s failed and is repeated; the same failure is not logged again: %s",
                 self._task,
                 said,

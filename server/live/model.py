@@ -62,7 +62,8 @@ class LiveModel(Observer):
         self.questions = Questions()
         self.pilot = Pilot(gateway, self._predictor)
         self.saved = StateKeeper(gateway, self.pilot)
-        self.failures = Failures(log, "the live prediction")
+        # at the end of the gateway a service manager may kill the predicting process first
+        self.failures = Failures(log, "the live prediction", lambda: gateway.lifecycle.leaving)
         self.pilot_failures = Failures(log, "the autopilot")
         self._what_if_due = now + gateway.settings.what_if_interval
         # the last assessment of this epoch, as `/admin/prediction` shows it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from policies import parse_policy
@@ -59,10 +59,10 @@ class Pilot:
         that stays.
         """
         settings = self._gateway.settings
-        self._followed = policy
         self.bounds = autopilot_bounds(
             policy, settings.autopilot_policies, settings.max_clipped_fraction
         )
+        self._followed = policy
 
     @property
     def on(self) -> bool:
@@ -103,13 +103,20 @@ class Pilot:
             self._turn(Setting(**decision["after"]))
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Its memory, and the setting that it had put in force, from a state file."""
+        """Its memory, and the setting that it had put in force, from a state file. Raises SpecError
+        for a policy that cannot be used here, and takes up nothing then.
+        """
         if self._mode == "off" or saved.get("autopilot") is None:
             return
+        acts = self._mode == "act"
+        followed = saved.get("followed", self._followed)
+        own = [followed, saved["knobs"]["policy"]] if acts else []
+        for policy in dict.fromkeys((*own, *_policies_in(saved["autopilot"]))):
+            parse_policy(policy)
         self.state = saved["autopilot"]
         self._shift = self._gateway.now() - float(saved["clock"])
-        if self._mode == "act":
-            self.follow(saved.get("followed", self._followed))
+        if acts:
+            self.follow(followed)
             self._turn(Setting(**saved["knobs"]))
 
     def saved(self) -> dict[str, Any]:
@@ -141,3 +148,15 @@ class Pilot:
             PolicyChange(policy=setting.policy, max_output_tokens=setting.max_output_tokens),
             by_autopilot=True,
         )
+
+
+def _policies_in(remembered: Any) -> Iterator[str]:
+    """Those of the settings in its memory: tried, held back, or on trial."""
+    if isinstance(remembered, Mapping):
+        policy = remembered.get("policy")
+        if isinstance(policy, str):
+            yield policy
+        remembered = list(remembered.values())
+    if isinstance(remembered, list):
+        for value in remembered:
+            yield from _policies_in(value)

@@ -196,7 +196,11 @@ def _popen(connection: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = connection.fileno()
     command = [sys.executable, "-P", "-m", "server.live.predictor_process", str(descriptor)]
     return subprocess.Popen(
-        command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, env=environment
+        command,
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        process_group=0,  # a signal to the gateway's group would end it before it ignores signals
     )
 
 

@@ -6,11 +6,9 @@ A thread reads the questions, so that the end of the gateway ends it in the midd
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -18,21 +16,14 @@ import traceback
 from typing import Any
 
 from server.live.predictor import SIZE_BYTES, framed
+from server.runtime.pools import serve_the_gateway
 
-NICENESS = 10
-PR_SET_PDEATHSIG = 1
 Question = tuple[int, str, tuple[Any, ...]]
 
 
 def main(descriptor: int) -> None:
     """Answer one question after the other."""
-    os.nice(NICENESS)
-    for number in (signal.SIGINT, signal.SIGHUP):  # of a terminal: they are for the gateway
-        signal.signal(number, signal.SIG_IGN)
-    if (
-        sys.platform == "linux"
-    ):  # also where one long computation keeps the thread below from reading
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    serve_the_gateway()  # ended with it also where one computation keeps the thread from reading
     connection = socket.socket(fileno=descriptor)
     questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, questions), daemon=True).start()

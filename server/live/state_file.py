@@ -137,7 +137,17 @@ class StateKeeper:
             return
         self._gateway.latency.restore(state.get("profile"), state.get("law"))
         self.estimates = state.get("estimates")
-        self._pilot.restore(state)
+        try:
+            self._pilot.restore(state)
+        except SpecError as error:
+            log.warning(
+                "cannot use what the autopilot remembers in --state-file %s (%s): it begins anew "
+                "with policy %s; to keep its memory, start with that policy's package installed, "
+                "or its --policy-module",
+                path,
+                error,
+                self._gateway.settings.policy,
+            )
         log.info("loaded the live model saved at %s from %s", state.get("saved_at"), path)
 
     async def keep(self, estimates: dict[str, Any], at: float) -> None:

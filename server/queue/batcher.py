@@ -67,12 +67,17 @@ class Batcher(QueueView):
         self.epoch = 0
         self.failures: Counter[str] = Counter()  # failed requests, by the code of the error
         self.observers = Observers(observers)
-        self.decisions = DecisionLoop(self._step)
+        self.decisions = DecisionLoop(self._step, lambda: self.policy_text)
         self.lease = Lease()
         self._ledger = Ledger(self.now, self.observers)
         ask = self.decisions.ask
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
-        self._service.requeue = lambda sequence: self._queue.put_back([sequence.waiting()])
+
+        def requeue(sequence: SequenceState) -> None:  # the engine did not begin it
+            self.decisions.put_back(sequence.id)
+            self._queue.put_back([sequence.waiting()])
+
+        self._service.requeue = requeue
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
         self.withhold = self._service.withhold
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
@@ -257,6 +262,7 @@ class Batcher(QueueView):
 
     def _dispatch(self, decision: Dispatch) -> None:
         now, policy = self.now(), self.policy
+        self.decisions.dispatches(decision)
         unsettled = self._ledger.unsettled
         taken = self._queue.take(decision.request_ids)
         sequences = [unsettled[waiting.request.id] for waiting in taken]

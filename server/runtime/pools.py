@@ -9,6 +9,10 @@ waited for at the exit without a bound; those here are daemons.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -17,7 +21,20 @@ from functools import partial
 from typing import TypeVar
 
 POOL_END = 5.0  # seconds that the end of a pool whose processes were killed may take
+NICENESS = 10  # of processes that compute for the gateway
+PR_SET_PDEATHSIG = 1
 _T = TypeVar("_T")
+
+
+def serve_the_gateway() -> None:
+    """In a process that computes for the gateway: at low priority, and ended by the gateway or its
+    death alone. A signal of a terminal or to the whole process group is for the gateway.
+    """
+    os.nice(NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 async def in_a_thread(work: Callable[[], _T], longest: float, name: str = "in-a-thread") -> _T:

@@ -155,6 +155,10 @@ class Metrics(PolicyMetrics, Observer):
         ).set(1)
         self._series_of(policy)  # they exist from the start
 
+    def policy_failed(self, policy: str) -> None:
+        """A decision of it was not carried out."""
+        self._series_of(policy).fault()
+
     def label(self, policy: str) -> str:
         """The text of a policy that is or was in force, or `other` once there are too many."""
         if policy not in self._policies:

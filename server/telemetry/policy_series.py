@@ -111,6 +111,9 @@ class PolicyMetrics:
         self.preemptions = self._counter(
             "preemptions", "Times that a request was put back into the queue after its dispatch"
         )
+        self.faults = self._counter(
+            "policy_faults", "Decisions that could not be carried out, retries included"
+        )
         self.tokens = self._counter(
             "generated_tokens",
             ("Output tokens generated, including those of failed and cancelled requests"),
@@ -137,6 +140,7 @@ class PolicySeries:
         self._inter_token = durations.inter_token.labels(label).observe
         self._clipped = metrics.clipped.labels(label).count
         self._preemptions = metrics.preemptions.labels(label).count
+        self.fault = metrics.faults.labels(label).count
         self._tokens = metrics.tokens.labels(label).count
         self._requests = {
             outcome: metrics.requests.labels(label, outcome).count for outcome in OUTCOMES

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -14,7 +16,14 @@ import pytest
 from rich.console import Console
 
 from loadgen.arrivals.timetable import Timetable
-from loadgen.compare.compare import Comparison, Estimate, Predicted, Theory, compare
+from loadgen.compare.compare import (
+    Comparison,
+    Estimate,
+    Predicted,
+    Theory,
+    compare,
+    compare_samples,
+)
 from loadgen.compare.residual import verdict
 from loadgen.report.report import as_object, notes, show
 from policies import Policy, parse_policy
@@ -255,14 +264,93 @@ def test_who_arrived_in_one_epoch_and_was_dispatched_in_another_is_left_out() ->
         msgspec.structs.replace(r, epoch=0 if r.dispatched_at < slowest.dispatched_at else 1)
         for r in records
     ]  # type: ignore[operator]
-    last = max(r.dispatched_at for r in switched if r.epoch == 0)  # type: ignore[type-var]
-    stray = [r for r in switched if r.epoch == 1 and r.arrived_at <= last]  # type: ignore[operator]
+    first = slowest.dispatched_at  # of the new epoch
+    stray = [r for r in switched if r.epoch == 1 and r.arrived_at < first]  # type: ignore[operator]
     assert stray
     one, two = compare(switched)
     assert one.n == pytest.approx(0.95 * len([r for r in switched if r.epoch == 0]), abs=1)
     assert two.n == pytest.approx(
         0.95 * (len([r for r in switched if r.epoch == 1]) - len(stray)), abs=1
     )
+
+
+def _at(name: str, arrived_at: float, dispatched_at: float, epoch: int, batch: int) -> Record:
+    return Record(
+        request_id=name,
+        outcome="completed",
+        policy="single",
+        epoch=epoch,
+        server_id=0,
+        batch_id=batch,
+        arrived_at=arrived_at,
+        dispatched_at=dispatched_at,
+        released_at=dispatched_at + 0.1,
+        server_free_at=dispatched_at + 0.1,
+        output_tokens=1,
+    )
+
+
+def _compared(records: Sequence[Record], *, began_idle: bool = False) -> list[list[str]]:
+    samples = compare_samples(records, began_idle=began_idle)
+    return [[request.id for request in each.sample.requests] for each in samples]
+
+
+def test_who_arrived_in_an_epoch_without_dispatches_is_left_out_of_the_next() -> None:
+    """A policy that fails (epoch 1) dispatches nobody, and is replaced at 8 s."""
+    before = [_at("early", 0.0, 0.0, 0, 0)]
+    stranded = [_at(f"stranded {i}", 5.0 + i / 10, 8.0 + i / 10, 2, 1 + i) for i in range(5)]
+    after = [_at(f"own {i}", 9.0 + i, 9.0 + i, 2, 10 + i) for i in range(3)]
+    records = [*before, *stranded, *after]
+    assert _compared(records) == [["early"], ["own 0", "own 1", "own 2"]]
+
+
+def test_who_arrived_between_the_last_dispatch_and_the_change_is_left_out() -> None:
+    records = [
+        _at("before", 0.0, 0.0, 0, 0),
+        _at("waits", 3.0, 6.0, 1, 1),  # the change came at 5
+        _at("after", 7.0, 7.0, 1, 2),
+    ]
+    assert _compared(records) == [["before"], ["after"]]
+
+
+def test_a_preempted_request_tells_nothing_of_the_change_by_the_sum_of_its_waits() -> None:
+    """Dispatched at 1, preempted at 9, dispatched again in the next epoch at 12."""
+    again = msgspec.structs.replace(
+        _at("again", 0.5, 12.0, 1, 3),
+        first_dispatched_at=1.0,
+        queueing_delay=3.5,
+        preemptions=1,
+    )
+    records = [_at("before", 0.0, 0.0, 0, 0), again, _at("waits", 6.0, 13.0, 1, 4)]
+    assert _compared([*records, _at("after", 12.5, 14.0, 1, 5)]) == [["before"], ["after"]]
+
+
+def test_the_first_epoch_of_a_file_is_whole_only_where_nothing_came_before_it() -> None:
+    """A gateway that calibrates at its start has no dispatch in epoch 0."""
+
+    def records(epoch: int) -> list[Record]:
+        return [_at("waits", 1.0, 4.0, epoch, 0), _at("after", 5.0, 5.0, epoch, 1)]
+
+    assert _compared(records(0)) == [["waits", "after"]]
+    assert _compared(records(1)) == [["after"]]
+    assert _compared(records(1), began_idle=True) == [["waits", "after"]]
+
+
+def test_the_table_says_why_nothing_is_predicted_and_has_no_infinite_deviation() -> None:
+    records = drive(parse_policy("dynamic"), 40.0, n=200)
+    shown: list[str] = []
+    for theory in (None, THEORY):
+        show(compare(records, theory), Console(file=(text := io.StringIO()), width=200))
+        shown.append(text.getvalue())
+    said = "they need a latency law, which a run file does not have: --latency gives it"
+    assert [said in text for text in shown] == [True, False]
+    comparison = only(records)
+    nothing = Estimate(0.0, math.inf, math.inf)
+    quantity = dataclasses.replace(comparison.queueing_delay, measured_service=nothing)
+    idle = dataclasses.replace(comparison, queueing_delay=quantity)
+    show([idle], Console(file=(text := io.StringIO()), width=200))
+    assert "inf" not in text.getvalue()
+    assert re.search(r" 0\.0 +- ", text.getvalue())
 
 
 def test_what_never_was_dispatched_is_not_compared() -> None:

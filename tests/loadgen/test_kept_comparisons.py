@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.comparison import Predicted
-from loadgen.compare.epoch_sample import epoch_samples
+from loadgen.compare.epoch_sample import epoch_samples, first_dispatches
 from loadgen.compare.residual import verdict, verdict_at_speed
 from loadgen.compare.sampling_error import sampling_error
 from loadgen.compare.theory import predict_means, published_delay, replay_arrivals, theory_of
@@ -115,7 +115,7 @@ def test_replays_are_as_kept() -> None:
         text, rate, _ = RUNS[name]
         policy = parse_policy(text)
         records = drive(policy, rate, n=60, law=LAW, max_num_seqs=16)
-        (sample,) = epoch_samples(served(records))
+        (sample,) = epoch_samples(served(records), first_dispatches(records))
         return [
             list(replay_arrivals(policy, sample, law, bound, seed=2).values())
             for law in (LAW, LAW.at_speed(1.5))

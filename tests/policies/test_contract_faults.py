@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from policies import Decision, Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
@@ -66,7 +68,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of the policies here can be read."""
     classes = {cls.name: cls for cls in (Shortest, Unreadable)}
     monkeypatch.setattr("policies.text.policy_class", classes.get)
-    monkeypatch.setattr("policies.text.policy_names", lambda: tuple(classes))
+    monkeypatch.setattr("policies.text.usable_policies", lambda: tuple(classes))
 
 
 def test_a_policy_that_keeps_them_all_is_said_to(known: None) -> None:
@@ -81,6 +83,32 @@ def test_who_was_preempted_waits_again_and_is_not_preempted_twice() -> None:
     servers = [Server(0, in_service[:2]), Server(1, in_service[2:])]
     assert rests.fault(Evicts(), QueueState(waiting("d"), servers), 5.0) is None
     assert rests.fault(Swap(), QueueState(waiting("d"), servers), 5.0) is not None
+
+
+def test_where_a_policy_raises_its_other_contracts_are_not_said_to_hold() -> None:
+    """In the states in which nothing can be dispatched it waits, and is checked."""
+    first, rule, *others, run = check_policy(Raises(), states=STATES, seed=0)
+    assert rule.fault is not None
+    broken = [each for each in others if each.fault is not None]
+    assert [each.contract for each in broken] == [
+        "nothing waits for ever",  # it raises in a later state
+        "the text of the policy reads back",  # its name is no policy's
+    ]
+    for each in (first, *others):
+        if each in broken:
+            continue
+        assert each.note is not None
+        assert re.fullmatch(
+            r"not checked in \d+ of the 300 states, as another contract is broken there", each.note
+        )
+    assert run.note is not None
+
+
+def test_what_follows_from_a_decision_is_not_checked_where_a_rule_is_broken() -> None:
+    checked = {each.contract: each for each in check_policy(Garbage(), states=STATES, seed=0)}
+    assert checked["the same state gives the same decision"].note is None
+    rests = checked["after its dispatches a policy waits"]
+    assert (rests.fault, rests.note is None) == (None, False)
 
 
 def test_a_run_is_not_simulated_where_a_contract_is_broken() -> None:

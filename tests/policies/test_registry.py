@@ -126,8 +126,9 @@ def test_a_broken_package_is_told_to_those_who_use_it(tmp_path: Path, text: str,
     assert says in str(raised.value)
     assert "package short-of-test" in str(raised.value)
     assert parse_policy("dynamic").name == "dynamic"
-    with pytest.raises(SpecError, match="got policy 'nothing'; expected one of"):
+    with pytest.raises(SpecError, match="got policy 'nothing'; expected one of") as unknown:
         parse_policy("nothing")
+    assert "shortest" not in str(unknown.value)
     (listed,) = [each for each in every_policy() if each.name == "shortest"]
     assert listed.cls is None
     assert says in str(listed.fault)
@@ -258,12 +259,17 @@ def test_parameters_of_every_type(tmp_path: Path, given: str, canonical: str) ->
     ("given", "says"),
     [
         ("", "got 'shortest'; expected weight too, for example shortest:weight=8"),
-        (":weight=x", "got weight='x' in 'shortest'; expected a number"),
-        (":weight=nan", "got weight='nan' in 'shortest'; expected a number"),
+        (
+            ":weight=x",
+            "got weight='x' for policy shortest; expected a number, or a duration with its unit, "
+            "such as 300ms",
+        ),
+        (":weight=nan", "got weight='nan' for policy shortest; expected a number"),
+        (":weight=1,count=x", "got count=x for policy shortest; expected a whole number"),
         (":weight=1,count=1.5", "got count=1.5 for policy shortest; expected a whole number"),
         (":weight=1,fair=yes", "got fair=yes for policy shortest; expected true or false"),
         (":weight=1,size=2", "got key 'size' for policy shortest; expected weight, count, fair,"),
-        (":weight=none", "got weight='none' in 'shortest'; expected a number"),
+        (":weight=none", "got weight='none' for policy shortest; expected a number"),
     ],
 )
 def test_parameters_that_do_not_fit(tmp_path: Path, given: str, says: str) -> None:

@@ -119,8 +119,8 @@ def test_other_ways_to_write_it_have_the_same_canonical_text(written: str, canon
             "got 'capped'",
             "expected max_batch_size too, for example capped:max_batch_size=8",
         ),
-        ("capped:max_batch_size=eight", "got max_batch_size='eight'", "expected a number"),
-        ("capped:max_batch_size=nan", "got max_batch_size='nan'", "expected a number"),
+        ("capped:max_batch_size=eight", "got max_batch_size=eight", "expected a whole number"),
+        ("capped:max_batch_size=nan", "got max_batch_size=nan", "expected a whole number"),
         (
             "capped:max_batch_size=0",
             "got max_batch_size=0",

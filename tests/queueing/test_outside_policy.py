@@ -39,7 +39,7 @@ from queueing.prediction import predict_model
 from queueing.prediction.solutions import best_method, methods
 from queueing.simulation.fast import is_compiled
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
-from tests.policies.broken import Garbage, Raises, Shortest
+from tests.policies.broken import Garbage, Raises, Shortest, Swap
 from tests.policies.outside import SHORTEST, module, nothing_known
 
 LENGTHS = parse_distribution("uniform:low=8,high=24")
@@ -147,6 +147,10 @@ def test_slots_are_counted_where_requests_join() -> None:
     [
         (Raises(), "policy broken raised KeyError: 'oops'"),
         (Garbage(), "policy broken: got 'dispatch everything'; expected a Dispatch"),
+        (
+            Swap(),
+            "policy broken: got a second dispatch of '0' at one instant; expected a WaitUntil",
+        ),
     ],
 )
 def test_a_policy_that_fails_ends_the_simulation_with_its_fault(policy: Policy, says: str) -> None:

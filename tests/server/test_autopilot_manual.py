@@ -5,6 +5,8 @@ a gateway on virtual time.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ import numpy as np
 import pytest
 
 from policies import Request, parse_policy
-from queueing.control.autopilot.state import State
+from queueing.control.autopilot.state import Failure, State
+from queueing.optimization.forecast import Setting
 from server.admission.limits_in_force import PolicyChange
 from server.gateway import Gateway
 from server.live import model, predicting
-from tests.server.asgi import call, running
+from tests.server.asgi import call, completion, running
 from tests.server.harness import Immediate, engine_request_of
 from tests.virtual_time import run_virtual
 
@@ -122,6 +125,43 @@ def test_its_own_changes_leave_the_bounds(tmp_path: Path) -> None:
             assert gateway.live.pilot.shown()["bounds"]["policies"] == ["dynamic", "capped"]
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("mode", ["act", "advise"])
+@pytest.mark.parametrize("of", ["knobs", "memory", "followed"])
+def test_a_remembered_policy_that_is_not_installed_is_said_and_stops_no_start(
+    mode: Any, of: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state.json"
+    known = "capped:max_batch_size=8"
+
+    async def main() -> None:
+        async with running("single", autopilot=mode, state_file=file) as (_, gateway):
+            assert gateway.live is not None
+            tried = Setting(policy="gone" if of == "memory" else known)
+            failure = Failure(setting=tried, until=9.0, times=1, rate=1.0)
+            gateway.live.pilot.state = State(failures=(failure,)).to_dict()
+            gateway.live.saved.save()
+        state = json.loads(file.read_bytes())
+        if of == "followed":
+            state["followed"] = "gone"
+        if of == "knobs":
+            state["knobs"]["policy"] = "gone"
+        file.write_text(json.dumps(state))
+        async with running("single", autopilot=mode, state_file=file) as (app, gateway):
+            assert gateway.live is not None
+            assert gateway.batcher.policy_text == "single"
+            used = mode == "act" or of == "memory"
+            assert (gateway.live.pilot.state is None) is used
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
+            assert len(warned) == used
+            for each in warned:
+                assert f"--state-file {file} (got policy 'gone'; expected" in each.getMessage()
+                assert "it begins anew with policy single" in each.getMessage()
+
+    with caplog.at_level(logging.WARNING):
+        run_virtual(main())
 
 
 def test_a_list_of_policies_outlasts_a_manual_switch() -> None:

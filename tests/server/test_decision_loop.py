@@ -33,7 +33,7 @@ def test_a_policy_that_fails_is_given_up_after_three_seconds(
                 error.seconds = spent
             raise error
 
-        decisions = DecisionLoop(step)
+        decisions = DecisionLoop(step, lambda: "mine")
 
         def given_up(message: str) -> None:
             told.append(loop.time() - began)

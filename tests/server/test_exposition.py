@@ -137,6 +137,7 @@ COUNTERS = (
     "requests_received",
     "clipped_requests",
     "policy_switches",
+    "policy_faults",
     "dropped_records",
     "dropped_log_lines",
 )

@@ -247,6 +247,34 @@ def test_a_predicting_process_that_is_stopped_does_not_hold_the_exit_up(tmp_path
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_every_process_of_a_gateway_is_no_error_of_its_prediction(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """`timeout` and service managers signal all of them, some with SIGKILL those beside the main
+    one.
+    """
+
+    async def main() -> None:
+        arguments = ["tiny", "--engine", "emulated", "--latency", STEP]
+        arguments += ["--prediction-interval", "0.2"]
+        async with asyncio.timeout(LONGEST), gateway(tmp_path, *arguments) as running:
+            await running.ready()
+            below = await predicting_below(running)
+            made = await SocketCall(running.url, body(200)).send()
+            await asyncio.sleep(0.5)  # it is asked
+            os.kill(running.pid, signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            for pid in below:
+                os.kill(pid, number)
+            await made.answer()  # several assessments later
+            await ended(running, 40)
+            assert await gone(below) == []
+
+    asyncio.run(main())
+    assert " ERROR " not in (tmp_path / "gateway.log").read_text()
+
+
 async def predicting_below(running: GatewayProcess) -> list[int]:
     """The predicting process, when it runs its own program: until then the kernel holds up its
     parent (vfork).

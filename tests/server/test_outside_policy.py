@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -156,6 +157,36 @@ def test_a_policy_that_fails_now_and_then_stays(tmp_path: Any) -> None:
     run_virtual(main())
 
 
+def test_a_policy_that_fails_every_second_time_is_counted_and_does_not_flood_the_log(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = SHORTEST.replace(
+        REST,
+        """        ASKED.append(now)
+        if len(ASKED) % 2:
+            raise KeyError(f"not this time: {len(ASKED)}")
+"""
+        + REST,
+    ).replace("@dataclass", "ASKED = []\n\n\n@dataclass")
+    known(tmp_path, text=text)
+
+    async def main() -> bytes:
+        async with running("shortest") as (app, gateway):
+            for _ in range(10):
+                assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            assert gateway.limits.policy_text == "shortest"
+            await asyncio.sleep(60)
+            assert (await call(app, "POST", "/v1/completions", completion())).status == 200
+            return (await call(app, "GET", "/metrics")).body
+
+    with caplog.at_level(logging.ERROR):
+        metrics = run_virtual(main()).decode()
+    failed = [each for each in caplog.records if "decision failed" in each.getMessage()]
+    assert [each.exc_info is not None for each in failed] == [True, True]
+    assert "(and 9 times since the last traceback, not logged)" in failed[1].getMessage()
+    assert 'kendall_policy_faults_total{policy="shortest"} 11.0' in metrics
+
+
 def test_a_policy_that_preempts_for_ever_does_not_stop_the_gateway(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,14 +199,23 @@ def test_a_policy_that_preempts_for_ever_does_not_stop_the_gateway(
 
     async def main() -> None:
         async with running("shortest:max_batch_size=2") as (app, gateway):
+            began = asyncio.get_running_loop().time()
             calls = [Call(app, "POST", "/v1/completions", completion()) for _ in range(3)]
             await asyncio.gather(*(made.task for made in calls))
             assert [made.status for made in calls] == [200] * 3
             assert outcomes(gateway) == {"completed": 3}
+            assert asyncio.get_running_loop().time() - began < 2 * FAULTY
+            metrics = (await call(app, "GET", "/metrics")).body.decode()
+            preempted = re.findall(r"kendall_preemptions_total{.*} (\d+)", metrics)
+            assert 0 < sum(map(int, preempted)) <= 20  # one or two each time that it is asked
 
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
-    assert "got 5,000 decisions at one instant; expected a WaitUntil" in caplog.text
+    tracebacks = [each for each in caplog.records if each.exc_info]
+    assert len(tracebacks) == 1
+    again = "policy shortest:max_batch_size=2: got a second dispatch of '"
+    assert again in caplog.text
+    assert "at one instant; expected a WaitUntil" in caplog.text
 
 
 @pytest.mark.slow
@@ -245,7 +285,8 @@ def test_a_broken_package_is_logged_and_stops_no_gateway(
 
     with caplog.at_level(logging.WARNING):
         run_virtual(main())
-    assert any("policy shortest cannot be used" in each.getMessage() for each in caplog.records)
+    warned = "policy shortest of short-of-test cannot be used"
+    assert any(warned in each.getMessage() for each in caplog.records)
     with pytest.raises(SpecError, match="cannot be imported"):
         run_virtual(started("shortest"))
 

@@ -65,6 +65,41 @@ def test_the_predicting_process_ends_with_a_gateway_that_is_killed(tmp_path: Pat
         raise AssertionError("it is left behind") from None
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_gateways_group_does_not_end_the_predicting_process(
+    number: signal.Signals,
+) -> None:
+    """`timeout` and service managers send SIGTERM to the whole group, or to each process."""
+
+    async def main() -> None:
+        predictor = Predictor()
+        try:
+            assert await predictor.ask("ask_what_ifs") == []
+            process = of(predictor)
+            assert os.getpgid(process) != os.getpgid(0)
+            os.kill(process, number)
+            assert await predictor.ask("ask_what_ifs") == []
+            assert of(predictor) == process
+        finally:
+            await predictor.close()
+
+    asyncio.run(main())
+
+
+def test_the_fit_of_idle_probes_is_ended_by_the_gateway_alone() -> None:
+    async def main() -> None:
+        pool = _niced()
+        try:
+            loop = asyncio.get_running_loop()
+            process = await loop.run_in_executor(pool, os.getpid)
+            os.kill(process, signal.SIGTERM)
+            assert await loop.run_in_executor(pool, os.getpid) == process
+        finally:
+            await end_at_once(pool)
+
+    asyncio.run(main())
+
+
 def test_a_process_is_told_in_each_of_its_lives_what_it_has_to_know_before_anything_else() -> None:
     told: list[tuple[int, object]] = []
 

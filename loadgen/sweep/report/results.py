@@ -217,7 +217,7 @@ def compare_cell(
         predictor=basis.predictor,
     )
     try:
-        (found,) = compare_samples(records, theory, sent)
+        (found,) = compare_samples(records, theory, sent, began_idle=True)
     except ValueError:
         return None
     comparison = dataclasses.replace(found.comparison, load=cell.load)

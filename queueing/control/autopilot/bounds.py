@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies import SpecError, parse_policy, policy_batch_size
-from policies.registry import policy_class, policy_names
+from policies.registry import policy_class, usable_policies
 from policies.text import suggest
 from queueing.optimization.candidates import (
     LARGEST_SIZE,
@@ -48,7 +48,7 @@ class Bounds:
             )
         for text in self.policies:
             if ":" not in text and policy_class(text) is None:
-                known = policy_names()
+                known = usable_policies()
                 raise SpecError(
                     f"got policy {text!r} for the autopilot; expected one of "
                     f"{', '.join(known)}{suggest(text, known)}"
