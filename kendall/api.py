@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
+from policies.arguments import positive
 from policies.core import Policy
 from policies.text import SpecError, parse_policy
-from queueing.arguments import positive
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict, Unpack
 
+from policies.arguments import positive, real_number, short_repr, whole_number
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
@@ -23,7 +24,6 @@ from policies.text import (
     policy_batch_size,
     suggest,
 )
-from queueing.arguments import positive, real_number, short_repr, whole_number
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import (

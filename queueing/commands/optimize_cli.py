@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from policies.arguments import whole_number
 from policies.registry import use_modules
 from policies.text import (
     SpecError,
@@ -18,7 +19,6 @@ from policies.text import (
     short_number,
     suggest,
 )
-from queueing.arguments import whole_number
 from queueing.commands.check_policy_cli import PolicyModules
 from queueing.commands.cli import (
     EngineBound,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.arguments import whole_number
 from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
-from queueing.arguments import whole_number
 from queueing.distributions.flows import Flows
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS

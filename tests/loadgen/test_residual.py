@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals.timetable import Timetable
 from loadgen.compare import sampling_error
 from loadgen.compare.compare import (
     Comparison,
@@ -35,6 +34,7 @@ from loadgen.compare.residual import (
 )
 from loadgen.compare.theory import theory_of
 from policies import Policy, parse_policy
+from queueing.arrivals.timetable import Timetable
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed
 from queueing.measurement.record import Record

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.arrivals.timetable import load_timetable
 from policies.text import SpecError
+from queueing.arrivals.timetable import load_timetable
 from queueing.measurement.record import read_run, shown, unmarked
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

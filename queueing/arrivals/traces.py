@@ -5,7 +5,7 @@ the instants are the recorded ones. Rows that are out of order are sorted by the
 Requests that made no token failed when they were recorded, and requests without prompt tokens
 cannot be made again: both are left out and counted.
 
-The formats and how they are recognised: loadgen/arrivals/trace_formats.py.
+The formats and how they are recognised: queueing/arrivals/trace_formats.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.arrivals.timetable import Timetable
-from loadgen.arrivals.trace_formats import FORMATS, Format, Row, detect
 from policies.text import SpecError, suggest
+from queueing.arrivals.timetable import Timetable
+from queueing.arrivals.trace_formats import FORMATS, Format, Row, detect
 
 
 @dataclass(frozen=True, slots=True)

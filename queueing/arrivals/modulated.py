@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import expm
 
-from loadgen.arrivals.processes import FIRST_DRAW, FloatArray, check_end, cut
-from loadgen.arrivals.rates import check_each, invert_steps, knots, unit_instants
 from policies.text import SpecError, counted
+from queueing.arrivals.processes import FIRST_DRAW, FloatArray, check_end, cut
+from queueing.arrivals.rates import check_each, invert_steps, knots, unit_instants
 
 
 @dataclass(frozen=True, slots=True)
