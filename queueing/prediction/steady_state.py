@@ -35,7 +35,7 @@ from queueing.result import (
     Quantiles,
 )
 from queueing.simulation.experiment import of_several, simulate_model
-from queueing.simulation.simulated_means import tail_notes
+from queueing.simulation.simulated_means import TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -68,6 +68,7 @@ def predict_model(
     tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
     by a simulation of about a second.
     """
+    model = model.at_rate(arrival_rate)
     best = best_method(model)
     known = methods(model)
     if method not in METHODS:
@@ -84,11 +85,7 @@ def predict_model(
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
-        notes = (
-            (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",)
-            if method == "auto"
-            else ()
-        )
+        notes = (_why_simulated(model),) if method == "auto" else ()
         return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
@@ -195,12 +192,13 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
     simulated = checked_answer(
         lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
     )
+    short = [text for text in simulated.assumptions if text.startswith(TOO_SHORT)]
     return dataclasses.replace(
         simulated,
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
-        assumptions=(*model.assumptions, *tail_notes(model), *notes),
+        assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
 
 
@@ -262,13 +260,21 @@ def largest_stable_rate(
     return Model.read(policy, output_tokens, law, **limits).largest_stable_rate
 
 
+def _why_simulated(model: Model) -> str:
+    if model.arrival_process is not None:
+        return f"{FALLBACK}exact: arrivals are not Poisson"
+    return f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}"
+
+
 def _described(model: Model) -> str:
     parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
     if has_queues(model):
         parts = [f"{model.servers} servers with a queue each"]
     if model.disaggregated:
         parts = ["prefill and decode on two servers"]
-    if model.arrival_scv != 1:
+    if model.arrival_process is not None:
+        parts.append(model.arrivals[0])
+    elif model.arrival_scv != 1:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")

@@ -147,17 +147,29 @@ class SimulatedRun:
         )
 
 
+def nothing_served() -> SimulatedRun:
+    """A run without a request, as of arrivals that end before the first one."""
+    nothing, whole = np.empty(0), np.empty(0, dtype=np.int64)
+    columns = {name: nothing if name.endswith("_at") else whole for name in COLUMNS}
+    return SimulatedRun(nothing, whole, columns)
+
+
 def draw_trace(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> Trace:
-    """Arrivals, of one request or of calls of several, and independent lengths."""
+    """Arrivals, of one request or of calls of several, and independent lengths; of arrivals that
+    end as many as come.
+    """
     arrivals, lengths, prompts, *residuals = (
         np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
     )
     sizes = draw_calls(model.sequences, num_requests, stream)
-    instants = _instants(
-        1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes)
-    )
+    calls = num_requests if sizes is None else len(sizes)
+    if model.arrival_process is None:
+        instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, calls)
+    else:
+        instants = process_instants(model.at_rate(arrival_rate), arrivals, calls)
+        num_requests = len(instants) if model.ends else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
@@ -169,6 +181,12 @@ def draw_trace(
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
     )
+
+
+def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
+    """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
+    assert model.arrival_process is not None
+    return model.arrival_process.instants(rng, count=None if model.ends else count)
 
 
 def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence) -> Vector:
