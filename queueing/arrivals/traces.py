@@ -89,7 +89,9 @@ def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int
 
 
 def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
-    at, prompts, outputs, predicted = (np.array(column) for column in zip(*rows, strict=True))
+    at, prompts, outputs, predicted, flows = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
     order = np.argsort(at, kind="stable")
     # before the division: dates are whole numbers, exact
     since = at - at.min() if form.from_first else at
@@ -100,4 +102,5 @@ def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
         predicted_output_tokens=None
         if None in predicted
         else np.rint(predicted[order]).astype(np.int64),
+        flow=None if None in flows else flows[order],
     )
