@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from policies.arguments import positive, real_number, short_repr, whole_number
 from policies.core import Policy
@@ -27,12 +27,11 @@ from policies.text import (
 )
 from queueing.arrivals.notation import (
     ArrivalProcess,
-    Ending,
-    gap_scv,
+    has_end,
     highest_rate,
     in_words,
     letters,
-    read_arrivals,
+    process_and_scv,
 )
 from queueing.arrivals.processes import Recorded
 from queueing.arrivals.text import Process, at_rate, format_arrivals
@@ -246,6 +245,8 @@ class Model:
                     f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
                 )
         tokens = _optional_whole("max_output_tokens", limits.get("max_output_tokens"))
+        scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
+        process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
         return cls(
             policy=_policy(policy),
@@ -257,7 +258,8 @@ class Model:
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=_optional_lengths("sequences", limits.get("sequences")),
             pad_prompts=limits.get("pad_prompts", False),
-            **_arrivals(limits),
+            arrival_scv=scv,
+            arrival_process=process,
             disaggregated=limits.get("disaggregated", False),
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
             flows=_flows(limits.get("flows")),
@@ -339,26 +341,9 @@ class Model:
         nobody gives up waiting.
         """
         load = self.load(arrival_rate)
-        if load >= 1 and self.patience is None and not self.ends:
+        if load >= 1 and self.patience is None and not has_end(self.arrival_process):
             raise UnstableQueueError(load)
         return load
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether arrivals and lengths are those of a trace."""
-        return isinstance(self.arrival_process, Recorded)
-
-    @property
-    def ends(self) -> bool:
-        """Whether the arrivals end, so that the queue has no steady state and is always stable."""
-        return isinstance(self.arrival_process, Ending | Recorded)
-
-    def at_rate(self, arrival_rate: float) -> Model:
-        """The same with its arrival process at that mean rate, where it has one."""
-        process = self.arrival_process
-        if process is None or isinstance(process, Recorded) or process.mean_rate == arrival_rate:
-            return self
-        return replace(self, arrival_process=at_rate(process, arrival_rate))
 
     @property
     def name(self) -> str:
@@ -393,7 +378,7 @@ class Model:
         """What must hold for the prediction to hold."""
         common = [
             *self.arrivals,
-            *([] if self.is_recorded else [_INDEPENDENT_LENGTHS]),
+            *([] if isinstance(self.arrival_process, Recorded) else [_INDEPENDENT_LENGTHS]),
             *_order_of_service(self.policy, self.predictor),
             *_flows_served(self.policy, self.flows),
         ]
@@ -448,6 +433,14 @@ class Model:
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
 
 
+def at_mean_rate(model: Model, arrival_rate: float) -> Model:
+    """The same with its arrival process at that mean rate, where it has one that can be scaled."""
+    process = model.arrival_process
+    if process is None or isinstance(process, Recorded) or process.mean_rate == arrival_rate:
+        return model
+    return replace(model, arrival_process=at_rate(process, arrival_rate))
+
+
 _INDEPENDENT_LENGTHS = "lengths independent of each other and of the queue"
 
 
@@ -499,27 +492,12 @@ def _asked_arrivals(model: Model) -> str:
 
 def _check_arrivals(model: Model) -> None:
     """Of those that end the number is drawn too, so that calls and stations are not drawn."""
-    if model.ends and (model.disaggregated or model.sequences is not None):
+    if has_end(model.arrival_process) and (model.disaggregated or model.sequences is not None):
         other = "disaggregated" if model.disaggregated else "sequences"
         raise SpecError(
             f"got {_asked_arrivals(model)}, which end, and {other}; expected arrivals that go on, "
             f"or no {other}"
         )
-
-
-def _arrivals(limits: Limits) -> dict[str, Any]:
-    """The fields `arrival_process` and `arrival_scv` of a model. Raises SpecError."""
-    scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
-    given = limits.get("arrivals")
-    process = read_arrivals(given)
-    if given is not None and scv != 1:
-        raise SpecError(
-            f"got arrival_scv={scv:g} and arrivals={given}; expected one of them: "
-            "gamma:rate=..,burstiness=.. has gaps of SCV 1 / burstiness"
-        )
-    if process is None:
-        return {"arrival_scv": scv}
-    return {"arrival_process": process, "arrival_scv": gap_scv(process)}
 
 
 _JOIN = {

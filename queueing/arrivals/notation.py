@@ -45,6 +45,26 @@ def asked_process(given: Process | str | None) -> Process | None:
     return process
 
 
+def process_and_scv(
+    given: Process | str | None, arrival_scv: float
+) -> tuple[Process | None, float]:
+    """What a model is made with: the process, and the SCV of its gaps. Raises SpecError: another
+    SCV was asked for beside it.
+    """
+    if given is not None and arrival_scv != 1:
+        raise SpecError(
+            f"got arrival_scv={arrival_scv:g} and arrivals; expected one of them: "
+            "gamma:rate=..,burstiness=.. has gaps of SCV 1 / burstiness"
+        )
+    process = read_arrivals(given)
+    return process, arrival_scv if process is None else gap_scv(process)
+
+
+def has_end(process: ArrivalProcess | None) -> bool:
+    """Whether its arrivals end: a queue behind it has no steady state, and is always stable."""
+    return isinstance(process, Ending | Recorded)
+
+
 def gap_scv(process: ArrivalProcess | None) -> float:
     """Squared coefficient of variation of independent gaps; 1 where they are Poisson's or are not
     independent.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from policies.arguments import positive
+from policies.arguments import positive, short_repr
 from policies.core import Policy
 from policies.text import SpecError, counted, short_number
 from queueing.arrivals.notation import asked_process
@@ -23,7 +23,7 @@ from queueing.result import Prediction
 from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 from queueing.simulation.recorded import recorded_model, simulate_recorded
 
-_SOURCES = "arrival_rate in requests per second, arrivals or trace"
+_SOURCES = "set arrival_rate (requests per second), set arrivals, or set trace"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +51,10 @@ class Asked:
         """
         arrivals = limits.get("arrivals")
         given = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-        sources = [f"{name}={value}" for name, value in given.items() if value is not None]
+        sources = [f"{name}={_short(value)}" for name, value in given.items() if value is not None]
         if len(sources) != 1:
             raise SpecError(
-                f"got {' and '.join(sources) or 'no arrival_rate'}; expected one of {_SOURCES}"
+                f"got {' and '.join(sources) or 'no arrivals'}; expected one of three: {_SOURCES}"
             )
         if latency is None:
             raise SpecError("got no latency; expected a latency law, its text, or a profile's name")
@@ -62,7 +62,7 @@ class Asked:
             return _recorded(policy, latency, Path(trace), output_tokens, limits)
         if output_tokens is None:
             raise SpecError(
-                "got no output_tokens; expected a distribution of lengths, for example "
+                "got no lengths; expected their distribution: set output_tokens, for example "
                 "lognormal:mu=5,sigma=0.7"
             )
         rate = _rate(arrival_rate, arrivals)
@@ -85,8 +85,8 @@ class Asked:
         if self.trace is not None:
             if num_requests is not None:
                 raise SpecError(
-                    f"got num_requests={num_requests} with a trace; expected no num_requests: all "
-                    "of the trace is replayed"
+                    f"got num_requests={num_requests} with a trace; expected none: all of the "
+                    "trace is replayed"
                 )
             return simulate_recorded(
                 self.model, self.trace, seed=seed, replications=replications, notes=self.notes
@@ -96,6 +96,10 @@ class Asked:
         return simulate_model(
             self.model, self.arrival_rate, num_requests=count, seed=seed, replications=replications
         )
+
+
+def _short(value: object) -> str:
+    return str(value) if isinstance(value, str | Path) else short_repr(value)
 
 
 def _rate(arrival_rate: float | None, arrivals: Process | str | None) -> float:
@@ -115,8 +119,8 @@ def _recorded(
 ) -> Asked:
     if output_tokens is not None:
         raise SpecError(
-            f"got output_tokens={output_tokens} and trace={path}; expected one of them: the trace "
-            "has its own lengths"
+            f"got output_tokens={_short(output_tokens)} and trace={path}; expected one of them: "
+            "the trace has its own lengths"
         )
     found = load_trace(path)
     table, rate = found.timetable, found.timetable.rate

@@ -21,7 +21,7 @@ from queueing.errors import (
     OutOfReachError,
 )
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, has_queues, one_of_several
+from queueing.model import Model, at_mean_rate, has_queues, one_of_several
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
@@ -68,7 +68,7 @@ def predict_model(
     tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
     by a simulation of about a second.
     """
-    model = model.at_rate(arrival_rate)
+    model = at_mean_rate(model, arrival_rate)
     best = best_method(model)
     known = methods(model)
     if method not in METHODS:

@@ -23,12 +23,11 @@ from policies.arguments import whole_number
 from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
-from queueing.arrivals.notation import Ending, span
-from queueing.distributions.flows import Flows
+from queueing.arrivals.notation import Ending, has_end, span
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model, has_queues, one_of_several, token_limit
+from queueing.model import Model, at_mean_rate, has_queues, one_of_several, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
@@ -70,33 +69,24 @@ def simulate_model(
         own_rate = arrival_rate / model.servers
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
-    load, model = model.load(arrival_rate), model.at_rate(arrival_rate)
-    if model.ends:
-        replications = number_of_spans(model, num_requests * replications)
+    load, model = model.load(arrival_rate), at_mean_rate(model, arrival_rate)
+    warm_up = int(WARM_UP * num_requests)
+    if has_end(model.arrival_process):
+        replications, warm_up = number_of_spans(model, num_requests * replications), 0
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
         from queueing.simulation.scenarios.tandem import simulate_tandem
 
+        notes = (*tail_notes(model), *notes)
         tandem = simulate_tandem(
-            model,
-            arrival_rate,
-            num_requests,
-            streams,
-            warm_up=int(WARM_UP * num_requests),
-            notes=(*tail_notes(model), *notes),
+            model, arrival_rate, num_requests, streams, warm_up=warm_up, notes=notes
         )
         return without_unsettled(tandem, model)
-    warm_up = 0 if model.ends else int(WARM_UP * num_requests)
     runs = [
         simulate_run(model, arrival_rate, num_requests, stream).after(warm_up) for stream in streams
     ]
-    answer = summary(runs, model, load, notes)
-    if model.flows is not None and counts(model.policy):
-        drawn = [
-            model.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
-            for stream, run in zip(streams, runs, strict=True)
-        ]
-        answer = dataclasses.replace(answer, flows=by_flow(model, model.flows, runs, drawn))
+    flows = by_flow(model, runs, streams, warm_up)
+    answer = dataclasses.replace(summary(runs, model, load, notes), flows=flows)
     return without_unsettled(answer, model)
 
 
@@ -154,7 +144,7 @@ def summary(
             *model.assumptions,
             *tail_notes(model),
             *notes,
-            *_cautions(runs, together=model.ends),
+            *_cautions(runs, together=has_end(model.arrival_process)),
             *([] if short is None else [short]),
         ),
     )
@@ -167,15 +157,26 @@ def _delays(model: Model, runs: Sequence[SimulatedRun]) -> list[Vector]:
 
 
 def by_flow(
-    model: Model, flows: Flows, runs: Sequence[SimulatedRun], drawn: Sequence[npt.NDArray[np.int64]]
+    model: Model,
+    runs: Sequence[SimulatedRun],
+    streams: Sequence[np.random.SeedSequence],
+    warm_up: int = 0,
 ) -> dict[str, Quantiles]:
-    """The queueing delay of each flow; `drawn`: the flow of each request."""
+    """The queueing delay of each flow, where the order counts their service; `streams`: the seeds
+    of the runs, of whose requests the first `warm_up` are left out.
+    """
+    if model.flows is None or not counts(model.policy):
+        return {}
+    drawn = [
+        model.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
+        for stream, run in zip(streams, runs, strict=True)
+    ]
     delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
         name: summary_of_runs(
             [of[whose == place] for of, whose in zip(delays, drawn, strict=True)], kind
         )
-        for place, name in enumerate(flows.names)
+        for place, name in enumerate(model.flows.names)
     }
 
 
@@ -267,7 +268,7 @@ def draw_jobs(
     sizes = draw_calls(model.sequences, num_requests, stream)
     count = num_requests if sizes is None else len(sizes)
     instants = _instants(model, arrival_rate, arrivals, count)
-    if model.ends:
+    if has_end(model.arrival_process):
         num_requests = count = len(instants)
     names, flows = _names(num_requests, sizes), _flows(model, count, stream)
     if sizes is not None:
@@ -307,7 +308,7 @@ def _instants(
 
     if model.arrival_process is not None:
         instants: list[float] = fast.process_instants(
-            model.at_rate(arrival_rate), rng, count
+            at_mean_rate(model, arrival_rate), rng, count
         ).tolist()
         return instants
     gaps = unit_gaps(rng, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)

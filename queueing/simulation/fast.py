@@ -22,10 +22,11 @@ import numpy.typing as npt
 from policies.fixed import Fixed
 from policies.immediate import Continuous
 from policies.ordered import in_arrival_order, order_of
+from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model, has_queues, token_limit
+from queueing.model import Model, at_mean_rate, has_queues, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -168,8 +169,8 @@ def draw_trace(
     if model.arrival_process is None:
         instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, calls)
     else:
-        instants = process_instants(model.at_rate(arrival_rate), arrivals, calls)
-        num_requests = len(instants) if model.ends else num_requests
+        instants = process_instants(at_mean_rate(model, arrival_rate), arrivals, calls)
+        num_requests = len(instants) if has_end(model.arrival_process) else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
@@ -186,7 +187,9 @@ def draw_trace(
 def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
     """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
     assert model.arrival_process is not None
-    return model.arrival_process.instants(rng, count=None if model.ends else count)
+    return model.arrival_process.instants(
+        rng, count=None if has_end(model.arrival_process) else count
+    )
 
 
 def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence) -> Vector:

@@ -15,7 +15,7 @@ import numpy as np
 
 from policies.arguments import whole_number
 from policies.core import Policy, Request
-from policies.ordered import counts, order_of
+from policies.ordered import order_of
 from policies.text import SpecError
 from queueing.arrivals.processes import Recorded
 from queueing.arrivals.timetable import Timetable
@@ -45,7 +45,7 @@ def recorded_model(
         own.append("arrival_scv")
     if own:
         raise SpecError(
-            f"got {own[0]}={_in_short(limits, own[0])} with a trace; expected no {own[0]}: the "
+            f"got {own[0]}={_in_short(limits, own[0])} with a trace; expected none: the "
             "trace has its own arrivals and lengths"
         )
     lengths, prompts = (
@@ -72,10 +72,7 @@ def simulate_recorded(
     streams = np.random.SeedSequence(seed).spawn(replications)
     runs = [_replayed(model, trace, stream) for stream in streams]
     answer = summary(runs, model, _load(model, trace), notes)
-    if model.flows is not None and counts(model.policy):
-        drawn = [model.flows.of_run(stream, len(trace)) for stream in streams]
-        answer = dataclasses.replace(answer, flows=by_flow(model, model.flows, runs, drawn))
-    return answer
+    return dataclasses.replace(answer, flows=by_flow(model, runs, streams))
 
 
 def _in_short(limits: Limits, name: str) -> Any:

@@ -21,7 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from queueing.arrivals.notation import cycle
+from queueing.arrivals.notation import cycle, has_end
+from queueing.arrivals.processes import Recorded
 from queueing.distributions.token_distribution import Vector
 from queueing.measurement.batch_means import (
     LEAST_EFFECTIVE,
@@ -47,9 +48,9 @@ def kind_of_runs(model: Model) -> Kind:
     """How the errors of its means are found."""
     if model.arrival_process is None:
         return "steady"
-    if model.is_recorded:
+    if isinstance(model.arrival_process, Recorded):
         return "recorded"
-    return "spans" if model.ends else "bursty"
+    return "spans" if has_end(model.arrival_process) else "bursty"
 
 
 def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantiles:

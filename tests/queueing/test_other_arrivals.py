@@ -334,7 +334,7 @@ def test_gamma_gaps_keep_their_approximation_where_it_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "got no arrival_rate; expected one of arrival_rate in requests per second, arrivals"),
+        ({}, "got no arrivals; expected one of three: set arrival_rate (requests per second), set"),
         (
             {"arrival_rate": 3, "arrivals": "gamma:rate=1,burstiness=2"},
             "got arrival_rate=3 and arrivals=gamma:rate=1,burstiness=2; expected one of",
@@ -346,7 +346,7 @@ def test_gamma_gaps_keep_their_approximation_where_it_is_asked_for() -> None:
         ({"arrivals": 3}, "got arrivals=3; expected a text such as"),
         (
             {"arrivals": "gamma:rate=1,burstiness=2", "arrival_scv": 2.0},
-            "got arrival_scv=2 and arrivals=gamma:rate=1,burstiness=2; expected one of them",
+            "got arrival_scv=2 and arrivals; expected one of them: gamma:rate=..,burst",
         ),
         (
             {"arrivals": "mmpp:rates=1/2,durations=1/1", "servers": 2, "routing": "random"},
