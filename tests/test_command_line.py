@@ -985,6 +985,7 @@ def test_a_flag_that_says_what_comes_overrides_the_environment(
     monkeypatch.chdir(Path(__file__).parent.parent)
     monkeypatch.setenv("KENDALL_ARRIVALS", "mmpp:rates=1/2,durations=1/1")
     monkeypatch.setenv("KENDALL_OUTPUT_TOKENS", "geometric:mean=64")
+    monkeypatch.setenv("KENDALL_PROMPT_TOKENS", "geometric:mean=64")
     queue = ("--policy", "single", "--latency", LAW, "--json")
     models = [
         msgspec.json.decode(shown(capsys, "simulate", *queue, *flags))["model"]

@@ -56,7 +56,7 @@ ArrivalsOption = Annotated[
     _option(
         "--arrivals",
         (
-            "Arrival process instead of --arrival-rate, as of kendall load: "
+            "Arrival process instead of --arrival-rate, as in kendall load: "
             "mmpp:rates=5/50,durations=10/1; also gamma, deterministic, piecewise, ramp, poisson. "
             "All but poisson are simulated."
         ),
@@ -236,7 +236,6 @@ def predict(
     """Predict the steady-state queueing delay of a policy."""
     use_modules(policy_module)
     bounds: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
         "servers": servers,
         "patience": patience,
@@ -250,7 +249,8 @@ def predict(
         "flows": flows,
         "routing": routing,
     }
-    coming = _coming(ctx, arrival_rate, arrivals, trace, output_tokens)
+    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     asked = Asked.read(
         policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
     )
@@ -305,7 +305,6 @@ def simulate(
     """
     use_modules(policy_module)
     bounds: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
         "servers": servers,
         "patience": patience,
@@ -319,7 +318,8 @@ def simulate(
         "flows": flows,
         "routing": routing,
     }
-    coming = _coming(ctx, arrival_rate, arrivals, trace, output_tokens)
+    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     asked = Asked.read(
         policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
     )
@@ -331,19 +331,13 @@ def simulate(
 
 
 def _coming(
-    ctx: typer.Context,
-    arrival_rate: float | None,
-    arrivals: str | None,
-    trace: Path | None,
-    output_tokens: str | None,
+    ctx: typer.Context, sources: dict[str, Any], lengths: dict[str, str | None]
 ) -> dict[str, Any]:
     """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment
-    that says otherwise; beside a trace there are no other lengths.
+    that says otherwise; beside a trace variables say no other lengths.
     """
-    given = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    sources = flags_first(ctx, given, tuple(given))
-    fits = () if sources["trace"] is not None else ("output_tokens",)
-    return sources | fitting(ctx, {"output_tokens": output_tokens}, fits)
+    chosen = flags_first(ctx, sources, tuple(sources))
+    return chosen | fitting(ctx, lengths, () if chosen["trace"] is not None else tuple(lengths))
 
 
 def law_of(text: str) -> LatencyModel:

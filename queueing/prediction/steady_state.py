@@ -13,6 +13,7 @@ from policies.core import Policy
 from policies.immediate import Continuous
 from policies.registry import is_first_come
 from policies.text import SpecError
+from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import (
     INFINITE_MEAN,
@@ -221,6 +222,7 @@ def infinite_mean(model: Model, load: float) -> bool:
         and not model.policy.joins_running
         and model.servers == 1
         and model.patience is None
+        and not has_end(model.arrival_process)
     )
     return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
 

@@ -20,6 +20,7 @@ from queueing.arrivals.rates import Piecewise
 from queueing.arrivals.text import parse_arrivals
 from queueing.model import Model
 from queueing.prediction import methods, predict_model
+from queueing.simulation.budget import enough_slots
 from queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
 from queueing.simulation.simulated_means import TOO_SHORT, mean_of_runs
 
@@ -313,8 +314,34 @@ def test_an_overload_that_ends_is_answered() -> None:
     assert found.load > 1.5
     assert found.queueing_delay.mean is not None
     assert found.queueing_delay.mean > 1
+    swamped = kendall.predict(
+        "dynamic", None, LENGTHS, LAW, arrivals="ramp:start=1e3,end=4e3,duration=1"
+    )
+    assert swamped.load > 1
+    assert swamped.queueing_delay.mean is not None, "a mean of finitely many requests is finite"
     with pytest.raises(kendall.UnstableQueueError):
         kendall.predict("single", None, LENGTHS, LAW, arrivals="mmpp:rates=99/101,durations=1/1")
+
+
+def test_prefill_and_decode_on_two_servers_wait_longer_behind_bursts() -> None:
+    options: dict[str, Any] = {"disaggregated": True, "prompt_tokens": "geometric:mean=50"}
+    law = f"{LAW},kp=1e-4"
+    bursts = "mmpp:rates=10/50,durations=3/1"
+    calm = kendall.predict("single", 20, LENGTHS, law, **options)
+    found = kendall.predict("single", None, LENGTHS, law, arrivals=bursts, **options)
+    assert found.method == "simulation"
+    assert found.model == "MMPP/G/1 -> ./G/1"
+    assert (found.queueing_delay.mean or 0) > 1.3 * (calm.queueing_delay.mean or 9)
+
+
+def test_slots_without_a_bound_are_enough_for_the_highest_rate() -> None:
+    """Bursts that fill more slots than the compiled simulator has are left to the policy itself."""
+    law = "k1=1e-6,k2=0,k3=1e-9,k4=0.02"
+    for peak, compiled in ((200, True), (4000, False)):
+        text = f"mmpp:rates=10/{peak},durations=10/1"
+        model = Model.read("continuous", "deterministic:value=100", law, arrivals=text)
+        chosen = enough_slots(model, parse_arrivals(text).mean_rate)
+        assert (chosen.bound is not None) == compiled
 
 
 # --- methods and refusals -------------------------------------------------------------------------
