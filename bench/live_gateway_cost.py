@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 
 from bench.live.pinged_gateway import PINGS_FILE, PingedGateway
-from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import free_port
 from loadgen.sending.client.target import Target
 from loadgen.sending.run import run_load
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement.machine import hardware
 

@@ -29,8 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.arrivals.timetable import delivered_rate
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
+from queueing.arrivals.timetable import delivered_rate
 from queueing.measurement.arrival_audit import audit_arrivals
 from queueing.measurement.machine import hardware, versions
 from queueing.measurement.record import Record, read_run

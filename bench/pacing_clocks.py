@@ -22,12 +22,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending import pacing
 from loadgen.sending.client.client import Target
 from loadgen.sending.pacing import Clock, Spin, pacing_clock
 from loadgen.sending.run import run_load
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement.machine import hardware, versions
 

@@ -21,19 +21,18 @@ PredictionError             the arguments are right, but there is no answer
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Unpack
 
 from policies.core import Policy
 from policies.text import SpecError, parse_policy
-from queueing.arguments import positive
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.errors import NotConvergedError, PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.model import Limits, Model
-from queueing.prediction import predict_model
+from queueing.prediction.asked import Asked
 from queueing.result import Mean, Prediction, Quantiles
-from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
 
 __all__ = [
     "LatencyModel",
@@ -56,7 +55,13 @@ __all__ = [
 ]
 
 
-class SimulationOptions(Limits, total=False):
+class PredictionOptions(Limits, total=False):
+    """The limits of the queue, and a recorded trace that comes to it instead of drawn requests."""
+
+    trace: Path | str | None
+
+
+class SimulationOptions(PredictionOptions, total=False):
     """What is simulated, beside the limits of the queue."""
 
     num_requests: int
@@ -66,17 +71,20 @@ class SimulationOptions(Limits, total=False):
 
 def predict(
     policy: Policy | str,
-    arrival_rate: float,
-    output_tokens: TokenDistribution | str,
-    latency: LatencyModel | str,
+    arrival_rate: float | None = None,
+    output_tokens: TokenDistribution | str | None = None,
+    latency: LatencyModel | str | None = None,
     *,
     method: str = "auto",
-    **limits: Unpack[Limits],
+    **options: Unpack[PredictionOptions],
 ) -> Prediction:
-    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` says otherwise, as
-    `kendall predict --json` prints it.
+    """Steady state of a policy, under Poisson arrivals unless `arrival_scv` or `arrivals` says
+    otherwise, as `kendall predict --json` prints it.
 
-    `limits`: max_output_tokens, patience, servers, max_num_seqs, prompt_tokens, ... (see `Limits`).
+    `arrivals` (a text of `kendall load --arrivals`) has its own mean rate: no `arrival_rate` then.
+    `trace`, a recorded trace of requests (its path), has its own lengths too, and is replayed.
+    `options`: trace; the limits max_output_tokens, patience, servers, max_num_seqs,
+    prompt_tokens, arrivals, ... (see `Limits`).
     `method`: "auto" is the most accurate one that this queue has; else "exact", "approximation",
     "bound", "paper" or "simulation". What the method cannot give is None.
 
@@ -91,22 +99,23 @@ def predict(
     >>> f"load {answer.load:.3f}: mean {delay.mean:.4f} s, p99 {delay.p99:.4f} s"
     'load 0.186: mean 0.0139 s, p99 0.0516 s'
     """
-    rate = positive("arrival_rate", arrival_rate, "requests per second")
-    model = Model.read(policy, output_tokens, latency, **limits)
-    return predict_model(model, rate, method, quantiles=True)
+    return Asked.read(
+        policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **options
+    ).predict(method)
 
 
 def simulate(
     policy: Policy | str,
-    arrival_rate: float,
-    output_tokens: TokenDistribution | str,
-    latency: LatencyModel | str,
+    arrival_rate: float | None = None,
+    output_tokens: TokenDistribution | str | None = None,
+    latency: LatencyModel | str | None = None,
     **options: Unpack[SimulationOptions],
 ) -> Prediction:
-    """Event-driven simulation of a policy under Poisson arrivals, as `kendall simulate --json`
-    prints it. Each mean has a `standard_error`.
+    """Event-driven simulation of a policy under Poisson arrivals, others (`arrivals`), or those
+    of a recorded `trace`, as `kendall simulate --json` prints it. Each mean has a
+    `standard_error`, but where a trace is replayed once.
 
-    `options`: the limits of `predict`, and
+    `options`: those of `predict`, and
 
     num_requests  of each replication, at least 40; the first tenth is warm-up (100,000)
     seed          one seed gives the same arrivals and lengths under every policy (0)
@@ -119,15 +128,13 @@ def simulate(
     >>> abs(delay.mean - 0.5) < 4 * delay.standard_error
     True
     """
-    rate = positive("arrival_rate", arrival_rate, "requests per second")
-    num_requests = options.pop("num_requests", NUM_REQUESTS)
+    num_requests = options.pop("num_requests", None)
     seed, replications = options.pop("seed", 0), options.pop("replications", 1)
-    limits: Limits = options
-    model = Model.read(policy, output_tokens, latency, **limits)
-    model.stable_load(rate)
-    return simulate_model(
-        model, rate, num_requests=num_requests, seed=seed, replications=replications
+    queue: PredictionOptions = options
+    asked = Asked.read(
+        policy, latency, arrival_rate=arrival_rate, output_tokens=output_tokens, **queue
     )
+    return asked.simulate(num_requests, seed=seed, replications=replications)
 
 
 def largest_stable_rate(

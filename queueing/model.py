@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict, Unpack
 
+from policies.arguments import positive, real_number, short_repr, whole_number
 from policies.core import Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
@@ -21,9 +22,19 @@ from policies.text import (
     format_policy,
     parse_policy,
     policy_batch_size,
+    short_number,
     suggest,
 )
-from queueing.arguments import positive, real_number, short_repr, whole_number
+from queueing.arrivals.notation import (
+    ArrivalProcess,
+    has_end,
+    highest_rate,
+    in_words,
+    letters,
+    process_and_scv,
+)
+from queueing.arrivals.processes import Recorded
+from queueing.arrivals.text import Process, at_rate, format_arrivals
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
 from queueing.distributions.token_distribution import (
@@ -69,6 +80,8 @@ class Limits(TypedDict, total=False):
     pad_prompts         the prompts of a batch are padded to its longest one (False)
     arrival_scv         squared coefficient of variation of the gaps between arrivals, 0 for
                         regular ones (1, Poisson)
+    arrivals            arrival process as in `kendall load`: "mmpp:rates=5/50,durations=10/1"; its
+                        mean rate is the arrival rate (Poisson)
     disaggregated       prefill on one engine, decode on a second one behind it; policy "single"
                         (False)
     predictor           how output lengths are predicted, for a policy whose order reads predictions
@@ -86,6 +99,7 @@ class Limits(TypedDict, total=False):
     sequences: TokenDistribution | str | None
     pad_prompts: bool
     arrival_scv: float
+    arrivals: Process | str | None
     disaggregated: bool
     predictor: PredictorText | str
     flows: Flows | str | None
@@ -113,6 +127,8 @@ class Model:
     predictor: PredictorText = NO_PREDICTION  # of output lengths
     flows: Flows | None = None  # of the requests; None: one
     routing: str = "central"  # of ROUTINGS
+    # at any mean rate: the arrival rate scales it; None: independent gaps of SCV `arrival_scv`
+    arrival_process: ArrivalProcess | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -137,6 +153,7 @@ class Model:
                 f"{LARGEST_SCV:g}, 1 for Poisson arrivals"
             )
         self._check_calls()
+        _check_arrivals(self)
         _check_routing(self)
         if self.disaggregated:
             self._check_tandem()
@@ -228,6 +245,8 @@ class Model:
                     f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
                 )
         tokens = _optional_whole("max_output_tokens", limits.get("max_output_tokens"))
+        scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
+        process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
         return cls(
             policy=_policy(policy),
@@ -239,7 +258,8 @@ class Model:
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=_optional_lengths("sequences", limits.get("sequences")),
             pad_prompts=limits.get("pad_prompts", False),
-            arrival_scv=real_number("arrival_scv", limits.get("arrival_scv", 1.0)),
+            arrival_scv=scv,
+            arrival_process=process,
             disaggregated=limits.get("disaggregated", False),
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
             flows=_flows(limits.get("flows")),
@@ -321,7 +341,7 @@ class Model:
         nobody gives up waiting.
         """
         load = self.load(arrival_rate)
-        if load >= 1 and self.patience is None:
+        if load >= 1 and self.patience is None and not has_end(self.arrival_process):
             raise UnstableQueueError(load)
         return load
 
@@ -331,6 +351,8 @@ class Model:
         size = "inf" if self.bound is None else str(self.bound)
         patience = "+D" if self.patience is not None else ""
         gaps = {0.0: "D", 1.0: "M"}.get(self.arrival_scv, "GI")
+        if self.arrival_process is not None:
+            gaps = letters(self.arrival_process)
         if self.disaggregated:
             return f"{gaps}/G/1 -> ./G/1"
         arrivals = gaps if self.sequences is None else f"{gaps}^X"
@@ -356,7 +378,7 @@ class Model:
         """What must hold for the prediction to hold."""
         common = [
             *self.arrivals,
-            "lengths independent of each other and of the queue",
+            *([] if isinstance(self.arrival_process, Recorded) else [_INDEPENDENT_LENGTHS]),
             *_order_of_service(self.policy, self.predictor),
             *_flows_served(self.policy, self.flows),
         ]
@@ -396,6 +418,10 @@ class Model:
     @property
     def arrivals(self) -> tuple[str, ...]:
         """What is assumed of them, and where they go."""
+        if (process := self.arrival_process) is not None:
+            highest = highest_rate(process)
+            peak = None if highest is None else short_number(highest / self.largest_stable_rate)
+            return (*in_words(process), *([] if peak is None else [f"load at its peak {peak}"]))
         if self.arrival_scv != 1:
             return (
                 "independent gaps between arrivals at a constant rate, squared coefficient of "
@@ -405,6 +431,17 @@ class Model:
         if self.servers == 1 or self.routing == "central":
             return (plain,)
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+def at_mean_rate(model: Model, arrival_rate: float) -> Model:
+    """The same with its arrival process at that mean rate, where it has one that can be scaled."""
+    process = model.arrival_process
+    if process is None or isinstance(process, Recorded) or process.mean_rate == arrival_rate:
+        return model
+    return replace(model, arrival_process=at_rate(process, arrival_rate))
+
+
+_INDEPENDENT_LENGTHS = "lengths independent of each other and of the queue"
 
 
 def has_queues(model: Model) -> bool:
@@ -430,8 +467,9 @@ def _check_routing(model: Model) -> None:
         )
     if model.routing == "central":
         return
-    if model.arrival_scv != 1 or model.disaggregated:
-        other = "disaggregated" if model.disaggregated else f"arrival_scv={model.arrival_scv:g}"
+    poisson = model.arrival_scv == 1 and model.arrival_process is None
+    if not poisson or model.disaggregated:
+        other = "disaggregated" if model.disaggregated else _asked_arrivals(model)
         raise SpecError(
             f"got routing={model.routing} and {other}; expected Poisson arrivals at servers that "
             "do the same"
@@ -440,6 +478,25 @@ def _check_routing(model: Model) -> None:
         raise SpecError(
             f"got routing={model.routing} to {model.servers:,} servers; expected at most "
             f"{MOST_QUEUES}, which are simulated side by side"
+        )
+
+
+def _asked_arrivals(model: Model) -> str:
+    process = model.arrival_process
+    if process is None:
+        return f"arrival_scv={model.arrival_scv:g}"
+    if isinstance(process, Recorded):
+        return "recorded arrivals"
+    return f"arrivals={format_arrivals(process)}"
+
+
+def _check_arrivals(model: Model) -> None:
+    """Of those that end the number is drawn too, so that calls and stations are not drawn."""
+    if has_end(model.arrival_process) and (model.disaggregated or model.sequences is not None):
+        other = "disaggregated" if model.disaggregated else "sequences"
+        raise SpecError(
+            f"got {_asked_arrivals(model)}, which end, and {other}; expected arrivals that go on, "
+            f"or no {other}"
         )
 
 

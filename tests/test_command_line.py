@@ -769,6 +769,29 @@ OPTIMIZE = ("optimize", "--arrival-rate", "1", *MODEL, "--target")
             ),
         ),
         (("load",), ("got no arrivals; expected one of --request-rate, ",)),
+        (
+            ("predict", "--policy", "single", *MODEL),
+            (
+                "got no arrivals; expected one of three: set --arrival-rate (requests per "
+                "second), set --arrivals, or set --trace",
+            ),
+        ),
+        (
+            ("simulate", "--policy", "single", "--arrivals", "poisson:rate=inf", *MODEL),
+            ("got --arrivals poisson:rate=inf, which all come at once; expected a finite mean",),
+        ),
+        (
+            ("predict", "--policy", "single", "--arrival-rate", "1", "--latency", LAW),
+            ("got no lengths; expected their distribution: set --output-tokens",),
+        ),
+        (
+            ("predict", "--policy", "single", "--trace", "gone.csv", *MODEL),
+            ("got --output-tokens geometric:mean=64 and --trace gone.csv; expected one",),
+        ),
+        (
+            ("predict", "--policy", "single", "--trace", "gone.csv", "--latency", LAW),
+            ("got trace gone.csv: No such file or directory; expected a file of one of azure",),
+        ),
         (("prdict",), ("got command 'prdict'", "did you mean 'predict'?")),
         (
             ("compare", "--output", "report.docx", "run.jsonl"),
@@ -952,6 +975,23 @@ def test_an_address_with_colons_is_a_host(host: str, capsys: pytest.CaptureFixtu
             status=1,
         )
     assert said.startswith(f"no answer from http://[::1]:{port}/v1/models: ")
+
+
+def test_a_flag_that_says_what_comes_overrides_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KENDALL_ARRIVALS and KENDALL_OUTPUT_TOKENS are meant for `kendall load` too."""
+    trace = "tests/loadgen/samples/azure_2023.csv"
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.setenv("KENDALL_ARRIVALS", "mmpp:rates=1/2,durations=1/1")
+    monkeypatch.setenv("KENDALL_OUTPUT_TOKENS", "geometric:mean=64")
+    monkeypatch.setenv("KENDALL_PROMPT_TOKENS", "geometric:mean=64")
+    queue = ("--policy", "single", "--latency", LAW, "--json")
+    models = [
+        msgspec.json.decode(shown(capsys, "simulate", *queue, *flags))["model"]
+        for flags in (("--arrival-rate", "1"), ("--trace", trace), ("--num-requests", "2000"))
+    ]
+    assert models == ["M/G/1", "G/G/1", "MMPP/G/1"]
 
 
 def test_an_option_from_the_environment_is_not_called_a_default(

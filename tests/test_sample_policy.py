@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement.record import read_run
 from tests.eventually import eventually

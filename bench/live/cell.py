@@ -22,13 +22,13 @@ from bench.live.observation import Cell as Observed
 from bench.live.observation import observe, seen_in
 from bench.live.results import Result
 from bench.live.speed_path import WIDTH, LoadedQueue
-from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin
 from loadgen.sweep.gateway import header_of, records_since
 from loadgen.sweep.grid import Basis, Cell
 from loadgen.sweep.rig import Rig
 from policies import parse_policy
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits
 from queueing.estimation.speed.batch_times import batch_times

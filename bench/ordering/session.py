@@ -19,14 +19,14 @@ import numpy as np
 
 from bench.ordering.design import LIMIT, LOAD, PREDICTION, Part, Rules, name_of
 from bench.ordering.observed import columns_of, quietness
-from loadgen.arrivals.length_prediction import parse_length_prediction
-from loadgen.arrivals.timetable import Timetable, draw, with_predictions
 from loadgen.gateway.gateway_process import GatewayError
 from loadgen.sweep.cell import CellRun, Sending, begin
 from loadgen.sweep.gateway import stop_left_behind
 from loadgen.sweep.grid import Cell
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import duration
+from queueing.arrivals.length_prediction import parse_length_prediction
+from queueing.arrivals.timetable import Timetable, draw, with_predictions
 from queueing.measurement.machine import hardware
 
 LOST = 3  # attempts of a cell whose gateway is lost

@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from loadgen.arrivals.timetable import Timetable, draw
 from loadgen.commands.demo_report import Cell, print_report
 from loadgen.compare.compare import Comparison, compare
 from loadgen.compare.picture import draw_picture
@@ -35,6 +34,7 @@ from loadgen.sweep.grid import Cell as SweptCell
 from loadgen.sweep.status import Status, duration
 from policies import SpecError, parse_policy, policy_batch_size
 from policies.text import counted
+from queueing.arrivals.timetable import Timetable, draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile

@@ -25,6 +25,8 @@ from loadgen.compare.residual import verdict
 from loadgen.measures.missing import incomplete
 from policies import served_as
 from policies.text import SpecError, parse_policy
+from queueing.arrivals.notation import Ending, read_arrivals
+from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.arrival_audit import Audit, audit_arrivals
@@ -160,8 +162,9 @@ def _cells(
     sent = [record for sender in senders for record in sender.records]
     configured = file.header.configuration
     for sender in senders:  # the gateway does not know what its clients predict with
-        if "predictor" in sender.header.configuration:
-            configured = {"predictor": sender.header.configuration["predictor"]} | configured
+        for name in ("predictor", "arrivals"):
+            if name in sender.header.configuration:
+                configured = {name: sender.header.configuration[name]} | configured
     theory = None if asked.law is None else theory_for(asked.law, configured, asked)
     try:
         compared = compare_samples(file.records, theory, sent, began_idle=_began_idle(file.header))
@@ -199,8 +202,21 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
     bound = asked.max_num_seqs or configured.get("max_num_seqs")
     text = configured.get("predictor")
     predictor = asked.predictor or (parse_predictor(text) if isinstance(text, str) else None)
-    theory = theory_of(law, lengths, rate, bound, predictor)
+    theory = theory_of(
+        law, lengths, rate, bound, predictor, process=_process(configured.get("arrivals"))
+    )
     return dataclasses.replace(theory, pads=configured.get("pads") is not False)
+
+
+def _process(text: Any) -> Process | None:
+    """What was asked for instead of Poisson arrivals; None too where it has no steady state, or is
+    no process but a closed loop or recorded instants.
+    """
+    try:
+        process = read_arrivals(text) if isinstance(text, str) else None
+    except SpecError:
+        return None
+    return None if isinstance(process, Ending) else process
 
 
 def model_for(

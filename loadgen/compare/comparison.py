@@ -88,13 +88,17 @@ class SamplingError:
     long_run: float  # the steady state by simulation, or by the formula where that is exact
     long_run_half_width: float  # 95 %; 0 where exact
     spread: float  # half width (95 %) of the mean of one run of this length
+    # the steady state under the asked process, simulated, where it is not Poisson
+    process: float | None = None
+    process_half_width: float = 0.0  # 95 %
 
     @property
     def relative_spread(self) -> float:
         """Standard deviation of the mean of one run, over the steady state; a few per cent too
         large, as `spread` is.
         """
-        return self.spread / NORMAL / self.long_run if self.long_run > 0 else math.inf
+        mean = self.long_run if self.process is None else self.process
+        return self.spread / NORMAL / mean if mean > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

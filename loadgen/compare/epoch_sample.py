@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from loadgen.arrivals.timetable import delivered_rate
 from loadgen.compare.comparison import Compared
 from policies import Fixed, Policy, is_first_come, parse_policy, served_as
 from policies.ordered import order_of
+from queueing.arrivals.timetable import delivered_rate
 from queueing.estimation.lengths.predictions import predictor_of_lengths
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, batches

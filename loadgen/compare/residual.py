@@ -6,6 +6,7 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
 
     V0  the prediction a priori: formula, asked rate and lengths, calibrated law
     V1  the steady state of the same inputs: V0 if the formula is exact, else one long simulation
+    V1p the same under the process that was asked for, where it is not Poisson: a long simulation
     V2a calibrated law on the TIMETABLE's instants and the run's lengths, simulated with
         predictions drawn from the predictor that was asked for
     V2  the same with the predictions that came along
@@ -19,8 +20,10 @@ continuous the sojourn), so the parts add up to observed - predicted exactly:
     part                what it is                             its chance
 
     theory = V1 - V0    the formula's own error                that of the long simulation
-    arrivals = V2a - V1 what was drawn against what was asked  what runs of this length do
-                                                               (loadgen.compare.sampling_error)
+    process = V1p - V1  the asked process against Poisson      that of the long simulations
+                        arrivals at its rate
+    arrivals = V2a - V1p what was drawn against what was asked what runs of this length do
+                        (without a process V2a - V1)           (loadgen.compare.sampling_error)
     predictor = V2 - V2a predictions as they came, against     draws of the predictor
                         those asked (orders that read them)
     sender = V3 - V2    delivered against the timetable        batch means of the paired differences
@@ -74,7 +77,17 @@ from queueing.latency.speed import Speed, service_time
 from queueing.measurement.recursion import Served, batches
 from queueing.measurement.statistics import TOO_WIDE, FloatArray, Interval, batch_means_interval
 
-PARTS = ("theory", "arrivals", "predictor", "sender", "speed", "scatter", "shape", "gateway")
+PARTS = (
+    "theory",
+    "process",
+    "arrivals",
+    "predictor",
+    "sender",
+    "speed",
+    "scatter",
+    "shape",
+    "gateway",
+)
 SERVICE_LAW = ("speed", "scatter", "shape")
 AGREE = 0.10  # |observed / predicted - 1| that counts as agreement
 SHARE = 0.25  # of the difference that a part must explain to be named
@@ -122,11 +135,9 @@ def split(
     at_speed = simulated(Speed(speed.factor, law.cv, speed.n))
     scattered = at_speed if speed.cv == law.cv or sample.policy.joins_running else simulated(speed)
     at_once, observed = sample.without_lost_time(name), sample.observed(name)
-    drawn = as_asked.value - sampling.long_run
     ordered = not is_first_come(sample.policy)
     parts: tuple[Part, ...] = (
-        Part("theory", sampling.long_run - predicted, sampling.long_run_half_width),
-        Part("arrivals", drawn, math.hypot(sampling.spread, sampling.long_run_half_width)),
+        *_asked_parts(predicted, as_asked.value, sampling),
         Part("predictor", float(planned.mean()) - as_asked.value, as_asked.half_width),
         dataclasses.replace(_difference("sender", planned, delivered), note=note),
         _speed_part(sample, theory, speed, delivered, at_speed),
@@ -139,11 +150,28 @@ def split(
     return Split(predicted=predicted, observed=float(observed.mean()), parts=parts)
 
 
+def _asked_parts(predicted: float, as_asked: float, sampling: SamplingError) -> tuple[Part, ...]:
+    """From the prediction to the requests that were drawn."""
+    long_run, half_width = sampling.long_run, sampling.long_run_half_width
+    theory = Part("theory", long_run - predicted, half_width)
+    if sampling.process is None:
+        return theory, _arrivals(as_asked - long_run, sampling.spread, half_width)
+    own = sampling.process_half_width
+    process = Part("process", sampling.process - long_run, math.hypot(own, half_width))
+    return theory, process, _arrivals(as_asked - sampling.process, sampling.spread, own)
+
+
+def _arrivals(seconds: float, spread: float, half_width: float) -> Part:
+    return Part("arrivals", seconds, math.hypot(spread, half_width))
+
+
 def parts_of(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
-    """Names of the parts that some of these have: of predictions only where an order reads them."""
+    """Names of the parts that some of these have: of predictions only where an order reads them,
+    of a process only where it is not Poisson.
+    """
     splits = [comparison.split for comparison in comparisons if comparison.split is not None]
     known = {part.name for split in splits for part in split.parts}
-    return tuple(name for name in PARTS if name != "predictor" or name in known)
+    return tuple(name for name in PARTS if name not in ("predictor", "process") or name in known)
 
 
 def verdict(comparison: Comparison) -> Verdict:
@@ -241,6 +269,7 @@ def _in_words(cause: Part, comparison: Comparison) -> str:
     share = cause.seconds / comparison.quantity.observed.mean
     words = {
         "theory": f"approximation off by {_percent(share)}",
+        "process": f"asked arrivals are not Poisson: {_percent(share)} of the delay",
         "arrivals": "arrivals are not the asked process",
         "predictor": f"predicted lengths as {comparison.predictor_measured}, asked as "
         f"{comparison.predictor}",

@@ -8,6 +8,9 @@ give
 
 and a difference within it is sampling, not a fault. Where the formula is an approximation, one long
 simulation with the same inputs says how far it is from the steady state that it approximates.
+
+Predictions are made for Poisson arrivals. Where another process was asked for, the runs are of that
+process, and one long simulation of it stands beside the steady state of Poisson arrivals.
 """
 
 from __future__ import annotations
@@ -33,17 +36,20 @@ def sampling_error(
     model: Model, rate: float, count: int, compared: Compared, answer: Predicted, *, seed: int = 0
 ) -> SamplingError | None:
     """Of the mean over `count` requests; None where there is no steady state or the run is too
-    short to have a mean.
+    short to have a mean. `answer`: for Poisson arrivals, whatever the model's process.
     """
     mean = getattr(answer, compared)
     if mean is None or not math.isfinite(mean) or count - warm_up(count) < 2:
         return None
-    long_run, half_width = _long_run(model, rate, compared, answer, seed)
-    return (
-        None
-        if long_run is None
-        else SamplingError(long_run, half_width, _spread(model, rate, count, compared, seed))
-    )
+    poisson = dataclasses.replace(model, arrival_process=None, arrival_scv=1.0)
+    long_run, half_width = _long_run(poisson, rate, compared, answer, seed)
+    if long_run is None:
+        return None
+    found = SamplingError(long_run, half_width, _spread(model, rate, count, compared, seed))
+    if model.arrival_process is None:
+        return found
+    process, of_process = _simulated(model, rate, compared, seed)
+    return dataclasses.replace(found, process=process, process_half_width=of_process)
 
 
 def _long_run(
@@ -52,6 +58,12 @@ def _long_run(
     """The steady state that the formula stands for, and the half width of what we know about it."""
     if answer.method != "approximation":
         return getattr(answer, compared), 0.0
+    return _simulated(model, rate, compared, seed)
+
+
+def _simulated(
+    model: Model, rate: float, compared: Compared, seed: int
+) -> tuple[float | None, float]:
     try:
         simulated = simulate_model(
             model,

@@ -17,6 +17,8 @@ from loadgen.compare.epoch_sample import predictor_of
 from loadgen.compare.sampling_error import sampling_error
 from policies import Continuous, Dynamic, Fixed, Policy, Request, Single, SpecError
 from policies.ordered import in_arrival_order
+from queueing.arrivals.notation import gap_scv
+from queueing.arrivals.text import Process
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
@@ -41,11 +43,13 @@ def theory_of(
     asked_rate: float | None = None,
     max_num_seqs: int | None = None,
     predictor: PredictorText | None = None,
+    *,
+    process: Process | None = None,
 ) -> Theory:
     """Everything a law can say about a run. Lengths, rate and predictor default to the run's
-    own.
+    own. Predictions are those of Poisson arrivals; `process`: what was asked for instead.
     """
-    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor)
+    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor, process)
     return Theory(
         law=law,
         replay=asked.replay,
@@ -69,6 +73,7 @@ class _Asked:
     rate: float | None
     max_num_seqs: int | None
     predictor: PredictorText | None
+    process: Process | None = None
 
     def replay(
         self, policy: Policy, requests: Sequence[Served], at: LatencyModel
@@ -110,6 +115,9 @@ class _Asked:
         answer: Predicted,
     ) -> SamplingError | None:
         model = self.calibrated(policy, requests)
+        if self.process is not None:
+            scv = gap_scv(self.process)
+            model = dataclasses.replace(model, arrival_process=self.process, arrival_scv=scv)
         return sampling_error(model, self.rate or rate, len(requests), compared, answer)
 
     def calibrated(self, policy: Policy, requests: Sequence[Served]) -> Model:

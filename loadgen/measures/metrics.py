@@ -23,8 +23,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadgen.arrivals.spec_text import listed
 from policies.text import SpecError
+from queueing.arrivals.spec_text import listed
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import FloatArray
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.arrivals.text import EXAMPLES
 from loadgen.compare.epoch_sample import timetable_of
 from loadgen.measures.metrics import due_at
 from loadgen.measures.missing import incomplete
 from loadgen.sending.job import row_of
 from policies.text import short_number
+from queueing.arrivals.text import EXAMPLES
 from queueing.measurement.arrival_audit import SIGNIFICANCE, Audit, Budget, audit_arrivals
 from queueing.measurement.arrival_tests import FloatArray
 from queueing.measurement.record import Header, Record

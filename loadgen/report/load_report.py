@@ -17,7 +17,6 @@ from typing import Any
 
 from rich.console import Console
 
-from loadgen.arrivals.spec_text import listed
 from loadgen.compare.assertions import (
     Assertion,
     Broken,
@@ -45,6 +44,7 @@ from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan
 from loadgen.sending.run import LoadResult
 from policies.text import SpecError
+from queueing.arrivals.spec_text import listed
 from queueing.commands.terminal import say
 from queueing.measurement.arrival_audit import Budget
 

@@ -64,6 +64,7 @@ PART_NOTES = (
 )
 ORDER_NOTES = (
     "predictor: predicted lengths as they came against those asked",
+    "process: the arrival process that was asked for, simulated, against Poisson arrivals",
     "- under gateway: within shape; no recursion tells it apart under an order of service",
 )
 SHORT = {"too short": "short", "sampling noise": "chance", "no prediction": "-"}
@@ -164,6 +165,7 @@ def _order_notes(comparisons: Sequence[Comparison]) -> list[str]:
     splits = [comparison.split for comparison in comparisons if comparison.split is not None]
     needed = (
         "predictor" in parts_of(comparisons),
+        "process" in parts_of(comparisons),
         any("gateway" not in (part.name for part in split.parts) for split in splits),
     )
     return [note for note, is_needed in zip(ORDER_NOTES, needed, strict=True) if is_needed]

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.arrivals.timetable import delivered_rate
 from loadgen.measures.failures import outcome_of
 from loadgen.measures.goodput import Goodput, Limit, duration, goodput
 from loadgen.measures.little_check import LittleCheck, little_check
 from loadgen.measures.metrics import LATENESS, METRICS, ORDER, began_at, percentile_name, values
 from loadgen.measures.stability import Growth, backlog
 from loadgen.sending.run import LoadResult
+from queueing.arrivals.timetable import delivered_rate
 from queueing.measurement.delay_variance import AsymptoticVariance, single_server_variance
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import (

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from loadgen.arrivals.processes import Deterministic, Gamma, Poisson
-from loadgen.arrivals.rates import Ramp
-from loadgen.arrivals.text import Process, parse_arrivals
-from loadgen.arrivals.timetable import Timetable, draw_timetable, load_timetable
-from loadgen.arrivals.traces import load_trace
 from loadgen.sending.options import LoadOptions
 from policies.text import SpecError, suggest
+from queueing.arrivals.processes import Deterministic, Gamma, Poisson
+from queueing.arrivals.rates import Ramp
+from queueing.arrivals.text import Process, parse_arrivals
+from queueing.arrivals.timetable import Timetable, draw_timetable, load_timetable
+from queueing.arrivals.traces import load_trace
 from queueing.distributions.token_distribution import SHORTER, parse_distribution
 
 NUM_PROMPTS = 1000  # where neither their number nor a duration is given

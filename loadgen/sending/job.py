@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadgen.arrivals.datasets import Prompts
-from loadgen.arrivals.timetable import FloatArray, IntArray, Timetable
+from loadgen.datasets import Prompts
 from loadgen.sending.client.client import Exchange
 from loadgen.sending.client.target import Target
 from loadgen.sending.client.wire import Address
 from policies.text import counted
+from queueing.arrivals.timetable import FloatArray, IntArray, Timetable
 from queueing.measurement.record import Record
 
 

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.arrivals.datasets import (
+from loadgen.datasets import (
     Prompts,
     draw_dataset,
     load_token_counter,
     random_prompts,
     read_dataset,
 )
-from loadgen.arrivals.length_prediction import parse_length_prediction
-from loadgen.arrivals.text import Process, format_arrivals
-from loadgen.arrivals.timetable import Timetable, streams, with_flows, with_predictions
 from loadgen.sending.client.client import address_of
 from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, look_at, with_lengths
 from loadgen.sending.client.target import LoadError, Target
@@ -30,6 +27,9 @@ from loadgen.sending.options import LoadOptions
 from loadgen.sending.run import VOCABULARY, LoadResult, Progress, RunOutput, run_load
 from policies.durations import rounded_duration
 from policies.text import SpecError
+from queueing.arrivals.length_prediction import parse_length_prediction
+from queueing.arrivals.text import Process, format_arrivals
+from queueing.arrivals.timetable import Timetable, streams, with_flows, with_predictions
 from queueing.commands.remote import tls_context
 from queueing.distributions.flows import parse_flows
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from loadgen.arrivals.datasets import Prompts, random_prompts
-from loadgen.arrivals.timetable import Timetable
+from loadgen.datasets import Prompts, random_prompts
 from loadgen.measures.metrics import LATENESS, values
 from loadgen.sending.client.client import run_prefix
 from loadgen.sending.client.target import LoadError, Target
@@ -22,6 +21,7 @@ from loadgen.sending.operating_system import raise_file_limit, real_time_permitt
 from loadgen.sending.run_writer import RunWriter, replace_run
 from loadgen.sending.senders import send_by_processes
 from loadgen.sending.sending import send_job
+from queueing.arrivals.timetable import Timetable
 from queueing.measurement.machine import hardware, versions
 from queueing.measurement.paths import cannot_write
 from queueing.measurement.record import Header, Record

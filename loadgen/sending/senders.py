@@ -24,10 +24,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from loadgen.arrivals.timetable import split
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import ClosedLoop, Counters, Job, row_of
 from policies.text import counted
+from queueing.arrivals.timetable import split
 from queueing.measurement.record import Header, Record, read_run, to_line
 
 START_DELAY = 0.3  # seconds between the last sender's readiness and instant 0

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.arrivals.timetable import Timetable
 from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.measures.stability import Growth, Watch
 from loadgen.sending.client.client import LoadError, Target
@@ -21,6 +20,7 @@ from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, ru
 from loadgen.sweep.gateway import Note, header_of, let_remainder_go, records_since, until_idle
 from loadgen.sweep.grid import Cell
 from loadgen.sweep.status import Status
+from queueing.arrivals.timetable import Timetable
 from queueing.measurement.record import Header, Record
 
 SAMPLE = 0.1  # seconds between looks at the number in the system

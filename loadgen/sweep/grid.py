@@ -19,12 +19,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from loadgen.arrivals.processes import Deterministic, Poisson
-from loadgen.arrivals.timetable import Timetable, draw_timetable, with_predictions
 from loadgen.sweep.plan import Plan
 from policies import parse_policy
 from policies.fixed import Fixed
 from policies.text import SpecError, first_come_form, short_number
+from queueing.arrivals.processes import Deterministic, Poisson
+from queueing.arrivals.timetable import Timetable, draw_timetable, with_predictions
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model

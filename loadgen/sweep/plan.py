@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from loadgen.arrivals.length_prediction import parse_length_prediction
 from loadgen.sending.options import check_base_url
 from loadgen.sweep.slo import SATURATION, parse_slo
 from policies import Policy, format_policy, parse_policy
 from policies.ordered import order_of
 from policies.orders import FIRST_COME
 from policies.text import SpecError, counted, order_text, with_order
+from queueing.arrivals.length_prediction import parse_length_prediction
 from queueing.distributions.token_distribution import SHORTER, parse_distribution
 from queueing.measurement.batch_means import TOO_WIDE
 from queueing.measurement.paths import writing

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,14 +15,15 @@ from rich.console import Console
 from policies.durations import Duration
 from policies.text import short_number
 from queueing.commands.check_policy_cli import PolicyModules, use_policies
+from queueing.commands.environment_variables import fitting, flags_first
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
 from queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
-from queueing.model import Model
-from queueing.prediction import predict_model, unstable
+from queueing.prediction import unstable
+from queueing.prediction.asked import Asked
 from queueing.result import LEVELS, Prediction
-from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
+from queueing.simulation.experiment import NUM_REQUESTS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DASH = "-"  # in place of a number
@@ -42,10 +44,31 @@ PolicyText = Annotated[
     ),
 ]
 ArrivalRate = Annotated[
-    float,
+    float | None,
     _option(
         "--arrival-rate",
         "Requests per second; arrivals are a Poisson process unless --arrival-scv is given.",
+    ),
+]
+ArrivalsOption = Annotated[
+    str | None,
+    _option(
+        "--arrivals",
+        (
+            "Arrival process instead of --arrival-rate, as in kendall load: "
+            "mmpp:rates=5/50,durations=10/1; also gamma, deterministic, piecewise, ramp, poisson. "
+            "All but poisson are simulated."
+        ),
+    ),
+]
+TraceOption = Annotated[
+    Path | None,
+    _option(
+        "--trace",
+        (
+            "Replay the arrivals and lengths of a recorded trace (Azure, BurstGPT, Mooncake, "
+            "Bailian, a run file), instead of --arrival-rate and --output-tokens."
+        ),
     ),
 ]
 OutputTokens = Annotated[
@@ -53,6 +76,16 @@ OutputTokens = Annotated[
     _option(
         "--output-tokens",
         "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7.",
+    ),
+]
+LengthsOption = Annotated[
+    str | None,
+    _option(
+        "--output-tokens",
+        (
+            "Distribution of output lengths in tokens, for example lognormal:mu=5,sigma=0.7; a "
+            "trace has its own."
+        ),
     ),
 ]
 Latency = Annotated[
@@ -166,11 +199,14 @@ Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else
 
 @app.command()
 def predict(
+    ctx: typer.Context,
     *,
     policy: PolicyText,
-    arrival_rate: ArrivalRate,
-    output_tokens: OutputTokens,
     latency: Latency,
+    arrival_rate: ArrivalRate = None,
+    arrivals: ArrivalsOption = None,
+    trace: TraceOption = None,
+    output_tokens: LengthsOption = None,
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
@@ -199,7 +235,6 @@ def predict(
     """Predict the steady-state queueing delay of a policy."""
     use_policies(policy_module, policy)
     bounds: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
         "servers": servers,
         "patience": patience,
@@ -213,23 +248,28 @@ def predict(
         "flows": flows,
         "routing": routing,
     }
-    model = Model.read(
-        policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
+    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
+    asked = Asked.read(
+        policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
     )
     try:
-        answer = predict_model(model, arrival_rate, method, quantiles=True)
+        answer = asked.predict(method)
     except UnstableQueueError as error:
-        answer = unstable(model, error.load, method)
+        answer = unstable(asked.model, error.load, method)
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
 
 
 @app.command()
 def simulate(
+    ctx: typer.Context,
     *,
     policy: PolicyText,
-    arrival_rate: ArrivalRate,
-    output_tokens: OutputTokens,
     latency: Latency,
+    arrival_rate: ArrivalRate = None,
+    arrivals: ArrivalsOption = None,
+    trace: TraceOption = None,
+    output_tokens: LengthsOption = None,
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
@@ -243,11 +283,15 @@ def simulate(
     predictor: PredictorOption = "none",
     flows: FlowsOption = None,
     num_requests: Annotated[
-        int,
+        int | None,
         _option(
-            "--num-requests", "Requests per replication; the first tenth is discarded as warm-up."
+            "--num-requests",
+            (
+                "Requests per replication; the first tenth is discarded as warm-up. Default: "
+                f"{NUM_REQUESTS}; of a trace all."
+            ),
         ),
-    ] = NUM_REQUESTS,
+    ] = None,
     seed: Annotated[int, _option("--seed", "Seed for arrivals, lengths and service times.")] = 0,
     replications: Annotated[
         int, _option("--replications", "Number of independent replications.")
@@ -255,12 +299,11 @@ def simulate(
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a policy on Poisson arrivals, event by event, and report means with standard
-    errors.
+    """Simulate a policy on Poisson or other arrivals, event by event, and report means with
+    standard errors.
     """
     use_policies(policy_module, policy)
     bounds: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
         "max_num_seqs": max_num_seqs,
         "servers": servers,
         "patience": patience,
@@ -274,17 +317,26 @@ def simulate(
         "flows": flows,
         "routing": routing,
     }
-    model = Model.read(
-        policy, output_tokens, law_of(latency), max_output_tokens=max_output_tokens, **bounds
+    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
+    asked = Asked.read(
+        policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
     )
     try:
-        model.stable_load(arrival_rate)
-        answer = simulate_model(
-            model, arrival_rate, num_requests=num_requests, seed=seed, replications=replications
-        )
+        answer = asked.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
-        answer = unstable(model, error.load, "simulation")
+        answer = unstable(asked.model, error.load, "simulation")
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
+
+
+def _coming(
+    ctx: typer.Context, sources: dict[str, Any], lengths: dict[str, str | None]
+) -> dict[str, Any]:
+    """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment
+    that says otherwise; beside a trace variables say no other lengths.
+    """
+    chosen = flags_first(ctx, sources, tuple(sources))
+    return chosen | fitting(ctx, lengths, () if chosen["trace"] is not None else tuple(lengths))
 
 
 def law_of(text: str) -> LatencyModel:

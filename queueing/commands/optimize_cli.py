@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from policies.arguments import whole_number
 from policies.text import (
     SpecError,
     format_policy,
@@ -17,9 +18,11 @@ from policies.text import (
     short_number,
     suggest,
 )
-from queueing.arguments import whole_number
+from queueing.arrivals.notation import Ending, asked_process
+from queueing.arrivals.processes import Poisson
 from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.cli import (
+    ArrivalsOption,
     EngineBound,
     Json,
     Latency,
@@ -32,7 +35,7 @@ from queueing.commands.cli import (
     law_of,
     show,
 )
-from queueing.commands.environment_variables import by_flag, defaults_named, fitting
+from queueing.commands.environment_variables import by_flag, defaults_named, fitting, flags_first
 from queueing.commands.terminal import Column, Table, say
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
@@ -59,6 +62,8 @@ from queueing.result import Prediction
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
+# by simulation, with an arrival process
+OF_PROCESSES = ("batch-size", "policy", "servers", "max-output-tokens")
 SHOWN = 15  # rows of the table
 LEAST = 1e-12  # what is smaller is rounding error, or happens to nobody
 LEAST_SECONDS = 1e-6  # no gateway is quicker
@@ -100,6 +105,7 @@ def optimize(
             help="Requests per second; --target arrival-rate and --objective throughput need none.",
         ),
     ] = None,
+    arrivals: ArrivalsOption = None,
     output_tokens: OutputTokens,
     latency: Latency,
     policy: Annotated[
@@ -181,6 +187,10 @@ def optimize(
         told = fitting(ctx, {"predictor": predictor}, of_orders).get("predictor")
         _check_target(target, candidates, largest, told)
         _check_binding(target, goal)
+        coming = flags_first(
+            ctx, {"arrival_rate": arrival_rate, "arrivals": arrivals}, ("arrival_rate", "arrivals")
+        )
+        arrivals, arrival_rate = coming["arrivals"], _rate(target, **coming)
         if max_output_tokens is not None:
             whole_number("max_output_tokens", max_output_tokens)
         sought = (
@@ -206,6 +216,7 @@ def optimize(
             law_of(latency),
             prompt_tokens=prompt_tokens,
             pad_prompts=pad_prompts,
+            arrivals=arrivals,
             **limits,
         )
         try:
@@ -261,6 +272,27 @@ def _check_target(
             f"got --largest {largest} with --target {target}; expected at least 1, for a limit, "
             "batch size or servers"
         )
+
+
+def _rate(target: str, arrival_rate: float | None, arrivals: str | None) -> float | None:
+    """The asked rate, or the mean rate of the arrival process."""
+    process = asked_process(arrivals)
+    if process is None:
+        return arrival_rate
+    if arrival_rate is not None:
+        raise SpecError(
+            f"got --arrival-rate {arrival_rate:g} and --arrivals {arrivals}; expected one of them: "
+            "a process has its own mean rate"
+        )
+    if isinstance(process, Poisson):
+        return process.mean_rate
+    if target not in OF_PROCESSES or isinstance(process, Ending):
+        what = "which end" if isinstance(process, Ending) else f"with --target {target}"
+        raise SpecError(
+            f"got --arrivals {arrivals}, {what}; expected gamma, deterministic or mmpp "
+            f"with --target {', '.join(OF_PROCESSES[:-1])} or {OF_PROCESSES[-1]}"
+        )
+    return process.mean_rate
 
 
 def _check_binding(target: str, goal: Objective) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from policies.arguments import short_repr
 from policies.text import SpecError
-from queueing.arguments import short_repr
 from queueing.measurement.record import cut_run_of
 
 FIELD = "output_tokens"

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from policies.arguments import whole_number
 from policies.text import SpecError, counted
-from queueing.arguments import whole_number
 from queueing.distributions.files import read_counts
 from queueing.distributions.heavy_tail import Tail
 from queueing.distributions.laws import (

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.arguments import real_number, short_repr
 from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, short_number, split_pairs, suggest
-from queueing.arguments import real_number, short_repr
 
 NEVER_NEGATIVE = {
     "k3": "seconds",

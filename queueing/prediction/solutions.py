@@ -76,7 +76,15 @@ def methods(model: Model) -> tuple[str, ...]:
         return methods(one)
     if has_queues(model):
         return ("simulation",)
+    if model.arrival_process is not None:
+        return _of_process(model)
     return _known(model) if type(model.policy) in SOLVED else ("simulation",)
+
+
+def _of_process(model: Model) -> tuple[str, ...]:
+    """Of an arrival process that is asked for by name: a simulation is better than two moments."""
+    others = _known(model) if model.arrival_scv != 1 and type(model.policy) in SOLVED else ()
+    return ("simulation", *(name for name in others if name != "simulation"))
 
 
 def _known(model: Model) -> tuple[str, ...]:

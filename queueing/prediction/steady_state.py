@@ -13,6 +13,7 @@ from policies.core import Policy
 from policies.immediate import Continuous
 from policies.registry import is_first_come
 from policies.text import SpecError
+from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import (
     INFINITE_MEAN,
@@ -21,7 +22,7 @@ from queueing.errors import (
     OutOfReachError,
 )
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, has_queues, one_of_several
+from queueing.model import Model, at_mean_rate, has_queues, one_of_several
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
@@ -35,7 +36,7 @@ from queueing.result import (
     Quantiles,
 )
 from queueing.simulation.experiment import of_several, simulate_model, simulate_steady_state
-from queueing.simulation.simulated_means import tail_notes
+from queueing.simulation.simulated_means import TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -68,6 +69,7 @@ def predict_model(
     tables. `quantiles`: under "auto" also those of a continuous engine, whose means have a formula,
     by a simulation of about a second.
     """
+    model = at_mean_rate(model, arrival_rate)
     best = best_method(model)
     known = methods(model)
     if method not in METHODS:
@@ -84,11 +86,7 @@ def predict_model(
         return of_several(model, predict_model(one, own_rate, method, quantiles=quantiles))
     chosen = best if method == "auto" else method
     if chosen == "simulation":
-        notes = (
-            (f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}",)
-            if method == "auto"
-            else ()
-        )
+        notes = (_why_simulated(model),) if method == "auto" else ()
         return _finite_means(_simulated(model, arrival_rate, *notes), model, load)
     try:
         found = checked_answer(lambda: answer(model, arrival_rate, chosen))
@@ -198,12 +196,13 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
+    short = [text for text in simulated.assumptions if text.startswith(TOO_SHORT)]
     return dataclasses.replace(
         simulated,
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
-        assumptions=(*model.assumptions, *tail_notes(model), *notes),
+        assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
 
 
@@ -226,6 +225,7 @@ def infinite_mean(model: Model, load: float) -> bool:
         and not model.policy.joins_running
         and model.servers == 1
         and model.patience is None
+        and not has_end(model.arrival_process)
     )
     return unbounded and load * math.sqrt(1 + model.law.cv**2) >= 1
 
@@ -265,13 +265,21 @@ def largest_stable_rate(
     return Model.read(policy, output_tokens, law, **limits).largest_stable_rate
 
 
+def _why_simulated(model: Model) -> str:
+    if model.arrival_process is not None:
+        return f"{FALLBACK}exact: arrivals are not Poisson"
+    return f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}"
+
+
 def _described(model: Model) -> str:
     parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
     if has_queues(model):
         parts = [f"{model.servers} servers with a queue each"]
     if model.disaggregated:
         parts = ["prefill and decode on two servers"]
-    if model.arrival_scv != 1:
+    if model.arrival_process is not None:
+        parts.append(model.arrivals[0])
+    elif model.arrival_scv != 1:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")

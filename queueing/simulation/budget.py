@@ -12,9 +12,10 @@ import math
 
 from policies.immediate import Continuous
 from policies.registry import is_first_come
+from queueing.arrivals.notation import highest_rate
 from queueing.errors import OutOfReachError
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model
+from queueing.model import Model, at_mean_rate
 from queueing.simulation.fast import MOST_SLOTS, is_compiled
 
 _LOOKS, _GENERIC_LOOKS = (
@@ -54,13 +55,15 @@ def affordable_requests(model: Model, arrival_rate: float, most: int) -> int:
 
 def enough_slots(model: Model, arrival_rate: float) -> Model:
     """The same queue with the slots that the compiled simulator has, where twice as many as are
-    in service are fewer than these.
+    in service, at the highest rate of its arrivals, are fewer than these.
     """
+    process = at_mean_rate(model, arrival_rate).arrival_process
+    highest = None if process is None else highest_rate(process)
     has_enough = model.bound is not None and model.bound <= MOST_SLOTS
     if (
         not isinstance(model.policy, Continuous)
         or has_enough
-        or 2 * _in_service(model, arrival_rate) > MOST_SLOTS
+        or 2 * _in_service(model, highest or arrival_rate) > MOST_SLOTS
     ):
         return model
     return dataclasses.replace(model, max_num_seqs=MOST_SLOTS)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.arguments import whole_number
 from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
-from queueing.arguments import whole_number
-from queueing.distributions.flows import Flows
+from queueing.arrivals.notation import Ending, has_end, span
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model, has_queues, one_of_several, token_limit
+from queueing.model import Model, at_mean_rate, has_queues, one_of_several, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
@@ -35,8 +35,11 @@ from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
+    Kind,
+    brevity,
     companion_of,
     controlled,
+    kind_of_runs,
     mean_of_runs,
     summary_of_runs,
     tail_notes,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 WARM_UP = 0.1
 NUM_REQUESTS = 100_000
 MOST_REQUESTS = 10_000_000  # of all replications together, some 100 bytes each: 1 GB
+MOST_SPANS = 10_000  # of arrivals that end, a simulation of its own each
 MOST_DRAWS = 60_000_000  # residuals, and as many gaps between stalls: 480 MB each
 
 
@@ -68,28 +72,24 @@ def simulate_model(
         own_rate = arrival_rate / model.servers
         given = {"num_requests": num_requests, "seed": seed, "replications": replications}
         return of_several(model, simulate_model(one, own_rate, **given, notes=notes))
-    load = model.load(arrival_rate)
+    load, model = model.load(arrival_rate), at_mean_rate(model, arrival_rate)
+    warm_up = int(WARM_UP * num_requests)
+    if has_end(model.arrival_process):
+        replications, warm_up = number_of_spans(model, num_requests * replications), 0
     streams = np.random.SeedSequence(seed).spawn(replications)
     if model.disaggregated:
-        from queueing.simulation.tandem_experiment import simulate_tandem
+        from queueing.simulation.scenarios.tandem import simulate_tandem
 
+        notes = (*tail_notes(model), *notes)
         tandem = simulate_tandem(
-            model,
-            arrival_rate,
-            num_requests,
-            streams,
-            warm_up=int(WARM_UP * num_requests),
-            notes=(*tail_notes(model), *notes),
+            model, arrival_rate, num_requests, streams, warm_up=warm_up, notes=notes
         )
         return without_unsettled(tandem, model)
-    warm_up = int(WARM_UP * num_requests)
     runs = [
         simulate_run(model, arrival_rate, num_requests, stream).after(warm_up) for stream in streams
     ]
-    answer = _summary(runs, model, load, notes)
-    if model.flows is not None and counts(model.policy):
-        drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
-        answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
+    flows = by_flow(model, runs, streams, warm_up)
+    answer = dataclasses.replace(summary(runs, model, load, notes), flows=flows)
     return without_unsettled(answer, model)
 
 
@@ -103,7 +103,7 @@ def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) 
     whole = simulate_run(model, arrival_rate, num_requests, stream)
     run = whole.after(warm_up)
     beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
-    found = _summary([run], model, model.load(arrival_rate), ())
+    found = summary([run], model, model.load(arrival_rate), ())
     delay, sojourn, first = (
         controlled(values, beside, companion.exact)
         for values in (run.queueing_delay, run.sojourn_time, run.first_token_at - run.arrived_at)
@@ -137,9 +137,25 @@ def of_several(model: Model, one: Prediction) -> Prediction:
     )
 
 
-def _summary(
+def number_of_spans(model: Model, num_requests: int) -> int:
+    """How often arrivals that end are drawn from their first second to their last, so that about
+    so many requests come, and a standard error can be told. Raises SpecError: too many in one.
+    """
+    process = model.arrival_process
+    assert isinstance(process, Ending)
+    expected = process.mean_rate * span(process)
+    spans = min(max(math.ceil(num_requests / expected), BATCH_MEANS), MOST_SPANS)
+    check_draws(model, math.ceil(expected), spans)
+    return spans
+
+
+def summary(
     runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]
 ) -> Prediction:
+    """Means with standard errors, and quantiles, of all runs together."""
+    kind = kind_of_runs(model)
+    served = [run.sojourn_time[~run.lost] for run in runs]
+    short = brevity(model, [run.arrived_at for run in runs], served)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -148,14 +164,22 @@ def _summary(
         stable=True,
         load=load,
         utilisation=_utilisation(runs, model),
-        queueing_delay=summary_of_runs(_delays(model, runs)),
-        sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
-        batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs])),
+        queueing_delay=summary_of_runs(_delays(model, runs), kind),
+        sojourn_time=summary_of_runs(served, kind),
+        batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
-        served_queueing_delay=summary_of_runs([run.queueing_delay[~run.lost] for run in runs]),
-        time_to_first_token=_to_first_token(runs),
-        inter_token_latency=Quantiles() if model.policy.padded else _between_tokens(runs),
-        assumptions=(*model.assumptions, *tail_notes(model), *notes, *_cautions(runs)),
+        served_queueing_delay=summary_of_runs(
+            [run.queueing_delay[~run.lost] for run in runs], kind
+        ),
+        time_to_first_token=_to_first_token(runs, kind),
+        inter_token_latency=Quantiles() if model.policy.padded else _between_tokens(runs, kind),
+        assumptions=(
+            *model.assumptions,
+            *tail_notes(model),
+            *notes,
+            *_cautions(runs, together=has_end(model.arrival_process)),
+            *([] if short is None else [short]),
+        ),
     )
 
 
@@ -165,32 +189,45 @@ def _delays(model: Model, runs: Sequence[SimulatedRun]) -> list[Vector]:
     return [np.where(run.lost, patience, run.queueing_delay) for run in runs]
 
 
-def _by_flow(
-    model: Model, flows: Flows, runs: Sequence[SimulatedRun], drawn: Sequence[npt.NDArray[np.int64]]
+def by_flow(
+    model: Model,
+    runs: Sequence[SimulatedRun],
+    streams: Sequence[np.random.SeedSequence],
+    warm_up: int = 0,
 ) -> dict[str, Quantiles]:
-    """The queueing delay of each flow; `drawn`: the flow of each request."""
-    delays = _delays(model, runs)
+    """The queueing delay of each flow, where the order counts their service; `streams`: the seeds
+    of the runs, of whose requests the first `warm_up` are left out.
+    """
+    if model.flows is None or not counts(model.policy):
+        return {}
+    drawn = [
+        model.flows.of_run(stream, warm_up + len(run.arrived_at))[warm_up:]
+        for stream, run in zip(streams, runs, strict=True)
+    ]
+    delays, kind = _delays(model, runs), kind_of_runs(model)
     return {
-        name: summary_of_runs([of[whose == place] for of, whose in zip(delays, drawn, strict=True)])
-        for place, name in enumerate(flows.names)
+        name: summary_of_runs(
+            [of[whose == place] for of, whose in zip(delays, drawn, strict=True)], kind
+        )
+        for place, name in enumerate(model.flows.names)
     }
 
 
-def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
+def _to_first_token(runs: Sequence[SimulatedRun], kind: Kind) -> Quantiles:
     """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before
     its dispatch: it says nothing of it.
     """
     if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
         return Quantiles()
-    return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs])
+    return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kind)
 
 
-def _between_tokens(runs: Sequence[SimulatedRun]) -> Quantiles:
+def _between_tokens(runs: Sequence[SimulatedRun], kind: Kind) -> Quantiles:
     """Time from one token to the next, of answers that have several, which leave one by one; that
     of each answer is its mean, and counts once for each of its gaps.
     """
     parts = [_gaps(run, ~run.lost & (run.output_tokens > 1)) for run in runs]
-    return weighted_summary([values for values, _ in parts], [counts for _, counts in parts])
+    return weighted_summary([values for values, _ in parts], [counts for _, counts in parts], kind)
 
 
 def _gaps(run: SimulatedRun, several: npt.NDArray[np.bool_]) -> tuple[Vector, Vector]:
@@ -199,11 +236,12 @@ def _gaps(run: SimulatedRun, several: npt.NDArray[np.bool_]) -> tuple[Vector, Ve
     return (run.released_at - run.first_token_at)[several] / counts, counts
 
 
-def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:
-    """Where a replication saw hardly any dispatch: its utilisation, and the delays of its few
-    batches, say nothing of the steady state.
+def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:
+    """Where a replication, or all of arrivals that end, saw hardly any dispatch: its utilisation,
+    and the delays of its few batches, say nothing of the steady state.
     """
-    batches = min(len(np.unique(run.batch_id[~run.lost])) for run in runs)
+    numbers = [len(np.unique(run.batch_id[~run.lost])) for run in runs]
+    batches = sum(numbers) if together else min(numbers)
     if batches < BATCH_MEANS:
         seen = counted(batches, "batch", "batches")
         yield (
@@ -224,8 +262,18 @@ def simulate_run(
     from queueing.simulation import fast
 
     if fast.is_compiled(model) and not generic:
-        return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
+        trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
+        return fast.replay(model, trace) if len(trace.arrived_at) else fast.nothing_served()
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
+    return driven_run(model, jobs, residuals) if jobs else fast.nothing_served()
+
+
+def driven_run(
+    model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator]
+) -> SimulatedRun:
+    """The policy object itself, driven by these jobs; their order is kept."""
+    from queueing.simulation import fast
+
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
     if has_queues(model):
@@ -254,9 +302,9 @@ def draw_jobs(
     )
     sizes = draw_calls(model.sequences, num_requests, stream)
     count = num_requests if sizes is None else len(sizes)
-    instants = np.cumsum(
-        unit_gaps(arrivals, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
-    ).tolist()
+    instants = _instants(model, arrival_rate, arrivals, count)
+    if has_end(model.arrival_process):
+        num_requests = count = len(instants)
     names, flows = _names(num_requests, sizes), _flows(model, count, stream)
     if sizes is not None:
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
@@ -285,6 +333,21 @@ def draw_jobs(
         for i, at in enumerate(instants)
     ]
     return jobs, residuals
+
+
+def _instants(
+    model: Model, arrival_rate: float, rng: np.random.Generator, count: int
+) -> list[float]:
+    """Seconds, in order; of arrivals that end all of them."""
+    from queueing.simulation import fast
+
+    if model.arrival_process is not None:
+        instants: list[float] = fast.process_instants(
+            at_mean_rate(model, arrival_rate), rng, count
+        ).tolist()
+        return instants
+    gaps = unit_gaps(rng, model.arrival_scv, np.empty(count)) * (1 / arrival_rate)
+    return list(np.cumsum(gaps).tolist())
 
 
 def _names(num_requests: int, sizes: npt.NDArray[np.int64] | None) -> list[str]:

@@ -22,10 +22,11 @@ import numpy.typing as npt
 from policies.fixed import Fixed
 from policies.immediate import Continuous
 from policies.ordered import in_arrival_order, order_of
+from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model, has_queues, token_limit
+from queueing.model import Model, at_mean_rate, has_queues, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -147,17 +148,29 @@ class SimulatedRun:
         )
 
 
+def nothing_served() -> SimulatedRun:
+    """A run without a request, as of arrivals that end before the first one."""
+    nothing, whole = np.empty(0), np.empty(0, dtype=np.int64)
+    columns = {name: nothing if name.endswith("_at") else whole for name in COLUMNS}
+    return SimulatedRun(nothing, whole, columns)
+
+
 def draw_trace(
     model: Model, arrival_rate: float, num_requests: int, stream: np.random.SeedSequence
 ) -> Trace:
-    """Arrivals, of one request or of calls of several, and independent lengths."""
+    """Arrivals, of one request or of calls of several, and independent lengths; of arrivals that
+    end as many as come.
+    """
     arrivals, lengths, prompts, *residuals = (
         np.random.default_rng(child) for child in stream.spawn(3 + model.servers)
     )
     sizes = draw_calls(model.sequences, num_requests, stream)
-    instants = _instants(
-        1 / arrival_rate, model.arrival_scv, arrivals, num_requests if sizes is None else len(sizes)
-    )
+    calls = num_requests if sizes is None else len(sizes)
+    if model.arrival_process is None:
+        instants = _instants(1 / arrival_rate, model.arrival_scv, arrivals, calls)
+    else:
+        instants = process_instants(at_mean_rate(model, arrival_rate), arrivals, calls)
+        num_requests = len(instants) if has_end(model.arrival_process) else num_requests
     outputs = sample_tokens(model.output_tokens, lengths, num_requests)
     return Trace(
         instants if sizes is None else np.repeat(instants, sizes),
@@ -168,6 +181,14 @@ def draw_trace(
         residuals,
         np.empty(0, dtype=np.int64) if sizes is None else np.repeat(np.cumsum(sizes), sizes),
         draw_predictions(model, outputs, stream),
+    )
+
+
+def process_instants(model: Model, rng: np.random.Generator, count: int) -> Vector:
+    """Seconds from 0 of `count` arrivals of its process; of one that ends, all."""
+    assert model.arrival_process is not None
+    return model.arrival_process.instants(
+        rng, count=None if has_end(model.arrival_process) else count
     )
 
 

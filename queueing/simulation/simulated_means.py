@@ -2,6 +2,11 @@
 one run from 20 batch means. And which means say nothing, however long the run: those of durations
 that a tail of the lengths leaves without a variance.
 
+Arrivals that cluster make delays hang together for longer: of one run with an arrival process the
+correlation of successive batch means widens the error (queueing.measurement.batch_means), and a
+note says where the run is too short. Runs of a process that ends differ in their number of
+requests: the error is that of a ratio of two sums.
+
 Without a second moment of the lengths the delay behind one server has no mean, and a mean that
 exists elsewhere, as of a sojourn, has no standard error. With patience a delay is bounded, and so
 settles.
@@ -19,19 +24,35 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.immediate import Continuous
 from policies.registry import is_first_come
+from queueing.arrivals.notation import cycle, has_end
+from queueing.arrivals.processes import Recorded
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.law import LatencyModel
+from queueing.measurement.batch_means import (
+    LEAST_EFFECTIVE,
+    TOO_WIDE,
+    FloatArray,
+    batch_means_interval,
+    replications_interval,
+    variance_of_mean,
+)
 from queueing.model import Model
 from queueing.models.mg1 import solve_mg1
 from queueing.result import LEVELS, Prediction, Quantiles
 
 BATCH_MEANS = 20
+TOO_SHORT = "TOO SHORT: "  # how the note begins
+LEAST_CYCLES = 100  # of the states of a modulated process, in a simulation
+# steady: plain batch means; bursty: of an arrival process, widened for their correlation; spans: of
+# one that ends; recorded: one path, whose only chance is that of the services
+Kind = Literal["steady", "bursty", "spans", "recorded"]
 _BOUNDED = ("queueing_delay", "served_queueing_delay", "time_to_first_token")  # by the patience
 
 
@@ -59,6 +80,7 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
         and is_first_come(model.policy)
         and model.bound is not None
         and (model.servers, model.arrival_scv) == (1, 1.0)
+        and model.arrival_process is None
         and model.sequences is None
         and model.patience is None
         and model.tail_index > 3
@@ -122,17 +144,28 @@ def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
     return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
 
 
-def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
+def kind_of_runs(model: Model) -> Kind:
+    """How the errors of its means are found."""
+    if model.arrival_process is None:
+        return "steady"
+    if isinstance(model.arrival_process, Recorded):
+        return "recorded"
+    return "spans" if has_end(model.arrival_process) else "bursty"
+
+
+def summary_of_runs(series: Sequence[Vector], kind: Kind = "steady") -> Quantiles:
     """Of one value a request, an array for each run."""
     values = np.concatenate(series)
     if not len(values):
         return Quantiles()
     quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
-    mean, error = mean_of_runs(series)
+    mean, error = mean_of_runs(series, kind)
     return Quantiles(mean, **quantiles, standard_error=error)
 
 
-def weighted_summary(series: Sequence[Vector], weights: Sequence[Vector]) -> Quantiles:
+def weighted_summary(
+    series: Sequence[Vector], weights: Sequence[Vector], kind: Kind = "steady"
+) -> Quantiles:
     """The same where each value counts `weights` times, as one a token does for its answer."""
     values, counts = np.concatenate(series), np.concatenate(weights)
     if not len(values):
@@ -141,19 +174,69 @@ def weighted_summary(series: Sequence[Vector], weights: Sequence[Vector]) -> Qua
     mean = float(np.average(values, weights=counts))
     # of a ratio: the standard error of its residuals, as each value's share of all counts
     shares = [(of - mean) * n / counts.mean() for of, n in zip(series, weights, strict=True)]
-    return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares)[1])
+    return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares, kind)[1])
 
 
-def mean_of_runs(series: Sequence[Vector]) -> tuple[float | None, float | None]:
+def mean_of_runs(
+    series: Sequence[Vector], kind: Kind = "steady"
+) -> tuple[float | None, float | None]:
     """Mean, and its standard error from the replications; of one run, from batch means of
     consecutive values.
     """
     values = np.concatenate(series)
+    if not len(values):
+        return None, None
+    mean = float(values.mean())
+    if kind == "spans":
+        return mean, _error_of_ratio(series, mean)
+    if len(series) == 1 and kind == "recorded":
+        return mean, None
     parts = series if len(series) > 1 else np.array_split(series[0], BATCH_MEANS)
-    if not len(values) or any(len(part) == 0 for part in parts):
-        return (float(values.mean()) if len(values) else None), None
+    if any(len(part) == 0 for part in parts):
+        return mean, None
+    if len(series) == 1 and kind == "bursty":
+        return mean, math.sqrt(variance_of_mean(_double(series[0]), BATCH_MEANS)[0])
     means = np.array([part.mean() for part in parts])
-    return float(values.mean()), float(means.std(ddof=1) / math.sqrt(len(means)))
+    return mean, float(means.std(ddof=1) / math.sqrt(len(means)))
+
+
+def _double(values: Vector) -> FloatArray:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _error_of_ratio(series: Sequence[Vector], mean: float) -> float | None:
+    """Of a sum of values over their number, both of which differ from run to run."""
+    if len(series) < 2:
+        return None
+    excess = np.array([float(part.sum()) - mean * len(part) for part in series])
+    return math.sqrt(float(excess @ excess) / (1 - 1 / len(series))) / sum(map(len, series))
+
+
+def brevity(model: Model, arrived_at: Sequence[Vector], sojourns: Sequence[Vector]) -> str | None:
+    """Where runs of an arrival process are too short for their errors to be believed; an array
+    for each run, of all requests and of the served.
+    """
+    process = model.arrival_process
+    if process is None or kind_of_runs(model) != "bursty":
+        return None
+    if seconds := cycle(process):
+        cycles = sum(float(at[-1] - at[0]) for at in arrived_at) / seconds
+        if cycles < LEAST_CYCLES:
+            return (
+                f"{TOO_SHORT}{cycles:.3g} cycles of the states of the arrivals, expected at least "
+                f"{LEAST_CYCLES}: ask for more requests"
+            )
+    served = [_double(run) for run in sojourns]
+    interval = (
+        batch_means_interval(served[0]) if len(served) == 1 else replications_interval(served)
+    )
+    if not interval.n or not interval.too_short:
+        return None
+    return (
+        f"{TOO_SHORT}the sojourn times tell as much as {interval.effective_n:.0f} independent "
+        f"ones, mean +-{100 * interval.relative:.2g} %; expected {LEAST_EFFECTIVE} and "
+        f"+-{100 * TOO_WIDE:.0f} %: ask for more requests"
+    )
 
 
 def no_second_moment(model: Model) -> str:

@@ -10,7 +10,6 @@ import math
 
 import numpy as np
 
-from loadgen.arrivals.timetable import Timetable, draw
 from policies import (
     Dispatch,
     Policy,
@@ -22,6 +21,7 @@ from policies import (
     WaitUntil,
     format_policy,
 )
+from queueing.arrivals.timetable import Timetable, draw
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.arrivals.modulated import Mmpp
-from loadgen.arrivals.processes import (
+from policies.text import SpecError
+from queueing.arrivals.modulated import Mmpp
+from queueing.arrivals.processes import (
     Arrivals,
     Deterministic,
     FloatArray,
@@ -24,9 +25,8 @@ from loadgen.arrivals.processes import (
     delivered_rate,
     renewal,
 )
-from loadgen.arrivals.rates import Piecewise, Ramp, invert_steps, knots
-from loadgen.arrivals.text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
-from policies.text import SpecError
+from queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots
+from queueing.arrivals.text import EXAMPLES, Process, at_rate, format_arrivals, parse_arrivals
 
 SIGNIFICANCE = 1e-3
 EVERY = [

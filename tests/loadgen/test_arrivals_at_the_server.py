@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals.timetable import draw
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.audit import Stream, streams_of
 from loadgen.report.load_verdict import BUDGET
 from loadgen.sending.client.target import Target
 from loadgen.sending.run import RunOutput, SendOptions, run_load
+from queueing.arrivals.timetable import draw
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.measurement import arrival_tests
 from queueing.measurement.arrival_audit import Budget

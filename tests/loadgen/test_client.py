@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.arrivals.timetable import Timetable
 from loadgen.sending.client.client import LoadError, Target, timing
 from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
 from loadgen.sending.in_flight import InFlightRequests
 from loadgen.sending.pacing import BURST
 from loadgen.sending.run import Counters, LoadResult, RunOutput, SendOptions, run_load
+from queueing.arrivals.timetable import Timetable
 from tests.eventually import eventually
 from tests.loadgen.fake_server import (
     DONE,

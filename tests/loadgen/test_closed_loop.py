@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 
 import loadgen.sending.closed_loop
-from loadgen.arrivals.timetable import Timetable
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import row_of
 from loadgen.sending.pacing import Clock, Spin, TimerFd
 from loadgen.sending.run import ClosedLoop, LoadResult, SendOptions, run_load
+from queueing.arrivals.timetable import Timetable
 from queueing.measurement.record import Record
 from tests.eventually import eventually
 from tests.loadgen.fake_server import FakeServer, answer, serving

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.arrivals.timetable import Timetable
 from loadgen.compare.compare import (
     Comparison,
     Estimate,
@@ -27,6 +26,7 @@ from loadgen.compare.compare import (
 from loadgen.compare.residual import verdict
 from loadgen.report.report import as_object, notes, show
 from policies import Policy, parse_policy
+from queueing.arrivals.timetable import Timetable
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served, measured_starts, served

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals.datasets import (
+from loadgen.datasets import (
     Prompt,
     draw_dataset,
     load_token_counter,
     random_prompts,
     read_dataset,
 )
-from loadgen.arrivals.processes import Poisson
-from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
 from policies.text import SpecError
+from queueing.arrivals.processes import Poisson
+from queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, split
 from queueing.distributions.token_distribution import parse_distribution
 
 SAMPLES = Path(__file__).parent / "samples"

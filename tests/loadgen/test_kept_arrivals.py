@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.arrivals.length_prediction import parse_length_prediction
-from loadgen.arrivals.modulated import Mmpp
-from loadgen.arrivals.processes import (
+from loadgen.compare.assertions import broken_lines, canonical, parse_assertion, percentiles_of
+from loadgen.measures.goodput import parse_goodput
+from loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
+from loadgen.sweep.grid import Bounds, Cell
+from policies.text import SpecError
+from queueing.arrivals.length_prediction import parse_length_prediction
+from queueing.arrivals.modulated import Mmpp
+from queueing.arrivals.processes import (
     Deterministic,
     Gamma,
     Poisson,
@@ -24,21 +29,16 @@ from loadgen.arrivals.processes import (
     partial_sums,
     renewal,
 )
-from loadgen.arrivals.rates import Piecewise, Ramp, invert_steps, knots, unit_instants
-from loadgen.arrivals.text import at_rate, format_arrivals, parse_arrivals
-from loadgen.arrivals.timetable import (
+from queueing.arrivals.rates import Piecewise, Ramp, invert_steps, knots, unit_instants
+from queueing.arrivals.text import at_rate, format_arrivals, parse_arrivals
+from queueing.arrivals.timetable import (
     draw_prompts,
     draw_timetable,
     split,
     streams,
     with_predictions,
 )
-from loadgen.arrivals.trace_formats import decimal_nanoseconds, finite, nanoseconds, whole
-from loadgen.compare.assertions import broken_lines, canonical, parse_assertion, percentiles_of
-from loadgen.measures.goodput import parse_goodput
-from loadgen.measures.metrics import parse_metrics, parse_percentiles, percentile_name
-from loadgen.sweep.grid import Bounds, Cell
-from policies.text import SpecError
+from queueing.arrivals.trace_formats import decimal_nanoseconds, finite, nanoseconds, whole
 from queueing.distributions.token_distribution import parse_distribution
 from tests.kept_values import moved
 

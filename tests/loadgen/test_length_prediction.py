@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals.length_prediction import parse_length_prediction, predict_lengths
-from loadgen.arrivals.processes import Poisson
-from loadgen.arrivals.timetable import draw_timetable, with_predictions
 from policies.text import SpecError
+from queueing.arrivals.length_prediction import parse_length_prediction, predict_lengths
+from queueing.arrivals.processes import Poisson
+from queueing.arrivals.timetable import draw_timetable, with_predictions
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.models.soap.predictor_text import EXAMPLES
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.arrivals.timetable import save_timetable
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, with_lengths
@@ -27,6 +26,7 @@ from loadgen.sweep.plan import Plan
 from loadgen.sweep.rig import Rig
 from loadgen.sweep.status import Status
 from policies.text import SpecError
+from queueing.arrivals.timetable import save_timetable
 from queueing.measurement.record import read_run
 from tests.loadgen.fake_server import serving
 from tests.serving import started

@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 
 import loadgen.report.files.result_files
 import loadgen.sending.plan
-from loadgen.arrivals.timetable import save_timetable
 from loadgen.commands.flags import spelled_out
 from loadgen.commands.load_cli import app
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import plan_load
 from policies.text import SpecError
+from queueing.arrivals.timetable import save_timetable
 from queueing.measurement.paths import file_or_folder
 from queueing.measurement.record import read_run
 from tests.eventually import eventually_here

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.arrivals.timetable import save_timetable
 from loadgen.commands.load_cli import _url
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import LoadPlan, plan_load
 from policies.text import SpecError
+from queueing.arrivals.timetable import save_timetable
 from tests.kept_values import moved
 
 URL = "http://h:1"

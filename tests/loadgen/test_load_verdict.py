@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from loadgen.arrivals.timetable import Timetable
 from loadgen.commands.load_cli import app
 from loadgen.commands.progress import Lines
 from loadgen.measures.failures import Failures, count_failures
@@ -28,6 +27,7 @@ from loadgen.report.load_verdict import LoadVerdict, judge, parse_budget
 from loadgen.sending.client.target import LoadError, Target
 from loadgen.sending.run import Counters, LoadResult, RunOutput, held_back, lateness, run_load
 from policies.text import SpecError
+from queueing.arrivals.timetable import Timetable
 from queueing.measurement.arrival_audit import Budget, audit_arrivals
 from queueing.measurement.record import Header, Record, read_run, write_run
 from tests.eventually import eventually_here

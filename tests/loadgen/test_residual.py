@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.arrivals.timetable import Timetable
+import kendall
 from loadgen.compare import sampling_error
+from loadgen.compare.cells import Asked, theory_for
 from loadgen.compare.compare import (
     Comparison,
     Estimate,
@@ -35,6 +36,10 @@ from loadgen.compare.residual import (
 )
 from loadgen.compare.theory import theory_of
 from policies import Policy, parse_policy
+from queueing.arrivals.notation import read_arrivals
+from queueing.arrivals.text import parse_arrivals
+from queueing.arrivals.timetable import Timetable, draw_timetable
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.speed import Speed
 from queueing.measurement.record import Record
@@ -110,7 +115,7 @@ def test_the_parts_add_up_to_the_difference(policy: str) -> None:
     assert split is not None
     assert quantity.a_priori is not None
     assert tuple(part.name for part in split.parts) == parts_of([comparison])
-    assert set(PARTS) - set(parts_of([comparison])) == {"predictor"}
+    assert set(PARTS) - set(parts_of([comparison])) == {"predictor", "process"}
     assert math.fsum(part.seconds for part in split.parts) == pytest.approx(split.total, abs=1e-12)
     assert split.total == pytest.approx(quantity.observed.mean - quantity.a_priori.mean, abs=1e-12)
     assert all(part.half_width >= 0 for part in split.parts)
@@ -123,6 +128,70 @@ def test_a_run_that_is_as_asked_agrees(policy: str) -> None:
     assert comparison.split is not None
     for name in ("theory", "sender", "speed", "scatter", "shape", "gateway"):
         assert comparison.split.part(name).seconds == pytest.approx(0.0, abs=1e-9)
+
+
+BURSTS = "mmpp:rates=4/14,durations=2/0.5"  # mean rate 6
+
+
+def bursty(seed: int = 1, count: int = 6000) -> Timetable:
+    return draw_timetable(
+        parse_arrivals(BURSTS),
+        count=count,
+        seed=seed,
+        prompt_tokens=parse_distribution("deterministic:value=1"),
+        output_tokens=LENGTHS,
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_bursts_that_were_asked_for_show_as_the_process_and_not_as_arrivals(seed: int) -> None:
+    """Beside Poisson arrivals at the mean rate, which is what predictions are made for."""
+    records = run("single", bursty(seed))
+    told = theory_of(LAW, LENGTHS, RATES["single"], max_num_seqs=64, process=read_arrivals(BURSTS))
+    explained, unexplained = only(records, told), only(records, asked("single"))
+    split = explained.split
+    assert split is not None
+    assert tuple(part.name for part in split.parts) == parts_of([explained])
+    assert math.fsum(part.seconds for part in split.parts) == pytest.approx(split.total, abs=1e-12)
+    process = split.part("process")
+    assert process.significant
+    assert process.seconds > 0
+    assert largest(split).name == "process"
+    assert not split.part("arrivals").significant
+    assert cause(unexplained) == "arrivals"
+    assert unexplained.split is not None
+    assert unexplained.split.part("arrivals").significant
+    assert "process" not in parts_of([unexplained])
+    mine, theirs = explained.quantity, unexplained.quantity
+    assert mine.a_priori is not None
+    assert theirs.a_priori is not None
+    assert mine.a_priori.mean == theirs.a_priori.mean, "predictions stay those of Poisson arrivals"
+    own = kendall.simulate("single", None, LENGTHS, LAW, arrivals=BURSTS, num_requests=200_000)
+    assert process.seconds + split.predicted == pytest.approx(own.queueing_delay.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        (BURSTS, True),
+        ("gamma:rate=6,burstiness=0.3", True),
+        ("poisson:rate=6", False),
+        ("ramp:start=1,end=9,duration=60", False),
+        ("closed loop", False),
+        ("timetable", False),
+        (None, False),
+    ],
+)
+def test_the_header_of_the_load_run_names_the_process(text: str | None, is_named: bool) -> None:
+    theory = theory_for(LAW, {"arrivals": text, "request_rate": 6.0}, Asked(output_tokens=LENGTHS))
+    assert theory.sampling_error is not None
+    requests = served(run("single", drawn("single")))[:400]
+    predicted = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2, method="exact")
+    found = theory.sampling_error(
+        parse_policy("single"), 6.0, requests, "queueing_delay", predicted
+    )
+    assert found is not None
+    assert (found.process is not None) == is_named
 
 
 @each_policy

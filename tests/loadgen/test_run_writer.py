@@ -167,7 +167,7 @@ def test_too_few_descriptors_are_named(slow_server_url: str) -> None:
         import numpy as np
         from loadgen.sending.client.client import Target
         from loadgen.sending.run import run_load
-        from loadgen.arrivals.timetable import Timetable
+        from queueing.arrivals.timetable import Timetable
         table = Timetable(np.zeros(100), np.full(100, 4), np.full(100, 2))
         target = Target(base_url="{slow_server_url}", model="m")
         result = asyncio.run(run_load(target, table, seed=0))

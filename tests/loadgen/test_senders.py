@@ -16,13 +16,13 @@ import pytest
 from aiohttp import web
 
 import loadgen.sending.senders
-from loadgen.arrivals.datasets import Prompts
-from loadgen.arrivals.timetable import Timetable, draw_prompts
+from loadgen.datasets import Prompts
 from loadgen.sending.client.client import Target
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.job import ClosedLoop, Job, row_of
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
 from loadgen.sending.senders import shares
+from queueing.arrivals.timetable import Timetable, draw_prompts
 from queueing.measurement.record import read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server

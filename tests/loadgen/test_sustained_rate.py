@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.arrivals.timetable import Timetable, draw
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.report.load_verdict import BUDGET, judge
 from loadgen.sending.client.client import Target
 from loadgen.sending.pacing import pacing_clock
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
+from queueing.arrivals.timetable import Timetable, draw
 from queueing.distributions.token_distribution import parse_distribution
 from tests.loadgen.fake_server import DONE, chunk, serving, stream, usage
 from tests.support import missing

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.arrivals.timetable import draw_prompts
 from loadgen.commands.flags import SweepCommand, in_a_row
 from loadgen.commands.sweep_cli import _limits, app, sweep_command
 from loadgen.report.conditions import parse_conditions
@@ -26,6 +25,7 @@ from loadgen.sweep.plan import LOADS, POLICIES, Plan, differences, load_plan, sa
 from loadgen.sweep.slo import parse_slo
 from loadgen.sweep.status import duration
 from policies.text import SpecError
+from queueing.arrivals.timetable import draw_prompts
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.run_length import advise_model

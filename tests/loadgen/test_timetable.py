@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from loadgen.arrivals.length_prediction import parse_length_prediction
-from loadgen.arrivals.processes import Poisson, Recorded
-from loadgen.arrivals.text import EXAMPLES, parse_arrivals
-from loadgen.arrivals.timetable import (
+from policies.text import SpecError
+from queueing.arrivals.length_prediction import parse_length_prediction
+from queueing.arrivals.processes import Poisson, Recorded
+from queueing.arrivals.text import EXAMPLES, parse_arrivals
+from queueing.arrivals.timetable import (
     IntArray,
     Timetable,
     delivered_rate,
@@ -30,7 +31,6 @@ from loadgen.arrivals.timetable import (
     with_flows,
     with_predictions,
 )
-from policies.text import SpecError
 from queueing.distributions.flows import parse_flows
 from queueing.distributions.token_distribution import parse_distribution
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.arrivals.processes import Poisson
-from loadgen.arrivals.timetable import draw_timetable, save_timetable
-from loadgen.arrivals.trace_formats import nanoseconds
-from loadgen.arrivals.traces import load_trace, read_trace
 from policies.text import SpecError
+from queueing.arrivals.processes import Poisson
+from queueing.arrivals.timetable import draw_timetable, save_timetable
+from queueing.arrivals.trace_formats import nanoseconds
+from queueing.arrivals.traces import load_trace, read_trace
 from queueing.distributions.token_distribution import parse_distribution
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from loadgen.arrivals.processes import Poisson
-from loadgen.arrivals.timetable import draw_timetable
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
+from queueing.arrivals.processes import Poisson
+from queueing.arrivals.timetable import draw_timetable
 from queueing.distributions.token_distribution import parse_distribution
 from server.live.question import ENOUGH
 from server.page.minute import MINUTE

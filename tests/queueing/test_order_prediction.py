@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from loadgen.arrivals.length_prediction import (
-    parse_length_prediction,
-    predict_lengths,
-)
 from policies.immediate import Capped, Continuous, Single
 from policies.orders import ORDERS, make_order
 from policies.text import SpecError
+from queueing.arrivals.length_prediction import (
+    parse_length_prediction,
+    predict_lengths,
+)
 from queueing.commands import cli
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.errors import UnstableQueueError

@@ -14,6 +14,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+import kendall
 from policies.text import SpecError
 from queueing.commands.cli import app
 from queueing.commands.optimize_cli import app as optimize_app
@@ -90,6 +91,93 @@ def test_predict_prints_the_object_of_the_contract(policy: str, bound: int, meth
     assert printed["sojourn_time"]["mean"] > printed["queueing_delay"]["mean"] >= 0
     assert printed["queueing_delay"] == printed["served_queueing_delay"]
     assert printed["loss_fraction"] == 0
+
+
+TRACE = Path(__file__).parent.parent / "loadgen" / "samples" / "mooncake.jsonl"
+OTHERS = {
+    "gamma": ["--arrivals", "gamma:rate=20,burstiness=0.5", "--output-tokens", "geometric:mean=9"],
+    "steps": [
+        *("--arrivals", "piecewise:rates=9/30,durations=9/500ms"),
+        *("--output-tokens", "geometric:mean=9"),
+    ],
+    "trace": ["--trace", str(TRACE)],
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("command", ["predict", "simulate"])
+def test_other_arrivals_and_traces_print_the_object_of_the_contract(
+    command: str, kind: str
+) -> None:
+    flags = ["--policy", "capped:max_batch_size=8", "--latency", COMMON["--latency"], *OTHERS[kind]]
+    result = CliRunner().invoke(app, [command, *flags, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert set(printed) == KEYS
+    assert printed["method"] == "simulation"
+    assert printed["stable"]
+    for name in ("queueing_delay", "sojourn_time", "time_to_first_token"):
+        assert set(printed[name]) - {"standard_error"} == QUANTILES
+        assert None not in printed[name].values()
+        assert ("standard_error" in printed[name]) == (kind != "trace")
+    says = {"gamma": "arrivals gamma:rate=20", "steps": "arrivals piecewise:rates=9/30,durations"}
+    assert printed["assumptions"][0].startswith(says.get(kind, "arrivals and lengths as recorded"))
+    table = CliRunner().invoke(app, [command, *flags], catch_exceptions=False).stdout
+    assert "requests/s" in table
+
+
+OPTIMIZED = ["--output-tokens", "geometric:mean=9", "--latency", COMMON["--latency"]]
+
+
+def optimized(*flags: str) -> Result:
+    return CliRunner().invoke(optimize_app, [*OPTIMIZED, *flags, "--json"])
+
+
+def test_a_batch_size_is_chosen_for_bursts_by_the_simulation_of_each() -> None:
+    process, size = "mmpp:rates=10/90,durations=4/1", ["--target", "batch-size", "--largest", "3"]
+    chosen = json.loads(
+        optimized(*size, "--policy", "capped:max_batch_size=2", "--arrivals", process).stdout
+    )
+    assert [point["batch_size"] for point in chosen["curve"]] == [1, 2, 3]
+    for point in chosen["curve"]:
+        own = kendall.predict(
+            f"capped:max_batch_size={point['batch_size']}",
+            output_tokens="geometric:mean=9",
+            latency=COMMON["--latency"],
+            arrivals=process,
+        )
+        assert point["score"] == own.queueing_delay.mean
+    assert chosen["best"]["batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (
+            ["--target", "order", "--arrivals", "gamma:rate=2,burstiness=2"],
+            "got --arrivals gamma:rate=2,burstiness=2, with --target order; expected gamma,",
+        ),
+        (
+            ["--target", "policy", "--arrivals", "ramp:start=1,end=2,duration=60"],
+            "got --arrivals ramp:start=1,end=2,duration=60, which end; expected gamma",
+        ),
+        (
+            ["--target", "policy", "--arrivals", "poisson:rate=3", "--arrival-rate", "3"],
+            "got --arrival-rate 3 and --arrivals poisson:rate=3; expected one of them",
+        ),
+    ],
+)
+def test_optimize_refuses_arrivals_that_it_cannot_weigh(flags: list[str], says: str) -> None:
+    assert says in str(optimized(*flags).exception)
+
+
+def test_optimize_takes_a_poisson_process_for_its_rate() -> None:
+    flags = ["--target", "batch-size", "--policy", "capped:max_batch_size=2", "--largest", "3"]
+    by_rate, by_text = (
+        optimized(*flags, *arrivals).stdout
+        for arrivals in (("--arrival-rate", "30"), ("--arrivals", "poisson:rate=30"))
+    )
+    assert by_text == by_rate
 
 
 DURATIONS = (

@@ -22,7 +22,7 @@ from queueing.models.renewal import RenewalFunction, renewal_function, settled
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run
-from queueing.simulation.tandem_experiment import _drawn
+from queueing.simulation.scenarios.tandem import _drawn
 
 ONE = "deterministic:value=1"
 SECOND = "k1=0,k2=0,k3=0,k4=1,cv=1"  # exponential services of mean 1 s

@@ -17,14 +17,14 @@ from typing import Any
 import msgspec
 import openai
 
-from loadgen.arrivals.processes import Arrivals, Poisson
-from loadgen.arrivals.text import at_rate, parse_arrivals
-from loadgen.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.operating_system import pin_to_gateway_cpus
 from loadgen.sending.run import ClosedLoop, SendOptions, run_load
 from policies import parse_policy
+from queueing.arrivals.processes import Arrivals, Poisson
+from queueing.arrivals.text import at_rate, parse_arrivals
+from queueing.arrivals.timetable import Timetable, draw_prompts, draw_timetable, streams
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import Profile

@@ -4,10 +4,14 @@ batches, same instants.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import kendall
 from policies import Request, parse_policy
+from queueing.arrivals.traces import read_trace
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from tests.server.harness import driven_by_both
@@ -115,3 +119,32 @@ def test_same_without_turnaround() -> None:
     assert_equal(
         *both("continuous:max_batch_size=4", 120.0, law="k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3")
     )
+
+
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=8", "fixed:batch_size=4", "continuous"]
+)
+def test_a_recorded_trace_is_predicted_as_the_gateway_serves_it(policy: str) -> None:
+    """`kendall predict --trace`, and the batcher on the emulated engine, request by request."""
+    path = Path(__file__).parent.parent / "loadgen" / "samples" / "azure_2023.csv"
+    law, table = "k1=0.02,k2=0.05,k3=1e-4,k4=9e-3,kp=1e-4", read_trace(path)
+    rows = zip(
+        table.intended_at.tolist(),
+        table.prompt_tokens.tolist(),
+        table.output_tokens.tolist(),
+        strict=True,
+    )
+    jobs = [
+        (Request(str(i), at, prompt, 10**4), output) for i, (at, prompt, output) in enumerate(rows)
+    ]
+    live, _ = driven_by_both(policy, jobs, parse_law(law))
+    predicted = kendall.predict(policy, latency=law, trace=path, max_num_seqs=64)
+    first = [record.first_token_at - record.arrived_at for record in live]
+    for found, values in (
+        (predicted.time_to_first_token, first),
+        (predicted.sojourn_time, [record.sojourn_time for record in live]),
+        (predicted.queueing_delay, [record.queueing_delay for record in live]),
+    ):
+        assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+        assert found.p99 == pytest.approx(np.quantile(values, 0.99), abs=1e-9)
+    assert predicted.time_to_first_token.p99 > 0.2

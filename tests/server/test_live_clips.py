@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.arrivals.processes import Poisson
 from policies import parse_policy
+from queueing.arrivals.processes import Poisson
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.window.producer import MOST
 from queueing.measurement.record import Record

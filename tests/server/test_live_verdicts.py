@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.arrivals.processes import Poisson
 from loadgen.gateway.gateway_process import free_port
+from queueing.arrivals.processes import Poisson
 from tests.server.live_harness import (
     CAPPED,
     PATIENCE,

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from loadgen.arrivals.timetable import save_timetable
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.plan import LoadPlan
 from policies.text import SpecError
+from queueing.arrivals.timetable import save_timetable
 from queueing.measurement.paths import cannot_write, is_folder
 
 RUNS = Path("runs")

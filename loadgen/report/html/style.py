@@ -16,6 +16,7 @@ Figure = dict[str, Any]
 
 PART_COLOURS = {
     "theory": "$theory",
+    "process": "$muted",
     "arrivals": "$arrivals",
     "predictor": "$predictor",
     "sender": "$sender",
@@ -26,6 +27,7 @@ PART_COLOURS = {
 }
 PART_NAMES = {
     "theory": "theory (formula)",
+    "process": "arrival process",
     "arrivals": "arrivals (sampling)",
     "predictor": "predicted lengths",
     "sender": "sender",

@@ -40,6 +40,10 @@ KINDS = {
         "law’s shape",
         "service times do not follow the form of the law, or the speed drifted",
     ),
+    "process": (
+        "arrival process",
+        "the requested arrivals are not Poisson, for which predictions are made",
+    ),
     "arrivals": ("arrivals", "the arrivals do not follow the requested process"),
     "sender": ("sender", "requests were not sent on schedule"),
     "gateway": ("gateway", "time was lost before dispatches"),

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.arrivals.datasets import Prompt
-from loadgen.arrivals.timetable import IntArray
+from loadgen.datasets import Prompt
 from policies.text import SpecError
+from queueing.arrivals.timetable import IntArray
 from queueing.commands.remote import SYSTEM, Trust, check_key, server_root
 from queueing.errors import CommandError
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.arrivals.timetable import Timetable, draw, with_predictions
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.client import Target
 from loadgen.sending.run import run_load
+from queueing.arrivals.timetable import Timetable, draw, with_predictions
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record

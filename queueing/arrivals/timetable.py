@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.arrivals.length_prediction import IntArray, predict_lengths
-from loadgen.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
 from policies.text import SpecError
+from queueing.arrivals.length_prediction import IntArray, predict_lengths
+from queueing.arrivals.processes import Arrivals, FloatArray, Poisson, delivered_rate
 from queueing.distributions.flows import Flows, check_name
 from queueing.measurement.record import shown, unmarked
 from queueing.models.soap.predictor_text import PredictorText

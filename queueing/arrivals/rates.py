@@ -17,8 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-from loadgen.arrivals.processes import FloatArray, check_bounds, check_expected, cut, partial_sums
 from policies.text import SpecError, counted
+from queueing.arrivals.processes import FloatArray, check_bounds, check_expected, cut, partial_sums
 
 
 @dataclass(frozen=True, slots=True)

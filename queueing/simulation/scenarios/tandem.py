@@ -17,7 +17,12 @@ from queueing.model import Model
 from queueing.models.tandem import tandem_path
 from queueing.result import Mean, Prediction, Station
 from queueing.simulation.fast import draw_trace
-from queueing.simulation.simulated_means import mean_of_runs, summary_of_runs
+from queueing.simulation.simulated_means import (
+    Kind,
+    kind_of_runs,
+    mean_of_runs,
+    summary_of_runs,
+)
 
 NAMES = ("prefill", "decode")
 
@@ -36,9 +41,10 @@ def simulate_tandem(
     """
     runs = [_run(model, arrival_rate, num_requests, stream, warm_up) for stream in streams]
     delays, services = ([run[part] for run in runs] for part in (0, 1))
-    total = summary_of_runs([delay.sum(axis=0) for delay in delays])
+    kind = kind_of_runs(model)
+    total = summary_of_runs([delay.sum(axis=0) for delay in delays], kind)
     first_tokens = [delay.sum(axis=0) + service[0] + step for delay, service, step in runs]
-    stations = _stations(arrival_rate, delays, services)
+    stations = _stations(arrival_rate, delays, services, kind)
     return Prediction(
         policy=model.text,
         effective_max_batch_size=model.bound,
@@ -48,23 +54,25 @@ def simulate_tandem(
         load=model.load(arrival_rate),
         utilisation=float(np.mean([station.load for station in stations])),
         queueing_delay=total,
-        sojourn_time=summary_of_runs([(delay + service).sum(axis=0) for delay, service, _ in runs]),
+        sojourn_time=summary_of_runs(
+            [(delay + service).sum(axis=0) for delay, service, _ in runs], kind
+        ),
         batch_size=Mean(1.0),
         served_queueing_delay=total,
-        time_to_first_token=summary_of_runs(first_tokens),
+        time_to_first_token=summary_of_runs(first_tokens, kind),
         assumptions=(*model.assumptions, *notes),
         stations=stations,
     )
 
 
 def _stations(
-    arrival_rate: float, delays: Sequence[Vector], services: Sequence[Vector]
+    arrival_rate: float, delays: Sequence[Vector], services: Sequence[Vector], kind: Kind
 ) -> tuple[Station, ...]:
     return tuple(
         Station(
             name,
             arrival_rate * float(np.mean([service[i].mean() for service in services])),
-            summary_of_runs([delay[i] for delay in delays]),
+            summary_of_runs([delay[i] for delay in delays], kind),
             Mean(*mean_of_runs([service[i] for service in services])),
         )
         for i, name in enumerate(NAMES)

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from loadgen.arrivals.timetable import load_timetable
 from policies.text import SpecError
+from queueing.arrivals.timetable import load_timetable
 from queueing.measurement.record import read_run, shown, unmarked
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     predicted_output_tokens: float | None = None
+    flow: str | None = None  # whose it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,10 @@ def _run(path: Path) -> Iterator[Row]:
 
 
 def _timetable(path: Path) -> Iterator[Row]:
-    table = load_timetable(path)[1]
-    for columns in zip(*(column.tolist() for column in table.columns().values()), strict=True):
-        yield Row(*columns)
+    columns = load_timetable(path)[1].columns()
+    names = ["at" if name == "intended_at" else name for name in columns]
+    for values in zip(*(column.tolist() for column in columns.values()), strict=True):
+        yield Row(**dict(zip(names, values, strict=True)))
 
 
 FORMATS = {

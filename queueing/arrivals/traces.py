@@ -5,7 +5,7 @@ the instants are the recorded ones. Rows that are out of order are sorted by the
 Requests that made no token failed when they were recorded, and requests without prompt tokens
 cannot be made again: both are left out and counted.
 
-The formats and how they are recognised: loadgen/arrivals/trace_formats.py.
+The formats and how they are recognised: queueing/arrivals/trace_formats.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.arrivals.timetable import Timetable
-from loadgen.arrivals.trace_formats import FORMATS, Format, Row, detect
 from policies.text import SpecError, suggest
+from queueing.arrivals.timetable import Timetable
+from queueing.arrivals.trace_formats import FORMATS, Format, Row, detect
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,9 @@ def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int
 
 
 def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
-    at, prompts, outputs, predicted = (np.array(column) for column in zip(*rows, strict=True))
+    at, prompts, outputs, predicted, flows = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
     order = np.argsort(at, kind="stable")
     # before the division: dates are whole numbers, exact
     since = at - at.min() if form.from_first else at
@@ -100,4 +102,5 @@ def _timetable(rows: list[Row], form: Format, time_scale: float) -> Timetable:
         predicted_output_tokens=None
         if None in predicted
         else np.rint(predicted[order]).astype(np.int64),
+        flow=None if None in flows else flows[order],
     )

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import expm
 
-from loadgen.arrivals.processes import FIRST_DRAW, FloatArray, check_end, cut
-from loadgen.arrivals.rates import check_each, invert_steps, knots, unit_instants
 from policies.text import SpecError, counted
+from queueing.arrivals.processes import FIRST_DRAW, MOST, FloatArray, check_end, cut
+from queueing.arrivals.rates import check_each, invert_steps, knots, unit_instants
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class Mmpp:
         from `rng` itself: other rates in the same states meet the same path and the same unit gaps.
         """
         check_end(self.mean_rate, count, duration)
+        self._check_changes(count, duration)
         states = rng.spawn(1)[0]
         units = None if count is None else unit_instants(rng, count, None)
         path = self._path(
@@ -90,6 +91,18 @@ class Mmpp:
         if units is None:
             units = unit_instants(rng, None, float(path[2][-1]))
         return cut(invert_steps(units[units <= path[2][-1]], *path), count, duration)
+
+    def _check_changes(self, count: int | None, duration: float | None) -> None:
+        seconds = min(
+            math.inf if count is None else count / self.mean_rate,
+            math.inf if duration is None else duration,
+        )
+        changes = seconds / sum(self.durations) * len(self.durations)
+        if changes > MOST:
+            raise SpecError(
+                f"got about {changes:.2g} changes of state; expected 10^8 at most: longer "
+                "durations, fewer arrivals"
+            )
 
     def _path(
         self, rng: np.random.Generator, expected: float, duration: float

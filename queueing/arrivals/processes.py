@@ -6,8 +6,8 @@ one did, and no instant depends on where the run ends: nothing is rescaled to en
 nothing starts anew after a pause.
 
 Here are the renewal processes and the replay of recorded instants; rates that change with time are
-in loadgen/arrivals/rates.py, rates that a Markov chain changes in loadgen/arrivals/modulated.py,
-the text form of all in loadgen/arrivals/text.py.
+in queueing/arrivals/rates.py, rates that a Markov chain changes in queueing/arrivals/modulated.py,
+the text form of all in queueing/arrivals/text.py.
 """
 
 from __future__ import annotations

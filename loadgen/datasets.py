@@ -27,8 +27,8 @@ from typing import Any, Literal, overload
 import msgspec
 import numpy as np
 
-from loadgen.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
 from policies.text import SpecError
+from queueing.arrivals.timetable import IntArray, Timetable, draw_prompts, streams
 from queueing.measurement.record import shown, unmarked
 
 Message = dict[str, Any]

@@ -19,13 +19,13 @@ import dataclasses
 import math
 from typing import Literal, cast
 
-from loadgen.arrivals.modulated import Mmpp
-from loadgen.arrivals.processes import Deterministic, Gamma, Poisson
-from loadgen.arrivals.rates import Piecewise, Ramp
-from loadgen.arrivals.spec_text import parse_numbers, read_spec
 from policies.durations import EXAMPLES as DURATIONS
 from policies.durations import parse_duration
 from policies.text import SpecError, format_number, parse_number, suggest
+from queueing.arrivals.modulated import Mmpp
+from queueing.arrivals.processes import Deterministic, Gamma, Poisson
+from queueing.arrivals.rates import Piecewise, Ramp
+from queueing.arrivals.spec_text import parse_numbers, read_spec
 
 Process = Poisson | Gamma | Deterministic | Mmpp | Piecewise | Ramp
 EXAMPLES = {

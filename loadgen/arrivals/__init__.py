@@ -1,1 +1,0 @@
-"""When requests are sent, and which: processes, traces, datasets, timetables."""

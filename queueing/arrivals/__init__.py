@@ -1,0 +1,1 @@
+"""Which requests come, and when: arrival processes, recorded traces, timetables."""

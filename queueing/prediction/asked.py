@@ -1,0 +1,132 @@
+"""A queue as `kendall predict` and `kendall simulate` are asked for it, by what comes to it: a rate
+of Poisson arrivals, another arrival process, or a recorded trace with its own lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from policies.arguments import positive, short_repr
+from policies.core import Policy
+from policies.text import SpecError, counted, short_number
+from queueing.arrivals.notation import asked_process
+from queueing.arrivals.text import Process
+from queueing.arrivals.timetable import Timetable
+from queueing.arrivals.traces import load_trace
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.latency.law import LatencyModel
+from queueing.model import Limits, Model
+from queueing.prediction.steady_state import predict_model
+from queueing.result import Prediction
+from queueing.simulation.experiment import NUM_REQUESTS, simulate_model
+from queueing.simulation.recorded import recorded_model, simulate_recorded
+
+_SOURCES = "set arrival_rate (requests per second), set arrivals, or set trace"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A queue, and what comes to it."""
+
+    model: Model
+    arrival_rate: float  # of a trace: not used
+    trace: Timetable | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        policy: Policy | str,
+        latency: LatencyModel | str | None,
+        *,
+        arrival_rate: float | None = None,
+        output_tokens: TokenDistribution | str | None = None,
+        trace: Path | str | None = None,
+        **limits: Unpack[Limits],
+    ) -> Asked:
+        """Raises SpecError: not exactly one of arrival rate, arrivals and trace; lengths missing,
+        or given twice.
+        """
+        arrivals = limits.get("arrivals")
+        given = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+        sources = [f"{name}={_short(value)}" for name, value in given.items() if value is not None]
+        if len(sources) != 1:
+            raise SpecError(
+                f"got {' and '.join(sources) or 'no arrivals'}; expected one of three: {_SOURCES}"
+            )
+        if latency is None:
+            raise SpecError("got no latency; expected a latency law, its text, or a profile's name")
+        if trace is not None:
+            return _recorded(policy, latency, Path(trace), output_tokens, limits)
+        if output_tokens is None:
+            raise SpecError(
+                "got no lengths; expected their distribution: set output_tokens, for example "
+                "lognormal:mu=5,sigma=0.7"
+            )
+        rate = _rate(arrival_rate, arrivals)
+        return cls(Model.read(policy, output_tokens, latency, **limits), rate)
+
+    def predict(self, method: str = "auto") -> Prediction:
+        """Raises SpecError where `method` has no answer, UnstableQueueError, NotConvergedError."""
+        if self.trace is None:
+            return predict_model(self.model, self.arrival_rate, method, quantiles=True)
+        if method not in ("auto", "simulation"):
+            raise SpecError(f"got method {method!r} for a trace; expected auto or simulation")
+        return simulate_recorded(self.model, self.trace, notes=self.notes)
+
+    def simulate(
+        self, num_requests: int | None = None, *, seed: int = 0, replications: int = 1
+    ) -> Prediction:
+        """`num_requests` in each replication, not of a trace. Raises SpecError,
+        UnstableQueueError.
+        """
+        if self.trace is not None:
+            if num_requests is not None:
+                raise SpecError(
+                    f"got num_requests={num_requests} with a trace; expected none: all of the "
+                    "trace is replayed"
+                )
+            return simulate_recorded(
+                self.model, self.trace, seed=seed, replications=replications, notes=self.notes
+            )
+        self.model.stable_load(self.arrival_rate)
+        count = NUM_REQUESTS if num_requests is None else num_requests
+        return simulate_model(
+            self.model, self.arrival_rate, num_requests=count, seed=seed, replications=replications
+        )
+
+
+def _short(value: object) -> str:
+    return str(value) if isinstance(value, str | Path) else short_repr(value)
+
+
+def _rate(arrival_rate: float | None, arrivals: Process | str | None) -> float:
+    if arrival_rate is not None:
+        return positive("arrival_rate", arrival_rate, "requests per second")
+    process = asked_process(arrivals)
+    assert process is not None
+    return process.mean_rate
+
+
+def _recorded(
+    policy: Policy | str,
+    latency: LatencyModel | str,
+    path: Path,
+    output_tokens: TokenDistribution | str | None,
+    limits: Limits,
+) -> Asked:
+    if output_tokens is not None:
+        raise SpecError(
+            f"got output_tokens={_short(output_tokens)} and trace={path}; expected one of them: "
+            "the trace has its own lengths"
+        )
+    found = load_trace(path)
+    table, rate = found.timetable, found.timetable.rate
+    seconds = short_number(float(table.intended_at[-1] - table.intended_at[0]))
+    left_out = (
+        f"; {counted(found.skipped, 'row')} without lengths left out" if found.skipped else ""
+    )
+    note = f"trace {path} ({found.kind}): {counted(len(table), 'request')} in {seconds} s{left_out}"
+    return Asked(recorded_model(table, policy, latency, **limits), rate, table, (note,))

@@ -1,0 +1,145 @@
+"""A recorded trace replayed under a policy: its own instants and lengths, all of them, once.
+
+Nothing is left out as warm-up and nothing is drawn but what the law draws (residuals, stalls), the
+predictions of `predictor` and the flows of `flows`. The answer is about this trace: one path has no
+standard error; several replications differ by what is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from policies.arguments import whole_number
+from policies.core import Policy, Request
+from policies.ordered import order_of
+from policies.text import SpecError
+from queueing.arrivals.processes import Recorded
+from queueing.arrivals.timetable import Timetable
+from queueing.distributions.token_distribution import TokenDistribution, Vector
+from queueing.latency.law import LatencyModel
+from queueing.model import Limits, Model, token_limit
+from queueing.models.soap.predictor_text import NO_PREDICTION
+from queueing.result import Prediction
+from queueing.simulation.experiment import by_flow, check_draws, driven_run, summary
+from queueing.simulation.reference import Job
+
+if TYPE_CHECKING:
+    from queueing.simulation.fast import SimulatedRun
+
+# limits that say what the trace says itself, or that its requests do not have
+_OWN = ("prompt_tokens", "sequences", "arrivals")
+
+
+def recorded_model(
+    trace: Timetable, policy: Policy | str, latency: LatencyModel | str, **limits: Unpack[Limits]
+) -> Model:
+    """The queue that serves the trace. Raises SpecError: a limit that the trace has itself, or
+    that replays have not.
+    """
+    own = [name for name in _OWN if limits.get(name) is not None]
+    if limits.get("arrival_scv", 1) != 1:
+        own.append("arrival_scv")
+    if own:
+        raise SpecError(
+            f"got {own[0]}={_in_short(limits, own[0])} with a trace; expected none: the "
+            "trace has its own arrivals and lengths"
+        )
+    lengths, prompts = (
+        TokenDistribution.from_counts(np.maximum(counts, 1))
+        for counts in (trace.output_tokens, trace.prompt_tokens)
+    )
+    with_prompts: Limits = {**limits, "prompt_tokens": prompts}
+    model = Model.read(policy, lengths, latency, **with_prompts)
+    return dataclasses.replace(model, arrival_process=Recorded(trace.intended_at))
+
+
+def simulate_recorded(
+    model: Model,
+    trace: Timetable,
+    *,
+    seed: int = 0,
+    replications: int = 1,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """The trace under the policy of `recorded_model`."""
+    whole_number("replications", replications)
+    whole_number("seed", seed, least=0)
+    check_draws(model, len(trace), replications)
+    streams = np.random.SeedSequence(seed).spawn(replications)
+    runs = [_replayed(model, trace, stream) for stream in streams]
+    answer = summary(runs, model, _load(model, trace), notes)
+    return dataclasses.replace(answer, flows=by_flow(model, runs, streams))
+
+
+def _in_short(limits: Limits, name: str) -> Any:
+    given: Any = limits.get(name)
+    return given if isinstance(given, str | float) else type(given).__name__
+
+
+def _load(model: Model, trace: Timetable) -> float:
+    """0 for a single request; infinite where all come at once."""
+    return 0.0 if math.isnan(trace.rate) else trace.rate / model.largest_stable_rate
+
+
+def _replayed(model: Model, trace: Timetable, stream: np.random.SeedSequence) -> SimulatedRun:
+    from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
+
+    residuals = [np.random.default_rng(child) for child in stream.spawn(model.servers)]
+    outputs = np.minimum(trace.output_tokens, token_limit(model))
+    predicted = _predicted(model, trace, outputs, stream)
+    if not fast.is_compiled(model):
+        return driven_run(model, _jobs(model, trace, outputs, predicted, stream), residuals)
+    prompts = trace.prompt_tokens
+    drawn = fast.Trace(trace.intended_at, outputs, prompts, residuals, predicted=predicted)
+    return fast.replay(model, drawn)
+
+
+def _predicted(
+    model: Model, trace: Timetable, outputs: np.ndarray[Any, Any], stream: np.random.SeedSequence
+) -> Vector:
+    """Drawn by the predictor, else those of the trace; empty where there are none or the order
+    reads none.
+    """
+    from queueing.simulation import fast  # noqa: PLC0415 - numba is loaded only where something is simulated
+
+    own = trace.predicted_output_tokens
+    if model.predictor != NO_PREDICTION or own is None or not order_of(model.policy).predicts:
+        return fast.draw_predictions(model, outputs, stream)
+    return np.minimum(own, token_limit(model)).astype(float)
+
+
+def _jobs(
+    model: Model,
+    trace: Timetable,
+    outputs: np.ndarray[Any, Any],
+    predicted: Vector,
+    stream: np.random.SeedSequence,
+) -> list[Job]:
+    flows = [""] * len(trace) if trace.flow is None else trace.flow.tolist()
+    if model.flows is not None:
+        names = model.flows.names
+        flows = [names[place] for place in model.flows.of_run(stream, len(trace)).tolist()]
+    told = predicted.tolist() or [None] * len(trace)
+    patience = math.inf if model.patience is None else model.patience
+    rows = zip(
+        trace.intended_at.tolist(), trace.prompt_tokens.tolist(), outputs.tolist(), strict=True
+    )
+    return [
+        Job(
+            Request(
+                id=str(index),
+                arrived_at=at,
+                prompt_tokens=prompt,
+                max_output_tokens=token_limit(model),
+                deadline=at + patience,
+                predicted_output_tokens=told[index],
+                flow=flows[index],
+            ),
+            output,
+        )
+        for index, (at, prompt, output) in enumerate(rows)
+    ]

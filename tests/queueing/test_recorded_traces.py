@@ -1,0 +1,232 @@
+"""`--trace`: a recorded trace under a policy, against the event-driven simulator on the same
+requests; what is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kendall
+from policies import Request, SpecError, parse_policy
+from queueing.arrivals.timetable import Timetable, save_timetable
+from queueing.arrivals.traces import read_trace
+from queueing.latency.law import parse_law
+from queueing.prediction.asked import Asked
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+
+SAMPLES = Path(__file__).parent.parent / "loadgen" / "samples"
+FILES = ["azure_2023.csv", "azure_2024.csv", "burstgpt_v1.csv", "mooncake.jsonl", "bailian.jsonl"]
+# slow enough that requests of the samples wait for each other; prompts take time
+LAW = "k1=0.02,k2=0.05,k3=1e-4,k4=9e-3,kp=1e-4"
+POLICIES = [
+    "single",
+    "dynamic",
+    "fixed:batch_size=4,max_wait=2",
+    "fixed:batch_size=3",
+    "capped:max_batch_size=4",
+    "elastic:max_batch_size=8",
+    "continuous:max_batch_size=4",
+    "single:order=spjf",
+    "continuous:max_batch_size=2,order=sprpt",
+]
+DURATIONS = ("queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency")
+LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def by_events(policy: str, path: Path, limit: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """The durations of the reference simulator, driven here with the rows of the file."""
+    table = read_trace(path)
+    lengths = np.minimum(table.output_tokens, limit or 10**9)
+    exact = "order" in policy
+    jobs = [
+        Job(
+            Request(
+                id=str(i),
+                arrived_at=float(table.intended_at[i]),
+                prompt_tokens=int(table.prompt_tokens[i]),
+                max_output_tokens=int(lengths.max()),
+                predicted_output_tokens=float(lengths[i]) if exact else None,
+            ),
+            int(lengths[i]),
+        )
+        for i in range(len(table))
+    ]
+    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0].spawn(1)[0])
+    records = simulate_trace(parse_policy(policy), jobs, SimulatedEngine(parse_law(LAW)), [rng])
+    assert {record.outcome for record in records} == {"completed"}
+    several = [r for r in records if (r.output_tokens or 0) > 1]
+    return {
+        "queueing_delay": [r.queueing_delay for r in records],
+        "sojourn_time": [r.sojourn_time for r in records],
+        "time_to_first_token": [r.first_token_at - r.arrived_at for r in records],
+        "inter_token_latency": [
+            (r.released_at - r.first_token_at) / (r.output_tokens - 1) for r in several
+        ],
+    }
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_mean_and_quantile_is_that_of_the_same_requests_simulated_by_events(
+    policy: str, file: str
+) -> None:
+    options = {"predictor": "exact"} if "order" in policy else {}
+    found = kendall.predict(policy, latency=LAW, trace=SAMPLES / file, **options)
+    expected = by_events(policy, SAMPLES / file)
+    assert found.method == "simulation"
+    for name in DURATIONS:
+        duration = getattr(found, name)
+        interrupted = "sprpt" in policy and name == "time_to_first_token"
+        if name == "inter_token_latency" and parse_policy(policy).padded:
+            assert duration.mean is None
+        if duration.mean is None and (interrupted or parse_policy(policy).padded):
+            continue  # not given, as for drawn arrivals
+        values = np.array(expected[name])
+        assert duration.mean == pytest.approx(values.mean(), abs=1e-9), name
+        assert duration.standard_error is None, "one path has none"
+        for level, share in LEVELS.items():
+            told = getattr(duration, level)
+            assert told == pytest.approx(np.quantile(values, share), abs=1e-9), (name, level)
+
+
+def test_the_samples_make_requests_wait() -> None:
+    for file in FILES[:2]:
+        found = kendall.predict("single", latency=LAW, trace=SAMPLES / file)
+        assert (found.queueing_delay.p50 or 0) > 1, file
+
+
+def test_the_trace_says_its_load_model_and_source() -> None:
+    found = kendall.predict(
+        "capped:max_batch_size=4", latency=LAW, trace=str(SAMPLES / "burstgpt_v1_2.csv")
+    )
+    table = read_trace(SAMPLES / "burstgpt_v1_2.csv")
+    lengths = kendall.TokenDistribution.from_counts(table.output_tokens)
+    prompts = kendall.TokenDistribution.from_counts(table.prompt_tokens)
+    largest = kendall.largest_stable_rate(
+        "capped:max_batch_size=4", lengths, LAW, prompt_tokens=prompts
+    )
+    assert found.load == pytest.approx(table.rate / largest)
+    assert found.model == "G/G^[1,4]/1"
+    assert found.stable
+    assert any("(burstgpt): 23 requests in 262 s; 2 rows" in each for each in found.assumptions)
+    assert not any(each.startswith("lengths independent") for each in found.assumptions)
+    assert sum(each.startswith("arrivals and lengths as rec") for each in found.assumptions) == 1
+
+
+def test_the_token_limit_clips_the_recorded_answers() -> None:
+    path = SAMPLES / "azure_2023.csv"
+    found = kendall.predict("dynamic", latency=LAW, trace=path, max_output_tokens=50)
+    expected = np.mean(by_events("dynamic", path, limit=50)["sojourn_time"])
+    assert found.sojourn_time.mean == pytest.approx(expected, abs=1e-9)
+    whole = kendall.predict("dynamic", latency=LAW, trace=path)
+    assert (found.sojourn_time.mean or 0) < 0.5 * (whole.sojourn_time.mean or 0)
+
+
+def test_patience_and_servers_are_those_of_the_queue() -> None:
+    path = SAMPLES / "azure_2023.csv"
+    impatient = kendall.predict("single", latency=LAW, trace=path, patience=1.0)
+    assert 0.2 < (impatient.loss_fraction or 0) < 1
+    assert (impatient.queueing_delay.p99 or 9) <= 1
+    alone = kendall.predict("single", latency=LAW, trace=path)
+    many = kendall.predict("single", latency=LAW, trace=path, servers=40)
+    assert (alone.queueing_delay.mean or 0) > 1
+    assert many.queueing_delay.mean == 0
+
+
+def test_simulate_replays_as_predict_does_and_draws_only_the_services_anew() -> None:
+    path, noisy = SAMPLES / "azure_2023.csv", f"{LAW},cv=0.3"
+    once = kendall.simulate("single", latency=noisy, trace=path)
+    assert once == kendall.predict("single", latency=noisy, trace=path)
+    other = kendall.simulate("single", latency=noisy, trace=path, seed=1)
+    several = kendall.simulate("single", latency=noisy, trace=path, replications=8)
+    assert other.queueing_delay != once.queueing_delay
+    assert several.queueing_delay.standard_error is not None
+    assert 0 < several.queueing_delay.standard_error < 0.5 * (several.queueing_delay.mean or 0)
+
+
+def test_a_saved_timetable_keeps_its_predictions_and_its_flows(tmp_path: Path) -> None:
+    """Of two that wait the one that is predicted to be short goes first, though it is long; under
+    vtc the flow that was served less.
+    """
+    table = Timetable(
+        np.array([0.0, 0.1, 0.2]),
+        np.array([1, 1, 1]),
+        np.array([10, 10, 90]),
+        np.array([10, 80, 5]),
+        np.array(["a", "a", "b"]),
+    )
+    path = tmp_path / "made.jsonl"
+    save_timetable(path, table)
+    law, asked = "a=0.1,c=0", {}
+    for policy in ("single", "single:order=spjf", "single:order=vtc"):
+        found = kendall.predict(policy, latency=law, trace=path)
+        asked[policy] = found.queueing_delay.mean
+    first_come, swapped = (0.9 + 1.8) / 3, (0.8 + 9.9) / 3
+    assert asked["single"] == pytest.approx(first_come)
+    assert asked["single:order=spjf"] == pytest.approx(swapped)
+    assert asked["single:order=vtc"] == pytest.approx(swapped)
+    drawn = kendall.predict("single:order=spjf", latency=law, trace=path, predictor="exact")
+    assert drawn.queueing_delay.mean == pytest.approx(first_come)
+    named = kendall.predict("single:order=vtc", latency=law, trace=path, flows="x=1,y=1")
+    assert set(named.flows) == {"x", "y"}
+
+
+def test_a_single_request_and_a_burst_are_traces_too(tmp_path: Path) -> None:
+    for count in (1, 3):
+        path = tmp_path / f"{count}.jsonl"
+        save_timetable(path, Timetable(np.zeros(count), np.ones(count, int), np.full(count, 10)))
+        found = kendall.predict("single", latency="a=0.1,c=0", trace=path)
+        assert found.queueing_delay.mean == pytest.approx((count - 1) / 2)
+        assert found.load == (0 if count == 1 else math.inf)
+        assert found.as_dict()["load"] == (0 if count == 1 else None)
+
+
+def test_a_trace_without_lengths_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bare.csv"
+    path.write_text("Timestamp,Request tokens,Response tokens\n1,10,0\n2,12,0\n", encoding="utf-8")
+    with pytest.raises(SpecError) as error:
+        kendall.predict("single", latency=LAW, trace=path)
+    says = "got no request with prompt and output tokens (2 without); expected at least one"
+    assert says in str(error.value)
+    path.write_text("Timestamp,Request tokens\n1,10\n", encoding="utf-8")
+    with pytest.raises(SpecError, match="expected the first line of one of azure, burstgpt"):
+        kendall.predict("single", latency=LAW, trace=path)
+    with pytest.raises(SpecError, match=r"got trace .*gone: No such file"):
+        kendall.predict("single", latency=LAW, trace=tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"arrival_rate": 2}, "got arrival_rate=2 and trace="),
+        ({"arrivals": "poisson:rate=2"}, "got arrivals=poisson:rate=2 and trace="),
+        ({"output_tokens": "geometric:mean=9"}, "got output_tokens=geometric:mean=9 and trace="),
+        ({"prompt_tokens": "geometric:mean=9"}, "got prompt_tokens=geometric:mean=9 with a trace"),
+        ({"sequences": "uniform:low=1,high=2"}, "got sequences=uniform:low=1,high=2 with a trace"),
+        ({"arrival_scv": 2.0}, "got arrival_scv=2.0 with a trace; expected none: the trace has"),
+        ({"disaggregated": True}, "got recorded arrivals, which end, and disaggregated; expected"),
+        ({"servers": 2, "routing": "random"}, "got routing=random and recorded arrivals; expected"),
+        ({"method": "exact"}, "got method 'exact' for a trace; expected auto or simulation"),
+        ({"latency": None}, "got no latency; expected a latency law"),
+    ],
+)
+def test_what_a_trace_has_itself_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as error:
+        kendall.predict(
+            "single", **{"latency": LAW, "trace": SAMPLES / "azure_2023.csv", **options}
+        )
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_of_requests_is_not_that_of_a_trace() -> None:
+    asked = Asked.read("single", LAW, trace=SAMPLES / "azure_2023.csv")
+    with pytest.raises(SpecError, match="got num_requests=50 with a trace; expected none"):
+        asked.simulate(50)
+    with pytest.raises(SpecError, match="got replications=0"):
+        asked.simulate(replications=0)
