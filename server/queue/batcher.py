@@ -72,9 +72,12 @@ class Batcher(QueueView):
         self._ledger = Ledger(self.now, self.observers)
         ask = self.decisions.ask
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
-        self._service.requeue = lambda sequence: self._queue.put_back([sequence.waiting()])
+        self._service.requeue = lambda sequences: self._queue.put_back(
+            [sequence.waiting() for sequence in sequences]
+        )
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
-        self.withhold = self._service.withhold
+        self.withhold, self.use_only = self._service.withhold, self._service.use_only
+        self.count_servers, self.emptied = self._service.count_servers, self._service.emptied
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
@@ -191,7 +194,7 @@ class Batcher(QueueView):
     def fail_all(self, code: str, message: str) -> None:
         """The engine is gone or the gateway stops: every unanswered sequence fails, once."""
         self.lease.pause(True)  # nothing may be dispatched in between
-        self.recovery.trials.stop()
+        self.recovery.stop()
         for sequence in list(self.unanswered_sequences()):
             self.fail(sequence, "failed", code, message)
 

@@ -73,6 +73,7 @@ class VllmEngine:
         cpus: str | None = None,
         hang_timeout: float | None = None,
         form_time: float = FORM_TIME,
+        shows_metrics: bool = True,
     ) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -81,6 +82,8 @@ class VllmEngine:
         self._cpus = cpus if cpus is not None else os.environ.get("KENDALL_ENGINE_CPUS") or None
         self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
         self._form_time = form_time
+        # vLLM's own, in this process's registry, which has room for those of one engine
+        self._shows_metrics = shows_metrics
         self._forms: FormCompiler | None = None
         self._failures = 0  # in a row, of the way in
         self._readers: dict[str, Reader] = {}
@@ -140,7 +143,10 @@ class VllmEngine:
                 self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
 
         return vllm_core.boot(
-            engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step, forks
+            engine_arguments(self._model, self._engine_args, cpu=on_cpu()),
+            on_step,
+            forks,
+            shows_metrics=self._shows_metrics,
         )
 
     async def stop(self) -> None:
