@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from kendall import cli
 from policies.text import SpecError
 from queueing.latency.profile import load_profile
+from server.engines.base import ServingEngine
+from server.engines.emulated import EmulatedEngine
 from server.engines.vllm.options import argument_names, check_names
 from server.operations.serving import choose_engine
 from server.settings import Settings
+from server.supervision.replicas.pool import Replicas
 
 SOURCE = """
 class Other:
@@ -107,6 +111,44 @@ def test_the_emulated_engine_takes_whole_numbers() -> None:
                 engine_args={"max_num_seqs": "many"},
             )
         )
+
+
+def test_one_replica_is_the_engine_itself_and_several_are_one_engine_of_as_many() -> None:
+    settings = Settings(model="tiny", served_model_name="tiny", engine="emulated")
+    alone, _ = choose_engine(settings)
+    assert isinstance(alone, EmulatedEngine)
+    several, _ = choose_engine(dataclasses.replace(settings, replicas=3))
+    assert isinstance(several, Replicas)
+    assert not isinstance(several, ServingEngine)
+    first, second = several.add(0).engine, several.add(1).engine
+    assert isinstance(first, EmulatedEngine)
+    assert isinstance(second, EmulatedEngine)
+    drawn = [each._lengths.geometric(0.01, 20).tolist() for each in (first, second)]
+    assert drawn[0] != drawn[1], "not the same answers at the same time"
+
+
+def test_a_wrong_argument_of_replicas_is_an_error_at_once() -> None:
+    with pytest.raises(SpecError, match="got engine argument 'unknown'"):
+        choose_engine(
+            Settings(
+                model="tiny",
+                served_model_name="tiny",
+                engine="emulated",
+                engine_args={"unknown": 1},
+                replicas=2,
+            )
+        )
+
+
+@pytest.mark.parametrize("replicas", ["0", "-1", "65", "many"])
+def test_another_number_of_replicas_is_refused(
+    replicas: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run("serve", ["--engine", "emulated", "--replicas", replicas]) == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    assert "--replicas" in said
+    assert replicas in said
 
 
 @pytest.mark.parametrize(("r2", "lines"), [(0.724, 1), (0.97, 0)])

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ ANSWER_TIMEOUT = 1.0  # seconds for a health check
 # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
 STOP_TIMEOUT = 7.0
 NOT_RUNNING = "the engine is not running"
+# in this process, all forked by one fork server
+_STARTED: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 log = logging.getLogger("kendall.engine")
 
 
@@ -124,7 +127,10 @@ class VllmEngine:
 
     async def _come_up(self) -> Core:
         loop = asyncio.get_running_loop()
-        self._booting = Boot(lambda forks: self._boot(loop, forks))
+        _STARTED.add(self)
+        self._booting = Boot(
+            lambda forks: self._boot(loop, forks), functools.partial(_is_alone, self)
+        )
         core = self._core = await self._booting.core()
         self._booting = None
         await core.warm()
@@ -164,6 +170,7 @@ class VllmEngine:
             # shutting down
             await _in_time(collect_everything, "the memory of the last engine was not collected")
         self._cpu_split.undo()
+        _STARTED.discard(self)
 
     async def _let_go(self) -> Core | None:
         core, self._core = self._core, None
@@ -360,6 +367,10 @@ class VllmEngine:
             )
         if reader.closed and self._readers.get(reader.engine_request.request.id) is reader:
             del self._readers[reader.engine_request.request.id]
+
+
+def _is_alone(engine: VllmEngine) -> bool:
+    return not any(other is not engine for other in _STARTED)
 
 
 async def _tokens(
