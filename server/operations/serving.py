@@ -166,7 +166,7 @@ def _vllm_engine(settings: Settings) -> Engine:
     if settings.replicas == 1:
         return make()
     return ServingReplicas(
-        lambda _: make(shows_metrics=False), settings.replicas, settings.supervision
+        lambda server_id: make(replica=server_id), settings.replicas, settings.supervision
     )
 
 

@@ -14,7 +14,7 @@ from policies.text import SpecError
 from queueing.latency.profile import load_profile
 from server.engines.base import ServingEngine
 from server.engines.emulated import EmulatedEngine
-from server.engines.vllm.options import argument_names, check_names
+from server.engines.vllm.options import argument_names, check_names, on_devices
 from server.operations.serving import choose_engine
 from server.settings import Settings
 from server.supervision.replicas.pool import Replicas
@@ -167,3 +167,22 @@ def test_a_profile_that_fits_poorly_is_logged_when_it_is_served_with(
     said = [each.getMessage() for each in caplog.records if "fits poorly" in each.getMessage()]
     assert len(said) == lines
     assert all(each.startswith("profile mine: the law fits poorly: R2 0.72, ") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "devices"),
+    [
+        ({}, 4, [[0], [1], [2], [3], [0]]),
+        ({"tensor_parallel_size": 2}, 4, [[0, 1], [2, 3], [0, 1]]),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": None}, 3, [[0, 1], [0, 1]]),
+        ({"device_ids": [5, 7]}, 8, [[5], [7], [5]]),
+        ({"tensor_parallel_size": 4}, 2, [None, None]),
+        ({}, 1, [[0], [0]]),
+    ],
+)
+def test_replicas_have_gpus_of_their_own_as_far_as_there_are(
+    given: dict[str, object], visible: int, devices: list[object]
+) -> None:
+    found = [on_devices(given, replica, visible) for replica in range(len(devices))]
+    assert [each.get("device_ids") for each in found] == devices
+    assert all(each | {"device_ids": 0} == given | {"device_ids": 0} for each in found)

@@ -34,6 +34,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 from queueing.measurement.machine import hardware
 from server.engines.base import Capabilities, EngineRequest, Sampling, Structured
 from server.engines.vllm.boot import Forks
+from server.engines.vllm.options import on_devices
 from server.engines.vllm.process import kill_tree
 
 log = logging.getLogger("kendall.engine")
@@ -257,7 +258,10 @@ def speaker(error: Exception) -> BaseException | None:
 
 
 def boot(
-    arguments: Mapping[str, Any], on_step: StepListener, forks: Forks, *, shows_metrics: bool = True
+    arguments: Mapping[str, Any],
+    on_step: StepListener,
+    forks: Forks,
+    replica: int | None = None,
 ) -> Core:
     """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises,
     TypeError for an unknown argument.
@@ -268,8 +272,11 @@ def boot(
             f"engine arguments: got {', '.join(unknown)}, which this vLLM ({vllm.__version__}) "
             "does not know"
         )
+    if replica is not None and "device_ids" in known and not current_platform.is_cpu():
+        arguments = on_devices(arguments, replica, current_platform.device_count())
     config = AsyncEngineArgs(**arguments).create_engine_config()
-    return Core(config, on_step, forks, shows_metrics=shows_metrics)
+    # vLLM's own metrics: the registry has room for those of one engine
+    return Core(config, on_step, forks, shows_metrics=replica is None)
 
 
 def checked(config: Any, tokenizer: Any, sampling: Sampling) -> SamplingParams:

@@ -76,7 +76,7 @@ class VllmEngine:
         cpus: str | None = None,
         hang_timeout: float | None = None,
         form_time: float = FORM_TIME,
-        shows_metrics: bool = True,
+        replica: int | None = None,
     ) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -85,8 +85,7 @@ class VllmEngine:
         self._cpus = cpus if cpus is not None else os.environ.get("KENDALL_ENGINE_CPUS") or None
         self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
         self._form_time = form_time
-        # vLLM's own, in this process's registry, which has room for those of one engine
-        self._shows_metrics = shows_metrics
+        self._replica = replica  # its number where there are several
         self._forms: FormCompiler | None = None
         self._failures = 0  # in a row, of the way in
         self._readers: dict[str, Reader] = {}
@@ -152,7 +151,7 @@ class VllmEngine:
             engine_arguments(self._model, self._engine_args, cpu=on_cpu()),
             on_step,
             forks,
-            shows_metrics=self._shows_metrics,
+            self._replica,
         )
 
     async def stop(self) -> None:
