@@ -92,7 +92,7 @@ class Calibrator:
                 retry_after=5,
             )
         gateway.batcher.pause_dispatch(True)
-        self._batches.serve_on(gateway.batcher.servers_in_use)
+        self._batches.serve_on_one_of(gateway.batcher.servers_in_use)
         try:
             with gateway.latency.measured_by(self):
                 profile = await self._watched(self._measure(plan, known))

@@ -146,8 +146,10 @@ class Recovery:
         """Back into the engine, batch by batch; a part of a batch joins the part that is there."""
         ids = {sequence.id for sequence in sequences}
         for batch in self._service.batches():
-            if part := [sequence for sequence in batch.sequences if sequence.id in ids]:
-                served = any(sequence.stream is not None for sequence in batch.sequences)
+            # one that was preempted or put back has moved on to another batch
+            own = [sequence for sequence in batch.sequences if sequence.batch is batch]
+            if part := [sequence for sequence in own if sequence.id in ids]:
+                served = any(sequence.stream is not None for sequence in own)
                 self._service.start(batch, part, joining=served)
 
     def renew(self, sequence: SequenceState) -> None:

@@ -132,6 +132,45 @@ def test_suspects_wait_for_the_server_that_they_were_on_and_are_tried_there_alon
     play(test, law="k1=0,k2=0,k3=0,k4=0.02")
 
 
+def test_one_that_has_moved_on_to_another_batch_is_not_started_again_with_the_first() -> None:
+    async def test(pool: Pooled) -> None:
+        first, long = pool.ask(100, 0), pool.ask(150, 1)
+        await asyncio.sleep(0.05)
+        second = pool.ask(100, 2)
+        pool.engines[0].kill()
+        await asyncio.sleep(2.1)
+        assert pool.in_service == [2, 1], "the first and the second together"
+        third = pool.ask(100, 3)
+        pool.engines[0].start_takes = 30.0
+        pool.engines[0].kill()
+        assert pool.in_service == [1, 1], "the first has seen two deaths"
+        await long.task
+        await asyncio.sleep(0.1)
+        assert pool.in_service == [1, 2], "the second and the third"
+        pool.engines[1].kill()
+        assert pool.in_service == [1, 1], "the second has seen two deaths, too"
+        await asyncio.gather(*(made.task for made in (first, second, third)))
+        calls = (first, second, third)
+        assert [(made.status, text(made)) for made in calls] == [(200, words(100))] * 3
+        assert [len(each.requests) for each in pool.engines[0].given] == [1, 2, 1]
+        assert pool.gateway.batcher.servers == 2
+
+    play(test, policy="capped:max_batch_size=2", law="k1=0,k2=0,k3=0,k4=0.02")
+
+
+def test_the_same_number_again_puts_another_replica_in_the_place_of_one_lost_for_good() -> None:
+    async def test(pool: Pooled) -> None:
+        pool.engines[0].kill()
+        assert await pool.states() == {0: "lost", 1: "serving"}
+        answer = await pool.resize(2)
+        assert answer.json()["replicas"] == 2
+        await asyncio.sleep(0.01)
+        assert await pool.states() == {1: "serving", 2: "serving"}
+        assert pool.gateway.batcher.servers == 2
+
+    play(test, supervision=SupervisionSettings(max_restarts=0, stuck_timeout=0))
+
+
 def test_a_server_beyond_its_restarts_is_given_up_alone_and_all_of_them_end_the_gateway() -> None:
     async def test(pool: Pooled) -> None:
         given_up: list[str] = []
