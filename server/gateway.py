@@ -363,9 +363,10 @@ def _servers_of(gateway: Gateway) -> Servers | None:
         return None
     return Servers(
         gateway.engine,
-        gateway.settings.supervision.max_interruptions,
+        most_interruptions=gateway.settings.supervision.max_interruptions,
         on_loss=partial(_end_what_used_it, gateway),
         blame=partial(_blame, gateway),
+        on_forgiven=gateway.supervisor.forgive,
         begin_epoch=gateway.limits.begin_epoch,
     )
 

@@ -77,7 +77,7 @@ class Batcher(QueueView):
         )
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
         self.withhold, self.use_only = self._service.withhold, self._service.use_only
-        self.count_servers, self.emptied = self._service.count_servers, self._service.emptied
+        self.serve_within, self.emptied = self._service.serve_within, self._service.emptied
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for

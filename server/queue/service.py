@@ -4,7 +4,6 @@ freed. And the engine's lease: who may use it.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -232,9 +231,9 @@ class Service:
         while self.slots[server_id].running:
             await self.ledger.change()
 
-    def count_servers(self, servers: int) -> None:
-        """So many there are, whether they take work now or not."""
-        self.capabilities = dataclasses.replace(self.capabilities, servers=servers)
+    def serve_within(self, capabilities: Capabilities) -> None:
+        """There is another number of servers, or they have other bounds."""
+        self.capabilities = capabilities
 
     def drop(self, sequence: SequenceState) -> None:
         """Its answer is not wanted any more."""

@@ -89,11 +89,9 @@ class Replicas(ReadByOne):
 
     def capabilities(self) -> Capabilities:
         """Of each of them, with the least memory of all, and how many there are."""
-        known = [
-            replica.capabilities
-            for replica in self.replicas.values()
-            if replica.capabilities is not None and not replica.hopeless
-        ]
+        started = [each for each in self.replicas.values() if each.capabilities is not None]
+        staying = [each for each in started if not each.hopeless] or started
+        known = [each.capabilities for each in staying if each.capabilities is not None]
         return dataclasses.replace(
             known[0],
             kv_cache_tokens=min(each.kv_cache_tokens for each in known),
@@ -119,7 +117,10 @@ class Replicas(ReadByOne):
 
     async def remove(self, server_id: int) -> None:
         """It ends now. Takes a bounded time."""
-        await self.replicas[server_id].supervisor.stop()
+        replica = self.replicas[server_id]
+        replica.leaving = replica.ended = True
+        self.changed(f"server {server_id} is removed")
+        await replica.supervisor.stop()
         del self.replicas[server_id]
         self.changed(f"server {server_id} was removed")
 

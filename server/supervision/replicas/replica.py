@@ -24,12 +24,13 @@ class Replica:
     def __init__(self, server_id: int, engine: Engine, supervisor: Supervisor) -> None:
         self.id, self.engine, self.supervisor = server_id, engine, supervisor
         self.leaving = False  # it ends what it has, and then itself
+        self.ended = False  # it is being stopped
         self.capabilities: Capabilities | None = None  # since it has started
 
     @property
     def serves(self) -> bool:
         """Whether its engine is up."""
-        return self.supervisor.serving
+        return self.supervisor.serving and not self.ended
 
     @property
     def hopeless(self) -> bool:

@@ -30,19 +30,23 @@ class ServersChange(BaseModel):
 
 class Servers:
     """Of one gateway. `on_loss(reason)` is called when one was lost, `blame` with a request that is
-    certain to have killed it, `begin_epoch` when their number has changed.
+    certain to have killed it, `on_forgiven` with how many losses were of such requests,
+    `begin_epoch` when their number has changed.
     """
 
     def __init__(
         self,
         pool: Replicas,
+        *,
         most_interruptions: int,
         on_loss: Callable[[str], None],
         blame: Callable[[SequenceState], None],
+        on_forgiven: Callable[[int], None],
         begin_epoch: Callable[[], object],
     ) -> None:
         self._pool, self._most = pool, most_interruptions
         self._on_loss, self._blame, self._begin_epoch = on_loss, blame, begin_epoch
+        self._on_forgiven = on_forgiven
         self._batcher: Batcher | None = None
         self._turn = asyncio.Lock()  # one start after the other
         self._starts: dict[int, asyncio.Task[None]] = {}
@@ -114,7 +118,11 @@ class Servers:
             self._start(replica), name=f"start-server-{server_id}"
         )
         self._starts[server_id] = task
-        task.add_done_callback(lambda _: self._starts.pop(server_id, None))
+        task.add_done_callback(lambda _: self._started(server_id, task))
+
+    def _started(self, server_id: int, task: asyncio.Task[None]) -> None:
+        if self._starts.get(server_id) is task:
+            del self._starts[server_id]
 
     async def _start(self, replica: Replica) -> None:
         """Within the limit of a first start, each."""
@@ -185,8 +193,7 @@ class Servers:
     def _count_anew(self) -> None:
         """With another number of servers statistics begin anew."""
         assert self._batcher is not None
-        started = sum(each.capabilities is not None for each in self._kept())
-        self._batcher.count_servers(max(1, started))
+        self._batcher.serve_within(self._pool.capabilities())
         self._begin_epoch()
 
     def _has_slot(self, server_id: int) -> bool:
@@ -195,6 +202,7 @@ class Servers:
     def _forgive(self, server_id: int, losses: int) -> None:
         if (replica := self._pool.replicas.get(server_id)) is not None:
             replica.supervisor.forgive(losses)
+        self._on_forgiven(losses)
 
 
 def _is_lost(replica: Replica) -> bool:

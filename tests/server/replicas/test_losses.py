@@ -14,6 +14,7 @@ from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import call
 from tests.server.mortal import words
 from tests.server.replicas.pooled import Pooled, pooled
+from tests.server.test_poison import MARK, Poisoned
 from tests.virtual_time import run_virtual
 
 Test = Callable[[Pooled], Awaitable[None]]
@@ -209,6 +210,27 @@ def test_a_replica_that_hangs_is_replaced_and_the_other_goes_on() -> None:
         assert pool.engines[1].life == 1
 
     play(test, supervision=SupervisionSettings(stuck_timeout=5.0), law="k1=0,k2=0,k3=0,k4=0.02")
+
+
+def test_losses_by_requests_that_kill_do_not_count_against_any_server() -> None:
+    """Each costs both servers one loss: six of them, three allowed."""
+
+    async def test(pool: Pooled) -> None:
+        for number in range(6):
+            killer = pool.ask(20, prompt=[MARK, number])
+            await killer.task
+            assert killer.json()["error"]["code"] == "engine_killed"
+            again = pool.ask(20, prompt=[MARK, number])
+            await again.task
+            assert again.status == 400
+            await asyncio.sleep(5.0)
+            assert await pool.states() == {0: "serving", 1: "serving"}
+        assert pool.gateway.batcher.recovery.statistics()["convicted"] == 6
+        assert [each.supervisor.restarts for each in pool.pool.replicas.values()] == [6, 6]
+        assert not pool.gateway.batcher.recovery.tries
+
+    supervision = SupervisionSettings(max_restarts=3, stuck_timeout=0)
+    play(test, policy="single", engine=Poisoned, supervision=supervision)
 
 
 def test_prompts_are_read_by_a_replica_that_serves() -> None:

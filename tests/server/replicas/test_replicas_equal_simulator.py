@@ -53,7 +53,8 @@ async def replay(
     )  # as the gateway has one
     collector = Collector()
     batcher = Batcher(pool, await supervisor.start(), policy, [collector])
-    servers = Servers(pool, 3, on_loss=_never, blame=_never, begin_epoch=batcher.switch)
+    never = {"on_loss": _never, "blame": _never, "on_forgiven": _never}
+    servers = Servers(pool, most_interruptions=3, begin_epoch=batcher.switch, **never)
     servers.attach(batcher)
 
     def arrive(call: Sequence[tuple[Request, int]]) -> None:

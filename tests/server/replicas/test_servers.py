@@ -153,6 +153,28 @@ def test_a_start_can_be_taken_back() -> None:
     play(test)
 
 
+def test_the_last_that_serves_can_end_its_requests_and_go_while_the_other_comes_back() -> None:
+    async def test(pool: Pooled) -> None:
+        calls = [pool.ask(100, number) for number in range(2)]
+        await asyncio.sleep(0.01)
+        await pool.resize(1)
+        pool.engines[0].start_takes = 5.0
+        pool.engines[0].kill()
+        assert await pool.states() == {0: "restarting", 1: "draining"}
+        assert (await call(pool.app, "GET", "/ready")).status == 200
+        await calls[1].task
+        await asyncio.sleep(0.01)
+        assert await pool.states() == {0: "restarting"}
+        assert (await call(pool.app, "GET", "/ready")).status == 503
+        waits = pool.ask(5, prompt="some words")
+        await waits.task
+        assert await pool.states() == {0: "serving"}
+        await calls[0].task
+        assert [made.status for made in (*calls, waits)] == [200, 200, 200]
+
+    play(test, policy="single", law=SLOW)
+
+
 @pytest.mark.parametrize(
     ("replicas", "says"),
     [
