@@ -86,6 +86,33 @@ def test_what_is_lost_goes_before_what_waits() -> None:
     play(test, policy="single")
 
 
+def test_what_is_exact_only_from_the_start_begins_anew_and_the_rest_behind_its_tokens() -> None:
+    async def test(pool: Pooled) -> None:
+        plain = pool.ask(100, 0)
+        await asyncio.sleep(0.01)
+        other = pool.ask(1000, 1)
+        await asyncio.sleep(0.01)
+        stateful = pool.ask(100, 2, presence_penalty=0.5, seed=1)
+        neither = pool.ask(100, 3, presence_penalty=0.5, temperature=1.0)
+        await asyncio.sleep(0.2)
+        assert pool.in_service == [2, 2]
+        pool.engines[0].kill()
+        pool.engines[0].start_takes = 30.0
+        await asyncio.sleep(1.0)
+        again = {
+            each.request.id: len(each.output_token_ids)
+            for given in pool.engines[1].given
+            for each in given.requests
+        }
+        await asyncio.gather(*(made.task for made in (plain, other, stateful, neither)))
+        assert text(plain) == text(stateful) == words(100)
+        lost = {record.request_id for record in pool.records if record.interruptions}
+        assert sorted(again.get(request_id, -1) > 0 for request_id in lost) == [False, True]
+        assert Counter(record.outcome for record in pool.records) == {"completed": 4}
+
+    play(test, policy="continuous:max_batch_size=4", law="k1=0,k2=0,k3=0,k4=0.01")
+
+
 def test_with_the_last_one_the_engine_is_down_until_the_first_is_back() -> None:
     async def test(pool: Pooled) -> None:
         calls = [pool.ask(200, number) for number in range(4)]

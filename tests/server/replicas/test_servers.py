@@ -93,6 +93,31 @@ def test_a_server_that_dies_while_it_is_removed_loses_nothing_and_does_not_come_
     play(test, policy="single", law=SLOW)
 
 
+def test_a_server_that_is_removed_during_a_trial_ends_it_and_gets_nothing_new() -> None:
+    async def test(pool: Pooled) -> None:
+        calls = [pool.ask(100, number) for number in range(4)]
+        await asyncio.sleep(0.05)
+        pool.engines[0].kill()
+        await asyncio.sleep(1.0)
+        pool.engines[1].kill()
+        await asyncio.sleep(2.1)
+        assert pool.gateway.batcher.recovery.statistics()["on_trial"]
+        await pool.resize(1)
+        assert await pool.states() == {0: "serving", 1: "draining"}
+        while pool.gateway.batcher.recovery.tries:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert pool.gateway.batcher.servers_in_use == {0}
+        more = [pool.ask(10, number) for number in range(4, 12)]
+        await asyncio.gather(*(made.task for made in (*calls, *more)))
+        assert [made.status for made in (*calls, *more)] == [200] * 12
+        short = [record for record in pool.records if record.output_tokens == 10]
+        assert {record.server_id for record in short} == {0}
+        await asyncio.sleep(0.1)
+        assert await pool.states() == {0: "serving"}
+
+    play(test, policy="continuous:max_batch_size=4", law=SLOW)
+
+
 def test_the_one_that_does_not_serve_is_removed_first() -> None:
     async def test(pool: Pooled) -> None:
         pool.engines[0].kill()
@@ -160,12 +185,19 @@ def test_the_last_that_serves_can_end_its_requests_and_go_while_the_other_comes_
         await pool.resize(1)
         pool.engines[0].start_takes = 5.0
         pool.engines[0].kill()
+        stop = pool.engines[1].stop
+
+        async def slow() -> None:
+            await asyncio.sleep(1.0)
+            await stop()
+
+        pool.engines[1].stop = slow  # type: ignore[method-assign]
         assert await pool.states() == {0: "restarting", 1: "draining"}
         assert (await call(pool.app, "GET", "/ready")).status == 200
         await calls[1].task
         await asyncio.sleep(0.01)
-        assert await pool.states() == {0: "restarting"}
-        assert (await call(pool.app, "GET", "/ready")).status == 503
+        assert await pool.states() == {0: "restarting", 1: "draining"}
+        assert (await call(pool.app, "GET", "/ready")).status == 503, "it is being stopped"
         waits = pool.ask(5, prompt="some words")
         await waits.task
         assert await pool.states() == {0: "serving"}
