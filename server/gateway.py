@@ -32,6 +32,9 @@ from server.runtime.ids import CallIds
 from server.settings import Settings
 from server.supervision.lifecycle import Lifecycle
 from server.supervision.progress import StuckWatch, on_still
+from server.supervision.replicas.pool import Replicas
+from server.supervision.replicas.servers import Servers
+from server.supervision.replicas.stuck import StuckReplicas
 from server.supervision.supervisor import Supervisor
 from server.supervision.tokenizer import RestartSafeTokenizer
 from server.telemetry.metrics import Metrics
@@ -40,6 +43,7 @@ from server.telemetry.recorder import Recorder
 if TYPE_CHECKING:
     from server.calibration.idle_probes import IdleProbes
     from server.engines.base import EngineRequest
+    from server.queue.sequence import SequenceState
     from server.telemetry.tracing import Tracing
 
 log = logging.getLogger("kendall")
@@ -77,6 +81,7 @@ class Gateway:
         self.call_ids = CallIds()
         self.overload = Overload(self)
         self.limits.on_epoch.append(self.overload.begin_epoch)
+        self.servers = _servers_of(self)  # of several engines that are started here
         self._passes = isinstance(engine, PassingEngine)
         if isinstance(engine, PassingEngine):
             engine.on_servers = self._on_servers
@@ -151,6 +156,8 @@ class Gateway:
         )
         self._batcher.recovery.trials.on_sound = self.supervisor.forgive
         self._batcher.withhold(self._idle_servers)
+        if self.servers is not None:
+            self.servers.attach(self._batcher)
         self.lifecycle.came_up()
         _add_gauges(self, self._batcher)
         self.metrics.serves(capabilities.engine, self.settings.served_model_name)
@@ -161,16 +168,24 @@ class Gateway:
         behind are probed: of a whole answer nothing is seen until it comes.
         """
         timeout = self.settings.supervision.stuck_timeout
-        if timeout > 0 and not self._passes:
+        form_time = self.settings.security.max_form_compile_time
+        if timeout <= 0 or self._passes:
+            return
+        watch: StuckWatch | StuckReplicas
+        if isinstance(self.engine, Replicas):
+            watch = StuckReplicas(
+                self.engine, self.batcher, timeout, lambda: self.latency.law, form_time
+            )
+        else:
             watch = StuckWatch(
                 self.batcher,
                 timeout,
                 lambda: self.latency.law,
                 self.lifecycle.replace_stuck_engine,
                 partial(on_still, self.batcher),
-                form_time=self.settings.security.max_form_compile_time,
+                form_time=form_time,
             )
-            self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
+        self._tasks.append(asyncio.create_task(watch.run(), name="stuck-watch"))
 
     async def stop(self) -> None:
         """Fail what is unanswered, let the engine go, close the files."""
@@ -178,6 +193,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.abandon("the gateway is shutting down")
+        if self.servers is not None:
+            await self.servers.close()
         if self.live is not None:
             await self.live.close()
         if self.desk is not None:
@@ -248,18 +265,13 @@ class Gateway:
     # what becomes of the engine
 
     def _on_down(self, message: str) -> None:
-        if self.desk is not None:
-            self.desk.close()
-        self.latency.stop_calibration(
-            ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
-        )
+        _end_what_used_it(self, message)
         if self._batcher is not None:
             guilty = self._batcher.recovery.interrupt(
                 message, self.settings.supervision.max_interruptions
             )
             if guilty is not None:
-                self.rejected_prompts.add(guilty.engine_request)
-                _fail_same_prompt(self._batcher, guilty.engine_request)
+                _blame(self, guilty)
 
     def _on_up(self, capabilities: Capabilities) -> None:
         if self._batcher is not None:
@@ -340,6 +352,40 @@ def _recorder(gateway: Gateway, path: Path, capabilities: Capabilities) -> Recor
     return Recorder(path, header, gateway.metrics.dropped_records.inc)
 
 
+def restarts_of(gateway: Gateway) -> int:
+    """Of a lost engine, or of all replicas."""
+    servers = gateway.servers
+    return gateway.supervisor.restarts if servers is None else servers.restarts
+
+
+def _servers_of(gateway: Gateway) -> Servers | None:
+    if not isinstance(gateway.engine, Replicas):
+        return None
+    return Servers(
+        gateway.engine,
+        most_interruptions=gateway.settings.supervision.max_interruptions,
+        on_loss=partial(_end_what_used_it, gateway),
+        blame=partial(_blame, gateway),
+        on_forgiven=gateway.supervisor.forgive,
+        begin_epoch=gateway.limits.begin_epoch,
+    )
+
+
+def _end_what_used_it(gateway: Gateway, message: str) -> None:
+    """An engine was lost, the one or one of several."""
+    if gateway.desk is not None:
+        gateway.desk.close()
+    gateway.latency.stop_calibration(
+        ApiError(503, "engine_unavailable", f"calibration: the engine failed: {message}")
+    )
+
+
+def _blame(gateway: Gateway, guilty: SequenceState) -> None:
+    """It is certain to have killed engines."""
+    gateway.rejected_prompts.add(guilty.engine_request)
+    _fail_same_prompt(gateway.batcher, guilty.engine_request)
+
+
 def _fail_same_prompt(batcher: Batcher, engine_request: EngineRequest) -> None:
     """It kills engines: what its caller has sent of the same prompt already fails with it."""
     for sequence in list(batcher.unanswered_sequences()):
@@ -383,5 +429,5 @@ def _add_gauges(gateway: Gateway, batcher: Batcher) -> None:
     metrics.gauge_of(
         "engine_restarts",
         "Restarts of a failed engine since the gateway started",
-        lambda: supervisor.restarts,
+        lambda: restarts_of(gateway),
     )

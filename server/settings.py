@@ -29,6 +29,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     engine: EngineName = "auto"
+    replicas: int = 1  # engines of this kind, each one server of the queue
     engine_url: tuple[str, ...] = ()  # of the servers behind, for the http engine
     engine_api_key: str | None = field(default=None, repr=False)  # that they ask for
     tokenizer: Path | None = None  # counts prompts where they do not

@@ -92,6 +92,7 @@ class Calibrator:
                 retry_after=5,
             )
         gateway.batcher.pause_dispatch(True)
+        self._batches.serve_on_one_of(gateway.batcher.servers_in_use)
         try:
             with gateway.latency.measured_by(self):
                 profile = await self._watched(self._measure(plan, known))
@@ -140,7 +141,7 @@ class Calibrator:
     async def _served(self) -> None:
         """The queue is held; return once what is in service has ended. Raises ApiError."""
         batcher = self._gateway.batcher
-        if not (batcher.in_service or batcher.recovery.trials.pauses_dispatch):
+        if not (batcher.in_service or batcher.recovery.tries):
             return
         log.info(
             "calibration: %d in service finish first, %d wait",

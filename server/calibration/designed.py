@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -123,6 +123,10 @@ class DesignedBatches:
         )
         ended = await self._serve_requests(alone, cell, [behind])
         return _held(begun)[0] + _held(ended)[0] - _held(whole)[0]
+
+    def serve_on_one_of(self, servers: Collection[int]) -> None:
+        """The law is of one server: the first of these takes every batch."""
+        self.batcher.use_only(sorted(servers)[:1])
 
     def interrupt(self) -> None:
         """Give up what is being served: its server is free when this returns (an engine may

@@ -149,6 +149,7 @@ class IdleProbes:
 
     async def _probe(self, index: int) -> None:
         gateway = self._gateway
+        self._batches.serve_on_one_of(self._batcher.servers_in_use)
         self._batcher.lease.acquire(self._batches.interrupt)
         try:
             found = await self._measure(index)

@@ -31,6 +31,10 @@ class EngineStartError(RuntimeError):
     """The engine could not be started; the message is one line: got / expected / what to do."""
 
 
+class EngineGoneError(EngineStartError):
+    """The engine is lost for good: another start of it would not help."""
+
+
 class InvalidPromptError(ValueError):
     """A prompt that this engine cannot take; the message is for the client."""
 

@@ -19,13 +19,14 @@ from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
 from server.engines.passing import PassingEngine
-from server.gateway import Gateway
+from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures
 from server.http.api.models import add_models
 from server.http.api.openapi import ANSWERING, answers, body, document, errors
 from server.http.api.parameters import ADVICE_QUERY, CALL_HEADERS
 from server.http.api.schema import AutopilotChange, ChatRequest, CompletionRequest
+from server.http.api.servers import add_servers, servers_of
 from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
@@ -117,6 +118,7 @@ def create_app(
     _add_state(app, gateway)
     _add_policy(app, gateway)
     _add_admin(app, gateway)
+    add_servers(app, gateway)
     _add_live(app, gateway)
     _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
@@ -268,8 +270,9 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
             "running": running,
             "draining": gateway.lifecycle.draining,
             "supervision": gateway.supervisor.statistics()
-            | {"stuck": gateway.lifecycle.stuck}
+            | {"stuck": gateway.lifecycle.stuck, "restarts": restarts_of(gateway)}
             | _poison(gateway),
+            "servers": servers_of(gateway),
             "arrivals": gateway.arrivals.state(batcher.epoch),
             "overload": gateway.overload.state(),
             "estimates": gateway.live_model().estimates,
@@ -285,13 +288,8 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _poison(gateway: Gateway) -> dict[str, Any]:
-    trials = gateway.batcher.recovery.trials
-    return {
-        "on_trial": trials.suspect is not None,
-        "proving": trials.proving,
-        "convicted": trials.convicted,
-        "refused_prompts": len(gateway.rejected_prompts),
-    }
+    refused = {"refused_prompts": len(gateway.rejected_prompts)}
+    return gateway.batcher.recovery.statistics() | refused
 
 
 def _add_live(app: FastAPI, gateway: Gateway) -> None:

@@ -89,7 +89,7 @@ class Activity:
     it: a change of the policy does not change what arrives.
     """
 
-    def __init__(self, now: Callable[[], float], servers: int, kept: float) -> None:
+    def __init__(self, now: Callable[[], float], servers: Callable[[], int], kept: float) -> None:
         self._now, self._servers = now, servers
         self._started_at = now()
         self.recent = RecentArrivals(self._started_at, SHOWN)
@@ -106,4 +106,4 @@ class Activity:
     def utilisation(self) -> float:
         """Fraction of the time in which a server was busy, averaged over servers."""
         now = self._now()
-        return self.busy.fraction(max(self._started_at, now - SHOWN), now, self._servers)
+        return self.busy.fraction(max(self._started_at, now - SHOWN), now, self._servers())

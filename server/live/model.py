@@ -51,7 +51,9 @@ class LiveModel(Observer):
         self._producer = self._window.producer
         # the self-checks go two intervals back
         self.activity = Activity(
-            gateway.now, capabilities.servers, 2 * gateway.settings.prediction_interval
+            gateway.now,
+            lambda: gateway.batcher.capabilities.servers,
+            2 * gateway.settings.prediction_interval,
         )
         self._recent, self._busy = self.activity.recent, self.activity.busy
         self._self_checks = SelfChecks(now, self._busy)

@@ -24,7 +24,7 @@ from server.operations.servers_behind import check_http
 from server.runtime.logs import LogFormat, LogSettings, check_level, configure_logs, end_logs
 from server.security.settings import SecuritySettings, TlsSettings
 from server.settings import AutopilotMode, EngineName, Settings, UnknownFields
-from server.supervision.settings import SupervisionSettings
+from server.supervision.settings import MOST_REPLICAS, SupervisionSettings
 
 app = typer.Typer(add_completion=False)
 LISTENING, QUEUE, ENGINE = "Listening", "Queue and policy", "Engine"
@@ -159,6 +159,18 @@ def serve_command(
             ENGINE, "Engine: auto (vllm if installed, else emulated) | vllm | emulated | http."
         ),
     ] = Settings.engine,
+    replicas: Annotated[
+        int,
+        _option(
+            ENGINE,
+            (
+                "Number of engines to start, each one server of the one queue; PUT /admin/servers "
+                "changes it if it is 2 or more."
+            ),
+            min=1,
+            max=MOST_REPLICAS,
+        ),
+    ] = Settings.replicas,
     engine_url: Annotated[
         list[str] | None,
         _option(
@@ -710,6 +722,7 @@ def serve_command(
         host=host,
         port=port,
         engine=one_of("--engine", engine, EngineName),
+        replicas=replicas,
         engine_url=tuple(engine_url or ()),
         engine_api_key=engine_api_key,
         tokenizer=tokenizer,

@@ -41,6 +41,11 @@ def check_http(settings: Settings, *, named: bool) -> None:
 
 def _check_rest(settings: Settings, *, named: bool) -> None:
     """What the servers behind decide, or what would change their answers."""
+    if settings.replicas > 1:
+        raise SpecError(
+            f"got --replicas {settings.replicas} with --engine http; expected --engine-url once "
+            "for each server that runs already: repeat it"
+        )
     not_possible = {
         "--served-model-name": (named, "the servers behind decide the names"),
         "--allow-forced-lengths": (

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,7 @@ from server.runtime.garbage import give_back, settle
 from server.security.admin_key import with_admin_key
 from server.security.exposure import uvicorn_tls, warn_of
 from server.settings import Settings
+from server.supervision.replicas.pool import Replicas, ServingReplicas
 from server.supervision.supervisor import EngineLostError
 
 log = logging.getLogger("kendall")
@@ -70,15 +72,11 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
             log.warning("vLLM is not installed: using the emulated engine")
     _check_parsers(settings, name)
     if name == "emulated":
-        from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
-
         law = law or load_law("reference")
         log.warning(
             "the engine is EMULATED: its timing follows the latency law, its text is meaningless"
         )
-        return EmulatedEngine(
-            law, **{key: _whole(key, value) for key, value in settings.engine_args.items()}
-        ), law
+        return _emulated(settings, law), law
     if name == "http":
         return http_engine(settings), law
     if importlib.util.find_spec("vllm") is None:
@@ -87,6 +85,20 @@ def choose_engine(settings: Settings) -> tuple[Engine, LatencyModel | None]:
             "run `make setup` first"
         )
     return _vllm_engine(settings), law
+
+
+def _emulated(settings: Settings, law: LatencyModel) -> Engine:
+    from server.engines.emulated import EmulatedEngine  # noqa: PLC0415
+
+    bounds = {key: _whole(key, value) for key, value in settings.engine_args.items()}
+
+    def make(server_id: int) -> Engine:
+        return EmulatedEngine(law, seed=server_id, **bounds)
+
+    first = make(0)  # a wrong argument is an error now
+    if settings.replicas == 1:
+        return first
+    return Replicas(make, settings.replicas, settings.supervision)
 
 
 def _prepare_tracing(endpoint: str | None) -> None:
@@ -138,7 +150,8 @@ def _vllm_engine(settings: Settings) -> Engine:
 
     check_names(settings.engine_args)
     check_model(settings.model, settings.engine_args)
-    gateway_cpus, engine_cpus = split_cpus()
+    # where several engines compute, the kernel divides the CPUs
+    gateway_cpus, engine_cpus = split_cpus() if settings.replicas == 1 else (set(), None)
     prepare(settings.model)
     if gateway_cpus:
         os.sched_setaffinity(0, gateway_cpus)
@@ -147,7 +160,14 @@ def _vllm_engine(settings: Settings) -> Engine:
     # EngineCore asks it where an answer's form begins
     reasoning = settings.reasoning_parser
     engine_args = settings.engine_args | ({"reasoning_parser": reasoning} if reasoning else {})
-    return VllmEngine(model, engine_args=engine_args, cpus=engine_cpus, form_time=form_time)
+    make = partial(
+        VllmEngine, model, engine_args=engine_args, cpus=engine_cpus, form_time=form_time
+    )
+    if settings.replicas == 1:
+        return make()
+    return ServingReplicas(
+        lambda server_id: make(replica=server_id), settings.replicas, settings.supervision
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

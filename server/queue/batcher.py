@@ -73,13 +73,15 @@ class Batcher(QueueView):
         ask = self.decisions.ask
         self._service = Service(engine, capabilities, self._ledger, ask, self.fail)
 
-        def requeue(sequence: SequenceState) -> None:  # the engine did not begin it
-            self.decisions.put_back(sequence.id)
-            self._queue.put_back([sequence.waiting()])
+        def requeue(sequences: Sequence[SequenceState]) -> None:  # to be dispatched once more
+            for sequence in sequences:
+                self.decisions.put_back(sequence.id)
+            self._queue.put_back([sequence.waiting() for sequence in sequences])
 
         self._service.requeue = requeue
         self.member_ended, self.put_back = self._service.member_ended, self._service.put_back
-        self.withhold = self._service.withhold
+        self.withhold, self.use_only = self._service.withhold, self._service.use_only
+        self.serve_within, self.emptied = self._service.serve_within, self._service.emptied
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
         self._wants_predictions = False  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
@@ -196,7 +198,7 @@ class Batcher(QueueView):
     def fail_all(self, code: str, message: str) -> None:
         """The engine is gone or the gateway stops: every unanswered sequence fails, once."""
         self.lease.pause(True)  # nothing may be dispatched in between
-        self.recovery.trials.stop()
+        self.recovery.stop()
         for sequence in list(self.unanswered_sequences()):
             self.fail(sequence, "failed", code, message)
 

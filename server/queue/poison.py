@@ -23,7 +23,7 @@ import hashlib
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from server.engines.base import EngineRequest
 from server.queue.proof import Proof
@@ -56,6 +56,8 @@ class Trials:
         restart: Callable[[Sequence[SequenceState]], None],
         over: Callable[[], None],
         prove: Callable[[Callable[[bool], None]], Proof],
+        *,
+        first_death: int = 0,
     ) -> None:
         self._suspect_after = suspect_after
         self._restart, self._over, self._prove = restart, over, prove
@@ -66,7 +68,7 @@ class Trials:
         self._others: list[SequenceState] = []
         self._made = 0  # tokens that the suspect had when its trial began
         self._timer: asyncio.TimerHandle | None = None
-        self._deaths = 0
+        self._deaths = first_death  # the number of the last one
         self._died_at = 0.0
         self.suspect: SequenceState | None = None  # on trial
         self.convicted = 0
@@ -117,11 +119,11 @@ class Trials:
         """Another engine serves: all of them at once, or suspects one at a time and then the
         others.
         """
-        suspects = [sequence for sequence in sequences if self._suspected(sequence)]
+        suspects = [sequence for sequence in sequences if self.suspected(sequence)]
         self._suspects = deque(
             sorted(suspects, key=lambda sequence: len(sequence.output_token_ids))
         )
-        self._others = [sequence for sequence in sequences if not self._suspected(sequence)]
+        self._others = [sequence for sequence in sequences if not self.suspected(sequence)]
         if suspects:
             log.warning(
                 "%d sequences in service each saw %d engines die: they are tried one at a time",
@@ -138,7 +140,8 @@ class Trials:
         if sequence.at.last_token is not None and sequence.at.last_token > self._died_at:
             self._sound()
 
-    def _suspected(self, sequence: SequenceState) -> bool:
+    def suspected(self, sequence: SequenceState) -> bool:
+        """Whether it may be what kills engines."""
         return len(sequence.deaths) >= self._suspect_after
 
     def _cause(self, served: Sequence[SequenceState]) -> SequenceState | None:
@@ -188,9 +191,13 @@ class Trials:
 
     def _sound(self) -> None:
         self._given_back |= self.explained
-        deaths, self.explained = len(self.explained), set()
-        if deaths and self.on_sound is not None:
-            self.on_sound(deaths)
+        deaths, self.explained = self.explained, set()
+        if deaths:
+            self._give_back(deaths)
+
+    def _give_back(self, deaths: Collection[int]) -> None:
+        if self.on_sound is not None:
+            self.on_sound(len(deaths))
 
     def stop(self) -> None:
         """No trial goes on."""

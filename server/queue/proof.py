@@ -32,7 +32,7 @@ class Proof:
     In no queue and no record, nor in Kendall's metrics.
     """
 
-    def __init__(self, engine: Engine, over: Callable[[bool], None]) -> None:
+    def __init__(self, engine: Engine, over: Callable[[bool], None], server_id: int = 0) -> None:
         self._engine, self._over = engine, over
         self._made = 0
         self._ended = False
@@ -49,7 +49,10 @@ class Proof:
         sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         try:
             (self._stream,) = engine.dispatch(
-                0, [EngineRequest(request, list(PROMPT), sampling)], padded=False, joining=False
+                server_id,
+                [EngineRequest(request, list(PROMPT), sampling)],
+                padded=False,
+                joining=False,
             )
         except Exception:
             log.exception("the engine rejected the gateway's own request")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from policies import Policy, Running
 from queueing.measurement.record import Outcome
 from server.engines.base import Capabilities, Engine
-from server.queue.continuing import listen, resumable
+from server.queue.continuing import listen, prepare, resumable
 from server.queue.ledger import Ledger
 from server.queue.sequence import Batch, SequenceState
 
@@ -27,6 +27,7 @@ class Slot:
     running: dict[str, Running] = field(default_factory=dict)
     policy: Policy | None = None
     up: bool = True  # it takes work
+    leaving: bool = False  # and will not take any again
     sequences: int = 0  # that run
     context_tokens: int = 0  # that they may come to hold
 
@@ -100,7 +101,8 @@ class Service:
         self.capabilities = capabilities
         self.slots = [Slot(index) for index in range(capabilities.servers)]
         self.ledger, self.ask, self._fail = ledger, ask, fail
-        self.requeue: Callable[[SequenceState], None]  # to the head of the queue
+        # to the head of the queue, in this order
+        self.requeue: Callable[[Sequence[SequenceState]], None]
         self.preempts = False  # the policy in force may take sequences out again
 
     @property
@@ -108,10 +110,11 @@ class Service:
         """Sequences dispatched whose own end has not come (or whose padded batch runs on)."""
         return sum([len(slot.running) for slot in self.slots])
 
-    def sequences(self) -> list[SequenceState]:
-        """Those in service, server by server."""
+    def sequences(self, server_id: int | None = None) -> list[SequenceState]:
+        """Those in service, server by server, or on one server."""
         unsettled = self.ledger.unsettled
-        return [unsettled[request_id] for slot in self.slots for request_id in slot.running]
+        slots = self.slots if server_id is None else [self.slots[server_id]]
+        return [unsettled[request_id] for slot in slots for request_id in slot.running]
 
     def batches(self) -> list[Batch]:
         """Those with members whose own end has not come, in the order of their dispatch."""
@@ -190,20 +193,47 @@ class Service:
 
     def put_back(self, sequence: SequenceState) -> None:
         """The engine did not begin it: it goes to the head of the queue, and its place is free."""
-        batch = sequence.batch
-        assert batch is not None
-        self.preempt(sequence, self.ledger.now())
-        self.requeue(sequence)
-        slot = self.slots[batch.server_id]
-        if batch.policy.joins_running:
-            self._report_idle(slot, self.ledger.now())
-        self._after_departure(batch)
+        self.put_all_back([sequence])
+
+    def put_all_back(self, sequences: Sequence[SequenceState]) -> None:
+        """They go to the head of the queue, to continue elsewhere; their places are free."""
+        now, batches = self.ledger.now(), {}
+        for sequence in sequences:
+            batch = sequence.batch
+            assert batch is not None
+            batches[batch.id] = batch
+            self.preempt(sequence, now)
+            prepare(sequence)  # it may have to begin anew, and not behind what it has
+        self.requeue(sequences)
+        joined = {batch.server_id for batch in batches.values() if batch.policy.joins_running}
+        for server_id in joined:
+            self._report_idle(self.slots[server_id], now)
+        for batch in batches.values():
+            self._after_departure(batch)
 
     def withhold(self, servers: Collection[int]) -> None:
         """These take no work from now on, all others do."""
         for slot in self.slots:
             slot.up = slot.id not in servers
         self.ask()
+
+    def use_only(self, servers: Collection[int]) -> None:
+        """These take work from now on, no other does; one may be new."""
+        self.slots += [
+            Slot(index) for index in range(len(self.slots), max(servers, default=-1) + 1)
+        ]
+        for server_id in servers:
+            self.slots[server_id].leaving = False
+        self.withhold({slot.id for slot in self.slots} - set(servers))
+
+    async def emptied(self, server_id: int) -> None:
+        """Return once this server has nothing in service."""
+        while self.slots[server_id].running:
+            await self.ledger.change()
+
+    def serve_within(self, capabilities: Capabilities) -> None:
+        """There is another number of servers, or they have other bounds."""
+        self.capabilities = capabilities
 
     def drop(self, sequence: SequenceState) -> None:
         """Its answer is not wanted any more."""

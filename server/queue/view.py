@@ -79,7 +79,7 @@ class QueueView:
     def idle(self) -> bool:
         """Whether nothing waits, nothing is served, and nothing else has the engine."""
         busy = self.lease.blocks or self.unanswered or self.in_service
-        return not (busy or self.recovery.trials.pauses_dispatch)
+        return not (busy or self.recovery.tries)
 
     def unanswered_sequences(self) -> Iterable[SequenceState]:
         """Those without an outcome: waiting, in service, or being written."""
@@ -87,8 +87,18 @@ class QueueView:
 
     @property
     def servers(self) -> int:
-        """Those that take work."""
+        """How many take work."""
         return sum(slot.up for slot in self._service.slots)
+
+    @property
+    def servers_in_use(self) -> frozenset[int]:
+        """Those that take work."""
+        return frozenset(slot.id for slot in self._service.slots if slot.up)
+
+    @property
+    def resting(self) -> bool:
+        """Whether what is in service waits for an engine, or that for a proof."""
+        return self.recovery.down or self.recovery.trials.proving
 
     def running(self) -> list[list[Running]]:
         """What each server has in service."""
@@ -115,5 +125,5 @@ class QueueView:
 
     async def served(self) -> None:
         """Return once nothing is in service, and no trial or proof has the engine."""
-        while self.in_service or self.recovery.trials.pauses_dispatch:
+        while self.in_service or self.recovery.tries:
             await self._ledger.change()

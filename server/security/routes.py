@@ -48,6 +48,7 @@ DECISIONS: dict[str, Access] = {
     "/admin/state": "admin",
     "/admin/prediction": "admin",
     "/admin/advice": "admin",
+    "/admin/servers": "admin key",  # it starts and ends engines
     "/admin/calibrate": "admin key",  # it takes the engine
     "/admin/drain": "admin key",  # it ends the service
 }

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from policies import Running
 from policies.text import counted
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
+from server.queue.decision_loop import DecisionLoop
 from server.queue.sequence import SequenceState
 from server.runtime.clock import clock_of
 
@@ -50,14 +52,31 @@ class Stillness:
         return self.seconds
 
 
+class Watched(Protocol):
+    """What a `StuckWatch` reads of a queue: see `QueueView`."""
+
+    @property
+    def decisions(self) -> DecisionLoop: ...
+    @property
+    def resting(self) -> bool: ...
+    @property
+    def queue_length(self) -> int: ...
+    @property
+    def in_service(self) -> int: ...
+    @property
+    def ask(self) -> Callable[[], None]: ...
+    def running(self) -> Sequence[Sequence[Running]]: ...
+    def in_service_sequences(self) -> Sequence[Sequence[SequenceState]]: ...
+
+
 class StuckWatch:
-    """Looks at one batcher; `on_stuck(reason)` is called once for each time it got stuck,
+    """Looks at one queue; `on_stuck(reason)` is called once for each time it got stuck,
     `on_still(sequence, seconds)` for one sequence.
     """
 
     def __init__(
         self,
-        batcher: Batcher,
+        batcher: Watched,
         timeout: float,
         law: Callable[[], LatencyModel | None],
         on_stuck: Callable[[str], None],
@@ -91,7 +110,7 @@ class StuckWatch:
         batcher = self._batcher
         if batcher.decisions.failing is not None:
             batcher.ask()
-        busy = not (batcher.recovery.down or batcher.recovery.trials.proving) and (
+        busy = not batcher.resting and (
             batcher.in_service > 0 or batcher.decisions.failing is not None
         )
         still = self._stillness.look(now, self._progress(), busy=busy)

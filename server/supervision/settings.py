@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_REPLICAS = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisionSettings:

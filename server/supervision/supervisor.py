@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from server.engines.base import (
     Capabilities,
     Engine,
+    EngineGoneError,
     EngineStartError,
     InvalidPromptError,
     InvalidSamplingError,
@@ -56,8 +57,10 @@ class Supervisor:
         on_down: Callable[[str], None],
         on_up: Callable[[Capabilities], None],
         on_given_up: Callable[[str], None],
+        name: str = "the engine",
     ) -> None:
         self._engine = engine
+        self._name = name
         self._settings = settings
         self._on_down, self._on_up, self._on_given_up = on_down, on_up, on_given_up
         self._budget = RestartBudget(
@@ -89,8 +92,8 @@ class Supervisor:
             return await self._start(limit)
         except OverdueError:
             raise EngineLostError(
-                f"the engine did not start within {limit:g} s (--start-timeout); the log may say "
-                "why"
+                f"{self._name} did not start within {limit:g} s (--start-timeout); the log may "
+                "say why"
             ) from None
 
     async def stop(self) -> None:
@@ -104,11 +107,12 @@ class Supervisor:
             await within(self._engine.stop(), LET_GO, 0.0)
         except OverdueError:
             log.error(  # noqa: TRY400 - one line
-                "the engine did not stop within %g s; the gateway exits without waiting for it",
+                "%s did not stop within %g s; the gateway does not wait for it any longer",
+                self._name,
                 LET_GO,
             )
         except Exception:
-            log.exception("the engine failed while stopping")
+            log.exception("%s failed while stopping", self._name)
 
     def refuse(self, message: str) -> None:
         """The gateway ends: those that wait for the engine to come back are told so."""
@@ -123,7 +127,7 @@ class Supervisor:
             self._death = reason
             return
         self.last_loss = reason
-        log.error("the engine failed: %s", reason)
+        log.error("%s failed: %s", self._name, reason)
         wait = self._budget.next_wait(self._now(), self._served_from)
         if wait is None:
             self._give_up(reason)
@@ -212,7 +216,8 @@ class Supervisor:
             await asyncio.sleep(wait)
             try:
                 capabilities = await self._start(self._budget.start_limit())
-            except UnendingError as error:  # a second start beside it would be a second engine
+            except (UnendingError, EngineGoneError) as error:
+                # a second start beside an unending one would be a second engine
                 self._tell_failed(error)
                 break
             except Exception as error:  # noqa: BLE001 - whatever it was: the next start may be better
@@ -222,7 +227,7 @@ class Supervisor:
                 )
                 continue
             self.restarts += 1
-            log.warning("the engine was restarted (restart %d)", self.restarts)
+            log.warning("%s was restarted (restart %d)", self._name, self.restarts)
             self._tell_up(capabilities)
             return
         self._give_up(self.last_loss or "it did not start")
@@ -239,19 +244,19 @@ class Supervisor:
 
     def _tell_failed(self, error: Exception) -> None:
         self.last_loss = str(error) or type(error).__name__
-        log.error("the engine did not start again: %s", self.last_loss)
+        log.error("%s did not start again: %s", self._name, self.last_loss)
 
     def _tell_up(self, capabilities: Capabilities) -> None:
         try:
             self._on_up(capabilities)
         except Exception:
-            log.exception("the gateway failed after a restart of the engine")
+            log.exception("the gateway failed after a restart of %s", self._name)
             self._give_up("the gateway failed")
 
     def _give_up(self, reason: str) -> None:
         self.state = "lost"
         self._up.set()
         log.critical(
-            "no further restart of the engine after %d restarts: %s", self.restarts, reason
+            "no further restart of %s after %d restarts: %s", self._name, self.restarts, reason
         )
         self._on_given_up(reason)

@@ -25,7 +25,7 @@ from server.security.settings import SecuritySettings
 from server.settings import Settings
 from server.supervision.progress import on_still
 from server.supervision.settings import SupervisionSettings
-from tests.server.asgi import LAW, Call, call, completion, running
+from tests.server.asgi import LAW, OPERATOR, Call, call, completion, running
 
 Ask = Callable[[FastAPI, Gateway], Awaitable[Call]]
 
@@ -400,6 +400,13 @@ ROWS = [
     ),
     Row(
         says="a calibration while another one runs", status=409, code="busy", ask=_calibrating_twice
+    ),
+    Row(
+        says="another number of replicas, of a gateway with one engine",
+        status=409,
+        code="no_replicas",
+        param="replicas",
+        ask=send("PUT", "/admin/servers", {"replicas": 2}, authorization=f"Bearer {OPERATOR}"),
     ),
     Row(
         says="a body that is too large",

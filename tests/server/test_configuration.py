@@ -198,6 +198,7 @@ OPTIONS: dict[
     "served_model_name": (("--served-model-name", "big"), "served_model_name", "big"),
     "unknown_fields": (("--unknown-fields", "ignore"), "unknown_fields", "ignore"),
     "policy": (("--policy", "single"), "policy", "single"),
+    "replicas": (("--replicas", "3"), "replicas", 3),
     "max_output_tokens": (("--max-output-tokens", "77"), "max_output_tokens", 77),
     "patience": (("--patience", "7"), "patience", 7.0),
     "request_timeout": (("--request-timeout", "1500ms"), "request_timeout", 1.5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from kendall import cli
 from policies.text import SpecError
 from queueing.latency.profile import load_profile
-from server.engines.vllm.options import argument_names, check_names
+from server.engines.base import ServingEngine
+from server.engines.emulated import EmulatedEngine
+from server.engines.vllm.options import argument_names, check_names, on_devices
 from server.operations.serving import choose_engine
 from server.settings import Settings
+from server.supervision.replicas.pool import Replicas
 
 SOURCE = """
 class Other:
@@ -109,6 +113,44 @@ def test_the_emulated_engine_takes_whole_numbers() -> None:
         )
 
 
+def test_one_replica_is_the_engine_itself_and_several_are_one_engine_of_as_many() -> None:
+    settings = Settings(model="tiny", served_model_name="tiny", engine="emulated")
+    alone, _ = choose_engine(settings)
+    assert isinstance(alone, EmulatedEngine)
+    several, _ = choose_engine(dataclasses.replace(settings, replicas=3))
+    assert isinstance(several, Replicas)
+    assert not isinstance(several, ServingEngine)
+    first, second = several.add(0).engine, several.add(1).engine
+    assert isinstance(first, EmulatedEngine)
+    assert isinstance(second, EmulatedEngine)
+    drawn = [each._lengths.geometric(0.01, 20).tolist() for each in (first, second)]
+    assert drawn[0] != drawn[1], "not the same answers at the same time"
+
+
+def test_a_wrong_argument_of_replicas_is_an_error_at_once() -> None:
+    with pytest.raises(SpecError, match="got engine argument 'unknown'"):
+        choose_engine(
+            Settings(
+                model="tiny",
+                served_model_name="tiny",
+                engine="emulated",
+                engine_args={"unknown": 1},
+                replicas=2,
+            )
+        )
+
+
+@pytest.mark.parametrize("replicas", ["0", "-1", "65", "many"])
+def test_another_number_of_replicas_is_refused(
+    replicas: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run("serve", ["--engine", "emulated", "--replicas", replicas]) == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1
+    assert "--replicas" in said
+    assert replicas in said
+
+
 @pytest.mark.parametrize(("r2", "lines"), [(0.724, 1), (0.97, 0)])
 def test_a_profile_that_fits_poorly_is_logged_when_it_is_served_with(
     r2: float, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -125,3 +167,22 @@ def test_a_profile_that_fits_poorly_is_logged_when_it_is_served_with(
     said = [each.getMessage() for each in caplog.records if "fits poorly" in each.getMessage()]
     assert len(said) == lines
     assert all(each.startswith("profile mine: the law fits poorly: R2 0.72, ") for each in said)
+
+
+@pytest.mark.parametrize(
+    ("given", "visible", "devices"),
+    [
+        ({}, 4, [[0], [1], [2], [3], [0]]),
+        ({"tensor_parallel_size": 2}, 4, [[0, 1], [2, 3], [0, 1]]),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": None}, 3, [[0, 1], [0, 1]]),
+        ({"device_ids": [5, 7]}, 8, [[5], [7], [5]]),
+        ({"tensor_parallel_size": 4}, 2, [None, None]),
+        ({}, 1, [[0], [0]]),
+    ],
+)
+def test_replicas_have_gpus_of_their_own_as_far_as_there_are(
+    given: dict[str, object], visible: int, devices: list[object]
+) -> None:
+    found = [on_devices(given, replica, visible) for replica in range(len(devices))]
+    assert [each.get("device_ids") for each in found] == devices
+    assert all(each | {"device_ids": 0} == given | {"device_ids": 0} for each in found)

@@ -53,6 +53,11 @@ def settings(**given: Any) -> Settings:
             f"got --engine-url {URL} twice; expected each server once",
         ),
         (
+            {"replicas": 2},
+            "got --replicas 2 with --engine http; expected --engine-url once for each server that "
+            "runs already: repeat it",
+        ),
+        (
             {"allow_forced_lengths": True},
             "got --allow-forced-lengths with --engine http; expected max_tokens and ignore_eos, "
             "where the servers behind have it: leave it out",

@@ -34,8 +34,8 @@ class FakeBatcher:
         return SimpleNamespace(failing=self.failing)
 
     @property
-    def recovery(self) -> Any:
-        return SimpleNamespace(down=self.down, trials=SimpleNamespace(proving=self.proving))
+    def resting(self) -> bool:
+        return self.down or self.proving
 
     @property
     def in_service(self) -> int:

@@ -262,7 +262,7 @@ class _Serving:
 
     in_service, queue_length = 1, 0
     decisions = SimpleNamespace(failing=None)
-    recovery = SimpleNamespace(down=False, trials=SimpleNamespace(proving=False))
+    resting = False
 
     def __init__(self, structured: Structured | None) -> None:
         request = Request(id="a", arrived_at=0.0, prompt_tokens=1, max_output_tokens=9)

@@ -103,8 +103,11 @@ class Forks:
 class Boot(Generic[T]):
     """Begun when it is made, on the event loop; `make` starts vLLM and blocks."""
 
-    def __init__(self, make: Callable[[Forks], T]) -> None:
+    def __init__(
+        self, make: Callable[[Forks], T], alone: Callable[[], bool] = lambda: True
+    ) -> None:
         self._forks = Forks()
+        self._alone = alone  # whether the fork server has no other engine
         self._core = in_daemon(lambda: self._run(make), BOOTS)
 
     async def core(self) -> T:
@@ -118,7 +121,7 @@ class Boot(Generic[T]):
         forked = self._forks.give_up()
         if forked:
             ended = await self._ends(ENGINE_ENDS, self._forks.kill) or await self._ends(
-                FORK_SERVER_ENDS, kill_fork_server
+                FORK_SERVER_ENDS, lambda: kill_fork_server(idle=not self._alone())
             )
         else:  # it still imports vLLM, which nothing can end, and would fail where it forks
             ended = await self._ends(RETURNS, lambda: kill_fork_server(idle=True))

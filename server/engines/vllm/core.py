@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import multiprocessing as mp
 import platform
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,11 +29,12 @@ from vllm.renderers import ChatParams
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from queueing.measurement.machine import hardware
 from server.engines.base import Capabilities, EngineRequest, Sampling, Structured
 from server.engines.vllm.boot import Forks
+from server.engines.vllm.options import on_devices
 from server.engines.vllm.process import kill_tree
 
 log = logging.getLogger("kendall.engine")
@@ -52,6 +55,7 @@ PROMPT_ERRORS: tuple[type[Exception], ...] = (
 # seconds that the event loop waits for it at most when an engine has died: milliseconds, unless the
 # machine is starved
 EXIT_CODE = 0.5
+_STARTING = threading.local()  # `forks` of the engine that this thread starts
 StepListener = Callable[[int, int, int], None]  # running, admitted, prompt tokens
 
 
@@ -60,14 +64,16 @@ class Core:
     loop.
     """
 
-    def __init__(self, config: Any, on_step: StepListener, forks: Forks) -> None:
+    def __init__(
+        self, config: Any, on_step: StepListener, forks: Forks, *, shows_metrics: bool = True
+    ) -> None:
         # the variable that selects it knows fork and spawn only, and vLLM's CPU platform insists on
-        # spawn
-        vllm.v1.engine.utils.get_mp_context = lambda: forks
+        # spawn; another engine may be starting in another thread
+        _STARTING.forks = forks
+        vllm.v1.engine.utils.get_mp_context = _forks_of_this_thread
         self.config = config
-        self.llm = AsyncLLM.from_vllm_config(
-            config, stat_loggers=[_step_logger(on_step)], disable_log_stats=True
-        )
+        loggers = [_step_logger(on_step), *(() if shows_metrics else (_NoMetrics,))]
+        self.llm = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
         self.process = self.llm.engine_core.resources.engine_manager.processes[0]
         self.pid: int = self.process.pid
         # CPU: the generator of a seeded request cannot skip over a chunk, and the engine would die
@@ -251,7 +257,12 @@ def speaker(error: Exception) -> BaseException | None:
     )
 
 
-def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> Core:
+def boot(
+    arguments: Mapping[str, Any],
+    on_step: StepListener,
+    forks: Forks,
+    replica: int | None = None,
+) -> Core:
     """Start vLLM; blocks for seconds, or until `forks` gives up. Raises whatever vLLM raises,
     TypeError for an unknown argument.
     """
@@ -261,7 +272,11 @@ def boot(arguments: Mapping[str, Any], on_step: StepListener, forks: Forks) -> C
             f"engine arguments: got {', '.join(unknown)}, which this vLLM ({vllm.__version__}) "
             "does not know"
         )
-    return Core(AsyncEngineArgs(**arguments).create_engine_config(), on_step, forks)
+    if replica is not None and "device_ids" in known and not current_platform.is_cpu():
+        arguments = on_devices(arguments, replica, current_platform.device_count())
+    config = AsyncEngineArgs(**arguments).create_engine_config()
+    # vLLM's own metrics: the registry has room for those of one engine
+    return Core(config, on_step, forks, shows_metrics=replica is None)
 
 
 def checked(config: Any, tokenizer: Any, sampling: Sampling) -> SamplingParams:
@@ -363,6 +378,26 @@ def _step_logger(on_step: StepListener) -> Callable[..., Any]:
             """Nothing to say."""
 
     return Steps
+
+
+class _NoMetrics(PrometheusStatLogger):  # type: ignore[misc]  # vLLM is not followed by mypy
+    """In the place of vLLM's own, of which each would take the last one's collectors out of the
+    registry.
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name.startswith("__") else _nothing
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _forks_of_this_thread() -> Any:
+    return getattr(_STARTING, "forks", None) or mp.get_context("forkserver")
 
 
 def _hardware() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ ANSWER_TIMEOUT = 1.0  # seconds for a health check
 # seconds for vLLM's own end, which takes 0.1; then its processes are killed all the same
 STOP_TIMEOUT = 7.0
 NOT_RUNNING = "the engine is not running"
+# in this process, all forked by one fork server
+_STARTED: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
 log = logging.getLogger("kendall.engine")
 
 
@@ -73,6 +76,7 @@ class VllmEngine:
         cpus: str | None = None,
         hang_timeout: float | None = None,
         form_time: float = FORM_TIME,
+        replica: int | None = None,
     ) -> None:
         self.on_step: Callable[[Step], None] | None = None
         self.on_death: Callable[[str], None] | None = None
@@ -81,6 +85,7 @@ class VllmEngine:
         self._cpus = cpus if cpus is not None else os.environ.get("KENDALL_ENGINE_CPUS") or None
         self._hang_timeout = hang_timeout or (HANG_TIMEOUT if on_cpu() else COMPILING_HANG_TIMEOUT)
         self._form_time = form_time
+        self._replica = replica  # its number where there are several
         self._forms: FormCompiler | None = None
         self._failures = 0  # in a row, of the way in
         self._readers: dict[str, Reader] = {}
@@ -121,7 +126,10 @@ class VllmEngine:
 
     async def _come_up(self) -> Core:
         loop = asyncio.get_running_loop()
-        self._booting = Boot(lambda forks: self._boot(loop, forks))
+        _STARTED.add(self)
+        self._booting = Boot(
+            lambda forks: self._boot(loop, forks), functools.partial(_is_alone, self)
+        )
         core = self._core = await self._booting.core()
         self._booting = None
         await core.warm()
@@ -140,7 +148,10 @@ class VllmEngine:
                 self.on_step(Step(loop.time(), running, admitted, prompt_tokens))
 
         return vllm_core.boot(
-            engine_arguments(self._model, self._engine_args, cpu=on_cpu()), on_step, forks
+            engine_arguments(self._model, self._engine_args, cpu=on_cpu()),
+            on_step,
+            forks,
+            self._replica,
         )
 
     async def stop(self) -> None:
@@ -158,6 +169,7 @@ class VllmEngine:
             # shutting down
             await _in_time(collect_everything, "the memory of the last engine was not collected")
         self._cpu_split.undo()
+        _STARTED.discard(self)
 
     async def _let_go(self) -> Core | None:
         core, self._core = self._core, None
@@ -354,6 +366,10 @@ class VllmEngine:
             )
         if reader.closed and self._readers.get(reader.engine_request.request.id) is reader:
             del self._readers[reader.engine_request.request.id]
+
+
+def _is_alone(engine: VllmEngine) -> bool:
+    return not any(other is not engine for other in _STARTED)
 
 
 async def _tokens(

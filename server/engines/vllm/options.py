@@ -8,6 +8,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ ARGUMENT_CLASSES = (
     "EngineArgs",
     "AsyncEngineArgs",
 )  # in vllm/engine/arg_utils.py; their annotated fields are the arguments
+KINDS = ("tensor", "pipeline", "data")  # of parallelism
 NO_DOMAIN = "no-domain.invalid"
 MAX_NUM_SEQS = 64
 MIN_BATCHED_TOKENS = 8192  # a batch of 64 prompts of 128 tokens begins in one step
@@ -124,10 +126,20 @@ def engine_arguments(model: str, given: Mapping[str, Any], *, cpu: bool) -> dict
     return defaults | own
 
 
+def on_devices(arguments: Mapping[str, Any], replica: int, visible: int) -> dict[str, Any]:
+    """With the GPUs of one of several engines: each has as many as it needs, in turn; where there
+    are fewer, several share them.
+    """
+    needs = math.prod(int(arguments.get(f"{kind}_parallel_size") or 1) for kind in KINDS)
+    devices = list(arguments.get("device_ids") or range(visible))
+    if len(devices) < needs:  # vLLM says so
+        return dict(arguments)
+    first = replica % (len(devices) // needs) * needs
+    return {**arguments, "device_ids": devices[first : first + needs]}
+
+
 def _fits_one_process(own: Mapping[str, Any]) -> bool:
-    return all(
-        (own.get(f"{kind}_parallel_size") or 1) == 1 for kind in ("tensor", "pipeline", "data")
-    )
+    return all((own.get(f"{kind}_parallel_size") or 1) == 1 for kind in KINDS)
 
 
 def _config_of(model: str) -> dict[str, Any]:

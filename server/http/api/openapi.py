@@ -22,7 +22,7 @@ STATUSES = {
         "came from a page of another origin."
     ),
     404: "No such model or path.",
-    409: "The engine is in use, or the gateway is shutting down.",
+    409: "The engine is in use, or has no replicas, or the gateway is shutting down.",
     413: "The body is too large, or has too many values.",
     429: (
         "Overload: the queue is full, the patience ran out, an objective cannot be met, or the "

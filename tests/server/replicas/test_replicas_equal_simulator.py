@@ -1,0 +1,96 @@
+"""A gateway before replicas and the simulator of c servers: same batches, same instants."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies import Policy, Request, parse_policy
+from queueing.measurement.record import Record
+from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from server.engines.emulated import EmulatedEngine
+from server.queue.batcher import Batcher
+from server.supervision.replicas.pool import Replicas
+from server.supervision.replicas.servers import Servers
+from server.supervision.supervisor import Supervisor
+from tests.server.harness import Collector, engine_request_of, submitted
+from tests.server.replicas.pooled import QUIET
+from tests.server.test_gateway_equals_simulator import COUNT, LAW, assert_equal, trace
+from tests.virtual_time import run_virtual
+
+SEED = 3
+POLICIES = {
+    "single": 40.0,
+    "dynamic": 120.0,
+    "fixed:batch_size=4,max_wait=0.02": 60.0,
+    "capped:max_batch_size=4": 90.0,
+    "elastic:max_batch_size=3": 80.0,
+    "continuous:max_batch_size=4": 150.0,
+}
+
+
+def replicas_of(count: int) -> tuple[Replicas, list[np.random.Generator]]:
+    """The pool, and the same chance for the simulator."""
+    pool = Replicas(lambda each: EmulatedEngine(LAW, seed=SEED + each), count, QUIET)
+    # the first child of a seed draws lengths, the second one the service of its one server
+    return pool, [
+        np.random.default_rng(np.random.SeedSequence(SEED + each).spawn(2)[1])
+        for each in range(count)
+    ]
+
+
+async def replay(
+    policy: Policy, jobs: Sequence[tuple[Request, int]], pool: Replicas
+) -> list[Record]:
+    loop = asyncio.get_running_loop()
+    supervisor = Supervisor(
+        pool, QUIET, on_down=_never, on_up=_never, on_given_up=_never
+    )  # as the gateway has one
+    collector = Collector()
+    batcher = Batcher(pool, await supervisor.start(), policy, [collector])
+    never = {"on_loss": _never, "blame": _never, "on_forgiven": _never}
+    servers = Servers(pool, most_interruptions=3, begin_epoch=batcher.switch, **never)
+    servers.attach(batcher)
+
+    def arrive(call: Sequence[tuple[Request, int]]) -> None:
+        submitted(batcher, [engine_request_of(request, tokens) for request, tokens in call])
+
+    for at, call in itertools.groupby(jobs, key=lambda job: job[0].arrived_at):
+        loop.call_at(at, arrive, list(call))
+    last = jobs[-1][0].arrived_at
+    loop.call_at(last, lambda: loop.call_soon(batcher.close))
+    await asyncio.sleep(last)
+    await batcher.answered()
+    await asyncio.sleep(0)
+    await servers.close()
+    await supervisor.stop()
+    return collector.records
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("nothing is lost here")
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_same_batches_at_the_same_instants(policy: str, servers: int) -> None:
+    jobs = trace(POLICIES[policy] * servers, seed=7)
+    pool, rngs = replicas_of(servers)
+    live = run_virtual(replay(parse_policy(policy), jobs, pool))
+    simulated = simulate_trace(
+        parse_policy(policy),
+        [Job(request, tokens, True) for request, tokens in jobs],
+        SimulatedEngine(LAW, max_batch_size=64),
+        rngs,
+    )
+    assert_equal(live, simulated)
+    assert {record.outcome for record in live} == {"completed"}
+    assert {record.server_id for record in live} == set(range(servers))
+    assert sum(record.queueing_delay > 0 for record in live) > COUNT / 10, (
+        "nothing waited: the trace tests nothing"
+    )
