@@ -5,6 +5,7 @@ stability ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict, Unpack
@@ -26,6 +27,7 @@ from policies.text import (
 from queueing.arguments import positive, real_number, short_repr, whole_number
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
+from queueing.distributions.packing import Reservations
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
@@ -43,6 +45,7 @@ from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
+from queueing.result import LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
@@ -75,6 +78,8 @@ class Limits(TypedDict, total=False):
                         ("none": every request counts as the longest)
     flows               whose the requests are, with weights, for a policy whose order counts the
                         service of each: "heavy=9,light=1" (all of one client)
+    max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
+                        "continuous" (it never binds)
     """
 
     max_output_tokens: int | None
@@ -89,6 +94,7 @@ class Limits(TypedDict, total=False):
     disaggregated: bool
     predictor: PredictorText | str
     flows: Flows | str | None
+    max_context_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -113,6 +119,8 @@ class Model:
     predictor: PredictorText = NO_PREDICTION  # of output lengths
     flows: Flows | None = None  # of the requests; None: one
     routing: str = "central"  # of ROUTINGS
+    # KV memory of a server: those in service hold their prompts and token limits; None: enough
+    max_context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -138,6 +146,7 @@ class Model:
             )
         self._check_calls()
         _check_routing(self)
+        _check_memory(self)
         if self.disaggregated:
             self._check_tandem()
 
@@ -244,6 +253,9 @@ class Model:
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
             flows=_flows(limits.get("flows")),
             routing=limits.get("routing", "central"),
+            max_context_tokens=_optional_whole(
+                "max_context_tokens", limits.get("max_context_tokens")
+            ),
         )
 
     @cached_property
@@ -275,6 +287,25 @@ class Model:
         return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
 
     @cached_property
+    def in_saturation(self) -> Mapping[int, float] | None:
+        """With which chances how many are in service while requests wait, where the memory may
+        bind; else None.
+        """
+        memory = reservations(self)
+        return memory.chances(self.bound) if memory is not None and memory_limited(self) else None
+
+    @property
+    def load_bound(self) -> LoadBound | None:
+        """What bounds the largest stable rate of a queue whose memory is given: whichever is used
+        up first more often while requests wait.
+        """
+        if self.max_context_tokens is None:
+            return None
+        chances = self.in_saturation
+        full = 1.0 if chances is None else chances.get(self.bound or 0, 0.0)
+        return "slots" if full >= 0.5 else "memory"
+
+    @cached_property
     def largest_stable_rate(self) -> float:
         """Calls/s (each of one request or of `sequences`) from which on the queue of all servers
         has no steady state.
@@ -296,7 +327,9 @@ class Model:
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
-        if self.policy.joins_running:
+        if self.in_saturation is not None:
+            each = self.slot_time.throughput_of(self.in_saturation)
+        elif self.policy.joins_running:
             each = (
                 self.slot_time.limit()
                 if self.bound is None
@@ -367,10 +400,7 @@ class Model:
                 "prefill and decode on two engines of one law, one request at a time at each, no "
                 "time between them"
             )
-        common += [
-            "service times obey the latency law",
-            "token and memory bounds of the engine do not bind",
-        ]
+        common += ["service times obey the latency law", *_bounds_of_the_engine(self)]
         if self.patience is not None:
             lost = f"a lost one counts as {self.patience:g} s"
             common.append(
@@ -405,6 +435,65 @@ class Model:
         if self.servers == 1 or self.routing == "central":
             return (plain,)
         return (plain, f"{self.servers} servers with a queue each; requests {_JOIN[self.routing]}")
+
+
+def reservations(model: Model) -> Reservations | None:
+    """What requests hold of a memory that is given: their prompts and the token limit."""
+    if model.max_context_tokens is None:
+        return None
+    return Reservations(model.max_context_tokens, token_limit(model), model.prompt_tokens)
+
+
+def memory_limited(model: Model) -> bool:
+    """Whether a request may find a free slot and no memory."""
+    memory = reservations(model)
+    if memory is None:
+        return False
+    return model.bound is None or model.bound * memory.largest > memory.memory
+
+
+def _check_memory(model: Model) -> None:
+    memory = reservations(model)
+    if memory is None:
+        return
+    given = f"max_context_tokens={memory.memory}"
+    if model.endless:
+        raise SpecError(
+            f"got {given} for output lengths without a limit, which no memory holds; expected "
+            "max_output_tokens too"
+        )
+    if memory.memory < memory.largest:
+        raise SpecError(
+            f"got {given}; expected at least {memory.largest}, the largest prompt "
+            f"({memory.largest - memory.token_limit}) and the token limit ({memory.token_limit}): "
+            "give more memory, or set a smaller max_output_tokens"
+        )
+    if memory_limited(model) and not model.policy.joins_running:
+        most = "" if model.bound is None else f", {model.bound} x {memory.largest} tokens"
+        raise SpecError(
+            f"got {given} for policy {model.text}; expected policy continuous, or memory for its "
+            f"largest batch{most}: batches that memory cuts are not modelled"
+        )
+
+
+def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
+    memory = reservations(model)
+    if memory is None:
+        return ("token and memory bounds of the engine do not bind",)
+    holds = f"KV memory of {memory.memory:,} tokens"
+    if model.servers > 1:
+        holds += " on each server"
+    if not memory_limited(model):
+        most = (model.bound or 0) * memory.largest
+        return (f"{holds} does not bind: those in service hold {most:,} at most", _TOKEN_BOUNDS)
+    return (
+        f"{holds}: a request holds its prompt and the token limit of {memory.token_limit:,} from "
+        "its dispatch to its end; the first in the queue waits until it fits",
+        _TOKEN_BOUNDS,
+    )
+
+
+_TOKEN_BOUNDS = "token bounds of the engine do not bind"
 
 
 def has_queues(model: Model) -> bool:

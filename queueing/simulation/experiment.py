@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.core import Request
+from policies.core import UNBOUNDED, Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arguments import whole_number
@@ -114,6 +114,7 @@ def _summary(
         method="simulation",
         stable=True,
         load=load,
+        load_bound=model.load_bound,
         utilisation=_utilisation(runs, model),
         queueing_delay=summary_of_runs(_delays(model, runs)),
         sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),
@@ -192,7 +193,13 @@ def simulate_run(
         return fast.replay(model, fast.draw_trace(model, arrival_rate, num_requests, stream))
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
+    memory = UNBOUNDED if model.max_context_tokens is None else model.max_context_tokens
+    engine = SimulatedEngine(
+        model.law,
+        max_batch_size=bound,
+        max_context_tokens=memory,
+        pad_prompts=model.pads_prompts,
+    )
     if has_queues(model):
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
     else:
