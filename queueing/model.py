@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypedDict, Unpack
 
 from policies.core import Policy
@@ -287,25 +287,6 @@ class Model:
         return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
 
     @cached_property
-    def in_saturation(self) -> Mapping[int, float] | None:
-        """With which chances how many are in service while requests wait, where the memory may
-        bind; else None.
-        """
-        memory = reservations(self)
-        return memory.chances(self.bound) if memory is not None and memory_limited(self) else None
-
-    @property
-    def load_bound(self) -> LoadBound | None:
-        """What bounds the largest stable rate of a queue whose memory is given: whichever is used
-        up first more often while requests wait.
-        """
-        if self.max_context_tokens is None:
-            return None
-        chances = self.in_saturation
-        full = 1.0 if chances is None else chances.get(self.bound or 0, 0.0)
-        return "slots" if full >= 0.5 else "memory"
-
-    @cached_property
     def largest_stable_rate(self) -> float:
         """Calls/s (each of one request or of `sequences`) from which on the queue of all servers
         has no steady state.
@@ -327,8 +308,8 @@ class Model:
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
-        if self.in_saturation is not None:
-            each = self.slot_time.throughput_of(self.in_saturation)
+        if (chances := in_saturation(self)) is not None:
+            each = self.slot_time.throughput_of(chances)
         elif self.policy.joins_running:
             each = (
                 self.slot_time.limit()
@@ -450,6 +431,26 @@ def memory_limited(model: Model) -> bool:
     if memory is None:
         return False
     return model.bound is None or model.bound * memory.largest > memory.memory
+
+
+@lru_cache(maxsize=8)
+def in_saturation(model: Model) -> Mapping[int, float] | None:
+    """With which chances how many are in service on a server while requests wait, where the memory
+    may bind; else None.
+    """
+    memory = reservations(model)
+    return memory.chances(model.bound) if memory is not None and memory_limited(model) else None
+
+
+def load_bound(model: Model) -> LoadBound | None:
+    """What bounds the largest stable rate of a queue whose memory is given: whichever is used up
+    first more often while requests wait.
+    """
+    if model.max_context_tokens is None:
+        return None
+    chances = in_saturation(model)
+    full = 1.0 if chances is None else chances.get(model.bound or 0, 0.0)
+    return "slots" if full >= 0.5 else "memory"
 
 
 def _check_memory(model: Model) -> None:

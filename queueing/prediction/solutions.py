@@ -37,7 +37,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
-from queueing.model import Model, has_queues, memory_limited, one_of_several
+from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
@@ -166,7 +166,7 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         method=method,
         stable=True,
         load=model.load(arrival_rate),
-        load_bound=model.load_bound,
+        load_bound=load_bound(model),
         bounds={} if upper is None else {"queueing_delay_upper": upper},
         **{"utilisation": None, "assumptions": model.assumptions, **values},
     )

@@ -21,7 +21,7 @@ from queueing.errors import (
     OutOfReachError,
 )
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, has_queues, memory_limited, one_of_several
+from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
@@ -200,7 +200,7 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
-        load_bound=model.load_bound,
+        load_bound=load_bound(model),
         assumptions=(*model.assumptions, *tail_notes(model), *notes),
     )
 
@@ -250,7 +250,7 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
         method=best_method(model) if method == "auto" else method,
         stable=False,
         load=load,
-        load_bound=model.load_bound,
+        load_bound=load_bound(model),
         utilisation=None,
         loss_fraction=None,
         assumptions=(*model.assumptions, *notes),

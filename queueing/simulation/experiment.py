@@ -27,7 +27,7 @@ from queueing.distributions.flows import Flows
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model, has_queues, one_of_several, token_limit
+from queueing.model import Model, has_queues, load_bound, one_of_several, token_limit
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
@@ -114,7 +114,7 @@ def _summary(
         method="simulation",
         stable=True,
         load=load,
-        load_bound=model.load_bound,
+        load_bound=load_bound(model),
         utilisation=_utilisation(runs, model),
         queueing_delay=summary_of_runs(_delays(model, runs)),
         sojourn_time=summary_of_runs([run.sojourn_time[~run.lost] for run in runs]),

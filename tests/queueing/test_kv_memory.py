@@ -21,7 +21,7 @@ from queueing.commands.cli import app
 from queueing.distributions.packing import POINTS, Reservations
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, memory_limited
+from queueing.model import Model, in_saturation, load_bound, memory_limited
 from queueing.prediction import methods, predict_model
 from queueing.simulation.experiment import simulate_model, simulate_run
 from queueing.simulation.fast import SimulatedRun, Trace, is_compiled, replay
@@ -157,7 +157,7 @@ def test_requests_of_one_size_leave_so_many_slots():
     """No prompts: 3000 tokens are 46 requests of 64."""
     queue = model(3000, "continuous:max_batch_size=64", prompt_tokens=None)
     slots = model(None, "continuous:max_batch_size=46", prompt_tokens=None)
-    assert queue.in_saturation == {46: 1.0}
+    assert in_saturation(queue) == {46: 1.0}
     assert queue.largest_stable_rate == pytest.approx(slots.largest_stable_rate, rel=1e-12)
     rate = 0.8 * queue.largest_stable_rate
     held, slotted = (simulate_model(each, rate, num_requests=5000) for each in (queue, slots))
@@ -196,9 +196,9 @@ def test_it_binds_smoothly_and_the_answer_says_what_does():
     assert rates == sorted(rates)
     assert rates[0] < 0.25 * slots
     assert rates[-1] == slots
-    bounds = [model(memory).load_bound for memory in (1000, 3000, 4000, 5024)]
+    bounds = [load_bound(model(memory)) for memory in (1000, 3000, 4000, 5024)]
     assert bounds == ["memory", "memory", "slots", "slots"]
-    assert model(None).load_bound is None
+    assert load_bound(model(None)) is None
 
 
 def drift(queue: Model, rate: float, requests: int) -> float:
