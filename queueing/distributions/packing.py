@@ -11,7 +11,7 @@ P(R_1, R_2, ...) / phi(N). So departures see N as drawn above, and
 
     throughput = 1 / E[1 / phi(N)]
 
-M / E[R] more roughly, as memory too small for the first that waits stays free. Proof: in the
+with M / E[R] in place of N too high, as memory too small for the first that waits stays free. Proof: in the
 balance of a state s, the states from which the departure of a request of size r leads to s are s
 with r put at the places 1 ... k, k = the number that fits in any of these; each has rate phi(k) and
 a share 1 / k of it falls on r. Rumyantsev (2020, CEUR 2792) has it for servers

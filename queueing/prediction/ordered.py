@@ -150,7 +150,7 @@ def _in_slots(model: Model, arrival_rate: float, order: Order) -> dict[str, Any]
         "utilisation": slots.utilisation,
         "assumptions": _noted(
             model,
-            doubt(model.slot_time, arrival_rate, model.bound),
+            doubt(model.slot_time, arrival_rate, model.bound, slots),
             order_doubt(ratio, slots.load, model.bound),
         ),
         **_token_times(order, first, step),

@@ -242,7 +242,7 @@ def _continuous(model: Model, arrival_rate: float) -> dict[str, Any]:
         "time_to_first_token": Quantiles(slots.time_to_first_token),
         "inter_token_latency": Quantiles(slots.inter_token_latency),
     }
-    reason = doubt(model.slot_time, arrival_rate, model.bound)
+    reason = doubt(model.slot_time, arrival_rate, model.bound, slots)
     return (
         answer
         if reason is None

@@ -34,7 +34,7 @@ from queueing.result import (
     Prediction,
     Quantiles,
 )
-from queueing.simulation.experiment import of_several, simulate_model
+from queueing.simulation.experiment import of_several, simulate_model, simulate_steady_state
 from queueing.simulation.simulated_means import tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
@@ -138,7 +138,7 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
     except OutOfReachError:
         return found
     count = affordable // _SHARE
-    simulated = simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
+    simulated = simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     note = f"{APPROXIMATE_MEANS}quantiles from a simulation of {count:,} requests"
     noted = dataclasses.replace(found, assumptions=(*found.assumptions, note))
     names = (*_DURATIONS, "time_to_first_token", "inter_token_latency")
@@ -193,7 +193,7 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
 
     count = affordable_requests(model, arrival_rate, SIMULATED_REQUESTS)
     simulated = checked_answer(
-        lambda: simulate_model(enough_slots(model, arrival_rate), arrival_rate, num_requests=count)
+        lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
     return dataclasses.replace(
         simulated,

@@ -35,9 +35,12 @@ from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
+    companion_of,
+    controlled,
     mean_of_runs,
     summary_of_runs,
     tail_notes,
+    weighted_summary,
     without_unsettled,
 )
 
@@ -88,6 +91,36 @@ def simulate_model(
         drawn = [model.flows.of_run(stream, num_requests)[warm_up:] for stream in streams]
         answer = dataclasses.replace(answer, flows=_by_flow(model, model.flows, runs, drawn))
     return without_unsettled(answer, model)
+
+
+def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) -> Prediction:
+    """`simulate_model`, with a control variate for a continuous engine: no sample's own means."""
+    companion = companion_of(model, arrival_rate)
+    if companion is None:
+        return simulate_model(model, arrival_rate, num_requests=num_requests)
+    _check(model, num_requests, 1, 0)
+    (stream,), warm_up = np.random.SeedSequence(0).spawn(1), int(WARM_UP * num_requests)
+    whole = simulate_run(model, arrival_rate, num_requests, stream)
+    run = whole.after(warm_up)
+    beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
+    found = _summary([run], model, model.load(arrival_rate), ())
+    delay, sojourn, first = (
+        controlled(values, beside, companion.exact)
+        for values in (run.queueing_delay, run.sojourn_time, run.first_token_at - run.arrived_at)
+    )
+    several = run.output_tokens > 1
+    between = found.inter_token_latency
+    if several.sum() > BATCH_MEANS:
+        values, counts = _gaps(run, several)
+        between = controlled(values, beside[several], companion.exact, counts)
+    return dataclasses.replace(
+        found,
+        queueing_delay=delay,
+        served_queueing_delay=delay,
+        sojourn_time=sojourn,
+        time_to_first_token=first if found.time_to_first_token.mean is not None else Quantiles(),
+        inter_token_latency=between,
+    )
 
 
 def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:
@@ -154,15 +187,17 @@ def _to_first_token(runs: Sequence[SimulatedRun]) -> Quantiles:
 
 
 def _between_tokens(runs: Sequence[SimulatedRun]) -> Quantiles:
-    """Mean time from one token to the next of each answer that has several, which leave one by
-    one.
+    """Time from one token to the next, of answers that have several, which leave one by one; that
+    of each answer is its mean, and counts once for each of its gaps.
     """
-    found = []
-    for run in runs:
-        several = ~run.lost & (run.output_tokens > 1)
-        after_first = (run.released_at - run.first_token_at)[several]
-        found.append(after_first / (run.output_tokens[several] - 1))
-    return summary_of_runs(found)
+    parts = [_gaps(run, ~run.lost & (run.output_tokens > 1)) for run in runs]
+    return weighted_summary([values for values, _ in parts], [counts for _, counts in parts])
+
+
+def _gaps(run: SimulatedRun, several: npt.NDArray[np.bool_]) -> tuple[Vector, Vector]:
+    """Of the answers of several tokens: the mean gap, and how many there are."""
+    counts = run.output_tokens[several] - 1.0
+    return (run.released_at - run.first_token_at)[several] / counts, counts
 
 
 def _cautions(runs: Sequence[SimulatedRun]) -> Iterator[str]:

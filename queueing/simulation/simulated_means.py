@@ -5,6 +5,12 @@ that a tail of the lengths leaves without a variance.
 Without a second moment of the lengths the delay behind one server has no mean, and a mean that
 exists elsewhere, as of a sojourn, has no standard error. With patience a delay is bounded, and so
 settles.
+
+Control variate of a continuous engine: M/G/1 on the same arrivals and lengths, S_i = (slot time of
+N_i tokens at full slots) / c, whose law is exact (queueing.models.mg1). Mean and each quantile are
+corrected by b (exact - simulated) of that queue, b by regression over 20 batches. At load .95 and
+10^6 requests the noise of the p99 falls from 9 to 2 % (SCV 4, 8 and 32 slots), from 8 to 0.7 %
+(geometric).
 """
 
 from __future__ import annotations
@@ -12,15 +18,111 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from policies.immediate import Continuous
+from policies.registry import is_first_come
 from queueing.distributions.token_distribution import Vector
-from queueing.model import Model
+from queueing.latency.law import LatencyModel
+from queueing.model import Model, memory_limited
+from queueing.models.mg1 import solve_mg1
 from queueing.result import LEVELS, Prediction, Quantiles
 
 BATCH_MEANS = 20
 _BOUNDED = ("queueing_delay", "served_queueing_delay", "time_to_first_token")  # by the patience
+
+
+@dataclass(frozen=True)
+class Companion:
+    """M/G/1 with the work of a continuous engine at full slots: a service of `fixed` seconds and
+    `per_token` for each token; `exact`: its queueing delay.
+    """
+
+    fixed: float
+    per_token: float
+    exact: Quantiles
+
+    def delays(self, arrived_at: Vector, output_tokens: npt.NDArray[np.int64]) -> Vector:
+        """Lindley's recursion from an empty queue."""
+        services = self.fixed + self.per_token * output_tokens
+        walk = np.concatenate([[0.0], np.cumsum(services[:-1] - np.diff(arrived_at))])
+        return np.asarray(walk - np.minimum.accumulate(walk))
+
+
+def companion_of(model: Model, arrival_rate: float) -> Companion | None:
+    """None where there is no such queue, its delays have no variance, or memory decides how many
+    slots are taken.
+    """
+    applies = (
+        isinstance(model.policy, Continuous)
+        and is_first_come(model.policy)
+        and model.bound is not None
+        and (model.servers, model.arrival_scv) == (1, 1.0)
+        and model.sequences is None
+        and model.patience is None
+        and model.tail_index > 3
+        and not memory_limited(model)
+    )
+    if not applies:
+        return None
+    slots, time = model.bound or 1, model.slot_time
+    taken, share = time.parts(slots, refilled=True)
+    per_token = time.law.step(1 + (slots - 1) * share) / slots
+    fixed = taken / slots - per_token * time.mean_tokens
+    law = LatencyModel(k2=fixed, k4=per_token)
+    delay = solve_mg1(law, model.output_tokens, arrival_rate).delay
+    return Companion(fixed, per_token, delay)
+
+
+def controlled(
+    values: Vector, companion: Vector, exact: Quantiles, counts: Vector | None = None
+) -> Quantiles:
+    """Of one value a request, that counts `counts` times, beside the companion's delay of each. A
+    duration of 0 stays 0.
+    """
+    names, every = ("mean", *LEVELS), np.ones(len(values))
+    counts = every if counts is None else counts
+    mine, beside = _statistics(values, counts), _statistics(companion, every)
+    parts, others = (
+        np.array(
+            [
+                _statistics(some, weights)
+                for some, weights in zip(
+                    np.array_split(of, BATCH_MEANS), np.array_split(by, BATCH_MEANS), strict=True
+                )
+            ]
+        )
+        for of, by in ((values, counts), (companion, every))
+    )
+    known = np.array([getattr(exact, name) for name in names], dtype=float)  # None: nan
+    spread, shared = others - others.mean(axis=0), parts - parts.mean(axis=0)
+    squares = (spread**2).sum(axis=0)
+    usable = (squares > 0) & np.isfinite(known) & (mine > 0)
+    slopes = np.where(usable, (spread * shared).sum(axis=0) / np.where(usable, squares, 1.0), 0.0)
+    found = np.maximum(0.0, mine + slopes * np.where(usable, known - beside, 0.0))
+    left = ((shared - slopes * spread)[:, 0] ** 2).sum() / (BATCH_MEANS - 1 - bool(usable[0]))
+    error = float(math.sqrt(left / BATCH_MEANS))
+    mean, *quantiles = found.tolist()
+    rising = np.maximum.accumulate(quantiles).tolist()
+    return Quantiles(mean, **dict(zip(LEVELS, rising, strict=True)), standard_error=error)
+
+
+def _statistics(values: Vector, counts: Vector) -> Vector:
+    """Mean and quantiles."""
+    found = weighted_quantiles(values, counts)
+    return np.append(np.average(values, weights=counts), found)
+
+
+def weighted_quantiles(values: Vector, counts: Vector) -> Vector:
+    """Of LEVELS, where each value counts so many times."""
+    if (counts == 1).all():
+        return np.quantile(values, list(LEVELS.values()))
+    order = np.argsort(values)
+    reached = np.cumsum(counts[order])
+    return values[order[np.searchsorted(reached / reached[-1], list(LEVELS.values()))]]
 
 
 def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
@@ -31,6 +133,18 @@ def summary_of_runs(series: Sequence[Vector]) -> Quantiles:
     quantiles = dict(zip(LEVELS, np.quantile(values, list(LEVELS.values())).tolist(), strict=True))
     mean, error = mean_of_runs(series)
     return Quantiles(mean, **quantiles, standard_error=error)
+
+
+def weighted_summary(series: Sequence[Vector], weights: Sequence[Vector]) -> Quantiles:
+    """The same where each value counts `weights` times, as one a token does for its answer."""
+    values, counts = np.concatenate(series), np.concatenate(weights)
+    if not len(values):
+        return Quantiles()
+    quantiles = dict(zip(LEVELS, weighted_quantiles(values, counts).tolist(), strict=True))
+    mean = float(np.average(values, weights=counts))
+    # of a ratio: the standard error of its residuals, as each value's share of all counts
+    shares = [(of - mean) * n / counts.mean() for of, n in zip(series, weights, strict=True)]
+    return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares)[1])
 
 
 def mean_of_runs(series: Sequence[Vector]) -> tuple[float | None, float | None]:

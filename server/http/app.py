@@ -30,7 +30,14 @@ from server.http.api.tokenizing import add_tokenizing
 from server.http.api.validation import parse
 from server.http.call import answer, direct
 from server.http.client_connection import watch_client
-from server.http.front.fields import Call, MessagesRequest, ResponsesRequest, endpoint_of
+from server.http.front.fields import (
+    BEYOND,
+    Call,
+    MessagesRequest,
+    ResponsesRequest,
+    described,
+    endpoint_of,
+)
 from server.http.front.others import add_others
 from server.http.headers import stamped
 from server.http.passing.routes import add_passing
@@ -113,7 +120,7 @@ def create_app(
     _add_live(app, gateway)
     _add_autopilot(app, gateway)
     _add_calibration(app, gateway)
-    document(app)
+    document(app, {} if gateway.desk is None else BEYOND)
     add_page(app, feed)
     return app
 
@@ -174,8 +181,8 @@ def _add_openai(app: _App, gateway: Gateway) -> None:
     async def completions(request: Request) -> Response:
         return await answer(gateway, request.scope, request.receive, CompletionRequest)
 
-    for path in ("/v1/responses", "/v1/messages"):  # vLLM has their schemas
-        app.add_api_route(path, _never, methods=["POST"], include_in_schema=False)
+    for model in (ResponsesRequest, MessagesRequest):
+        app.add_api_route(model.endpoint.path, _never, methods=["POST"], **described(model))
 
     @app.post(
         "/v1/chat/completions",

@@ -10,17 +10,20 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from queueing.control.advice.advise import TARGETS
 from queueing.optimization.gain.measure import BESIDE, FIELDS
 from queueing.optimization.objective import OBJECTIVES
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM
+from server.http.api.openapi import document
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.structured import StructuredOutputs, form_of
 from server.http.api.unserved import HINTS, UNSERVED
 from server.http.call import READ
+from server.http.front.fields import BEYOND
 from server.live.arrivals_seen import RETRY_HEADER
 from tests.server.asgi import Call, call, completion, running
 from tests.virtual_time import run_virtual
@@ -812,3 +815,29 @@ def test_a_bad_query_is_a_400_and_a_bug_in_an_admin_route_is_ours(
         await asyncio.sleep(0)
 
     on_gateway(main)
+
+
+def test_the_document_has_every_route_that_answers_and_its_fields() -> None:
+    async def main(app: Any, gateway: Any) -> None:
+        document = (await call(app, "GET", "/openapi.json")).json()
+        newer = ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings")
+        assert set(newer) < set(document["paths"])
+        asked = document["paths"]["/v1/responses"]["post"]["requestBody"]["content"]
+        schema = asked["application/json"]["schema"]
+        assert schema["required"] == ["model", "input"]
+        assert {"tools", "max_output_tokens", "patience"} < set(schema["properties"])
+        assert "previous_input_messages" not in schema["properties"]
+        wrong = document["paths"]["/v1/messages"]["post"]["responses"]["400"]["content"]
+        shape = wrong["application/json"]["schema"]["$ref"].rsplit("/", 1)[-1]
+        assert document["components"]["schemas"][shape]["required"] == ["type", "error"]
+        assert "kendall_forced_output_tokens" not in schema["properties"]
+
+    on_gateway(main)
+
+
+def test_with_vllm_the_document_has_the_fields_that_vllm_reads() -> None:
+    app = FastAPI()
+    document(app, BEYOND)
+    bodies = app.openapi()["components"]["schemas"]
+    assert {"tools", "tool_choice", "echo"} < set(bodies["ChatRequest"]["properties"])
+    assert "suffix" in bodies["CompletionRequest"]["properties"]

@@ -35,6 +35,22 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+class MessagesErrorDetail(BaseModel):
+    """What is wrong, in Anthropic's words and ours."""
+
+    type: str
+    message: str
+    code: str | None
+    param: str | None
+
+
+class MessagesErrorAnswer(BaseModel):
+    """Anthropic's shape."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+
+
 class Timing(BaseModel):
     """Where the time of the call's slowest sequence went."""
 

@@ -4,7 +4,7 @@ answer with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -48,11 +48,11 @@ _BODIES: list[type[BaseModel]] = []  # every model that `body` was asked for
 _CLOSED = ("CompletionRequest", "ChatRequest")  # they keep what is left over to refuse it by name
 
 
-def errors(*statuses: int) -> Described:
+def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> Described:
     """What FastAPI takes as `responses`, for these error statuses."""
     found: Described = {}
     for status in statuses:
-        found[status] = {"model": ErrorAnswer, "description": STATUSES[status]}
+        found[status] = {"model": model, "description": STATUSES[status]}
         if status in (429, 503):
             found[status]["headers"] = _RETRY_AFTER
     return found
@@ -83,19 +83,37 @@ def body(model: type[BaseModel], parameters: Sequence[dict[str, Any]] = ()) -> d
     }
 
 
-def document(app: FastAPI) -> None:
-    """Let `/openapi.json` say all of it; made once, when it is first asked for."""
+def fields(names: Iterable[str], required: Sequence[str]) -> dict[str, Any]:
+    """The same for a body of which only the names of the fields are known here: vLLM has their
+    types.
+    """
+    known: dict[str, Any] = {name: {} for name in sorted(names)}
+    known["model"] = {"type": "string"}
+    schema = {
+        "type": "object",
+        "required": list(required),
+        "properties": known,
+        "additionalProperties": False,
+    }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def document(app: FastAPI, beyond: Mapping[Any, Iterable[str]]) -> None:
+    """Let `/openapi.json` say all of it; made once, when it is first asked for. `beyond`: fields of
+    these bodies that vLLM reads.
+    """
     plain = app.openapi
+    more = {model.__name__: names for model, names in beyond.items()}
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _finished(plain())
+            app.openapi_schema = _finished(plain(), more)
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]
 
 
-def _finished(schema: dict[str, Any]) -> dict[str, Any]:
+def _finished(schema: dict[str, Any], beyond: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     for methods in schema["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("422", None)  # never sent: it is 400 here
@@ -107,4 +125,5 @@ def _finished(schema: dict[str, Any]) -> dict[str, Any]:
     for name in _CLOSED:
         if name in components:  # where calls are passed on there are none
             components[name]["additionalProperties"] = False
+            components[name]["properties"] |= {field: {} for field in sorted(beyond.get(name, ()))}
     return schema

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from starlette.responses import Response
+
 from server.admission.limits_in_force import Tokens
 from server.front.desk import Desk
 from server.front.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
+from server.http.api.answers import ErrorAnswer, MessagesErrorAnswer
 from server.http.api.limits import check_forced
 from server.http.api.models import check_model
+from server.http.api.openapi import ANSWERING, errors, fields
+from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest, Generation
 from server.http.api.unserved import UNSERVED, check_unserved
 from server.http.api.validation import refuse_unknown
@@ -33,10 +38,11 @@ BEYOND: dict[type[Generation], frozenset[str]] = {
         }
     ),
 }
+FORCED = "kendall_forced_output_tokens"  # with --allow-forced-lengths, for measurements
 OWN = frozenset(  # fields of Kendall's, on every endpoint
     {
         *("patience", "request_timeout", "first_token_timeout", "priority"),
-        *("predicted_output_tokens", "kendall_forced_output_tokens", "request_id"),
+        *("predicted_output_tokens", "request_id", FORCED),
     }
 )
 TOOL_TYPES = frozenset({"function", "custom", "namespace"})  # others are run by a server
@@ -48,6 +54,7 @@ class NewerRequest(Generation):
     """
 
     endpoint: ClassVar[Endpoint]
+    required: ClassVar[tuple[str, ...]] = ("model", "messages")
     served: ClassVar[frozenset[str]]
     # each with the values that ask for nothing
     unserved: ClassVar[Mapping[str, tuple[Any, ...]]]
@@ -66,6 +73,7 @@ class ResponsesRequest(NewerRequest):
     """`POST /v1/responses`."""
 
     endpoint: ClassVar[Endpoint] = RESPONSES
+    required: ClassVar[tuple[str, ...]] = ("model", "input")
     served: ClassVar[frozenset[str]] = frozenset(
         {
             *("model", "input", "instructions", "stream", "store", "include", "metadata", "user"),
@@ -101,6 +109,7 @@ class MessagesRequest(NewerRequest):
     """`POST /v1/messages`."""
 
     endpoint: ClassVar[Endpoint] = MESSAGES
+    required: ClassVar[tuple[str, ...]] = ("model", "messages", "max_tokens")
     served: ClassVar[frozenset[str]] = frozenset(
         {
             *("model", "messages", "system", "max_tokens", "stream", "metadata", "stop_sequences"),
@@ -126,6 +135,23 @@ def endpoint_of(model: type[Call]) -> Endpoint:
     if issubclass(model, NewerRequest):
         return model.endpoint
     return CHAT if issubclass(model, ChatRequest) else COMPLETIONS
+
+
+def described(model: type[NewerRequest], *, streams: bool = True) -> dict[str, Any]:
+    """What FastAPI takes of its route, for `/openapi.json`."""
+    media: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if streams:
+        media["text/event-stream"] = {}
+    shape = MessagesErrorAnswer if model.endpoint.dialect == "anthropic" else ErrorAnswer
+    asked = fields((model.served | OWN) - {FORCED}, model.required) | {"parameters": CALL_HEADERS}
+    good = {200: {"description": "As vLLM answers.", "content": media}}
+    return {
+        "name": model.endpoint.name,
+        "description": "Answered by vLLM's serving objects: its fields, its answer.",
+        "response_class": Response,
+        "responses": good | errors(*ANSWERING, model=shape),
+        "openapi_extra": asked,
+    }
 
 
 def check_newer(settings: Settings, call: NewerRequest) -> None:

@@ -12,8 +12,9 @@ from starlette.responses import JSONResponse
 from server.front.call import FrontCall
 from server.front.endpoints import COUNT_TOKENS, Endpoint, error_body
 from server.gateway import Gateway
+from server.http.api.openapi import errors
 from server.http.api.validation import parse
-from server.http.front.fields import MessagesRequest, check_newer
+from server.http.front.fields import MessagesRequest, check_newer, described
 from server.http.front.making import no_desk
 from server.runtime.errors import ApiError
 
@@ -22,6 +23,7 @@ class CountTokensRequest(MessagesRequest):
     """`POST /v1/messages/count_tokens`."""
 
     endpoint: ClassVar[Endpoint] = COUNT_TOKENS
+    required: ClassVar[tuple[str, ...]] = ("model", "messages")
     served: ClassVar[frozenset[str]] = frozenset(
         {
             *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
@@ -33,7 +35,7 @@ class CountTokensRequest(MessagesRequest):
 def add_others(app: FastAPI, gateway: Gateway) -> None:
     """The two routes."""
 
-    @app.post("/v1/embeddings", include_in_schema=False)
+    @app.post("/v1/embeddings", responses=errors(401, 413, 501))
     async def embeddings() -> None:
         raise ApiError(
             501,
@@ -42,7 +44,7 @@ def add_others(app: FastAPI, gateway: Gateway) -> None:
             "expected a call to an embedding model, which this gateway does not serve",
         )
 
-    @app.post(COUNT_TOKENS.path, include_in_schema=False)
+    @app.post(COUNT_TOKENS.path, **described(CountTokensRequest, streams=False))
     async def count_tokens(request: Request) -> Response:
         try:
             most = gateway.settings.security.max_body_bytes

@@ -1,0 +1,145 @@
+"""The control variate of simulated delays: right where the answer is known, and quieter."""
+
+import numpy as np
+import pytest
+
+from queueing.distributions.token_distribution import parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
+from queueing.models.continuous import solve_continuous
+from queueing.models.mg1 import solve_mg1
+from queueing.prediction.steady_state import predict_model
+from queueing.result import LEVELS, Quantiles
+from queueing.simulation.experiment import simulate_model, simulate_run, simulate_steady_state
+from queueing.simulation.simulated_means import (
+    companion_of,
+    controlled,
+    summary_of_runs,
+    weighted_summary,
+)
+
+LAW = LatencyModel(k1=0.001, k3=0.00006, k4=0.008)
+NAMES = ("mean", *LEVELS)
+
+
+def model_of(slots: int, lengths: str, **limits: object) -> Model:
+    policy = f"continuous:max_batch_size={slots}"
+    return Model.read(policy, parse_distribution(lengths, 4096), LAW, **limits)
+
+
+@pytest.mark.parametrize("lengths", ["geometric:mean=64", "lognormal:mu=4,sigma=1.27"])
+def test_on_one_slot_the_answer_is_that_of_m_g_1_however_short_the_run(lengths: str) -> None:
+    model = model_of(1, lengths)
+    rate = 0.9 * model.largest_stable_rate
+    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.output_tokens, rate).delay
+    found = simulate_steady_state(model, rate, 20_000).queueing_delay
+    for name in NAMES:
+        assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=1e-6)
+    assert found.standard_error == pytest.approx(0, abs=1e-9)
+
+
+def test_several_slots_vary_less_from_seed_to_seed_around_the_mean_of_a_long_run() -> None:
+    model = model_of(8, "lognormal:mu=4,sigma=1.27")
+    rate = 0.95 * model.largest_stable_rate
+    companion = companion_of(model, rate)
+    assert companion is not None
+    plain, better = [], []
+    for seed in range(12):
+        run = simulate_run(model, rate, 60_000, np.random.SeedSequence(seed))
+        beside = companion.delays(run.arrived_at, run.output_tokens)
+        plain.append(row(summary_of_runs([run.queueing_delay])))
+        better.append(row(controlled(run.queueing_delay, beside, companion.exact)))
+    spread, less = np.std(plain, axis=0, ddof=1), np.std(better, axis=0, ddof=1)
+    mean, p99 = NAMES.index("mean"), NAMES.index("p99")
+    assert less[mean] < 0.4 * spread[mean]
+    assert less[p99] < 0.5 * spread[p99]
+    long = simulate_model(model, rate, num_requests=2_000_000, seed=99).queueing_delay
+    assert np.mean(better, axis=0)[mean] == pytest.approx(long.mean, abs=4 * long.standard_error)
+    assert np.mean(better, axis=0)[p99] == pytest.approx(long.p99, rel=0.12)
+
+
+def row(found: Quantiles) -> list[float]:
+    return [getattr(found, name) for name in NAMES]
+
+
+def test_the_standard_error_is_the_spread_from_seed_to_seed() -> None:
+    rng = np.random.default_rng(3)
+    exact = Quantiles(0.0, 0.0, 1.2816, 1.6449, 2.3263)
+    means, errors = [], []
+    for _ in range(400):
+        beside = rng.normal(size=4000)
+        values = 10 + 2 * beside + 0.5 * rng.normal(size=4000)
+        found = controlled(values, beside, exact)
+        means.append(found.mean)
+        errors.append(found.standard_error)
+    spread = np.std(means, ddof=1)
+    assert spread == pytest.approx(0.5 / np.sqrt(4000), rel=0.15)
+    assert np.mean(errors) == pytest.approx(spread, rel=0.1)
+    assert np.mean(means) == pytest.approx(10, abs=5 * spread)
+
+
+def test_quantiles_rise_are_not_negative_and_a_zero_stays() -> None:
+    rng = np.random.default_rng(1)
+    values = np.maximum(0.0, rng.normal(-1, 1, 4000))
+    found = controlled(values, rng.exponential(size=4000), Quantiles(0.1, 0.1, 0.1, 0.1, 0.1))
+    assert found.p50 == 0.0
+    assert 0.0 <= found.p50 <= found.p90 <= found.p95 <= found.p99
+
+
+def test_what_the_companion_does_not_know_is_the_sample_s_own() -> None:
+    rng = np.random.default_rng(2)
+    values, beside = rng.exponential(size=4000), rng.exponential(size=4000)
+    assert row(controlled(values, beside, Quantiles())) == row(summary_of_runs([values]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "limits"),
+    [
+        ("dynamic", {}),
+        ("continuous:max_batch_size=4,order=spjf", {}),
+        ("continuous", {}),
+        ("continuous:max_batch_size=4", {"servers": 2}),
+        ("continuous:max_batch_size=4", {"patience": 1.0}),
+        ("continuous:max_batch_size=4", {"arrival_scv": 2.0}),
+    ],
+)
+def test_only_first_come_first_served_slots_with_poisson_arrivals_have_one(policy, limits) -> None:
+    predictor = {"predictor": "exact"} if "order" in policy else {}
+    model = Model.read(policy, parse_distribution("geometric:mean=64"), LAW, **limits, **predictor)
+    assert companion_of(model, 0.5) is None
+
+
+def test_heavy_tails_have_none() -> None:
+    lengths = parse_distribution("pareto:alpha=2.5,minimum=10", tail=True)
+    assert companion_of(Model.read("continuous:max_batch_size=4", lengths, LAW), 0.01) is None
+
+
+def test_predictions_of_a_continuous_engine_are_simulated_with_it() -> None:
+    model = model_of(1, "geometric:mean=64")
+    rate = 0.9 * model.largest_stable_rate
+    exact = solve_mg1(LatencyModel(k2=0.001, k4=0.00806), model.output_tokens, rate).delay
+    found = predict_model(model, rate, quantiles=True).queueing_delay
+    assert found.p99 == pytest.approx(exact.p99, rel=1e-6)
+
+
+def test_a_time_between_tokens_counts_once_for_each_gap_of_its_answer() -> None:
+    values = [np.array([1.0, 2.0, 4.0]), np.array([8.0])]
+    found = weighted_summary(values, [np.array([60, 20, 15]), np.array([5])])
+    assert found.mean == pytest.approx(2.0)
+    assert (found.p50, found.p90, found.p95, found.p99) == (1.0, 4.0, 4.0, 8.0)
+    assert weighted_summary([np.array([])], [np.array([])]) == Quantiles()
+
+
+def test_the_mean_between_tokens_is_over_tokens_as_the_formula_s() -> None:
+
+    law = LatencyModel(k1=0.0003, k3=0.0005, k4=0.0005)
+    model = Model.read(
+        "continuous:max_batch_size=32",
+        parse_distribution("lognormal:mu=3.354,sigma=1.269", 4096),
+        law,
+    )
+    rate = 0.95 * model.largest_stable_rate
+    found = simulate_steady_state(model, rate, 400_000).inter_token_latency
+    told = solve_continuous(model.slot_time, rate, 32).inter_token_latency
+    assert abs(found.mean - told) < 0.02 * told + 3 * found.standard_error
+    assert 0 < found.standard_error < 0.015 * found.mean
