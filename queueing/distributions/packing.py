@@ -11,11 +11,11 @@ P(R_1, R_2, ...) / phi(N). So departures see N as drawn above, and
 
     throughput = 1 / E[1 / phi(N)]
 
-with M / E[R] in place of N too high, as memory too small for the first that waits stays free. Proof: in the
-balance of a state s, the states from which the departure of a request of size r leads to s are s
-with r put at the places 1 ... k, k = the number that fits in any of these; each has rate phi(k) and
-a share 1 / k of it falls on r. Rumyantsev (2020, CEUR 2792) has it for servers
-in place of tokens.
+With M / E[R] in place of N it would be too high: memory too small for the first that waits stays
+free. Proof: in the balance of a state s, the states from which the departure of a request of size r
+leads to s are s with r put at the places 1 ... k, k = the number that fits in any of these; each
+has the rate phi(k), of which a share 1 / k falls on r. Rumyantsev (2020, CEUR 2792) has it for
+servers in place of tokens.
 
 Method: P(R_1 + ... + R_k <= M) by convolutions that are cut at M, in tokens below M = 2^13, else on
 a lattice of 2^13 points with two-point weights that keep the mean; from k = 2^i by squaring.
