@@ -82,6 +82,7 @@ class Prediction:
     )  # what holds: the policy's own bound or the engine's, whichever is less
     model: str
     method: str  # exact | approximation | simulation
+    methods: Mapping[str, str] = field(default_factory=dict)  # of fields with quantiles by another
     stable: bool
     load: float
     utilisation: float | None
@@ -152,6 +153,7 @@ class Prediction:
         """
         answer: dict[str, Any] = {}
         parts: dict[str, Any] = {
+            "methods": dict(self.methods),
             "stations": [station.as_dict() for station in self.stations],
             "flows": {
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()

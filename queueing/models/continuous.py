@@ -50,7 +50,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from queueing.distributions.token_distribution import TokenDistribution, Vector
+from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.slot_time import SlotTime
 from queueing.models.mgc import general_service
@@ -143,18 +143,26 @@ def doubt(
         )
     if slots is None or slots == 1:
         return None
-    return _doubtful_delay(tokens, slots, queue or solve_continuous(time, arrival_rate, slots))
+    return _doubtful_lengths(time, arrival_rate, slots, queue)
 
 
-def _doubtful_delay(tokens: TokenDistribution, slots: int, queue: SlotQueue) -> str | None:
-    """Where the lengths make the delay more than 5 % wrong, and it is not short."""
-    share, third = queue.queueing_delay / queue.sojourn_time, _third_moment(tokens)
-    if third > _THIRD and _SHORT < share < _LONG:
+def _doubtful_lengths(
+    time: SlotTime, arrival_rate: float, slots: int, queue: SlotQueue | None
+) -> str | None:
+    """Where a delay that is not short is off by more than 5 % because of the lengths."""
+    tokens = time.output_tokens
+    third = float(tokens.pmf @ (np.arange(len(tokens.pmf)) / tokens.mean) ** 3)
+    long, alike = third > _THIRD, tokens.scv < _ALIKE and slots >= _MANY
+    if not (long or alike):
+        return None
+    found = queue or solve_continuous(time, arrival_rate, slots)
+    share = found.queueing_delay / found.sojourn_time
+    if long and _SHORT < share < _LONG:
         return (
             f"a few long answers take much of the slots' time (E[N^3] is {third:.3g} times "
             f"E[N]^3; the approximation holds up to {_THIRD:.0f}): its delay is off by up to 25 %"
         )
-    if tokens.scv < _ALIKE and slots >= _MANY and _SHORT < share < _RARE:
+    if alike and _SHORT < share < _RARE:
         return "answers of one length in many slots: the delay of the few that wait is 7 % short"
     return None
 
@@ -162,12 +170,6 @@ def _doubtful_delay(tokens: TokenDistribution, slots: int, queue: SlotQueue) -> 
 def trusted(time: SlotTime, arrival_rate: float, slots: int | None) -> bool:
     """Whether `doubt` has nothing to say."""
     return doubt(time, arrival_rate, slots) is None
-
-
-def _third_moment(tokens: TokenDistribution) -> float:
-    """E[N^3] / E[N]^3."""
-    ratios = np.arange(len(tokens.pmf)) / tokens.mean
-    return float(tokens.pmf @ ratios**3)
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,17 @@ def _with_simulated_quantiles(found: Prediction, model: Model, arrival_rate: flo
 def _with_quantiles_of(
     simulated: Prediction, found: Prediction, names: Sequence[str]
 ) -> Prediction:
-    """`found` with its own means, and the simulated quantiles of these durations."""
+    """`found` with its own means, and the simulated quantiles of these durations, which
+    `methods` says.
+    """
     quantiles: dict[str, Any] = {
         name: dataclasses.replace(
             getattr(simulated, name), mean=getattr(found, name).mean, standard_error=None
         )
         for name in names
     }
-    return dataclasses.replace(found, **quantiles)
+    by_field = {**found.methods, **dict.fromkeys(names, simulated.method)}
+    return dataclasses.replace(found, methods=by_field, **quantiles)
 
 
 def _lacks_quantiles(duration: Quantiles) -> bool:

@@ -398,10 +398,10 @@ def test_the_doubtful_corners_are_named() -> None:
     ("lengths", "slots", "rate", "reason"),
     [
         # 35 % of the engine's time, at 0.3 ms an admission, from five slots on
-        ("deterministic:value=64", 16, 0.349 / 0.3e-3, ""),
-        ("deterministic:value=64", 16, 0.351 / 0.3e-3, "admissions take 35%"),
-        ("deterministic:value=64", 5, 0.351 / 0.3e-3, "admissions take 35%"),
-        ("deterministic:value=64", 4, 0.351 / 0.3e-3, ""),
+        ("uniform:low=1,high=127", 16, 0.349 / 0.3e-3, ""),
+        ("uniform:low=1,high=127", 16, 0.351 / 0.3e-3, "admissions take 35%"),
+        ("uniform:low=1,high=127", 5, 0.351 / 0.3e-3, "admissions take 35%"),
+        ("uniform:low=1,high=127", 4, 0.351 / 0.3e-3, ""),
         # answers of fewer than 8 tokens, and than slots
         ("deterministic:value=8", 16, 1.0, ""),
         ("deterministic:value=7", 16, 1.0, "answers of 7 tokens in 16 slots end in bunches"),
@@ -415,6 +415,34 @@ def test_the_approximation_is_doubted_beyond_its_bounds(
     said = doubt(SlotTime(WITHOUT, parse_distribution(lengths)), rate, slots)
     assert (said or "").startswith(reason)
     assert (said is None) == (reason == "")
+
+
+@pytest.mark.parametrize(
+    ("sigma", "slots", "load", "doubted"),
+    [
+        (0.80, 8, 0.6, False),  # E[N^3] = 6.8 E[N]^3
+        (0.81, 8, 0.6, True),  # 7.2
+        (1.27, 1, 0.6, False),  # M/G/1
+        (1.27, 8, 0.3, False),  # nobody waits
+        (1.27, 8, 0.95, False),  # nearly all of the sojourn is delay: heavy traffic
+        (1.27, 8, 0.85, True),
+    ],
+)
+def test_long_answers_are_doubted_where_some_wait(
+    sigma: float, slots: int, load: float, doubted: bool
+) -> None:
+    time = SlotTime(WITHOUT, parse_distribution(f"lognormal:mu=3.5,sigma={sigma}", 8192))
+    said = doubt(time, load * time.throughput(slots, refilled=True), slots)
+    assert ("a few long answers" in (said or "")) == doubted
+
+
+@pytest.mark.parametrize(("slots", "doubted"), [(15, False), (16, True)])
+def test_equal_answers_in_many_slots_are_doubted_where_few_wait(slots: int, doubted: bool) -> None:
+    time = SlotTime(WITHOUT, parse_distribution("deterministic:value=64"))
+    rate = 0.78 * time.throughput(slots, refilled=True)
+    queue = solve_continuous(time, rate, slots)
+    assert 0.02 < queue.queueing_delay / queue.sojourn_time < 0.05
+    assert ("one length" in (doubt(time, rate, slots) or "")) == doubted
 
 
 @pytest.mark.parametrize(

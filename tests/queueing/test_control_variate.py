@@ -143,3 +143,22 @@ def test_the_mean_between_tokens_is_over_tokens_as_the_formula_s() -> None:
     told = solve_continuous(model.slot_time, rate, 32).inter_token_latency
     assert abs(found.mean - told) < 0.02 * told + 3 * found.standard_error
     assert 0 < found.standard_error < 0.015 * found.mean
+
+
+def test_the_fields_whose_quantiles_are_simulated_name_their_method() -> None:
+    model = model_of(8, "geometric:mean=64")
+    found = predict_model(model, 0.8 * model.largest_stable_rate, quantiles=True)
+    durations = ("queueing_delay", "sojourn_time", "served_queueing_delay")
+    told = (*durations, "time_to_first_token", "inter_token_latency")
+    assert found.method == "approximation"
+    assert found.as_dict()["methods"] == dict.fromkeys(told, "simulation")
+    assert "methods" not in predict_model(model, 0.8 * model.largest_stable_rate).as_dict()
+
+
+def test_where_the_formula_is_in_doubt_all_is_simulated() -> None:
+    model = model_of(8, "lognormal:mu=3.4,sigma=1.27")
+    rate = 0.7 * model.largest_stable_rate
+    found, formula = predict_model(model, rate, quantiles=True), predict_model(model, rate)
+    assert (found.method, found.methods) == ("simulation", {})
+    assert any("a few long answers" in each for each in found.assumptions)
+    assert formula.queueing_delay.mean == pytest.approx(1.1 * found.queueing_delay.mean, rel=0.08)

@@ -342,7 +342,7 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
     switch starts afresh.
     """
     # a load that a slow machine serves too, or one that makes a delay
-    rate, requests = (40.0, 400) if near is None else (80.0, 1000)
+    rate, requests = (10.0, 100) if near is None else (80.0, 1000)
 
     async def main() -> None:
         arguments = [
@@ -379,11 +379,12 @@ def test_a_serving_gateway_predicts_its_own_delay(tmp_path: Path, near: float | 
                 assert 0.5 < found["speed"] < 3
             async with httpx.AsyncClient(timeout=60) as client:
                 text = (await client.get(gateway.url + "/metrics")).text
-            assert (
-                'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}'
-                in text
+            told = (
+                'kendall_predicted_queueing_delay_seconds{method="exact",policy="capped:max_batch_size=4",stat="mean"}',
+                'kendall_prediction_error_ratio{policy="capped:max_batch_size=4"}',
             )
-            assert 'kendall_prediction_error_ratio{policy="capped:max_batch_size=4"}' in text
+            for series in told:  # a machine that hardly serves anything has no steady state
+                assert (series in text) == found["stable"]
             await gateway.ask("PUT", "/admin/policy", {"policy": "single"})
             await asyncio.sleep(1.2)
             assert (await gateway.ask("GET", "/admin/prediction"))["prediction"] is None
