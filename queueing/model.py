@@ -5,8 +5,9 @@ stability ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypedDict, Unpack
 
 from policies.arguments import positive, real_number, short_repr, whole_number
@@ -37,6 +38,7 @@ from queueing.arrivals.processes import Recorded
 from queueing.arrivals.text import Process, at_rate, format_arrivals
 from queueing.distributions.flows import Flows, parse_flows
 from queueing.distributions.heavy_tail import LARGEST_COUNT
+from queueing.distributions.packing import Reservations
 from queueing.distributions.token_distribution import (
     SET_LIMIT,
     SHORTER,
@@ -54,6 +56,7 @@ from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
+from queueing.result import LoadBound
 
 SMALLEST_RATE, LARGEST_RATE = 1e-12, 1e12  # requests/s: beyond, sums of instants lose all digits
 # how requests come to the servers: from one queue, or each server has one of its own that they join
@@ -88,6 +91,8 @@ class Limits(TypedDict, total=False):
                         ("none": every request counts as the longest)
     flows               whose the requests are, with weights, for a policy whose order counts the
                         service of each: "heavy=9,light=1" (all of one client)
+    max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
+                        "continuous" (it never binds)
     """
 
     max_output_tokens: int | None
@@ -103,6 +108,7 @@ class Limits(TypedDict, total=False):
     disaggregated: bool
     predictor: PredictorText | str
     flows: Flows | str | None
+    max_context_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,6 +135,8 @@ class Model:
     routing: str = "central"  # of ROUTINGS
     # at any mean rate: the arrival rate scales it; None: independent gaps of SCV `arrival_scv`
     arrival_process: ArrivalProcess | None = None
+    # KV memory of a server: those in service hold their prompts and token limits; None: enough
+    max_context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -155,6 +163,7 @@ class Model:
         self._check_calls()
         _check_arrivals(self)
         _check_routing(self)
+        _check_memory(self)
         if self.disaggregated:
             self._check_tandem()
 
@@ -264,6 +273,9 @@ class Model:
             predictor=_predictor(limits.get("predictor", NO_PREDICTION)),
             flows=_flows(limits.get("flows")),
             routing=limits.get("routing", "central"),
+            max_context_tokens=_optional_whole(
+                "max_context_tokens", limits.get("max_context_tokens")
+            ),
         )
 
     @cached_property
@@ -316,7 +328,9 @@ class Model:
             )
         if self.disaggregated:
             return 1 / max(phase_means(self.law, self.output_tokens, self.prompt_tokens))
-        if self.policy.joins_running:
+        if (chances := in_saturation(self)) is not None:
+            each = self.slot_time.throughput_of(chances)
+        elif self.policy.joins_running:
             each = (
                 self.slot_time.limit()
                 if self.bound is None
@@ -389,10 +403,7 @@ class Model:
                 "prefill and decode on two engines of one law, one request at a time at each, no "
                 "time between them"
             )
-        common += [
-            "service times obey the latency law",
-            "token and memory bounds of the engine do not bind",
-        ]
+        common += ["service times obey the latency law", *_bounds_of_the_engine(self)]
         if self.patience is not None:
             lost = f"a lost one counts as {self.patience:g} s"
             common.append(
@@ -441,6 +452,83 @@ def at_mean_rate(model: Model, arrival_rate: float) -> Model:
     return replace(model, arrival_process=at_rate(process, arrival_rate))
 
 
+def reservations(model: Model) -> Reservations | None:
+    """What requests hold of a memory that is given: their prompts and the token limit."""
+    if model.max_context_tokens is None:
+        return None
+    return Reservations(model.max_context_tokens, token_limit(model), model.prompt_tokens)
+
+
+def memory_limited(model: Model) -> bool:
+    """Whether a request may find a free slot and no memory."""
+    memory = reservations(model)
+    if memory is None:
+        return False
+    return model.bound is None or model.bound * memory.largest > memory.memory
+
+
+@lru_cache(maxsize=8)
+def in_saturation(model: Model) -> Mapping[int, float] | None:
+    """With which chances how many are in service on a server while requests wait, where the memory
+    may bind; else None.
+    """
+    memory = reservations(model)
+    return memory.chances(model.bound) if memory is not None and memory_limited(model) else None
+
+
+def load_bound(model: Model) -> LoadBound | None:
+    """What bounds the largest stable rate of a queue whose memory is given: whichever is used up
+    first more often while requests wait.
+    """
+    if model.max_context_tokens is None:
+        return None
+    chances = in_saturation(model)
+    full = 1.0 if chances is None else chances.get(model.bound or 0, 0.0)
+    return "slots" if full >= 0.5 else "memory"
+
+
+def _check_memory(model: Model) -> None:
+    memory = reservations(model)
+    if memory is None:
+        return
+    given = f"max_context_tokens={memory.memory}"
+    if model.endless:
+        raise SpecError(
+            f"got {given} for output lengths without a limit, which no memory holds; expected "
+            "max_output_tokens too"
+        )
+    if memory.memory < memory.largest:
+        raise SpecError(
+            f"got {given}; expected at least {memory.largest}, the largest prompt "
+            f"({memory.largest - memory.token_limit}) and the token limit ({memory.token_limit}): "
+            "give more memory, or set a smaller max_output_tokens"
+        )
+    if memory_limited(model) and not model.policy.joins_running:
+        most = "" if model.bound is None else f", {model.bound} x {memory.largest} tokens"
+        raise SpecError(
+            f"got {given} for policy {model.text}; expected policy continuous, or memory for its "
+            f"largest batch{most}: batches that memory cuts are not modelled"
+        )
+
+
+def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
+    memory = reservations(model)
+    if memory is None:
+        return ("token and memory bounds of the engine do not bind",)
+    holds = f"KV memory of {memory.memory:,} tokens"
+    if model.servers > 1:
+        holds += " on each server"
+    if not memory_limited(model):
+        most = (model.bound or 0) * memory.largest
+        return (f"{holds} does not bind: those in service hold {most:,} at most", _TOKEN_BOUNDS)
+    return (
+        f"{holds}: a request holds its prompt and the token limit of {memory.token_limit:,} from "
+        "its dispatch to its end; the first in the queue waits until it fits",
+        _TOKEN_BOUNDS,
+    )
+
+
+_TOKEN_BOUNDS = "token bounds of the engine do not bind"
 _INDEPENDENT_LENGTHS = "lengths independent of each other and of the queue"
 
 

@@ -16,6 +16,7 @@ MEANLESS = "exact quantiles, but "  # or why means are
 APPROXIMATE_MEANS = "approximate means, "  # and the one that says where their quantiles are from
 _NOT_ALL_EXACT = FALLBACK, PARTIAL, MEANLESS, APPROXIMATE_MEANS
 Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
+LoadBound = Literal["slots", "memory"]
 _DELAYS, _AFTER = (
     ("queueing_delay", "served_queueing_delay"),
     ("sojourn_time", "time_to_first_token"),
@@ -100,6 +101,7 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
     stations: tuple[Station, ...] = ()  # of a tandem, whose queueing delay is the sum of theirs
     flows: Mapping[str, Quantiles] = field(default_factory=dict)  # the queueing delay of each
+    load_bound: LoadBound | None = None  # what load is counted by, where the memory is given
 
     @property
     def fallback(self) -> str | None:
@@ -156,6 +158,7 @@ class Prediction:
             "flows": {
                 name: {"queueing_delay": delay.as_dict()} for name, delay in self.flows.items()
             },
+            "load_bound": self.load_bound,
         }
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)

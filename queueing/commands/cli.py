@@ -194,6 +194,17 @@ FlowsOption = Annotated[
         ),
     ),
 ]
+MaxContextTokens = Annotated[
+    int | None,
+    _option(
+        "--max-context-tokens",
+        (
+            "KV memory of each engine, in tokens: a request holds its prompt and the token limit "
+            "(--max-output-tokens, or the longest output) while it is in service, and the first in "
+            "the queue waits until it fits. Policy continuous. Default: it never binds."
+        ),
+    ),
+]
 Json = Annotated[bool, _option("--json", "Print one JSON object and nothing else.")]
 
 
@@ -219,6 +230,7 @@ def predict(
     disaggregated: Disaggregated = False,
     predictor: PredictorOption = "none",
     flows: FlowsOption = None,
+    max_context_tokens: MaxContextTokens = None,
     method: Annotated[
         str,
         _option(
@@ -247,6 +259,7 @@ def predict(
         "predictor": predictor,
         "flows": flows,
         "routing": routing,
+        "max_context_tokens": max_context_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
@@ -282,6 +295,7 @@ def simulate(
     disaggregated: Disaggregated = False,
     predictor: PredictorOption = "none",
     flows: FlowsOption = None,
+    max_context_tokens: MaxContextTokens = None,
     num_requests: Annotated[
         int | None,
         _option(
@@ -316,6 +330,7 @@ def simulate(
         "predictor": predictor,
         "flows": flows,
         "routing": routing,
+        "max_context_tokens": max_context_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
@@ -391,7 +406,8 @@ def _heads(answer: Prediction) -> Iterator[str]:
         else f", at most {answer.effective_max_batch_size} together"
     )
     yield f"{answer.policy}  {answer.model}{bound}  ({answer.fallback or answer.method})"
-    yield f"load          {short_number(answer.load)}" + (
+    counted = "" if answer.load_bound is None else f"  (bound by {answer.load_bound})"
+    yield f"load          {short_number(answer.load)}{counted}" + (
         "" if answer.stable else "  UNSTABLE: the queue grows without bound"
     )
     if answer.stable:

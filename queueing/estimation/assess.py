@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, is_first_come, parse_policy, served_as
+from policies.text import policy_batch_size
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.errors import PredictionError
 from queueing.estimation.assumptions.assumption import Assumption
@@ -26,6 +27,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
+from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
 from queueing.estimation.band import (
     Ask,
@@ -197,15 +199,17 @@ def _assumptions(
     *,
     waiting_before: int,
 ) -> tuple[Assumption, ...]:
-    clients = client_assumptions(seen)
+    clients, policy = client_assumptions(seen), parse_policy(seen.policy)
+    bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
     return (
         *clients,
         *engine_assumptions(
             speeds,
-            continuous=parse_policy(seen.policy).joins_running,
+            continuous=policy.joins_running,
             wander_effect=_effect(forecast.wander, forecast.mean),
             stalled=forecast.stalled,
         ),
+        enough_memory(seen, policy, min(bounds, default=None)),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
         _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),
     )

@@ -28,6 +28,7 @@ of simulation; outputs of 1 to 4 tokens 1.2 %, of one length 2 %.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,6 +95,14 @@ class SlotTime:
     def throughput(self, slots: int, *, refilled: bool) -> float:
         """X(n) = n / S(n)."""
         return slots / self.mean(slots, refilled=refilled)
+
+    def throughput_of(self, chances: Mapping[int, float]) -> float:
+        """Of refilled slots whose number varies, with the chances that departures see:
+        1 / E[S(N) / N] (queueing.distributions.packing).
+        """
+        return 1 / sum(
+            chance * self.mean(slots, refilled=True) / slots for slots, chance in chances.items()
+        )
 
     def limit(self) -> float:
         """The throughput of infinitely many slots: each request costs its own share only."""

@@ -18,6 +18,7 @@ dynamic by bins of like length     exact means    two bins; more an approximatio
 a policy from outside              simulation
 servers with a queue each          as of one      by chance: Poisson arrivals at each; in turn:
                                                   gaps of SCV 1/c; to the fewest: simulation
+memory that may bind               simulation
 calls of several sequences         exact means    call_chain for single, dynamic, capped, elastic
                                                   on one server; else simulation
 
@@ -36,7 +37,7 @@ from policies.fixed import Fixed
 from policies.immediate import Capped, Continuous, Dynamic, Elastic, Single
 from policies.unpadded import UnpaddedFixed
 from queueing.errors import NotConvergedError
-from queueing.model import Model, has_queues, one_of_several
+from queueing.model import Model, has_queues, load_bound, memory_limited, one_of_several
 from queueing.models.batches.batch_chain import solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
@@ -74,7 +75,7 @@ def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     if (one := one_of_several(model)) is not None:
         return methods(one)
-    if has_queues(model):
+    if has_queues(model) or memory_limited(model):
         return ("simulation",)
     if model.arrival_process is not None:
         return _of_process(model)
@@ -173,6 +174,7 @@ def answer(model: Model, arrival_rate: float, method: str) -> Prediction:
         method=method,
         stable=True,
         load=model.load(arrival_rate),
+        load_bound=load_bound(model),
         bounds={} if upper is None else {"queueing_delay_upper": upper},
         **{"utilisation": None, "assumptions": model.assumptions, **values},
     )

@@ -22,7 +22,14 @@ from queueing.errors import (
     OutOfReachError,
 )
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, at_mean_rate, has_queues, one_of_several
+from queueing.model import (
+    Model,
+    at_mean_rate,
+    has_queues,
+    load_bound,
+    memory_limited,
+    one_of_several,
+)
 from queueing.prediction.answer_check import checked_answer
 from queueing.prediction.ordered import cost_of_resuming, is_ordered, resumes_cost
 from queueing.prediction.solutions import IN_DOUBT, answer, best_method, methods
@@ -202,6 +209,7 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
         effective_max_batch_size=model.bound,
         model=model.name,
         load=model.load(arrival_rate),
+        load_bound=load_bound(model),
         assumptions=(*model.assumptions, *tail_notes(model), *notes, *short),
     )
 
@@ -252,6 +260,7 @@ def unstable(model: Model, load: float, method: str) -> Prediction:
         method=best_method(model) if method == "auto" else method,
         stable=False,
         load=load,
+        load_bound=load_bound(model),
         utilisation=None,
         loss_fraction=None,
         assumptions=(*model.assumptions, *notes),
@@ -283,6 +292,8 @@ def _described(model: Model) -> str:
         parts.append(f"arrivals of SCV {model.arrival_scv:g}")
     if model.endless:
         parts.append(f"lengths beyond {model.output_tokens.longest:,} tokens")
+    if memory_limited(model):
+        parts.append(f"KV memory of {model.max_context_tokens:,} tokens")
     if resumes_cost(model):
         parts.append(f"{model.law.resume:.3g} s more for each resume (kr)")
     return ", ".join(parts if model.patience is None else [*parts, f"patience {model.patience} s"])

@@ -20,14 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.arguments import whole_number
-from policies.core import Request
+from policies.core import UNBOUNDED, Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
 from queueing.distributions.token_distribution import Vector
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
-from queueing.model import Model, at_mean_rate, has_queues, one_of_several, token_limit
+from queueing.model import (
+    Model,
+    at_mean_rate,
+    has_queues,
+    load_bound,
+    one_of_several,
+    token_limit,
+)
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.result import Mean, Prediction, Quantiles
@@ -163,6 +170,7 @@ def summary(
         method="simulation",
         stable=True,
         load=load,
+        load_bound=load_bound(model),
         utilisation=_utilisation(runs, model),
         queueing_delay=summary_of_runs(_delays(model, runs), kind),
         sojourn_time=summary_of_runs(served, kind),
@@ -275,7 +283,13 @@ def driven_run(
     from queueing.simulation import fast
 
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    engine = SimulatedEngine(model.law, max_batch_size=bound, pad_prompts=model.pads_prompts)
+    memory = UNBOUNDED if model.max_context_tokens is None else model.max_context_tokens
+    engine = SimulatedEngine(
+        model.law,
+        max_batch_size=bound,
+        max_context_tokens=memory,
+        pad_prompts=model.pads_prompts,
+    )
     if has_queues(model):
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
     else:

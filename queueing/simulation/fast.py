@@ -26,7 +26,14 @@ from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import SPARE_GAPS
-from queueing.model import Model, at_mean_rate, has_queues, token_limit
+from queueing.model import (
+    Model,
+    at_mean_rate,
+    has_queues,
+    memory_limited,
+    reservations,
+    token_limit,
+)
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
 from queueing.models.soap.predictor_text import NO_PREDICTION
@@ -202,7 +209,7 @@ def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence
 
 def replay(model: Model, trace: Trace) -> SimulatedRun:
     """The policy on the trace. The queue closes with the last arrival."""
-    law, bound = model.law, 2**31 if model.bound is None else model.bound
+    law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
     )
@@ -215,7 +222,8 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
         return _from_batch_to_batch(model, trace, bounds)
     requests = _requests(model, trace)
     if continuous:
-        found = slot_kernels.run_slots(requests, _coefficients(law), law.turnaround, bounds)
+        given = _coefficients(law), law.turnaround, bounds
+        found = slot_kernels.run_slots(requests, *given, _memory(model))
     else:
         drawn = _drawn(law, trace)
         found = kernels.run_batches(requests, _of_batches(model), drawn, bounds)
@@ -240,7 +248,8 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRu
 
 def is_compiled(model: Model) -> bool:
     """Whether the kernels cover it: the built-in policies, in an order that interrupts nobody, on
-    one queue; no continuous engine with thousands of slots.
+    one queue; no continuous engine with thousands of slots, nor, under an order other than of
+    arrival, one whose memory may bind.
 
     Every step must take time: a fitted law may have k1 or k2 below zero, and with it a batch that
     ends before it began.
@@ -248,11 +257,26 @@ def is_compiled(model: Model) -> bool:
     law = model.law
     if not has_queue(model.policy) or has_queues(model):
         return False
+    if memory_limited(model) and not in_arrival_order(model.policy):
+        return False
     if law.kp < 0 or law.k1 + law.k3 < 0 or law.k1 + law.k3 + min(law.k2, 0) + law.k4 <= 0:
         return False
-    return not isinstance(model.policy, Continuous) or (
-        model.bound is not None and model.bound <= MOST_SLOTS
-    )
+    slots = _slots(model)
+    return not isinstance(model.policy, Continuous) or (slots is not None and slots <= MOST_SLOTS)
+
+
+def _slots(model: Model) -> int | None:
+    """The most that are in service together: no more than the memory has room for."""
+    memory = reservations(model)
+    bounds = (model.bound, None if memory is None else memory.most)
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _memory(model: Model) -> slot_kernels.Memory:
+    memory = reservations(model)
+    if memory is None:
+        return slot_kernels.UNLIMITED
+    return slot_kernels.Memory(memory.memory, memory.token_limit)
 
 
 def _from_batch_to_batch(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:

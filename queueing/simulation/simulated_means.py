@@ -43,7 +43,7 @@ from queueing.measurement.batch_means import (
     replications_interval,
     variance_of_mean,
 )
-from queueing.model import Model
+from queueing.model import Model, memory_limited
 from queueing.models.mg1 import solve_mg1
 from queueing.result import LEVELS, Prediction, Quantiles
 
@@ -74,7 +74,9 @@ class Companion:
 
 
 def companion_of(model: Model, arrival_rate: float) -> Companion | None:
-    """None where there is no such queue, or its delays have no variance."""
+    """None where there is no such queue, its delays have no variance, or memory decides how many
+    slots are taken.
+    """
     applies = (
         isinstance(model.policy, Continuous)
         and is_first_come(model.policy)
@@ -84,6 +86,7 @@ def companion_of(model: Model, arrival_rate: float) -> Companion | None:
         and model.sequences is None
         and model.patience is None
         and model.tail_index > 3
+        and not memory_limited(model)
     )
     if not applies:
         return None

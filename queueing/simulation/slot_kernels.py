@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.core import UNBOUNDED
 from queueing.simulation.kernels import (
     Bounds,
     Floats,
@@ -30,6 +31,8 @@ class Slots(NamedTuple):
     whole       counts: active, pending, entered with the stretch, tokens of their prompts; whether
                 the composition changed; steps done in the stretch, all in service
     entry       when each pending request may enter
+    ended       those that ended with the last change, of one server at a time
+    held        tokens of memory that the requests of each server hold
     """
 
     changes_at: Floats
@@ -39,15 +42,33 @@ class Slots(NamedTuple):
     pending: Ints
     entry: Floats
     left: Ints
+    ended: Ints
+    held: Ints
+
+
+class Memory(NamedTuple):
+    """Tokens that the requests of a server may hold: each its prompt and the token limit."""
+
+    tokens: int = UNBOUNDED
+    token_limit: int = 0
+
+
+UNLIMITED = Memory()
 
 
 def run_slots(
-    requests: Requests, law: tuple[float, ...], turnaround: float, bounds: Bounds
+    requests: Requests,
+    law: tuple[float, ...],
+    turnaround: float,
+    bounds: Bounds,
+    memory: Memory = UNLIMITED,
 ) -> RequestPath:
-    """Continuous batching, `bounds.batch_size` in service per server."""
+    """Continuous batching, `bounds.batch_size` in service per server, fewer where the first that
+    waits does not fit into the memory.
+    """
     path = new_path(len(requests.arrived_at))
-    delay = turnaround * law[5]
-    _run_slots(requests, law, (bounds.batch_size, delay), new_slots(requests, bounds), path)
+    limits = bounds.batch_size, turnaround * law[5], memory
+    _run_slots(requests, law, limits, new_slots(requests, bounds), path)
     path.server_free_at[:] = path.released_at
     return path
 
@@ -56,18 +77,19 @@ def new_slots(requests: Requests, bounds: Bounds) -> Slots:
     """Nobody in service."""
     real = np.full((bounds.servers, 4), -np.inf)
     real[:, 2:] = np.inf
-    whole = np.zeros((bounds.servers, 7), dtype=np.int64)
+    whole = np.zeros((bounds.servers, 8), dtype=np.int64)
     whole[:, 4] = 1
     active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
     entry = np.zeros((bounds.servers, bounds.batch_size))
-    idle = np.full(bounds.servers, np.inf)
-    return Slots(idle, real, whole, active, pending, entry, requests.output_tokens.copy())
+    idle, left = np.full(bounds.servers, np.inf), requests.output_tokens.copy()
+    ended, held = np.zeros_like(active[0]), np.zeros_like(whole[:, 0])
+    return Slots(idle, real, whole, active, pending, entry, left, ended, held)
 
 
 @inner
 def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-def]
     arrived_at, _, _, call_ends, deadlines = requests
-    changes_at, whole, n = state[0], state[2], len(arrived_at)
+    changes_at, n = state[0], len(arrived_at)
     head = tail = batches = 0
     while True:
         engine = earliest(changes_at)
@@ -86,7 +108,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
             head += 1
         while True:  # the policy is asked after each departure, and once more after the event
             if leaving > 0:
-                whole[engine, 6] -= 1
+                _free(engine, leaving, bounds, state, requests)
                 leaving -= 1
             elif completed:
                 completed = False
@@ -98,19 +120,48 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
 
 
 @inner
+def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
+    """The first of those who are leaving gives back its slot and its memory."""
+    whole, ended, held = state[2], state[7], state[8]
+    whole[s, 6] -= 1
+    first = ended[whole[s, 7] - leaving]
+    held[s] -= requests[2][first] + bounds[2][1]
+
+
+@inner
+def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
+    """The server with the most free slots, among those with memory for the first that waits; -1:
+    none.
+    """
+    (slots, _, (memory, limit)), whole, held = bounds, state[2], state[8]
+    best, needed = -1, requests[2][first] + limit
+    for s in range(len(whole)):
+        taken = whole[s, 6]
+        if (
+            taken < slots
+            and (best < 0 or taken < whole[best, 6])
+            and (taken == 0 or held[s] + needed <= memory)
+        ):
+            best = s
+    return best
+
+
+@inner
 def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; where the queue begins then, and how many batches there were."""
-    (now, head, tail, batches), (slots, delay) = queue, bounds
-    _, _, whole, _, pending, entry, _ = state
+    (now, head, tail, batches), (slots, delay, (memory, limit)) = queue, bounds
+    _, _, whole, _, pending, entry, _, _, held = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
-        best = 0
-        for s in range(1, len(whole)):
-            if whole[s, 6] < whole[best, 6]:
-                best = s
-        size = min(slots - whole[best, 6], tail - head)
-        if size <= 0:
+        best = _with_room(head, bounds, state, requests)
+        if best < 0:
             break
+        most = min(slots - whole[best, 6], tail - head)
+        held[best] += requests[2][head] + limit
+        size = 1
+        while size < most and held[best] + requests[2][head + size] + limit <= memory:
+            held[best] += requests[2][head + size] + limit
+            size += 1
         for i in range(head, head + size):
             dispatched_at[i] = now
             batch[i] = batches
@@ -129,7 +180,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
 @inner
 def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
     """When the composition changes next."""
-    changes_at, real, whole, _, _, _, _ = state
+    changes_at, real, whole, _, _, _, _, _, _ = state
     if whole[s, 0] + whole[s, 1] == 0:
         changes_at[s] = np.inf
     else:
@@ -157,7 +208,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
     """Begin a new stretch where the composition changed or someone may enter now
     (ServiceProcess._open).
     """
-    _, real, whole, _, _, entry, _ = state
+    _, real, whole, _, _, entry, _, _, _ = state
     now = real[s, 0]
     if whole[s, 0] == 0:
         real[s, 2] = real[s, 3] = np.inf
@@ -187,7 +238,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
 @inner
 def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
     """Who is pending and may enter by `at` becomes active."""
-    (_, _, whole, active, pending, entry, _), prompts, kept = state, requests[2], 0
+    (_, _, whole, active, pending, entry, _, _, _), prompts, kept = state, requests[2], 0
     for i in range(whole[s, 1]):
         if entry[s, i] <= at:
             active[s, whole[s, 0]] = pending[s, i]
@@ -204,7 +255,7 @@ def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
 @inner
 def _target(s, state):  # type: ignore[no-untyped-def]
     """The step of the next end or entry."""
-    _, real, whole, active, _, entry, left = state
+    _, real, whole, active, _, entry, left, _, _ = state
     least = -1
     for i in range(whole[s, 0]):
         remaining = left[active[s, i]]
@@ -223,7 +274,7 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
-    _, real, whole, active, _, _, left = state
+    _, real, whole, active, _, _, left, gone, _ = state
     (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
     done = whole[s, 5]
     steps = _target(s, state) - done
@@ -238,11 +289,13 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
         left[member] -= steps
         if left[member] <= 0:
             released_at[member] = now
+            gone[ended] = member
             ended += 1
         else:
             active[s, kept] = member
             kept += 1
     whole[s, 0] = kept
+    whole[s, 7] = ended
     if ended:
         whole[s, 4] = 1
     return ended

@@ -12,9 +12,14 @@ import pytest
 import kendall
 from policies import Request, parse_policy
 from queueing.arrivals.traces import read_trace
+from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
-from tests.server.harness import driven_by_both
+from queueing.model import Model
+from queueing.simulation.fast import Trace
+from queueing.simulation.fast import replay as replay_compiled
+from tests.server.harness import driven_by_both, replay
+from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,cv=0.1,turnaround=1.5e-3")
 POLICIES = {
@@ -148,3 +153,44 @@ def test_a_recorded_trace_is_predicted_as_the_gateway_serves_it(policy: str) -> 
         assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
         assert found.p99 == pytest.approx(np.quantile(values, 0.99), abs=1e-9)
     assert predicted.time_to_first_token.p99 > 0.2
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_same_where_the_kv_memory_binds_in_the_gateway_and_in_the_compiled_simulator(
+    servers: int,
+) -> None:
+    """Each holds its prompt and 64 tokens of 400: three to five requests, of eight slots."""
+    policy, memory = parse_policy("continuous:max_batch_size=8"), 400
+    law = parse_law("k1=0.25e-3,k2=2e-3,k3=25e-6,k4=0.9e-3,kp=1e-5,turnaround=1.5e-3")
+    model = Model(
+        policy=policy,
+        output_tokens=parse_distribution("uniform:low=1,high=64"),
+        prompt_tokens=parse_distribution("uniform:low=4,high=59"),
+        law=law,
+        servers=servers,
+        max_context_tokens=memory,
+    )
+    jobs = trace(1.8 * model.largest_stable_rate, seed=7)  # answers are half as long as the limit
+    live = run_virtual(replay(policy, jobs, law, servers=servers, kv_cache_tokens=memory))
+    found = replay_compiled(
+        model,
+        Trace(
+            np.array([request.arrived_at for request, _ in jobs]),
+            np.array([tokens for _, tokens in jobs]),
+            np.array([request.prompt_tokens for request, _ in jobs]),
+            np.random.default_rng(0).spawn(servers),
+        ),
+    )
+    assert len(live) == COUNT
+    for record in live:
+        place = int(record.request_id)
+        for name in ("dispatched_at", "released_at", "server_free_at"):
+            assert abs(getattr(found, name)[place] - getattr(record, name)) <= 1e-9, name
+        assert (found.server_id[place], found.batch_id[place], found.batch_size[place]) == (
+            record.server_id,
+            record.batch_id,
+            record.batch_size,
+        )
+    sizes = [record.batch_size or 0 for record in live]
+    assert max(sizes) < 8, "the memory binds before the slots"
+    assert sum((record.queueing_delay or 0) > 0.01 for record in live) > COUNT / 10

@@ -17,6 +17,7 @@ Name = Literal[
     "no_stalls",
     "constant_speed",
     "law_shape",
+    "enough_memory",
 ]
 
 

@@ -234,7 +234,7 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
 def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; how many dispatches there were."""
     ((now, batches), (slots, delay)), (state, queue), (requests, law) = (at, bounds), system, served
-    _, _, whole, _, pending, entry, _ = state
+    _, _, whole, _, pending, entry, _, _, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while queue[8][1] > 0:
         best = 0

@@ -10,6 +10,7 @@ export const ASSUMPTIONS = {
   no_stalls: ["No stalls", "a few very long batches hold the engine"],
   constant_speed: ["Constant speed", "the engine’s speed changes"],
   law_shape: ["Shape of the law", "the engine does not follow its calibrated law"],
+  enough_memory: ["Enough memory", "requests wait for the engine’s KV memory"],
 };
 
 /** Requests without an answer, by what became of them. */
