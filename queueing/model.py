@@ -247,12 +247,7 @@ class Model:
 
         Raises SpecError.
         """
-        for name in limits:
-            if name not in Limits.__annotations__:
-                raise TypeError(
-                    f"got the argument {name!r}; expected "
-                    f"{', '.join(Limits.__annotations__)}{suggest(name, Limits.__annotations__)}"
-                )
+        _check_names(limits)
         tokens = _optional_whole("max_output_tokens", limits.get("max_output_tokens"))
         scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
         process, scv = process_and_scv(limits.get("arrivals"), scv)
@@ -487,11 +482,22 @@ def load_bound(model: Model) -> LoadBound | None:
     return "slots" if full >= 0.5 else "memory"
 
 
+def _check_names(limits: Mapping[str, object]) -> None:
+    known = Limits.__annotations__
+    for name in limits:
+        if name not in known:
+            raise TypeError(
+                f"got the argument {name!r}; expected {', '.join(known)}{suggest(name, known)}"
+            )
+
+
 def _check_memory(model: Model) -> None:
     memory = reservations(model)
     if memory is None:
         return
     given = f"max_context_tokens={memory.memory}"
+    if memory.memory > LARGEST_COUNT:
+        raise SpecError(f"got {given}; expected at most {int(LARGEST_COUNT):,}, or no limit")
     if model.endless:
         raise SpecError(
             f"got {given} for output lengths without a limit, which no memory holds; expected "

@@ -43,7 +43,7 @@ from queueing.result import (
     Quantiles,
 )
 from queueing.simulation.experiment import of_several, simulate_model, simulate_steady_state
-from queueing.simulation.simulated_means import TOO_SHORT, tail_notes
+from queueing.simulation.simulated_means import MORE, TOO_SHORT, tail_notes
 
 SIMULATED_REQUESTS = 1_000_000
 QUANTILE_REQUESTS = 300_000
@@ -203,7 +203,11 @@ def _simulated(model: Model, arrival_rate: float, *notes: str) -> Prediction:
     simulated = checked_answer(
         lambda: simulate_steady_state(enough_slots(model, arrival_rate), arrival_rate, count)
     )
-    short = [text for text in simulated.assumptions if text.startswith(TOO_SHORT)]
+    short = [
+        text.replace(MORE, "`kendall simulate --num-requests` follows more")
+        for text in simulated.assumptions
+        if text.startswith(TOO_SHORT)
+    ]
     return dataclasses.replace(
         simulated,
         effective_max_batch_size=model.bound,

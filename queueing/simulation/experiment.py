@@ -42,6 +42,7 @@ from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
+    MORE,
     Kind,
     brevity,
     companion_of,
@@ -254,7 +255,7 @@ def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:
         seen = counted(batches, "batch", "batches")
         yield (
             f"TOO FEW BATCHES: only {seen} in a replication, expected at least {BATCH_MEANS}: "
-            "ask for more requests"
+            f"{MORE}"
         )
 
 

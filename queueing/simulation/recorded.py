@@ -12,13 +12,16 @@ import math
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.arguments import whole_number
 from policies.core import Policy, Request
+from policies.fixed import Fixed
 from policies.ordered import order_of
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.arrivals.processes import Recorded
 from queueing.arrivals.timetable import Timetable
+from queueing.distributions.laws import LONGEST
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 from queueing.model import Limits, Model, token_limit
@@ -26,6 +29,7 @@ from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.result import Prediction
 from queueing.simulation.experiment import by_flow, check_draws, driven_run, summary
 from queueing.simulation.reference import Job
+from queueing.simulation.simulated_means import MORE
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
@@ -48,10 +52,10 @@ def recorded_model(
             f"got {own[0]}={_in_short(limits, own[0])} with a trace; expected none: the "
             "trace has its own arrivals and lengths"
         )
-    lengths, prompts = (
-        TokenDistribution.from_counts(np.maximum(counts, 1))
-        for counts in (trace.output_tokens, trace.prompt_tokens)
-    )
+    limit = limits.get("max_output_tokens")
+    outputs = trace.output_tokens if limit is None else np.minimum(trace.output_tokens, limit)
+    lengths = _seen("output", outputs, "set max_output_tokens")
+    prompts = _seen("prompt", trace.prompt_tokens, "leave it out")
     with_prompts: Limits = {**limits, "prompt_tokens": prompts}
     model = Model.read(policy, lengths, latency, **with_prompts)
     return dataclasses.replace(model, arrival_process=Recorded(trace.intended_at))
@@ -68,11 +72,42 @@ def simulate_recorded(
     """The trace under the policy of `recorded_model`."""
     whole_number("replications", replications)
     whole_number("seed", seed, least=0)
+    if replications > 1 and not _draws(model):
+        raise SpecError(
+            f"got replications={replications} with a trace of which nothing is drawn; expected 1: "
+            "each would be the same path"
+        )
     check_draws(model, len(trace), replications)
     streams = np.random.SeedSequence(seed).spawn(replications)
     runs = [_replayed(model, trace, stream) for stream in streams]
-    answer = summary(runs, model, _load(model, trace), notes)
-    return dataclasses.replace(answer, flows=by_flow(model, runs, streams))
+    answer = summary(runs, model, _load(model, trace), (*notes, *_not_full(model, trace)))
+    said = tuple(text.replace(MORE, "the trace is short") for text in answer.assumptions)
+    return dataclasses.replace(answer, flows=by_flow(model, runs, streams), assumptions=said)
+
+
+def _seen(what: str, counts: npt.NDArray[np.int64], remedy: str) -> TokenDistribution:
+    if (most := int(counts.max())) > LONGEST:
+        raise SpecError(
+            f"got a request of {most:,} {what} tokens in the trace; expected at most {LONGEST:,}: "
+            f"{remedy}"
+        )
+    return TokenDistribution.from_counts(np.maximum(counts, 1))
+
+
+def _draws(model: Model) -> bool:
+    return model.draws_in_advance or model.predictor != NO_PREDICTION or model.flows is not None
+
+
+def _not_full(model: Model, trace: Timetable) -> tuple[str, ...]:
+    """A gateway would wait for more requests."""
+    policy = model.policy
+    if not isinstance(policy, Fixed) or policy.max_wait < math.inf:
+        return ()
+    left = len(trace) % (model.bound or policy.batch_size)
+    if not left:
+        return ()
+    last = counted(left, "request")
+    return (f"the trace ends with a batch that is not full: its last {last} served all the same",)
 
 
 def _in_short(limits: Limits, name: str) -> Any:

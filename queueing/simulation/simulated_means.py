@@ -48,6 +48,7 @@ from queueing.models.mg1 import solve_mg1
 from queueing.result import LEVELS, Prediction, Quantiles
 
 BATCH_MEANS = 20
+MORE = "ask for more requests"
 TOO_SHORT = "TOO SHORT: "  # how the note begins
 LEAST_CYCLES = 100  # of the states of a modulated process, in a simulation
 # steady: plain batch means; bursty: of an arrival process, widened for their correlation; spans: of
@@ -227,7 +228,7 @@ def brevity(model: Model, arrived_at: Sequence[Vector], sojourns: Sequence[Vecto
         if cycles < LEAST_CYCLES:
             return (
                 f"{TOO_SHORT}{cycles:.3g} cycles of the states of the arrivals, expected at least "
-                f"{LEAST_CYCLES}: ask for more requests"
+                f"{LEAST_CYCLES}: {MORE}"
             )
     served = [_double(run) for run in sojourns]
     interval = (
@@ -238,7 +239,7 @@ def brevity(model: Model, arrived_at: Sequence[Vector], sojourns: Sequence[Vecto
     return (
         f"{TOO_SHORT}the sojourn times tell as much as {interval.effective_n:.0f} independent "
         f"ones, mean +-{100 * interval.relative:.2g} %; expected {LEAST_EFFECTIVE} and "
-        f"+-{100 * TOO_WIDE:.0f} %: ask for more requests"
+        f"+-{100 * TOO_WIDE:.0f} %: {MORE}"
     )
 
 

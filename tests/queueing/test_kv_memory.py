@@ -366,3 +366,15 @@ def test_each_server_has_a_memory_of_its_own():
         model(1500, servers=4, routing="least_requests"), rate, num_requests=400
     )
     assert fewest.load_bound == "memory"
+
+
+def test_a_memory_beyond_all_counts_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"got max_context_tokens=1\d{30}; expected at most"):
+        kendall.simulate(
+            "continuous:max_batch_size=8",
+            2,
+            "geometric:mean=9",
+            "k1=1e-3,k2=0,k3=0,k4=1e-3",
+            max_output_tokens=64,
+            max_context_tokens=10**30,
+        )

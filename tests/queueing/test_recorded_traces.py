@@ -235,3 +235,43 @@ def test_a_number_of_requests_is_not_that_of_a_trace() -> None:
         asked.simulate(50)
     with pytest.raises(SpecError, match="got replications=0"):
         asked.simulate(replications=0)
+
+
+HUGE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:47.6805900,396,99999999999
+2023-11-16 18:15:48.6805900,396,5
+"""
+
+
+def test_a_huge_length_is_clipped_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.csv"
+    path.write_text(HUGE)
+    found = kendall.predict("single", latency=LAW, trace=path, max_output_tokens=100)
+    assert found.queueing_delay.mean is not None
+    with pytest.raises(SpecError, match=r"99,999,999,999 output tokens.*set max_output_tokens"):
+        kendall.predict("single", latency=LAW, trace=path)
+
+
+def test_replications_of_one_path_are_refused_and_drawn_ones_are_not() -> None:
+    asked = {"latency": LAW, "trace": SAMPLES / "azure_2023.csv"}
+    with pytest.raises(SpecError, match=r"got replications=3 .* expected 1"):
+        kendall.simulate("single", replications=3, **asked)
+    drawn = kendall.simulate("single", replications=3, **asked | {"latency": f"{LAW},cv=0.5"})
+    assert drawn.queueing_delay.standard_error is not None
+
+
+def test_a_last_batch_that_is_not_full_is_named() -> None:
+    trace = SAMPLES / "azure_2023.csv"
+    left = len(read_trace(trace)) % 7
+    assert left
+    found = kendall.predict("fixed:batch_size=7", latency=LAW, trace=trace)
+    assert any(f"its last {left} requests" in text for text in found.assumptions)
+    for policy in ("fixed:batch_size=7,max_wait=1", "capped:max_batch_size=7"):
+        others = kendall.predict(policy, latency=LAW, trace=trace).assumptions
+        assert not any("not full" in text for text in others)
+
+
+def test_advice_about_a_short_trace_can_be_followed() -> None:
+    found = kendall.predict("dynamic", latency=LAW, trace=SAMPLES / "azure_2023.csv")
+    assert not any("ask for more requests" in text for text in found.assumptions)
