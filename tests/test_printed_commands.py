@@ -127,9 +127,9 @@ def test_a_misspelt_line_in_a_page_fails_the_test_of_the_page(
 
 
 def test_a_printed_curl_line_that_gets_an_http_error_fails(tmp_path: Path) -> None:
-    printed = [
-        line.text for page in pages() for line in commands(page) if line.text.startswith("curl ")
-    ]
+    every = [line.text for page in pages() for line in commands(page)]
+    # those with a key are for a gateway that was started with one, and have a test of their page
+    printed = [text for text in every if text.startswith("curl ") and "Authorization" not in text]
     assert len(printed) >= 3
     with reader(tmp_path) as someone:
         someone.run("kendall serve tiny")
