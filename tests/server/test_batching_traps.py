@@ -156,7 +156,7 @@ def test_a_policy_is_not_asked_at_a_deadline_that_it_has_put_off(
             asked.append(loop.time() - began)
             return began + (5.0, later, math.inf)[len(asked) - 1]
 
-        decisions = DecisionLoop(step)
+        decisions = DecisionLoop(step, lambda: "mine")
         decisions.ask()
         await asyncio.sleep(1.0)
         decisions.ask()
