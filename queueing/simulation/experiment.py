@@ -43,15 +43,14 @@ from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
-    Kind,
+    Controlled,
+    Sampled,
     brevity,
     companion_of,
-    controlled,
     kind_of_runs,
     mean_of_runs,
     summary_of_runs,
     tail_notes,
-    weighted_summary,
     without_unsettled,
 )
 
@@ -109,26 +108,9 @@ def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) 
     _check(model, num_requests, 1, 0)
     (stream,), warm_up = np.random.SeedSequence(0).spawn(1), int(WARM_UP * num_requests)
     whole = simulate_run(model, arrival_rate, num_requests, stream)
-    run = whole.after(warm_up)
     beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
-    found = summary([run], model, model.load(arrival_rate), ())
-    delay, sojourn, first = (
-        controlled(values, beside, companion.exact)
-        for values in (run.queueing_delay, run.sojourn_time, run.first_token_at - run.arrived_at)
-    )
-    several = run.output_tokens > 1
-    between = found.inter_token_latency
-    if several.sum() > BATCH_MEANS:
-        values, counts = _gaps(run, several)
-        between = controlled(values, beside[several], companion.exact, counts)
-    return dataclasses.replace(
-        found,
-        queueing_delay=delay,
-        served_queueing_delay=delay,
-        sojourn_time=sojourn,
-        time_to_first_token=first if found.time_to_first_token.mean is not None else Quantiles(),
-        inter_token_latency=between,
-    )
+    control = Controlled(beside, companion.exact)
+    return summary([whole.after(warm_up)], model, model.load(arrival_rate), (), control)
 
 
 def _check(model: Model, num_requests: int, replications: int, seed: int) -> None:
@@ -158,9 +140,15 @@ def number_of_spans(model: Model, num_requests: int) -> int:
 
 
 def summary(
-    runs: Sequence[SimulatedRun], model: Model, load: float, notes: tuple[str, ...]
+    runs: Sequence[SimulatedRun],
+    model: Model,
+    load: float,
+    notes: tuple[str, ...],
+    control: Controlled | None = None,
 ) -> Prediction:
-    """Means with standard errors, and quantiles, of all runs together."""
+    """Means with standard errors, and quantiles, of all runs together; with `control` those of
+    durations are corrected.
+    """
     kind = kind_of_runs(model)
     served = [run.sojourn_time[~run.lost] for run in runs]
     short = brevity(model, [run.arrived_at for run in runs], served)
@@ -173,15 +161,9 @@ def summary(
         load=load,
         load_bound=load_bound(model),
         utilisation=_utilisation(runs, model),
-        queueing_delay=summary_of_runs(_delays(model, runs), kind),
-        sojourn_time=summary_of_runs(served, kind),
         batch_size=Mean(*mean_of_runs([_per_dispatch(run) for run in runs], kind)),
         loss_fraction=mean_of_runs([run.lost.astype(float) for run in runs])[0],
-        served_queueing_delay=summary_of_runs(
-            [run.queueing_delay[~run.lost] for run in runs], kind
-        ),
-        time_to_first_token=_to_first_token(runs, kind),
-        inter_token_latency=Quantiles() if model.policy.padded else _between_tokens(runs, kind),
+        **_durations(model, runs, control or Sampled(kind)),
         assumptions=(
             *model.assumptions,
             *tail_notes(model),
@@ -190,6 +172,24 @@ def summary(
             *([] if short is None else [short]),
         ),
     )
+
+
+def _durations(
+    model: Model, runs: Sequence[SimulatedRun], of: Sampled | Controlled
+) -> dict[str, Any]:
+    """`Quantiles` by the names of `Prediction`."""
+    kept = [~run.lost for run in runs]
+    delay = of(_delays(model, runs), [np.full(len(each), True) for each in kept])
+    of_served = delay
+    if any(run.lost.any() for run in runs):
+        of_served = of([run.queueing_delay[~run.lost] for run in runs], kept)
+    return {
+        "queueing_delay": delay,
+        "sojourn_time": of([run.sojourn_time[~run.lost] for run in runs], kept),
+        "served_queueing_delay": of_served,
+        "time_to_first_token": _to_first_token(runs, of),
+        "inter_token_latency": Quantiles() if model.policy.padded else _between_tokens(runs, of),
+    }
 
 
 def _delays(model: Model, runs: Sequence[SimulatedRun]) -> list[Vector]:
@@ -222,27 +222,27 @@ def by_flow(
     }
 
 
-def _to_first_token(runs: Sequence[SimulatedRun], kind: Kind) -> Quantiles:
+def _to_first_token(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
     """Of the served; unknown under a law with a negative k1 or k2 that puts a first token before
     its dispatch: it says nothing of it.
     """
     if any((run.first_token_at < run.dispatched_at)[~run.lost].any() for run in runs):
         return Quantiles()
-    return summary_of_runs([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kind)
+    kept = [~run.lost for run in runs]
+    return of([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kept)
 
 
-def _between_tokens(runs: Sequence[SimulatedRun], kind: Kind) -> Quantiles:
+def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
     """Time from one token to the next, of answers that have several, which leave one by one; that
     of each answer is its mean, and counts once for each of its gaps.
     """
-    parts = [_gaps(run, ~run.lost & (run.output_tokens > 1)) for run in runs]
-    return weighted_summary([values for values, _ in parts], [counts for _, counts in parts], kind)
-
-
-def _gaps(run: SimulatedRun, several: npt.NDArray[np.bool_]) -> tuple[Vector, Vector]:
-    """Of the answers of several tokens: the mean gap, and how many there are."""
-    counts = run.output_tokens[several] - 1.0
-    return (run.released_at - run.first_token_at)[several] / counts, counts
+    several = [~run.lost & (run.output_tokens > 1) for run in runs]
+    gaps = [run.output_tokens[some] - 1.0 for run, some in zip(runs, several, strict=True)]
+    means = [
+        (run.released_at - run.first_token_at)[some] / counts
+        for run, some, counts in zip(runs, several, gaps, strict=True)
+    ]
+    return of(means, several, gaps)
 
 
 def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:

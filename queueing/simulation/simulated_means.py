@@ -53,6 +53,7 @@ TOO_SHORT = "TOO SHORT: "  # how the note begins
 LEAST_CYCLES = 100  # of the states of a modulated process, in a simulation
 # steady: plain batch means; bursty: of an arrival process, widened for their correlation; spans: of
 # one that ends; recorded: one path, whose only chance is that of the services
+Mask = npt.NDArray[np.bool_]
 Kind = Literal["steady", "bursty", "spans", "recorded"]
 _BOUNDED = ("queueing_delay", "served_queueing_delay", "time_to_first_token")  # by the patience
 
@@ -179,6 +180,44 @@ def weighted_summary(
     # of a ratio: the standard error of its residuals, as each value's share of all counts
     shares = [(of - mean) * n / counts.mean() for of, n in zip(series, weights, strict=True)]
     return Quantiles(mean, **quantiles, standard_error=mean_of_runs(shares, kind)[1])
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What the simulated values are, as they are. Called with an array of values for each run, who
+    they are of (not asked here), and how often each counts.
+    """
+
+    kind: Kind
+
+    def __call__(
+        self, series: Sequence[Vector], _: Sequence[Mask], counts: Sequence[Vector] | None = None
+    ) -> Quantiles:
+        """Mean, its standard error, quantiles."""
+        if counts is None:
+            return summary_of_runs(series, self.kind)
+        return weighted_summary(series, counts, self.kind)
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """The same of one run, corrected by the companion's delay `beside` each request, whose law is
+    `exact`; a few values are left as they are.
+    """
+
+    beside: Vector
+    exact: Quantiles
+
+    def __call__(
+        self, series: Sequence[Vector], kept: Sequence[Mask], counts: Sequence[Vector] | None = None
+    ) -> Quantiles:
+        """`kept`: the requests of which there are values."""
+        (values,), (own,) = series, kept
+        if len(values) <= BATCH_MEANS:
+            return Sampled("steady")(series, kept, counts)
+        return controlled(
+            values, self.beside[own], self.exact, None if counts is None else counts[0]
+        )
 
 
 def mean_of_runs(
