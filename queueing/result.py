@@ -15,7 +15,7 @@ PARTIAL = "exact means, but "  # and the one that says why quantiles are simulat
 MEANLESS = "exact quantiles, but "  # or why means are
 APPROXIMATE_MEANS = "approximate means, "  # and the one that says where their quantiles are from
 _NOT_ALL_EXACT = FALLBACK, PARTIAL, MEANLESS, APPROXIMATE_MEANS
-Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token"]
+Quantity = Literal["queueing_delay", "sojourn_time", "time_to_first_token", "inter_token_latency"]
 LoadBound = Literal["slots", "memory"]
 _DELAYS, _AFTER = (
     ("queueing_delay", "served_queueing_delay"),

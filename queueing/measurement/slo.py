@@ -29,6 +29,7 @@ SHORT = {  # the names that load tests know
     "e2el": "end_to_end",
 }
 ALSO = {"queue": "queueing_delay", "service": "service_time", "lateness": "send_lateness"}
+PREDICTED: tuple[Quantity, ...] = (*QUANTITIES, "inter_token_latency")
 RECORDED = (*QUANTITIES, "service_time", "batch_forming_delay", "send_lateness", *SHORT.values())
 SIGN = r"\s*(?:<=?|=)\s*"
 FORM = "mean_QUANTITY=TIME or pNN_QUANTITY=TIME, for example p99_queueing_delay=2s"

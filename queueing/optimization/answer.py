@@ -4,7 +4,7 @@
                `LARGEST_EXACT` in a batch; 0.1 to 0.5 s for batches, of long answers 1 s
     searched   what ranks dozens: simulated, unless the answer is a formula (single, continuous);
                30 ms, standard error about 1 % at load 0.6
-    rough      simulated means, and at most one quantile: 5 ms for 30,000 requests; for ratios on
+    rough      simulated means, and the quantiles of an SLO: 5 ms for 30,000 requests; for ratios on
                common random numbers
 
 Simulated answers say so in `method` and in their assumptions; all see the same requests arrive.
@@ -13,6 +13,8 @@ Simulated answers say so in `method` and in their assumptions; all see the same 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +25,11 @@ from queueing.model import Model
 from queueing.optimization.objective import Slo
 from queueing.prediction import best_method, infinite_mean, predict_model, without_means
 from queueing.result import LEVELS, Prediction, Quantiles, Quantity
-from queueing.simulation.experiment import simulate_model, simulate_run
+from queueing.simulation.experiment import simulate_model, simulate_run, token_gaps
+from queueing.simulation.simulated_means import weighted_quantiles
+
+if TYPE_CHECKING:
+    from queueing.simulation.fast import SimulatedRun
 
 SIMULATED, ROUGH = 100_000, 30_000  # requests
 LARGEST_EXACT = 64
@@ -51,9 +57,9 @@ def simulated(model: Model, arrival_rate: float, note: str = NOTE) -> Prediction
 
 
 def rough(
-    model: Model, arrival_rate: float, slo: Slo | None = None, requests: int = ROUGH
+    model: Model, arrival_rate: float, slos: Sequence[Slo] = (), requests: int = ROUGH
 ) -> Prediction:
-    """Mean delays and loss, and the quantile that `slo` bounds. A queue with a steady state."""
+    """Mean delays and loss, and the quantiles that `slos` bound. A queue with a steady state."""
     run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(
         requests // 10
     )
@@ -69,26 +75,27 @@ def rough(
         stable=True,
         load=math.nan,
         utilisation=None,
-        queueing_delay=_of(every, slo, "queueing_delay"),
-        sojourn_time=_of(run.sojourn_time[served], slo, "sojourn_time"),
+        queueing_delay=_of(every, slos, "queueing_delay"),
+        sojourn_time=_of(run.sojourn_time[served], slos, "sojourn_time"),
         served_queueing_delay=Quantiles(float(own.mean())),
         time_to_first_token=_of(
-            (run.first_token_at - run.arrived_at)[served], slo, "time_to_first_token"
+            (run.first_token_at - run.arrived_at)[served], slos, "time_to_first_token"
         ),
+        inter_token_latency=_between_tokens(model, run, slos),
         loss_fraction=lost,
     )
 
 
-def searched(model: Model, arrival_rate: float, slo: Slo | None = None) -> Prediction:
+def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Prediction:
     """One of dozens in a search: a formula, or as `rough` with more requests. Raises
     UnstableQueueError.
     """
     method = _checked(model, arrival_rate)
     if _formula(model, method):
         found = _solved(model, arrival_rate, method)
-        if slo is None or slo.value(found) is not None:
+        if all(slo.value(found) is not None for slo in slos):
             return found
-    found = rough(model, arrival_rate, slo, SIMULATED)
+    found = rough(model, arrival_rate, slos, SIMULATED)
     return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
 
@@ -135,8 +142,19 @@ def _solved(model: Model, arrival_rate: float, method: str) -> Prediction:
     return simulated(model, arrival_rate) if doubted else found
 
 
-def _of(values: Vector, slo: Slo | None, field: str) -> Quantiles:
-    mean = float(values.mean())
-    if slo is None or slo.field != field or slo.metric == "mean":
-        return Quantiles(mean)
-    return Quantiles(mean, **{slo.metric: float(np.quantile(values, LEVELS[slo.metric]))})
+def _of(values: Vector, slos: Sequence[Slo], field: Quantity) -> Quantiles:
+    found = {name: float(np.quantile(values, LEVELS[name])) for name in _asked(slos, field)}
+    return Quantiles(float(values.mean()), **found)
+
+
+def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Quantiles:
+    _, means, gaps = token_gaps(run)
+    if model.policy.padded or not means.size:
+        return Quantiles()
+    every = dict(zip(LEVELS, weighted_quantiles(means, gaps).tolist(), strict=True))
+    found = {name: every[name] for name in _asked(slos, "inter_token_latency")}
+    return Quantiles(float(np.average(means, weights=gaps)), **found)
+
+
+def _asked(slos: Sequence[Slo], field: Quantity) -> set[str]:
+    return {slo.metric for slo in slos if slo.field == field and slo.metric != "mean"}

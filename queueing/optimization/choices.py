@@ -143,5 +143,5 @@ def scored(
     point, prediction = point_of(choice, model, arrival_rate, predict)
     if prediction is None:
         return point
-    allowed = objective.slo is None or objective.slo.kept(prediction)
-    return point | {"score": mean_of(prediction, quantity) if allowed else None}
+    score = mean_of(prediction, quantity) if objective.kept(prediction) else None
+    return point | objective.bounded(prediction) | {"score": score}

@@ -9,8 +9,8 @@ that may not be made has none.
                  `+`, which rewards waiting: `sign=+1` gives that (their reported optimum comes out
                  with it only)
     clipped      mean queueing delay, at most `max_clipped_fraction` of the requests clipped
-    slo          as delay, or the mean of the duration that the SLO bounds, among the choices that
-                 keep the SLO
+    slo          as delay, or the mean of the duration that the first SLO bounds, among the choices
+                 that keep every SLO
 
 E[u] = E[min(1, n_max / N)], the share of an answer that its reader gets (as printed).
 """
@@ -25,7 +25,7 @@ import numpy as np
 
 from policies.text import SpecError
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.measurement.slo import QUANTITIES, read_slo, split_slos
+from queueing.measurement.slo import PREDICTED, read_slo, split_slos
 from queueing.result import LEVELS, Prediction, Quantity
 
 OBJECTIVES = ("delay", "throughput", "v1", "v2", "clipped", "slo")
@@ -44,6 +44,11 @@ class Slo:
         found = getattr(getattr(prediction, self.field), self.metric)
         return None if found is None else float(found)
 
+    @property
+    def name(self) -> str:
+        """Of the predicted value, as a point of a search has it."""
+        return self.field if self.metric == "mean" else f"{self.metric}_{self.field}"
+
     def kept(self, prediction: Prediction) -> bool:
         """Whether it holds. Raises SpecError where the method has no such quantile."""
         found, mean = self.value(prediction), getattr(prediction, self.field).mean
@@ -57,7 +62,11 @@ class Slo:
             # already
             return False
         if found is None:
-            expected = "a mean, or --method simulation"
+            expected = (
+                "a policy of the continuous family, whose tokens leave one by one"
+                if self.field == "inter_token_latency"
+                else "a mean, or --method simulation"
+            )
             raise SpecError(
                 f"got slo={self}, which {prediction.method} does not give for "
                 f"{prediction.policy}; expected {expected}"
@@ -76,7 +85,8 @@ class Objective:
     theta: float = 0.5
     loss_cost: float = 1.0
     max_clipped_fraction: float = 0.05
-    slo: Slo | None = None
+    slo: Slo | None = None  # the one that says what settings are compared by
+    also: tuple[Slo, ...] = ()  # further ones, which are to be kept too
     sign: int = -1  # of the delay in V2
 
     def __post_init__(self) -> None:
@@ -106,10 +116,23 @@ class Objective:
             )
 
     @property
+    def slos(self) -> tuple[Slo, ...]:
+        """All of them, the one that compares first."""
+        return () if self.slo is None else (self.slo, *self.also)
+
+    def kept(self, prediction: Prediction) -> bool:
+        """Whether every SLO is. Raises SpecError where the method has no such quantile."""
+        return all(slo.kept(prediction) for slo in self.slos)
+
+    def bounded(self, prediction: Prediction) -> dict[str, float | None]:
+        """What the SLOs bound, seconds, by name."""
+        return {slo.name: slo.value(prediction) for slo in self.slos}
+
+    @property
     def constraint(self) -> str:
         """What a stable choice may break, with its value."""
-        if self.slo is not None:
-            return str(self.slo)
+        if self.slos:
+            return ", ".join(map(str, self.slos))
         return (
             f"max_clipped_fraction={self.max_clipped_fraction:g}"
             if self.name == "clipped"
@@ -123,24 +146,27 @@ class Objective:
         return -(self.theta * utility + signed * (1 - self.theta) * delay - cost)
 
 
+def parse_slos(text: str) -> dict[str, Any]:
+    """The SLOs of an `Objective`, `slo` and `also`, of a text with one or several. Raises
+    SpecError.
+    """
+    first, *others = map(parse_slo, split_slos(text))
+    return {"slo": first, "also": tuple(others)}
+
+
 def parse_slo(text: str) -> Slo:
     """Of predictions: `p99_queueing_delay=2s`. Raises SpecError."""
-    several = split_slos(text)
-    if len(several) > 1:
-        raise SpecError(
-            f"got slo={text!r}; expected one objective: settings are compared by what it bounds"
-        )
-    read = read_slo(several[0], "slo=")
+    read = read_slo(text, "slo=")
     if read.level is not None and read.statistic not in LEVELS:
         raise SpecError(
             f"got slo={text!r}; expected the mean or {', '.join(LEVELS)}: predictions have no "
             f"{read.statistic}"
         )
-    for quantity in QUANTITIES:
+    for quantity in PREDICTED:
         if quantity == read.quantity:
             return Slo(read.statistic, quantity, read.seconds)
     raise SpecError(
-        f"got slo={text!r}; expected one of {', '.join(QUANTITIES)}: predictions have no "
+        f"got slo={text!r}; expected one of {', '.join(PREDICTED)}: predictions have no "
         f"{read.quantity}"
     )
 

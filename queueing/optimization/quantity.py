@@ -19,6 +19,7 @@ WORDS: dict[Quantity, str] = {
     "queueing_delay": "queueing delay",
     "sojourn_time": "sojourn time",
     "time_to_first_token": "time to first token",
+    "inter_token_latency": "inter-token latency",
 }
 
 
@@ -47,7 +48,13 @@ def mean_of(prediction: Prediction, quantity: Quantity) -> float | None:
         prediction.served_queueing_delay.mean,
         prediction.loss_fraction,
     )
-    if quantity == "queueing_delay" or not lost or found is None or every is None or served is None:
+    if (
+        quantity in ("queueing_delay", "inter_token_latency")
+        or not lost
+        or found is None
+        or every is None
+        or served is None
+    ):
         return found
     return every + (1 - lost) * (found - served)
 

@@ -9,7 +9,7 @@ searched for its floor. With patience loads above 1 are steady, and are tried to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -20,7 +20,8 @@ from policies.text import SpecError
 from queueing.model import Model
 from queueing.optimization.choices import scored
 from queueing.optimization.objective import Objective, Slo
-from queueing.optimization.search import Optimum, Point, choose, point_of
+from queueing.optimization.search import Optimum, Point, Predict, choose, point_of
+from queueing.prediction import predict_model
 
 LIGHTEST, HEAVIEST, IMPATIENT = (
     0.001,
@@ -30,7 +31,12 @@ LIGHTEST, HEAVIEST, IMPATIENT = (
 SCAN = [LIGHTEST, *np.linspace(0.05, 0.95, 19).tolist(), HEAVIEST]
 
 
-def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) -> Optimum:
+def largest_rate(
+    model: Model,
+    objective: Objective,
+    precision: float = 1e-3,
+    predict: Predict = predict_model,
+) -> Optimum:
     """The largest stable rate (throughput), or the largest that keeps the SLO. Raises SpecError,
     NoStableChoiceError.
     """
@@ -53,15 +59,17 @@ def largest_rate(model: Model, objective: Objective, precision: float = 1e-3) ->
         raise SpecError(
             f"got objective={objective.name} for arrival-rate; expected throughput or slo"
         )
-    _check_binding(model, objective.slo)
+    for slo in objective.slos:
+        _check_binding(model, slo)
     curve: dict[float, Point] = {}
 
     def kept(load: float) -> bool:
-        point = scored({"arrival_rate": load * limit}, model, load * limit, objective)
+        choice = {"arrival_rate": load * limit}
+        point = scored(choice, model, load * limit, objective, predict=predict)
         curve[load] = point | {"score": None if point["score"] is None else -load}
         return point["score"] is not None
 
-    note, low = None, _lowest_kept(model, kept, objective.slo)
+    note, low = None, _lowest_kept(model, kept, objective.slos, predict)
     if low is not None:
         high = HEAVIEST if model.patience is None else IMPATIENT
         if kept(high):
@@ -108,7 +116,9 @@ def _check_binding(model: Model, slo: Slo) -> None:
         )
 
 
-def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float | None:
+def _lowest_kept(
+    model: Model, kept: Callable[[float], bool], slos: Sequence[Slo], predict: Predict
+) -> float | None:
     """A load that keeps the SLO, to start from: the lightest; for fixed the heaviest of a scan,
     or the floor of its valley.
     """
@@ -118,9 +128,12 @@ def _lowest_kept(model: Model, kept: Callable[[float], bool], slo: Slo) -> float
         return heaviest
 
     def value(load: float) -> float:
-        _, prediction = point_of({}, model, load * model.largest_stable_rate)
-        found = None if prediction is None else slo.value(prediction)
-        return math.inf if found is None else found
+        _, prediction = point_of({}, model, load * model.largest_stable_rate, predict)
+        found = [None if prediction is None else slo.value(prediction) for slo in slos]
+        return max(
+            math.inf if value is None else value / slo.seconds
+            for value, slo in zip(found, slos, strict=True)
+        )
 
     place = 1 + int(np.argmin([value(load) for load in SCAN[1:-1]]))
     floor = minimize_scalar(

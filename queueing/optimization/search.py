@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.text import counted
+from policies.text import counted, short_number
 from queueing.errors import NoStableChoiceError, UnstableQueueError
 from queueing.model import Model
 from queueing.optimization.objective import Objective
@@ -90,7 +90,8 @@ def choose(
     allowed = [point for point in curve if point["score"] is not None]
     if not allowed:
         stable = [point for point in curve if point["stable"]]
-        why = f"none keeps the constraint {goal.constraint}" if stable else "none is stable"
+        kept = f"none keeps the constraint {goal.constraint}{_nearest(goal, stable)}"
+        why = kept if stable else "none is stable"
         raise NoStableChoiceError(
             counted(len(curve), f"choice of {target}", f"choices of {target}"),
             why,
@@ -100,6 +101,24 @@ def choose(
     if by_sojourn:
         best = near_sojourns(near_scores(allowed))[0]
     return Optimum(target, goal.name, best, list(curve), note)
+
+
+def _nearest(goal: Objective, stable: Sequence[Point]) -> str:
+    """What breaks the SLOs at the choice that comes nearest to them."""
+
+    def excess(point: Point) -> dict[str, float]:
+        values = {slo: point.get(slo.name) for slo in goal.slos}
+        return {
+            f"{slo.name} {short_number(value, 3)} s": value / slo.seconds
+            for slo, value in values.items()
+            if value is not None and value > slo.seconds
+        }
+
+    found = [each for each in map(excess, stable) if each]
+    if not found:
+        return ""
+    nearest = min(found, key=lambda each: max(each.values()))
+    return f" (nearest: {', '.join(nearest)})"
 
 
 def near_scores(allowed: Sequence[Point]) -> list[Point]:

@@ -109,17 +109,14 @@ def _point(
     elif objective.name == "throughput":
         value = -limited.largest_stable_rate
     elif objective.name == "slo":
-        assert objective.slo is not None
-        allowed, value = (
-            objective.slo.kept(prediction),
-            -float(limit),
-        )  # the longest answers that keep it
+        # the longest answers that keep it
+        allowed, value = objective.kept(prediction), -float(limit)
     else:
         allowed, value = (
             objective.name == "delay" or clipped <= objective.max_clipped_fraction,
             compared,
         )
-    return point | {"score": value if allowed else None}
+    return point | objective.bounded(prediction) | {"score": value if allowed else None}
 
 
 def _every_limit(

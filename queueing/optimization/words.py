@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.text import counted, short_number
+from queueing.measurement.slo import PREDICTED
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.search import TIE, Optimum, Point, near_scores, near_sojourns
+from queueing.result import LEVELS
 
-DURATIONS = (
-    "queueing_delay",
-    "p99_queueing_delay",
-    "sojourn_time",
-    "time_to_first_token",
-)  # of a point
+DURATIONS = tuple(  # of a point
+    f"{level}{name}" for name in PREDICTED for level in ("", *(f"{each}_" for each in LEVELS))
+)
 # queueing delay, sojourn time or time to first token: the one that compares the choices
 DURATION = "{duration}"
 SHORTEST_DELAY, HIGHEST_RATE = f"the shortest mean {DURATION}", "the highest stable rate"

@@ -44,6 +44,7 @@ from queueing.simulation.simulated_means import (
     BATCH_MEANS,
     MORE,
     Controlled,
+    Mask,
     Sampled,
     brevity,
     companion_of,
@@ -232,16 +233,18 @@ def _to_first_token(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Q
     return of([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kept)
 
 
-def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
-    """Time from one token to the next, of answers that have several, which leave one by one; that
-    of each answer is its mean, and counts once for each of its gaps.
+def token_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
+    """Which answers have several tokens, which leave one by one; of these the mean time from one
+    token to the next, and how many such gaps.
     """
-    several = [~run.lost & (run.output_tokens > 1) for run in runs]
-    gaps = [run.output_tokens[some] - 1.0 for run, some in zip(runs, several, strict=True)]
-    means = [
-        (run.released_at - run.first_token_at)[some] / counts
-        for run, some, counts in zip(runs, several, gaps, strict=True)
-    ]
+    several = ~run.lost & (run.output_tokens > 1)
+    gaps = run.output_tokens[several] - 1.0
+    return several, (run.released_at - run.first_token_at)[several] / gaps, gaps
+
+
+def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
+    """Each answer's mean counts once for each of its gaps."""
+    several, means, gaps = zip(*map(token_gaps, runs), strict=True)
     return of(means, several, gaps)
 
 

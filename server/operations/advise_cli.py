@@ -58,8 +58,9 @@ def advise(
         str | None,
         typer.Option(
             help=(
-                "Service level objective, for example p99_queueing_delay=2s or "
-                "mean_time_to_first_token=1s; implies --objective slo."
+                "Service level objective, for example p99_queueing_delay=2s; implies --objective "
+                "slo. Several with commas are all kept, and settings are compared by the first: "
+                "p99_ttft<=500ms,p99_itl<=50ms."
             )
         ),
     ] = None,

@@ -73,9 +73,9 @@ def test_an_slo_on_a_quantile_that_is_missing_is_broken_only_by_a_mean_beyond_it
         Slo("p50", "queueing_delay", 0.5).kept(lacking)  # a median may lie below the mean
     objective = parse_objective({"slo": "p99_queueing_delay=2s"})
     found = forecast(prediction=lacking)
-    assert forbidden(objective, found, limits_tokens=False, simulated=2.0) is None
+    assert forbidden(objective, found, limits_tokens=False, simulated=[2.0]) is None
     assert "(predicted 2.01 s)" in (
-        forbidden(objective, found, limits_tokens=False, simulated=2.01) or ""
+        forbidden(objective, found, limits_tokens=False, simulated=[2.01]) or ""
     )
     assert forbidden(objective, found, limits_tokens=False) is None
 

@@ -33,8 +33,6 @@ pytestmark = [
     # raised inside vLLM and what it imports; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    # vLLM leaves the zmq context of its start-up handshake to the garbage collector
-    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 COUNT, TOGETHER = 1000, 24
 EACH = 30  # calls of each kind

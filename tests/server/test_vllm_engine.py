@@ -48,8 +48,6 @@ pytestmark = [
     # raised inside vLLM and what it imports, while they are imported; none is about our use of them
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    # vLLM leaves the zmq context of its start-up handshake to the garbage collector
-    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 
 DOOMED = """

@@ -19,7 +19,7 @@ from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.gain.gain import gain_of
 from queueing.optimization.gain.measure import parse_objective
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import reported, reported_slo
+from queueing.optimization.gain.reported import reported, reported_slos
 from queueing.optimization.objective import Objective
 
 __all__ = ["TARGETS", "advise", "parse_objective"]
@@ -70,7 +70,7 @@ def _advice(
         None if each.prediction is None else reported(operating_point, each.setting, measure)
         for each in (now, best)
     ]
-    in_force = reported_slo(operating_point, current, objective) if now.stable else None
+    in_force = reported_slos(operating_point, current, objective) if now.stable else None
     return dataclasses.replace(
         advice, says=sentence(advice, best, objective, measure, values, in_force=in_force)
     )

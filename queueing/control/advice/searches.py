@@ -119,7 +119,7 @@ def _batch_size(operating_point: OperatingPoint, current: Setting, objective: Ob
         operating_point.rate,
         _at_a_limit(objective),
         largest,
-        operating_point.ranking(objective.slo),
+        operating_point.ranking(objective.slos),
     )
 
     def setting(point: Point) -> Setting:
@@ -140,7 +140,7 @@ def _policy(operating_point: OperatingPoint, current: Setting, objective: Object
         among,
         operating_point.rate,
         _at_a_limit(objective),
-        operating_point.ranking(objective.slo),
+        operating_point.ranking(objective.slos),
     )
 
     def setting(point: Point) -> Setting:
@@ -159,7 +159,7 @@ def _token_limit(operating_point: OperatingPoint, current: Setting, objective: O
     model = operating_point.model(dataclasses.replace(current, max_output_tokens=None))
     largest = int(min(lengths.reach, lengths.whole.quantile(1 - NEVER)))
     found = best_token_limit(
-        model, operating_point.rate, goal, largest, operating_point.ranking(objective.slo)
+        model, operating_point.rate, goal, largest, operating_point.ranking(objective.slos)
     )
     if objective.name == "slo":
         return _longest_limit(operating_point, current, objective, found, largest)
@@ -180,14 +180,14 @@ def _longest_limit(
         largest,
     )
     if limit is None:
-        why = f"no token limit keeps the SLO {objective.slo}"
+        why = f"no token limit keeps the SLO {objective.constraint}"
         return Found(None, why=f"{why}; add servers, lower the arrival rate, or relax the SLO")
     setting = _limited(current, limit, largest)
     assert operating_point.lengths is not None
     cut, most = operating_point.lengths.clipped_fraction(limit), objective.max_clipped_fraction
     if cut is not None and cut > most and setting != current:
         why = (
-            f"the longest limit that keeps the SLO {objective.slo}, {limit}, cuts "
+            f"the longest limit that keeps the SLO {objective.constraint}, {limit}, cuts "
             f"{small_share(cut)} of the answers, more than max_clipped_fraction={most:g}"
         )
         return Found(None, why=f"{why}; allow more, add servers, or relax the SLO")
@@ -226,7 +226,7 @@ def _limited(current: Setting, limit: int, largest: int) -> Setting:
 
 
 def _servers(operating_point: OperatingPoint, current: Setting, objective: Objective) -> Found:
-    model, predict = operating_point.model(current), operating_point.ranking(objective.slo)
+    model, predict = operating_point.model(current), operating_point.ranking(objective.slos)
     if objective.name == "slo":
         found = fewest_servers(model, operating_point.rate, objective, LARGEST_SERVERS, predict)
         return _fewest(operating_point, current, objective, found)
@@ -264,7 +264,7 @@ def _fewest(
         return Found(
             None,
             why=(
-                f"{LARGEST_SERVERS} servers do not keep the SLO {objective.slo}; lower the "
+                f"{LARGEST_SERVERS} servers do not keep the SLO {objective.constraint}; lower the "
                 "arrival rate, or relax the SLO"
             ),
         )

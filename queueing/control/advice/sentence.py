@@ -21,10 +21,10 @@ def sentence(
     measure: Measure,
     values: Sequence[float | None],
     *,
-    in_force: float | None = None,
+    in_force: Sequence[float] | None = None,
 ) -> str:
     """For an advice that has a best choice; `values`: what is measured in force, and then;
-    `in_force`: what the SLO bounds, seconds.
+    `in_force`: what each SLO bounds, seconds.
     """
     now, gain, target = advice.current, advice.gain, advice.target
     here, there = setting_text(now, target), setting_text(best, target)

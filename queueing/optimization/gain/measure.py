@@ -13,7 +13,7 @@ slo               what the SLO bounds; as delay where that is the queueing delay
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from policies.text import SpecError, parse_number, short_number, suggest
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.model import Model
 from queueing.optimization.forecast import Forecast
-from queueing.optimization.objective import Objective, Slo, parse_slo, utilities
+from queueing.optimization.objective import Objective, Slo, parse_slos, utilities
 from queueing.optimization.quantity import WORDS, mean_of
 from queueing.result import Prediction, Quantity
 
@@ -46,9 +46,8 @@ def parse_objective(params: Mapping[str, str]) -> Objective:
     numbers: dict[str, Any] = {
         key: parse_number(key, params[key], "the objective") for key in WEIGHS if key in params
     }
-    objective = Objective(
-        name=name, slo=parse_slo(params["slo"]) if "slo" in params else None, **numbers
-    )
+    slos = parse_slos(params["slo"]) if "slo" in params else {}
+    objective = Objective(name=name, **slos, **numbers)
     for key in numbers:
         if name not in WEIGHS[key]:
             raise SpecError(
@@ -69,6 +68,11 @@ class Measure:
         """The SLO that it needs the quantile of."""
         slo = None if self.objective is None else self.objective.slo
         return slo if slo is not None and slo.field == self.quantity else None
+
+    @property
+    def slos(self) -> tuple[Slo, ...]:
+        """The same, for `queueing.optimization.answer.rough`."""
+        return () if self.slo is None else (self.slo,)
 
     @property
     def compared(self) -> Quantity | None:
@@ -138,20 +142,25 @@ class Measure:
 
 
 def forbidden(
-    objective: Objective, found: Forecast, *, limits_tokens: bool, simulated: float | None = None
+    objective: Objective,
+    found: Forecast,
+    *,
+    limits_tokens: bool,
+    simulated: Sequence[float] | None = None,
 ) -> str | None:
     """What the objective has against a setting, as the end of a sentence; `limits_tokens`: the
     token limit is what is chosen.
 
-    `simulated`: what the SLO bounds, seconds, where the prediction does not have it.
+    `simulated`: what each SLO bounds, seconds, where the prediction does not have it.
     """
     if not found.stable or found.prediction is None:
         return f"has no steady state (load {found.load:.3g})"
-    if objective.slo is not None:
-        value = objective.slo.value(found.prediction)
-        value = simulated if value is None else value
-        if value is not None and value > objective.slo.seconds:
-            return f"breaks the SLO {objective.slo} (predicted {short_number(value, 3)} s)"
+    for place, slo in enumerate(objective.slos):
+        value = slo.value(found.prediction)
+        if value is None and simulated is not None:
+            value = simulated[place]
+        if value is not None and value > slo.seconds:
+            return f"breaks the SLO {slo} (predicted {short_number(value, 3)} s)"
     most, cut = objective.max_clipped_fraction, found.clipped_fraction
     if (
         limits_tokens

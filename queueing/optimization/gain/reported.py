@@ -29,29 +29,29 @@ def reported(operating_point: OperatingPoint, setting: Setting, measure: Measure
         return value
     return measure.of(
         operating_point.predicted(
-            setting, lambda queue, rate: rough(queue, rate, measure.slo, SIMULATED)
+            setting, lambda queue, rate: rough(queue, rate, measure.slos, SIMULATED)
         ),
         model,
         whole,
     )
 
 
-def reported_slo(
+def reported_slos(
     operating_point: OperatingPoint, setting: Setting, objective: Objective
-) -> float | None:
-    """What the SLO bounds, seconds; None without an SLO, and without a steady state."""
-    if objective.slo is None:
-        return None
+) -> list[float]:
+    """What each SLO bounds, seconds; infinite without a steady state."""
+    alone = [dataclasses.replace(objective, slo=slo, also=()) for slo in objective.slos]
+    measures = [Measure(each, slo.field) for each, slo in zip(alone, objective.slos, strict=True)]
     try:
-        return reported(operating_point, setting, Measure(objective, objective.slo.field))
+        return [reported(operating_point, setting, measure) for measure in measures]
     except UnstableQueueError:
-        return None
+        return [math.inf] * len(measures)
 
 
 def keeps_slo(operating_point: OperatingPoint, setting: Setting, objective: Objective) -> bool:
-    """Whether the reported value does; also true without an SLO."""
-    value = reported_slo(operating_point, setting, objective)
-    return objective.slo is None or (value is not None and value <= objective.slo.seconds)
+    """Whether the reported values keep every SLO; also true without one."""
+    values = reported_slos(operating_point, setting, objective)
+    return all(value <= slo.seconds for value, slo in zip(values, objective.slos, strict=True))
 
 
 def verified(

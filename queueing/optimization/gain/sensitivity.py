@@ -154,7 +154,7 @@ class Sensitivity:
         key = (setting, measure.slo, law, id(whole), rate, stalling)
         if key not in self._simulated:
             ask = self.point.measured(
-                lambda queue, arrivals: rough(queue, arrivals, measure.slo), stalling=stalling
+                lambda queue, arrivals: rough(queue, arrivals, measure.slos), stalling=stalling
             )
             self._simulated[key] = ask(model, at)
         return Asked(measure.of(self._simulated[key], model, whole), model.load(at))

@@ -12,6 +12,7 @@ long, without 10 %).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -148,9 +149,9 @@ class WindowModel:
 
         return found
 
-    def ranking(self, slo: Slo | None = None) -> Predict:
+    def ranking(self, slos: Sequence[Slo] = ()) -> Predict:
         """What puts dozens of settings in order: cheaper than what is reported of the best one."""
-        return self.measured(lambda model, arrival_rate: searched(model, arrival_rate, slo))
+        return self.measured(lambda model, arrival_rate: searched(model, arrival_rate, slos))
 
     @cached_property
     def _predictions(self) -> dict[Setting, Prediction]:

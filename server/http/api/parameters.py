@@ -76,7 +76,7 @@ ADVICE_QUERY = [
     _parameter(
         "query",
         "slo",
-        "For example p99_queueing_delay=2s or mean_time_to_first_token=1s.",
+        "For example p99_queueing_delay=2s; several with commas are all kept.",
         type="string",
     ),
     _parameter(
