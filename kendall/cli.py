@@ -53,6 +53,10 @@ COMMANDS = {
         "queueing.commands.optimize_cli",
         "choose a token limit, batch size, policy, number of servers or rate",
     ),
+    "plan": (
+        "queueing.commands.plan_cli",
+        "plan capacity: the fewest servers that keep an SLO, and their cost",
+    ),
     "advise": (
         "server.operations.advise_cli",
         "ask a running gateway which settings its model recommends",
@@ -84,6 +88,7 @@ OTHER_MEANING = {
     "compare": {"output"},  # files
     "demo": {"output"},  # a folder
     "load": {"model", "output"},  # as clients name it, where `serve` takes a folder too; a run file
+    "plan": {"max-num-seqs", "max-output-tokens", "latency"},  # lists to choose from
     "reproduce": {"output"},  # a folder
     "sweep": {"max-output-tokens", "slo", "output"},  # lists to search over; a folder
 }

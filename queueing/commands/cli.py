@@ -262,9 +262,9 @@ def predict(
         "max_context_tokens": max_context_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
+    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     asked = Asked.read(
-        policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
+        policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
     )
     try:
         answer = asked.predict(method)
@@ -333,9 +333,9 @@ def simulate(
         "max_context_tokens": max_context_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
-    coming = _coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
+    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     asked = Asked.read(
-        policy, law_of(latency), max_output_tokens=max_output_tokens, **coming, **bounds
+        policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
     )
     try:
         answer = asked.simulate(num_requests, seed=seed, replications=replications)
@@ -344,7 +344,7 @@ def simulate(
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
 
 
-def _coming(
+def coming(
     ctx: typer.Context, sources: dict[str, Any], lengths: dict[str, str | None]
 ) -> dict[str, Any]:
     """What comes, by the names of `Asked.read`. A flag overrides a variable of the environment

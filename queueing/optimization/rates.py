@@ -42,19 +42,7 @@ def largest_rate(
     """
     limit = model.largest_stable_rate
     if objective.name == "throughput":
-        if model.patience is not None:
-            raise SpecError(
-                f"got patience={model.patience:g}; expected none: with patience every rate is "
-                "stable"
-            )
-        best: Point = {"arrival_rate": limit, "load": 1.0}
-        return Optimum(
-            "arrival-rate",
-            "throughput",
-            best,
-            [best],
-            "at this rate itself the queue grows without end",
-        )
+        return _largest_stable(model)
     if objective.name != "slo" or objective.slo is None:
         raise SpecError(
             f"got objective={objective.name} for arrival-rate; expected throughput or slo"
@@ -77,6 +65,16 @@ def largest_rate(
         else:
             largest_kept(kept, low, high, relative=precision)
     return choose("arrival-rate", objective, [curve[load] for load in sorted(curve)], note)
+
+
+def _largest_stable(model: Model) -> Optimum:
+    if model.patience is not None:
+        raise SpecError(
+            f"got patience={model.patience:g}; expected none: with patience every rate is stable"
+        )
+    best: Point = {"arrival_rate": model.largest_stable_rate, "load": 1.0}
+    note = "at this rate itself the queue grows without end"
+    return Optimum("arrival-rate", "throughput", best, [best], note)
 
 
 def largest_kept(

@@ -21,7 +21,7 @@ from queueing.estimation.lengths.lengths import lengths
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import reported_slo
+from queueing.optimization.gain.reported import reported_slos
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_model
 from tests.queueing.advised import advise, what_ifs
@@ -130,9 +130,8 @@ def test_the_99th_percentile_that_advice_reports_is_that_of_the_queue_of_calls(f
     objective = parse_objective({"slo": f"p99_{field}=0.5"})
     for policy in (POLICY, "elastic:max_batch_size=8"):
         expected = getattr(simulated(policy), field).p99
-        assert reported_slo(operating_point, Setting(policy=policy), objective) == pytest.approx(
-            expected, rel=WITHIN
-        ), policy
+        (found,) = reported_slos(operating_point, Setting(policy=policy), objective)
+        assert found == pytest.approx(expected, rel=WITHIN), policy
 
 
 @pytest.mark.parametrize(("share", "kept"), [(0.85, False), (1.15, True)])

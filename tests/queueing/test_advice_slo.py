@@ -22,7 +22,7 @@ from queueing.optimization.forecast import Advice, Setting
 from queueing.optimization.gain import window_model
 from queueing.optimization.gain.measure import Measure
 from queueing.optimization.gain.operating_point import OperatingPoint
-from queueing.optimization.gain.reported import keeps_slo, largest_kept, reported_slo
+from queueing.optimization.gain.reported import keeps_slo, largest_kept, reported_slos
 from queueing.result import Prediction, Quantiles
 from tests.queueing.advised import POLICY, advise
 from tests.queueing.estimation_runs import Engine, poisson, seen, serve
@@ -44,12 +44,12 @@ def breaks(advice: Advice, slo: str, estimates: Estimates) -> bool:
     objective = parse_objective({"slo": slo})
     assert advice.best is not None
     assert objective.slo is not None
-    found = reported_slo(
+    (found,) = reported_slos(
         OperatingPoint(estimates=estimates, shape=LAW, limits=OPERATED),
         advice.best.setting,
         objective,
     )
-    return found is None or found > objective.slo.seconds
+    return found > objective.slo.seconds
 
 
 @pytest.mark.parametrize("error", [1.0, 0.93, 1.07])

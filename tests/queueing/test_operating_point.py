@@ -40,7 +40,7 @@ from queueing.optimization.gain.reported import (
     keeps_slo,
     largest_kept,
     reported,
-    reported_slo,
+    reported_slos,
     verified,
 )
 from queueing.optimization.gain.sensitivity import STEP, _half_width
@@ -233,7 +233,7 @@ def test_a_rough_answer_is_that_of_one_run(patience: float | None) -> None:
     rate = 0.8 * queue.largest_stable_rate
     run = simulate_run(queue, rate, 5000, np.random.SeedSequence(0)).after(500)
     kept = ~run.lost
-    found = rough(queue, rate, parse_slo("p90_sojourn_time=1s"), 5000)
+    found = rough(queue, rate, [parse_slo("p90_sojourn_time=1s")], 5000)
     assert found.loss_fraction == pytest.approx(np.mean(run.lost))
     assert (found.loss_fraction > 0) == (patience is not None)
     assert found.queueing_delay.mean == pytest.approx(
@@ -254,10 +254,10 @@ def test_a_search_asks_for_a_formula_that_has_the_quantile() -> None:
     queue = model("continuous:max_batch_size=4")
     rate = 0.5 * queue.largest_stable_rate
     assert searched(queue, rate).method == "approximation"
-    assert searched(queue, rate, parse_slo("p99_sojourn_time=1s")).method == "simulation"
-    assert searched(queue, rate, parse_slo("mean_sojourn_time=1s")).method == "approximation"
+    assert searched(queue, rate, [parse_slo("p99_sojourn_time=1s")]).method == "simulation"
+    assert searched(queue, rate, [parse_slo("mean_sojourn_time=1s")]).method == "approximation"
     assert (
-        searched(model("single"), rate / 10, parse_slo("p99_queueing_delay=1s")).method == "exact"
+        searched(model("single"), rate / 10, [parse_slo("p99_queueing_delay=1s")]).method == "exact"
     )
     assert any(
         "simulated with 100,000 requests" in note
@@ -425,9 +425,9 @@ def test_an_slo_is_kept_by_the_value_that_is_reported() -> None:
     assert [reported(of, sized(size), Measure(SLO)) for size in (1, 2, 3)] == [0.999, 1.0, 1.001]
     assert [keeps_slo(of, sized(size), SLO) for size in (1, 2, 3, 4)] == [True, True, False, False]
     assert (
-        reported_slo(of, sized(4), SLO),
-        reported_slo(of, sized(1), Objective(name="delay")),
-    ) == (None, None)
+        reported_slos(of, sized(4), SLO),
+        reported_slos(of, sized(1), Objective(name="delay")),
+    ) == ([math.inf], [])
     assert keeps_slo(of, sized(4), Objective(name="delay"))
 
 

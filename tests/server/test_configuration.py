@@ -597,7 +597,7 @@ def test_a_variable_with_a_meaning_of_its_own_in_a_command_is_read_only_in_its_l
         name
         for name in kendall.cli.COMMANDS
         if "slo" in map(key_of, kendall.cli._command(name).params)
-    } == {*("serve", "optimize", "advise", "sweep")}
+    } == {"serve", "optimize", "advise", "sweep", "plan"}
     assert "slo" in kendall.cli.OTHER_MEANING["sweep"]
 
 

@@ -1,0 +1,242 @@
+"""`kendall plan`. Bad arguments raise SpecError (exit 2); where no option keeps the SLOs the status
+is 3 and every option has its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from policies.arguments import whole_number
+from policies.text import SpecError, short_number
+from queueing.commands.cli import (
+    ArrivalRate,
+    ArrivalsOption,
+    Json,
+    LengthsOption,
+    PromptTokens,
+    TraceOption,
+    coming,
+    law_of,
+)
+from queueing.commands.terminal import Column, Table, console, say
+from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
+from queueing.latency.law import LatencyModel
+from queueing.latency.profile import profile_of
+from queueing.measurement.paths import check_writable
+from queueing.optimization.objective import Objective, parse_slos
+from queueing.optimization.plan import Choices, Demand, Kind, Plan, check_costs, make_plan
+from queueing.optimization.search import Point
+from queueing.prediction.asked import Asked
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+NONE_KEEPS = 3  # exit status
+
+
+@app.command()
+def plan(
+    ctx: typer.Context,
+    *,
+    slo: Annotated[
+        str,
+        typer.Option(
+            help="Service level objectives, all of which are kept: p99_ttft<=500ms,p99_itl<=50ms."
+        ),
+    ],
+    latency: Annotated[
+        list[str],
+        typer.Option(
+            help="Latency law, or the name or file of a profile, of a kind of server. Repeatable: "
+            "kinds are compared."
+        ),
+    ],
+    cost: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Cost of one server of each --latency, in the same order, in any unit. Default: "
+            "1, so that costs are numbers of servers."
+        ),
+    ] = None,
+    arrival_rate: ArrivalRate = None,
+    arrivals: ArrivalsOption = None,
+    trace: TraceOption = None,
+    output_tokens: LengthsOption = None,
+    prompt_tokens: PromptTokens = None,
+    max_num_seqs: Annotated[
+        str, typer.Option(help="Numbers of slots of a server to choose from.")
+    ] = "16,32,64,128",
+    max_output_tokens: Annotated[
+        str | None,
+        typer.Option(help="Token limits to choose from: 512,1024,none. Default: no limit."),
+    ] = None,
+    max_clipped_fraction: Annotated[
+        float, typer.Option(help="Largest fraction of the answers that a token limit may cut.")
+    ] = 0.05,
+    largest: Annotated[int, typer.Option(help="Largest number of servers to try.")] = 64,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="File for a picture of the options: .png, .svg or .pdf."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan capacity: the fewest servers of each kind that keep the SLOs with continuous batching,
+    by number of slots and token limit, and what they cost.
+    """
+    if plot is not None:
+        check_writable(plot, "--plot")
+    choices = Choices(
+        kinds=_kinds(latency, check_costs(latency, cost or [])),
+        slots=[_whole("--max-num-seqs", each) for each in max_num_seqs.split(",")],
+        limits=_limits(max_output_tokens),
+        largest=whole_number("largest", largest),
+    )
+    goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
+    sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
+    given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
+    demand = _demand(given, goal, choices)
+    with Console(stderr=True).status("planning") as status:  # on a terminal only
+        told = status.update if status.console.is_terminal else _to_stderr
+        found = make_plan(demand, choices, told)
+    if plot is not None:
+        from queueing.commands.plan_picture import draw_plan  # noqa: PLC0415 - loads matplotlib
+
+        draw_plan(found, plot)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+    else:
+        print_plan(found, console())
+    if found.best is None:
+        typer.echo(f"kendall: {_nothing(found)}", err=True)
+        raise typer.Exit(NONE_KEEPS)
+
+
+def _to_stderr(text: str) -> None:
+    typer.echo(f"plan: {text}", err=True)
+
+
+def _whole(flag: str, text: str) -> int:
+    try:
+        return whole_number(flag, int(text))
+    except ValueError:
+        raise SpecError(
+            f"got {flag} with {text!r}; expected whole numbers of at least 1 with commas, for "
+            "example 16,32,64"
+        ) from None
+
+
+def _limits(text: str | None) -> list[int | None]:
+    flag = "--max-output-tokens"
+    texts = ["none"] if text is None else [each.strip() for each in text.split(",")]
+    return [None if each == "none" else _whole(flag, each) for each in texts]
+
+
+def _kinds(latencies: list[str], costs: list[float]) -> list[Kind]:
+    """Named by their profiles; laws by their numbers."""
+    kinds = []
+    for number, (text, cost) in enumerate(zip(latencies, costs, strict=True), start=1):
+        profile = profile_of(text)
+        name = f"law {number}" if profile is None else profile.profile.name
+        kinds.append(Kind(name=name, law=law_of(text), cost=cost))
+    return kinds
+
+
+def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
+    whole: Asked | None = None
+    if given["trace"] is not None:
+        policy = f"continuous:max_batch_size={choices.slots[0]}"
+        whole = Asked.read(policy, choices.kinds[0].law, **given)
+    elif given["output_tokens"] is None:
+        raise SpecError(
+            "got no lengths; expected --output-tokens, for example lognormal:mu=5,sigma=0.7"
+        )
+    lengths = (
+        parse_distribution(given["output_tokens"], SUPPORT_LIMIT)
+        if whole is None
+        else whole.model.output_tokens
+    )
+
+    def asked(policy: str, law: LatencyModel, limit: int | None) -> Asked:
+        return Asked.read(policy, law, max_output_tokens=limit, **given)
+
+    def clipped(limit: int | None) -> float:
+        longest = lengths.longest
+        return 0.0 if limit is None or limit >= longest else float(lengths.survival[limit])
+
+    return Demand(asked=asked, clipped=clipped, goal=goal)
+
+
+def print_plan(found: Plan, to: Console) -> None:
+    """The table of options, and the best in a sentence."""
+    names = [slo.name for slo in found.goal.slos]
+    headings = [name.replace("_", " ", 1).replace("_", "\n", 1) + " (s)" for name in names]
+    possible = [each for each in found.options if each["servers"] is not None]
+    limited = any(each["max_output_tokens"] is not None for each in found.options)
+    cuts = ["token\nlimit", "cut"] if limited else []
+    columns = ["", "latency", "max num\nseqs", *cuts, "servers", "cost", "load", *headings]
+    rows = [_row(each, found, names, limited=limited) for each in found.options]
+    say(to, f"fewest servers that keep {found.goal.constraint}")
+    to.print(
+        Table(
+            [Column(heading=each, left=place < 2) for place, each in enumerate(columns)],
+            rows,
+            keys=3 + len(cuts[:1]),
+        )
+    )
+    if found.best is not None:
+        say(to, _best(found, found.best))
+    if possible:
+        say(
+            to,
+            "> marks the best choice, * the others that no choice beats in cost, answers cut and "
+            f"{names[0].replace('_', ' ')} at once",
+        )
+    for why in dict.fromkeys(each["why"] for each in found.options if each["why"]):
+        which = [_name(each) for each in found.options if each["why"] == why]
+        say(to, f"{', '.join(which)}: {why}")
+
+
+def _name(option: Point) -> str:
+    limit = option["max_output_tokens"]
+    cut = "" if limit is None else f", limit {limit}"
+    return f"{option['latency']} with {option['max_num_seqs']} slots{cut}"
+
+
+def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list[str]:
+    mark = ">" if option is found.best else "*" if option["frontier"] else ""
+    limit = option["max_output_tokens"]
+    cuts = ["none" if limit is None else str(limit), f"{option['clipped_fraction']:.2%}"]
+    numbers = [option[name] for name in ("servers", "cost")]
+    values = [option.get(name) for name in ("load", *names)]
+    return [
+        mark,
+        option["latency"],
+        str(option["max_num_seqs"]),
+        *(cuts if limited else []),
+        *("-" if each is None else f"{each:g}" for each in numbers),
+        *("-" if each is None else short_number(each, 4) for each in values),
+    ]
+
+
+def _best(found: Plan, best: Point) -> str:
+    cost = f"a cost of {best['cost']:g}"
+    servers = f"{best['servers']} server{'s' if best['servers'] > 1 else ''}"
+    text = f"best: {servers} of {_name(best)}, {cost}, load {short_number(best['load'], 3)}"
+    if found.largest_rate is None:
+        return text
+    return f"{text}; they keep the SLO up to {short_number(found.largest_rate, 4)} requests/s"
+
+
+def _nothing(found: Plan) -> str:
+    number = len(found.options)
+    return (
+        f"none of {number} options keeps {found.goal.constraint}; raise --largest, relax the SLO, "
+        "or lower the rate"
+    )
+
+
+if __name__ == "__main__":
+    app()

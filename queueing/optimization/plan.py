@@ -1,0 +1,196 @@
+"""Capacity at a glance: for each kind of server, number of slots and token limit the fewest servers
+that keep every SLO, and what they cost together.
+
+frontier   no other option costs no more, cuts no more answers, and has no longer the duration that
+           the first SLO bounds
+best       the cheapest; of equal costs the one that cuts the fewest answers, then the one with the
+           shortest such duration
+headroom   the largest rate that the best one still keeps the SLOs at; of a recorded trace none
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from policies.text import SpecError
+from queueing.errors import NoStableChoiceError
+from queueing.latency.law import LatencyModel
+from queueing.model import Model
+from queueing.optimization.objective import Objective
+from queueing.optimization.rates import largest_rate
+from queueing.optimization.search import Point
+from queueing.optimization.servers import fewest_servers
+from queueing.prediction import predict_model
+from queueing.prediction.asked import Asked
+from queueing.result import Prediction
+
+PRECISION = 0.01  # of the headroom, relative
+DROPPED = ("stable", "score")  # of a point of a search, which a plan says otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of server."""
+
+    name: str
+    law: LatencyModel
+    cost: float  # of one, in a unit of the operator's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What is combined."""
+
+    kinds: Sequence[Kind]
+    slots: Sequence[int]  # max_num_seqs of one server
+    limits: Sequence[int | None]  # on output tokens; None: no limit
+    largest: int  # number of servers
+
+    def __iter__(self) -> Iterator[tuple[Kind, int, int | None]]:
+        return product(self.kinds, self.slots, self.limits)
+
+    def __len__(self) -> int:
+        return len(self.kinds) * len(self.slots) * len(self.limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What comes, and what is promised."""
+
+    asked: Callable[[str, LatencyModel, int | None], Asked]  # by policy, law and token limit
+    clipped: Callable[[int | None], float]  # fraction of the answers that a limit cuts
+    goal: Objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Every option, in the order of the choices: `servers` and `cost` None where there is none,
+    and `why` says so.
+    """
+
+    goal: Objective
+    options: Sequence[Point]
+    best: Point | None
+    largest_rate: float | None = None  # of the best: the SLOs are kept up to there
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "slo": self.goal.constraint,
+            "best": self.best,
+            "largest_rate": self.largest_rate,
+            "options": list(self.options),
+        }
+
+
+def make_plan(
+    demand: Demand, choices: Choices, tell: Callable[[str], None] = lambda _: None
+) -> Plan:
+    """`tell` hears what is being worked on. Raises SpecError."""
+    options = []
+    for number, (kind, slots, limit) in enumerate(choices, start=1):
+        tell(f"option {number} of {len(choices)}: {kind.name}, {slots} slots")
+        options.append(_option(demand, kind, slots, limit, choices.largest))
+    marked = with_frontier(options, demand.goal)
+    possible = [each for each in marked if each["servers"] is not None]
+    if not possible:
+        return Plan(goal=demand.goal, options=marked, best=None)
+    best = min(possible, key=lambda each: _ranks(each, demand.goal))
+    tell(f"headroom of {best['servers']} of {best['latency']}")
+    law = next(kind.law for kind in choices.kinds if kind.name == best["latency"])
+    return Plan(
+        goal=demand.goal, options=marked, best=best, largest_rate=_headroom(demand, law, best)
+    )
+
+
+def _option(demand: Demand, kind: Kind, slots: int, limit: int | None, largest: int) -> Point:
+    cut, most = demand.clipped(limit), demand.goal.max_clipped_fraction
+    option: Point = {
+        "latency": kind.name,
+        "max_num_seqs": slots,
+        "max_output_tokens": limit,
+        "clipped_fraction": cut,
+        "servers": None,
+        "cost": None,
+        "why": None,
+    }
+    if cut > most:
+        return option | {
+            "why": f"the token limit cuts {cut:.3g} of the answers, more than {most:g}"
+        }
+    asked = demand.asked(f"continuous:max_batch_size={slots}", kind.law, limit)
+    try:
+        found = fewest_servers(
+            asked.model, asked.arrival_rate, demand.goal, largest, predictor(asked, demand.goal)
+        )
+    except NoStableChoiceError as error:
+        return option | {"why": str(error).partition("; lower the arrival rate")[0]}
+    known = {name: value for name, value in found.best.items() if name not in DROPPED}
+    return option | known | {"cost": known["servers"] * kind.cost}
+
+
+def predictor(asked: Asked, goal: Objective) -> Callable[[Model, float], Prediction]:
+    """As `kendall predict`, quantiles included where an SLO bounds one; a trace is replayed."""
+    quantiles = any(slo.metric != "mean" for slo in goal.slos)
+
+    def predict(model: Model, arrival_rate: float) -> Prediction:
+        if asked.trace is not None:
+            return dataclasses.replace(asked, model=model).predict()
+        return predict_model(model, arrival_rate, quantiles=quantiles)
+
+    return predict
+
+
+def _headroom(demand: Demand, law: LatencyModel, best: Mapping[str, Any]) -> float | None:
+    policy, limit = f"continuous:max_batch_size={best['max_num_seqs']}", best["max_output_tokens"]
+    asked = demand.asked(policy, law, limit)
+    if asked.trace is not None:
+        return None
+    model = dataclasses.replace(asked.model, servers=int(best["servers"]))
+    found = largest_rate(model, demand.goal, PRECISION, predictor(asked, demand.goal))
+    return max(float(found.best["arrival_rate"]), asked.arrival_rate)
+
+
+def _ranks(option: Point, goal: Objective) -> tuple[float, float, float]:
+    """Less is better in each."""
+    assert goal.slo is not None
+    value = option.get(goal.slo.name)
+    return option["cost"], option["clipped_fraction"], math.inf if value is None else value
+
+
+def with_frontier(options: Sequence[Point], goal: Objective) -> list[Point]:
+    """Each with whether it lies on the frontier."""
+    ranks = [None if each["servers"] is None else _ranks(each, goal) for each in options]
+
+    def beaten(own: tuple[float, ...]) -> bool:
+        return any(
+            other is not None
+            and other != own
+            and all(theirs <= mine for theirs, mine in zip(other, own, strict=True))
+            for other in ranks
+        )
+
+    return [
+        each | {"frontier": own is not None and not beaten(own)}
+        for each, own in zip(options, ranks, strict=True)
+    ]
+
+
+def check_costs(latencies: Sequence[str], costs: Sequence[float]) -> list[float]:
+    """One for each kind of server; all 1 where none is given. Raises SpecError."""
+    if not costs:
+        return [1.0] * len(latencies)
+    if len(costs) != len(latencies):
+        raise SpecError(
+            f"got {len(costs)} --cost for {len(latencies)} --latency; expected one for each, in "
+            "the same order"
+        )
+    for cost in costs:
+        if not 0 < cost < math.inf:
+            raise SpecError(f"got --cost {cost:g}; expected a finite number > 0")
+    return list(costs)

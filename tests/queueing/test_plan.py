@@ -1,0 +1,161 @@
+"""`kendall plan`: the fewest servers of every option, the frontier, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from policies import parse_policy
+from policies.text import SpecError
+from queueing.commands.plan_cli import app
+from queueing.latency.law import parse_law
+from queueing.model import Model
+from queueing.optimization.objective import Objective, parse_slos
+from queueing.optimization.plan import check_costs, with_frontier
+from queueing.prediction import predict_model
+
+LAW = "k1=0,k2=0.02,k3=0.002,k4=0.02"
+LENGTHS = ("--output-tokens", "geometric:mean=20")
+GOAL = Objective(name="slo", **parse_slos("mean_queueing_delay<=50ms,mean_sojourn_time<=1s"))
+
+
+def run(*more: str, rate: tuple[str, ...] = ("--arrival-rate", "12")) -> Result:
+    slo = () if "--slo" in more else ("--slo", "mean_queueing_delay<=50ms,mean_sojourn_time<=1s")
+    latency = () if "--latency" in more else ("--latency", LAW)
+    return CliRunner().invoke(app, [*rate, *slo, *latency, *more])
+
+
+def option(
+    cost: float | None, cut: float, delay: float | None, **more: object
+) -> dict[str, object]:
+    servers = None if cost is None else 1
+    return {
+        "servers": servers,
+        "cost": cost,
+        "clipped_fraction": cut,
+        "queueing_delay": delay,
+        **more,
+    }
+
+
+def test_each_option_has_the_fewest_servers_that_keep_every_slo() -> None:
+    """Beside a scan: one server fewer breaks one of the SLOs, or is not stable."""
+    found = json.loads(run(*LENGTHS, "--max-num-seqs", "4,8", "--json").stdout)
+    assert [each["max_num_seqs"] for each in found["options"]] == [4, 8]
+    for each in found["options"]:
+        for servers, kept in ((each["servers"], True), (each["servers"] - 1, False)):
+            model = Model.read(
+                parse_policy(f"continuous:max_batch_size={each['max_num_seqs']}"),
+                LENGTHS[1],
+                parse_law(LAW),
+                servers=max(servers, 1),
+            )
+            stable = servers > 0 and model.load(12.0) < 1
+            assert (stable and GOAL.kept(predict_model(model, 12.0))) is kept, (each, servers)
+        assert each["cost"] == each["servers"]
+    best = found["best"]
+    assert best["cost"] == min(each["cost"] for each in found["options"])
+    assert found["largest_rate"] >= 12
+    above = Model.read(
+        parse_policy(f"continuous:max_batch_size={best['max_num_seqs']}"),
+        LENGTHS[1],
+        parse_law(LAW),
+        servers=best["servers"],
+    )
+    assert not GOAL.kept(predict_model(above, 1.05 * found["largest_rate"]))
+
+
+def test_the_frontier_is_what_no_other_option_beats() -> None:
+    options = [
+        option(2.0, 0.0, 0.5),
+        option(3.0, 0.0, 0.4),
+        option(3.0, 0.0, 0.45),  # dearer than none, but slower than the one above
+        option(1.0, 0.1, 0.5),  # cheaper, and cuts answers
+        option(2.0, 0.0, 0.5),  # the first one's equal
+        option(None, 0.0, None),
+    ]
+    marked = with_frontier(options, GOAL)
+    assert [each["frontier"] for each in marked] == [True, True, False, True, True, False]
+
+
+def test_cost_decides_between_kinds() -> None:
+    """A server twice as fast at four times the price is the best only where it is cheap."""
+    fast = "k1=0,k2=0.01,k3=0.001,k4=0.01"
+    arguments = (*LENGTHS, "--max-num-seqs", "8", "--latency", LAW, "--latency", fast, "--json")
+    for price, best in ((8.0, "law 1"), (1.0, "law 2")):
+        found = json.loads(run(*arguments, "--cost", "1", "--cost", str(price)).stdout)
+        assert found["best"]["latency"] == best
+        for each, own in zip(found["options"], (1.0, price), strict=True):
+            assert each["cost"] == each["servers"] * own
+
+
+def test_a_limit_that_cuts_too_many_answers_is_no_option() -> None:
+    arguments = (*LENGTHS, "--max-num-seqs", "8", "--max-output-tokens", "10,80,none")
+    found = json.loads(run(*arguments, "--json").stdout)
+    cut, kept, whole = found["options"]
+    assert cut["servers"] is None
+    assert cut["why"].startswith("the token limit cuts 0.5")
+    assert kept["clipped_fraction"] == pytest.approx(0.95**80, rel=1e-6)
+    assert whole["clipped_fraction"] == 0
+    text = run(*arguments).stdout
+    assert "law 1 with 8 slots, limit 10: the token limit cuts" in text
+    assert "best: " in text
+    allowed = run(*arguments, "--max-clipped-fraction", "0.7", "--json")
+    assert json.loads(allowed.stdout)["options"][0]["servers"] is not None
+
+
+def test_what_no_option_keeps_ends_with_status_3_and_its_reason() -> None:
+    slo = ("--slo", "mean_sojourn_time<=1ms")
+    found = run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo)
+    assert found.exit_code == 3
+    assert "none of 1 options keeps mean_sojourn_time=0.001" in found.stderr
+    assert "(nearest: sojourn_time 0." in found.stdout
+    assert (
+        json.loads(run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo, "--json").stdout)[
+            "best"
+        ]
+        is None
+    )
+
+
+def test_a_trace_brings_its_own_lengths_and_a_picture_is_drawn(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [
+        f"2023-11-16 18:15:{second:02d}.{half}00000,100,{20 + second % 7}"
+        for second in range(50)
+        for half in (0, 5)
+    ]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    picture = tmp_path / "plan.svg"
+    found = run(
+        "--max-num-seqs", "2,4", "--plot", str(picture), "--json", rate=("--trace", str(trace))
+    )
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.stdout)["largest_rate"] is None
+    assert picture.read_text().count("<svg") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "got no lengths; expected --output-tokens"),
+        ((*LENGTHS, "--cost", "1", "--cost", "2"), "got 2 --cost for 1 --latency; expected one"),
+        ((*LENGTHS, "--cost", "0"), "got --cost 0; expected a finite number > 0"),
+        ((*LENGTHS, "--max-num-seqs", "8,x"), "got --max-num-seqs with 'x'; expected whole"),
+        ((*LENGTHS, "--max-num-seqs", "0"), "max-num-seqs"),
+        ((*LENGTHS, "--max-output-tokens", "many"), "got --max-output-tokens with 'many'"),
+        ((*LENGTHS, "--slo", "p99_queueing_delay"), "expected mean_QUANTITY=TIME"),
+        ((*LENGTHS, "--largest", "0"), "largest"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(arguments: tuple[str, ...], says: str) -> None:
+    found = run(*arguments)
+    assert isinstance(found.exception, SpecError)
+    assert says in str(found.exception)
+
+
+def test_costs_default_to_one_each() -> None:
+    assert check_costs(["a", "b"], []) == [1.0, 1.0]
