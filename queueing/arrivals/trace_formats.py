@@ -188,7 +188,7 @@ def decimal_nanoseconds(text: str) -> int:
 
 def finite(value: Any) -> float:
     """A finite number. Raises ValueError or TypeError."""
-    number = float(value)
+    number = _number(value)
     if not abs(number) < float("inf"):
         raise ValueError(f"{value!r} is not a finite number")
     return number
@@ -196,10 +196,17 @@ def finite(value: Any) -> float:
 
 def whole(value: Any) -> int:
     """A whole number >= 0. Raises ValueError or TypeError."""
-    number = float(value)
+    number = _number(value)
     if not (number.is_integer() and number >= 0):
         raise ValueError(f"{value!r} is not a number of tokens")
     return int(number)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number") from None
 
 
 def bad_line(path: Path, number: int, got: str, expected: str, error: Exception) -> SpecError:

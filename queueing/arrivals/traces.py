@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ class Trace:
     kind: str
     timetable: Timetable
     skipped: int  # rows without prompt or output tokens
+    out_of_order: int  # rows earlier than the one before them
 
 
 def read_trace(
@@ -73,7 +74,8 @@ def load_trace(
             f"{path}: got no request with prompt and output tokens ({skipped} without); expected "
             "at least one"
         )
-    return Trace(found, _timetable(rows, FORMATS[found], time_scale), skipped)
+    late = sum(later[0] < earlier[0] for earlier, later in pairwise(rows))
+    return Trace(found, _timetable(rows, FORMATS[found], time_scale), skipped, late)
 
 
 def _usable(form: Format, path: Path, count: int | None) -> tuple[list[Row], int]:

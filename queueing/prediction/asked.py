@@ -128,5 +128,7 @@ def _recorded(
     left_out = (
         f"; {counted(found.skipped, 'row')} without lengths left out" if found.skipped else ""
     )
+    if found.out_of_order:
+        left_out += f"; {counted(found.out_of_order, 'row')} out of order, sorted by their instants"
     note = f"trace {path} ({found.kind}): {counted(len(table), 'request')} in {seconds} s{left_out}"
     return Asked(recorded_model(table, policy, latency, **limits), rate, table, (note,))

@@ -20,6 +20,7 @@ from queueing.arrivals.timetable import draw_timetable, save_timetable
 from queueing.arrivals.trace_formats import nanoseconds
 from queueing.arrivals.traces import load_trace, read_trace
 from queueing.distributions.token_distribution import parse_distribution
+from queueing.prediction.asked import Asked
 
 SAMPLES = Path(__file__).parent / "samples"
 KINDS = {
@@ -83,6 +84,22 @@ def _by_hand(name: str) -> Rows:
         )
         for r in _lines(name)[1:]
     ]
+
+
+def test_rows_out_of_order_are_sorted_and_counted(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    seconds = (3, 1, 2, 5)
+    rows = [f"2023-11-16 18:15:0{second}.0,10,{second}\n" for second in seconds]
+    trace.write_text(AZURE + "".join(rows))
+    found = load_trace(trace)
+    assert found.out_of_order == 1
+    assert found.timetable.intended_at.tolist() == [0, 1, 2, 4]
+    assert found.timetable.output_tokens.tolist() == [1, 2, 3, 5]
+    asked = Asked.read("single", "tiny", trace=trace)
+    assert "; 1 row out of order, sorted by their instants" in asked.notes[0]
+    trace.write_text(AZURE + "".join(sorted(rows)))
+    assert load_trace(trace).out_of_order == 0
+    assert "out of order" not in Asked.read("single", "tiny", trace=trace).notes[0]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -234,7 +251,8 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         ),
         (AZURE + "2023-13-16 18:15:46.1,5,6\n", "line 2.*month"),
         (AZURE + "2023-11-16 18:15:46.1,5\n", "line 2: got '2023-11-16 18:15:46.1,5'"),
-        (AZURE + "2023-11-16 18:15:46.1,five,6\n", "line 2.*could not convert"),
+        (AZURE + "2023-11-16 18:15:46.1,five,6\n", "line 2.*'five' is not a number"),
+        (AZURE + "2023-11-16 18:15:46.1,5,\n", "line 2.*'' is not a number"),
         (AZURE + "2023-11-16 18:15:46.1,5,-6\n", "line 2.*not a number of tokens"),
         (AZURE, "got no request with prompt and output tokens .0 without."),
         (
