@@ -28,6 +28,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     stable_queue,
 )
 from queueing.estimation.assumptions.memory_assumption import enough_memory
+from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
 from queueing.estimation.band import (
     Ask,
@@ -151,7 +152,13 @@ def assess(
         prediction=forecast.prediction,
         sensitivity=forecast.sensitivity,
         wander=forecast.wander,
-        compared=compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running),
+        compared=with_own_arrivals(
+            compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running),
+            model,
+            seen,
+            _simulated(policy),
+            least=estimates.gateway_turnaround,
+        ),
         cached=forecast.cached,
         model=model,
     )
@@ -348,12 +355,16 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf
-        count = SIMULATED if is_first_come(policy) else SIMULATED_OUTSIDE
+        count = _simulated(policy)
         run = simulate_run(model, rate, count, np.random.SeedSequence(0)).after(count // 10)
         values = run.sojourn_time if policy.joins_running else run.queueing_delay
         return float(np.mean(values[~run.lost]))
 
     return ask
+
+
+def _simulated(policy: Policy) -> int:
+    return SIMULATED if is_first_come(policy) else SIMULATED_OUTSIDE
 
 
 def _mean(prediction: Prediction | None, policy: Policy) -> float | None:

@@ -61,6 +61,8 @@ class Compared:
     requests_missing: int | None = None
     observed_quantiles: Mapping[str, Estimate] = field(default_factory=dict)
     assumptions: tuple[Assumption, ...] = ()
+    # what the model has for the window's own arrivals, where they are not Poisson; seconds
+    own_arrivals: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -72,6 +74,7 @@ class Compared:
             "observed": self.observed.of_duration().to_dict()
             | {name: each.to_dict() for name, each in self.observed_quantiles.items()},
             "predicted": self.predicted.of_duration().to_dict(),
+            "own_arrivals": self.own_arrivals,
             "error": self.error if math.isfinite(self.error) else None,
             "assumptions": {
                 each.name: {"holds": each.holds, "says": each.says} for each in self.assumptions
