@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kendall.cli
-from tests.printed_commands import ROOT, Line, pages, reader, shell_lines, words
+from tests.printed_commands import LIMIT, ROOT, Line, pages, reader, shell_lines, words
 
 # Lines that are not run here, by their beginning, each with its reason.
 SKIPPED = {
@@ -75,6 +75,7 @@ def with_commands() -> list[Any]:
     ]
 
 
+@pytest.mark.timeout(6 * LIMIT)  # of a page: of a line it is LIMIT
 @pytest.mark.parametrize("page", with_commands())
 def test_every_printed_line_works(page: Path, tmp_path: Path) -> None:
     """In order, in an empty folder, with nothing in the user's cache, before the emulated

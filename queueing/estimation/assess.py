@@ -152,16 +152,22 @@ def assess(
         prediction=forecast.prediction,
         sensitivity=forecast.sensitivity,
         wander=forecast.wander,
-        compared=with_own_arrivals(
-            compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running),
-            model,
-            seen,
-            _simulated(policy),
-            least=estimates.gateway_turnaround,
-        ),
+        compared=_compared(seen, forecast, assumptions, model, estimates.gateway_turnaround),
         cached=forecast.cached,
         model=model,
     )
+
+
+def _compared(
+    seen: Snapshot,
+    forecast: _Forecast,
+    assumptions: Sequence[Assumption],
+    model: Model,
+    turnaround: float,
+) -> Compared:
+    policy = model.policy
+    found = compare(seen, forecast.interval, assumptions, sojourn=policy.joins_running)
+    return with_own_arrivals(found, model, seen, _simulated(policy), least=turnaround)
 
 
 def _forecast(
