@@ -15,6 +15,16 @@ from tests.page.browser import Browser, chromium
 from tests.page.site import Site, in_force, put_in_force, served_lately, serving
 
 
+LONGEST = 900  # seconds of a test: several waits of `tests.page.browser.PATIENCE`
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of this folder's tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST))
+
+
 @pytest.fixture(scope="package")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
