@@ -14,7 +14,6 @@ import pytest
 from tests.page.browser import Browser, chromium
 from tests.page.site import Site, in_force, put_in_force, served_lately, serving
 
-
 LONGEST = 900  # seconds of a test: several waits of `tests.page.browser.PATIENCE`
 
 
