@@ -27,6 +27,7 @@ from queueing.commands.cli import (
     EngineBound,
     Json,
     Latency,
+    MaxContextTokens,
     OutputTokens,
     PadPrompts,
     Patience,
@@ -174,6 +175,7 @@ def optimize(
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     pad_prompts: PadPrompts = False,
+    max_context_tokens: MaxContextTokens = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
@@ -219,6 +221,7 @@ def optimize(
             "max_num_seqs": max_num_seqs,
             "servers": servers,
             "patience": patience,
+            "max_context_tokens": max_context_tokens,
         }
         model = Model.read(
             policy,

@@ -159,3 +159,16 @@ def test_bad_arguments_say_what_was_expected(arguments: tuple[str, ...], says: s
 
 def test_costs_default_to_one_each() -> None:
     assert check_costs(["a", "b"], []) == [1.0, 1.0]
+
+
+def test_memory_that_binds_takes_more_servers() -> None:
+    """1,000 tokens hold ten requests of at most 100; 160 hold one."""
+    arguments = (*LENGTHS, "--max-num-seqs", "8", "--max-output-tokens", "100", "--json")
+    servers = [
+        json.loads(run(*arguments, "--max-context-tokens", memory).stdout)["best"]["servers"]
+        for memory in ("1000", "160")
+    ]
+    assert servers[1] > 2 * servers[0]
+    refused = run(*arguments, "--max-context-tokens", "60")
+    assert isinstance(refused.exception, SpecError)
+    assert "max_context_tokens" in str(refused.exception).replace("-", "_")

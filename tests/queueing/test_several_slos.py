@@ -154,3 +154,16 @@ def test_advice_names_the_objective_that_a_setting_breaks() -> None:
         "breaks the SLO p99_queueing_delay=2 (predicted 2.5 s)"
     )
     assert forbidden(both, lacking, limits_tokens=True, simulated=(1.0, 1.9)) is None
+
+
+def test_the_largest_rate_under_memory_is_what_memory_leaves() -> None:
+    arguments = ["--target", "arrival-rate", "--objective", "throughput"]
+    arguments += ["--policy", "continuous:max_batch_size=8", "--output-tokens", "geometric:mean=40"]
+    arguments += ["--max-output-tokens", "100", "--latency", "k1=0,k2=0.02,k3=0,k4=0.02"]
+
+    def rate(*more: str) -> float:
+        found = json.loads(CliRunner().invoke(app, [*arguments, *more, "--json"]).stdout)
+        return float(found["best"]["arrival_rate"])
+
+    assert rate("--max-context-tokens", "10000") == pytest.approx(rate())
+    assert rate("--max-context-tokens", "200") == pytest.approx(rate() / 4, rel=0.05)
