@@ -32,6 +32,7 @@ from queueing.commands.cli import (
     PadPrompts,
     Patience,
     PromptTokens,
+    Routing,
     Servers,
     TokenLimit,
     law_of,
@@ -172,6 +173,7 @@ def optimize(
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
+    routing: Routing = "central",
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
     pad_prompts: PadPrompts = False,
@@ -222,6 +224,7 @@ def optimize(
             "servers": servers,
             "patience": patience,
             "max_context_tokens": max_context_tokens,
+            "routing": routing,
         }
         model = Model.read(
             policy,

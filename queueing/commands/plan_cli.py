@@ -20,6 +20,7 @@ from queueing.commands.cli import (
     LengthsOption,
     MaxContextTokens,
     PromptTokens,
+    Routing,
     TraceOption,
     coming,
     law_of,
@@ -68,6 +69,7 @@ def plan(
     output_tokens: LengthsOption = None,
     prompt_tokens: PromptTokens = None,
     max_context_tokens: MaxContextTokens = None,
+    routing: Routing = "central",
     max_num_seqs: Annotated[
         str, typer.Option(help="Numbers of slots of a server to choose from.")
     ] = "16,32,64,128",
@@ -99,7 +101,8 @@ def plan(
     goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    demand = _demand(given | {"max_context_tokens": max_context_tokens}, goal, choices)
+    given |= {"max_context_tokens": max_context_tokens, "routing": routing}
+    demand = _demand(given, goal, choices)
     with Console(stderr=True).status("planning") as status:  # on a terminal only
         told = status.update if status.console.is_terminal else _to_stderr
         found = make_plan(demand, choices, told)

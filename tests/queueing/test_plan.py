@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.commands.optimize_cli import app as optimize
 from queueing.commands.plan_cli import app
 from queueing.latency.law import parse_law
 from queueing.model import Model
@@ -172,3 +173,19 @@ def test_memory_that_binds_takes_more_servers() -> None:
     refused = run(*arguments, "--max-context-tokens", "60")
     assert isinstance(refused.exception, SpecError)
     assert "max_context_tokens" in str(refused.exception).replace("-", "_")
+
+
+def test_queues_of_their_own_behind_a_load_balancer_take_more_servers_than_one_queue() -> None:
+    arguments = ["--target", "servers", "--policy", "single", "--arrival-rate", "6", *LENGTHS]
+    arguments += ["--latency", LAW, "--slo", "mean_queueing_delay<=200ms", "--json"]
+    counts = {}
+    for routing in ("central", "round_robin", "random"):
+        found = CliRunner().invoke(optimize, [*arguments, "--routing", routing])
+        counts[routing] = json.loads(found.stdout)["best"]["servers"]
+    assert counts["central"] <= counts["round_robin"] < counts["random"]
+    planned = (*LENGTHS, "--max-num-seqs", "4", "--json")
+    central, random = (
+        json.loads(run(*planned, "--routing", each).stdout)["best"]["servers"]
+        for each in ("central", "random")
+    )
+    assert central < random
