@@ -93,6 +93,18 @@ COMMANDS = {
         "200",
         *QUEUE,
     ),
+    "plan": (
+        "plan",
+        "--arrival-rate",
+        "20",
+        *QUEUE,
+        "--slo",
+        "mean_queueing_delay=100ms,mean_sojourn_time=3s",
+        "--max-num-seqs",
+        "2,8",
+        "--max-output-tokens",
+        "10,none",
+    ),
     "optimize-servers": (
         "optimize",
         "--target",

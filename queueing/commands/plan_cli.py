@@ -25,6 +25,7 @@ from queueing.commands.cli import (
     coming,
     law_of,
 )
+from queueing.commands.optimize_cli import LEAST_SECONDS
 from queueing.commands.terminal import Column, Table, console, say
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.latency.law import LatencyModel
@@ -222,8 +223,14 @@ def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list
         str(option["max_num_seqs"]),
         *(cuts if limited else []),
         *("-" if each is None else f"{each:g}" for each in numbers),
-        *("-" if each is None else short_number(each, 4) for each in values),
+        *map(_cell, values),
     ]
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"< {LEAST_SECONDS:g}" if 0 < value < LEAST_SECONDS else short_number(value, 4)
 
 
 def _best(found: Plan, best: Point) -> str:

@@ -107,3 +107,10 @@ def test_of_a_long_window_the_last_arrivals_are_replayed() -> None:
     window = dataclasses.replace(_window(poisson(5.0, 200, 1)), arrivals=instants)
     assert own_arrivals_mean(CONSTANT, window, 500) == 0.0
     assert own_arrivals_mean(CONSTANT, window, 3500) != 0.0
+
+
+def test_arrivals_are_those_of_the_kernel_in_any_order_of_reading() -> None:
+    instants = gamma(5.0, 500, 3, 0.4)
+    window = dataclasses.replace(_window(instants), arrivals=instants)
+    mixed = dataclasses.replace(window, arrivals=instants[::-1].copy())
+    assert own_arrivals_mean(CONSTANT, mixed, 500) == own_arrivals_mean(CONSTANT, window, 500)

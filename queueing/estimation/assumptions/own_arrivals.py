@@ -51,7 +51,7 @@ def own_arrivals_mean(model: Model, seen: Snapshot, simulated: int) -> float | N
     """Mean queueing delay of the dispatched, or sojourn time of continuous, in seconds, over about
     `simulated` requests. None for calls of several sequences, and for few arrivals.
     """
-    instants = seen.arrivals[-simulated:]
+    instants = np.sort(seen.arrivals)[-simulated:]  # the kernel's, in the order of reading
     if model.sequences is not None or instants.size < FEWEST:
         return None
     process = Recorded(instants - instants[0])
