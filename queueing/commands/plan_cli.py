@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from policies.arguments import whole_number
-from policies.text import SpecError, short_number
+from policies.text import SpecError, counted, short_number
+from queueing.arrivals.notation import Ending, asked_process
 from queueing.commands.cli import (
     ArrivalRate,
     ArrivalsOption,
@@ -32,12 +33,13 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.profile import profile_of
 from queueing.measurement.paths import check_writable
 from queueing.optimization.objective import Objective, parse_slos
-from queueing.optimization.plan import Choices, Demand, Kind, Plan, check_costs, make_plan
+from queueing.optimization.plan import CUTS, Choices, Demand, Kind, Plan, check_costs, make_plan
 from queueing.optimization.search import Point
 from queueing.prediction.asked import Asked
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 NONE_KEEPS = 3  # exit status
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @app.command()
@@ -92,10 +94,12 @@ def plan(
     by number of slots and token limit, and what they cost.
     """
     if plot is not None:
-        check_writable(plot, "--plot")
+        _check_picture(plot)
     choices = Choices(
         kinds=_kinds(latency, check_costs(latency, cost or [])),
-        slots=[_whole("--max-num-seqs", each) for each in max_num_seqs.split(",")],
+        slots=list(
+            dict.fromkeys(_whole("--max-num-seqs", each) for each in max_num_seqs.split(","))
+        ),
         limits=_limits(max_output_tokens),
         largest=whole_number("largest", largest),
     )
@@ -120,6 +124,12 @@ def plan(
         raise typer.Exit(NONE_KEEPS)
 
 
+def _check_picture(plot: Path) -> None:
+    if plot.suffix not in PICTURES:
+        raise SpecError(f"got --plot {plot}; expected a name that ends in {', '.join(PICTURES)}")
+    check_writable(plot, "--plot")
+
+
 def _to_stderr(text: str) -> None:
     typer.echo(f"plan: {text}", err=True)
 
@@ -137,7 +147,7 @@ def _whole(flag: str, text: str) -> int:
 def _limits(text: str | None) -> list[int | None]:
     flag = "--max-output-tokens"
     texts = ["none"] if text is None else [each.strip() for each in text.split(",")]
-    return [None if each == "none" else _whole(flag, each) for each in texts]
+    return list(dict.fromkeys(None if each == "none" else _whole(flag, each) for each in texts))
 
 
 def _kinds(latencies: list[str], costs: list[float]) -> list[Kind]:
@@ -165,6 +175,11 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
         else whole.model.output_tokens
     )
 
+    if isinstance(asked_process(given["arrivals"]), Ending):
+        raise SpecError(
+            f"got --arrivals {given['arrivals']}, which end; expected gamma, deterministic or mmpp"
+        )
+
     def asked(policy: str, law: LatencyModel, limit: int | None) -> Asked:
         return Asked.read(policy, law, max_output_tokens=limit, **given)
 
@@ -172,12 +187,13 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
         longest = lengths.longest
         return 0.0 if limit is None or limit >= longest else float(lengths.survival[limit])
 
+    asked(f"continuous:max_batch_size={choices.slots[0]}", choices.kinds[0].law, choices.limits[-1])
     return Demand(asked=asked, clipped=clipped, goal=goal)
 
 
 def print_plan(found: Plan, to: Console) -> None:
     """The table of options, and the best in a sentence."""
-    names = [slo.name for slo in found.goal.slos]
+    names = list(dict.fromkeys(slo.name for slo in found.goal.slos))
     headings = [name.replace("_", " ", 1).replace("_", "\n", 1) + " (s)" for name in names]
     possible = [each for each in found.options if each["servers"] is not None]
     limited = any(each["max_output_tokens"] is not None for each in found.options)
@@ -208,7 +224,7 @@ def print_plan(found: Plan, to: Console) -> None:
 def _name(option: Point) -> str:
     limit = option["max_output_tokens"]
     cut = "" if limit is None else f", limit {limit}"
-    return f"{option['latency']} with {option['max_num_seqs']} slots{cut}"
+    return f"{option['latency']} with {counted(option['max_num_seqs'], 'slot')}{cut}"
 
 
 def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list[str]:
@@ -235,7 +251,7 @@ def _cell(value: float | None) -> str:
 
 def _best(found: Plan, best: Point) -> str:
     cost = f"a cost of {best['cost']:g}"
-    servers = f"{best['servers']} server{'s' if best['servers'] > 1 else ''}"
+    servers = counted(best["servers"], "server")
     text = f"best: {servers} of {_name(best)}, {cost}, load {short_number(best['load'], 3)}"
     if found.largest_rate is None:
         return text
@@ -243,10 +259,14 @@ def _best(found: Plan, best: Point) -> str:
 
 
 def _nothing(found: Plan) -> str:
-    number = len(found.options)
+    cut = all(str(each["why"]).startswith(CUTS) for each in found.options)
+    remedy = (
+        "raise --max-output-tokens or --max-clipped-fraction"
+        if cut
+        else "raise --largest, relax the SLO, or lower the rate"
+    )
     return (
-        f"none of {number} options keeps {found.goal.constraint}; raise --largest, relax the SLO, "
-        "or lower the rate"
+        f"none of {counted(len(found.options), 'option')} keeps {found.goal.constraint}; {remedy}"
     )
 
 

@@ -62,11 +62,11 @@ class Slo:
             # already
             return False
         if found is None:
-            expected = (
-                "a policy of the continuous family, whose tokens leave one by one"
-                if self.field == "inter_token_latency"
-                else "a mean, or --method simulation"
-            )
+            expected = "a quantile that predictions have, or a mean"
+            if self.field == "inter_token_latency":
+                expected = "a policy of the continuous family, whose tokens leave one by one"
+            elif self.metric == "mean":
+                expected = "lengths with a lighter tail, or a token limit: this mean is not finite"
             raise SpecError(
                 f"got slo={self}, which {prediction.method} does not give for "
                 f"{prediction.policy}; expected {expected}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from policies.text import SpecError
+from policies.text import SpecError, counted
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
@@ -29,6 +29,7 @@ from queueing.prediction import predict_model
 from queueing.prediction.asked import Asked
 from queueing.result import Prediction
 
+CUTS = "the token limit cuts"  # how a reason begins
 PRECISION = 0.01  # of the headroom, relative
 DROPPED = ("stable", "score")  # of a point of a search, which a plan says otherwise
 
@@ -93,9 +94,10 @@ def make_plan(
 ) -> Plan:
     """`tell` hears what is being worked on. Raises SpecError."""
     options = []
-    for number, (kind, slots, limit) in enumerate(choices, start=1):
-        tell(f"option {number} of {len(choices)}: {kind.name}, {slots} slots")
-        options.append(_option(demand, kind, slots, limit, choices.largest))
+    for number, choice in enumerate(choices, start=1):
+        kind, slots, _ = choice
+        name = f"option {number} of {len(choices)}: {kind.name}, {counted(slots, 'slot')}"
+        options.append(_option(demand, choice, choices.largest, _telling(tell, name)))
     marked = with_frontier(options, demand.goal)
     possible = [each for each in marked if each["servers"] is not None]
     if not possible:
@@ -108,7 +110,17 @@ def make_plan(
     )
 
 
-def _option(demand: Demand, kind: Kind, slots: int, limit: int | None, largest: int) -> Point:
+def _telling(tell: Callable[[str], None], name: str) -> Callable[[Model], None]:
+    return lambda model: tell(f"{name}, {counted(model.servers, 'server')}")
+
+
+def _option(
+    demand: Demand,
+    choice: tuple[Kind, int, int | None],
+    largest: int,
+    tell: Callable[[Model], None],
+) -> Point:
+    kind, slots, limit = choice
     cut, most = demand.clipped(limit), demand.goal.max_clipped_fraction
     option: Point = {
         "latency": kind.name,
@@ -120,13 +132,15 @@ def _option(demand: Demand, kind: Kind, slots: int, limit: int | None, largest: 
         "why": None,
     }
     if cut > most:
-        return option | {
-            "why": f"the token limit cuts {cut:.3g} of the answers, more than {most:g}"
-        }
+        return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
     asked = demand.asked(f"continuous:max_batch_size={slots}", kind.law, limit)
     try:
         found = fewest_servers(
-            asked.model, asked.arrival_rate, demand.goal, largest, predictor(asked, demand.goal)
+            asked.model,
+            asked.arrival_rate,
+            demand.goal,
+            largest,
+            predictor(asked, demand.goal, tell),
         )
     except NoStableChoiceError as error:
         return option | {"why": str(error).partition("; lower the arrival rate")[0]}
@@ -134,11 +148,16 @@ def _option(demand: Demand, kind: Kind, slots: int, limit: int | None, largest: 
     return option | known | {"cost": known["servers"] * kind.cost}
 
 
-def predictor(asked: Asked, goal: Objective) -> Callable[[Model, float], Prediction]:
-    """As `kendall predict`, quantiles included where an SLO bounds one; a trace is replayed."""
+def predictor(
+    asked: Asked, goal: Objective, tell: Callable[[Model], None] = lambda _: None
+) -> Callable[[Model, float], Prediction]:
+    """As `kendall predict`, quantiles included where an SLO bounds one; a trace is replayed. `tell`
+    hears of every prediction.
+    """
     quantiles = any(slo.metric != "mean" for slo in goal.slos)
 
     def predict(model: Model, arrival_rate: float) -> Prediction:
+        tell(model)
         if asked.trace is not None:
             return dataclasses.replace(asked, model=model).predict()
         return predict_model(model, arrival_rate, quantiles=quantiles)

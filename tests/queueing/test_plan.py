@@ -112,7 +112,7 @@ def test_what_no_option_keeps_ends_with_status_3_and_its_reason() -> None:
     slo = ("--slo", "mean_sojourn_time<=1ms")
     found = run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo)
     assert found.exit_code == 3
-    assert "none of 1 options keeps mean_sojourn_time=0.001" in found.stderr
+    assert "none of 1 option keeps mean_sojourn_time=0.001; raise --largest" in found.stderr
     assert "(nearest: sojourn_time 0." in found.stdout
     assert (
         json.loads(run(*LENGTHS, "--max-num-seqs", "8", "--largest", "4", *slo, "--json").stdout)[
@@ -150,6 +150,12 @@ def test_a_trace_brings_its_own_lengths_and_a_picture_is_drawn(tmp_path: Path) -
         ((*LENGTHS, "--max-output-tokens", "many"), "got --max-output-tokens with 'many'"),
         ((*LENGTHS, "--slo", "p99_queueing_delay"), "expected mean_QUANTITY=TIME"),
         ((*LENGTHS, "--largest", "0"), "largest"),
+        ((*LENGTHS, "--plot", "x.foo"), "got --plot x.foo; expected a name that ends in .png, "),
+        ((*LENGTHS, "--routing", "nearest"), "nearest"),
+        (
+            ("--output-tokens", "pareto:alpha=1.5,minimum=5"),
+            "a token limit: this mean is not finite",
+        ),
     ],
 )
 def test_bad_arguments_say_what_was_expected(arguments: tuple[str, ...], says: str) -> None:
@@ -189,3 +195,25 @@ def test_queues_of_their_own_behind_a_load_balancer_take_more_servers_than_one_q
         for each in ("central", "random")
     )
     assert central < random
+
+
+def test_arrivals_that_end_are_refused_at_once() -> None:
+    ramp = ("--arrivals", "ramp:start=5,end=20,duration=30")
+    found = run(*LENGTHS, rate=ramp)
+    assert isinstance(found.exception, SpecError)
+    assert "which end; expected gamma, deterministic or mmpp" in str(found.exception)
+    assert "plan: option" not in found.stderr
+
+
+def test_a_choice_that_is_given_twice_is_one_option() -> None:
+    twice = ("--max-num-seqs", "8,8", "--max-output-tokens", "none,none", "--json")
+    found = run(*LENGTHS, *twice)
+    assert len(json.loads(found.stdout)["options"]) == 1
+    assert "plan: option 1 of 1: law 1, 8 slots, " in found.stderr
+
+
+def test_limits_that_all_cut_too_much_are_what_is_to_be_changed() -> None:
+    found = run(*LENGTHS, "--max-num-seqs", "1", "--max-output-tokens", "5")
+    assert found.exit_code == 3
+    assert "raise --max-output-tokens or --max-clipped-fraction" in found.stderr
+    assert "with 1 slot," in found.stdout
