@@ -12,7 +12,9 @@ import pytest
 
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
-from queueing.estimation.assumptions.own_arrivals import FEWEST, own_arrivals_mean
+from queueing.estimation.assumptions.client_assumptions import FEWEST
+from queueing.estimation.assumptions.own_arrivals import own_arrivals_mean
+from queueing.estimation.window.window import Window
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.measurement.statistics import WARM_UP
@@ -110,7 +112,15 @@ def test_of_a_long_window_the_last_arrivals_are_replayed() -> None:
 
 
 def test_arrivals_are_those_of_the_kernel_in_any_order_of_reading() -> None:
+    """A window sorts them, with the sizes of their calls."""
     instants = gamma(5.0, 500, 3, 0.4)
-    window = dataclasses.replace(_window(instants), arrivals=instants)
-    mixed = dataclasses.replace(window, arrivals=instants[::-1].copy())
-    assert own_arrivals_mean(CONSTANT, mixed, 500) == own_arrivals_mean(CONSTANT, window, 500)
+    read, mixed = Window(seconds=math.inf), Window(seconds=math.inf)
+    for at in instants:
+        read.on_arrival(at)
+    for at in instants[::-1]:
+        mixed.on_arrival(at)
+    now = float(instants[-1])
+    windows = [each.snapshot("single", now) for each in (read, mixed)]
+    assert windows[0].arrivals.tolist() == windows[1].arrivals.tolist() == instants.tolist()
+    means = [own_arrivals_mean(CONSTANT, each, 500) for each in windows]
+    assert means[0] == means[1] is not None

@@ -15,13 +15,13 @@ import numpy as np
 
 from policies.text import short_number
 from queueing.arrivals.processes import Recorded
+from queueing.estimation.assumptions.client_assumptions import FEWEST
 from queueing.estimation.assumptions.verdict import Compared
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.measurement.statistics import WARM_UP
 from queueing.model import Model
 from queueing.simulation.experiment import simulate_run
 
-FEWEST = 100  # arrivals
 MOST_RUNS = 20
 
 
@@ -51,7 +51,7 @@ def own_arrivals_mean(model: Model, seen: Snapshot, simulated: int) -> float | N
     """Mean queueing delay of the dispatched, or sojourn time of continuous, in seconds, over about
     `simulated` requests. None for calls of several sequences, and for few arrivals.
     """
-    instants = np.sort(seen.arrivals)[-simulated:]  # the kernel's, in the order of reading
+    instants = seen.arrivals[-simulated:]
     if model.sequences is not None or instants.size < FEWEST:
         return None
     process = Recorded(instants - instants[0])

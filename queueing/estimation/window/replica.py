@@ -110,18 +110,16 @@ class WindowReplica:
             raise ValueError(
                 "got a replica without a delta; expected at least one `add` before a snapshot"
             )
-        arrivals = self._tails["arrivals"].rows[:, 0]
         start = self._start(self._delta.epoch_at, now)
         rows = self._tails["rows"].rows
-        within = arrivals > start
-        sequences = self._tails["sequences"].rows[:, 0][within]
+        arrivals, sequences = self._arrived_after(start)
         return Snapshot(
             policy=policy,
             epoch=self._delta.epoch,
             epoch_at=self._delta.epoch_at,
             start=start,
             now=now,
-            arrivals=arrivals[within],
+            arrivals=arrivals,
             sequences=sequences if (sequences > 1).any() else None,
             rows=picked(rows, rows[:, COLUMN["dispatched_at"]] >= now - self.seconds),
             in_service=in_service,
@@ -137,6 +135,15 @@ class WindowReplica:
     def _start(self, epoch_at: float, now: float) -> float:
         start, arrivals = max(epoch_at, now - self.seconds), self._tails["arrivals"]
         return max(start, float(arrivals.rows[0, 0])) if arrivals.full else start
+
+    def _arrived_after(self, start: float) -> tuple[Vector, Vector]:
+        """Instants of the kernel in their order, not in that of reading, and the sequences of each
+        call.
+        """
+        instants = self._tails["arrivals"].rows[:, 0]
+        order = np.argsort(instants, kind="stable")
+        within = order[instants[order] > start]
+        return instants[within], self._tails["sequences"].rows[:, 0][within]
 
     def _after(self, name: str, start: float) -> Vector:
         found = self._tails[name].rows[:, 0]
