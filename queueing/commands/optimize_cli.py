@@ -4,7 +4,6 @@ reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -43,14 +42,14 @@ from queueing.commands.terminal import Column, Table, say
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.answer import SIMULATED, rough
+from queueing.optimization.answer import predicting
 from queueing.optimization.candidates import usual_policies
 from queueing.optimization.choices import best_batch_size, best_policy
 from queueing.optimization.forecast import Setting
-from queueing.optimization.objective import Objective, Slo, parse_slos
+from queueing.optimization.objective import Objective, parse_slos
 from queueing.optimization.quantity import WORDS
 from queueing.optimization.rates import largest_rate
-from queueing.optimization.search import Optimum, Point, Predict
+from queueing.optimization.search import Optimum, Point
 from queueing.optimization.servers import fewest_servers
 from queueing.optimization.token_limit import best_token_limit
 from queueing.optimization.words import (
@@ -60,8 +59,7 @@ from queueing.optimization.words import (
     order_lines,
     result_line,
 )
-from queueing.prediction import predict_model
-from queueing.result import LEVELS, Prediction
+from queueing.result import LEVELS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 TARGETS = ("max-output-tokens", "batch-size", "policy", "order", "servers", "arrival-rate")
@@ -336,11 +334,11 @@ def _search(
     largest: int | None,
 ) -> Optimum:
     if target == "arrival-rate":
-        return largest_rate(model, goal, predict=_predicting(goal.slos, few=True))
+        return largest_rate(model, goal, predict=predicting(goal.slos, few=True))
     if rate is not None and not rate > 0:
         raise SpecError(f"got --arrival-rate {rate:g}; expected requests per second > 0")
     limit: dict[str, Any] = {} if largest is None else {"largest": largest}
-    limit["predict"] = _predicting(goal.slos, few=target == "servers")
+    limit["predict"] = predicting(goal.slos, few=target == "servers")
     if target == "max-output-tokens":
         return best_token_limit(model, _needed(rate), goal, **limit)
     rate = rate if goal.name == "throughput" else _needed(rate)
@@ -365,21 +363,6 @@ def _order(
     if goal.name != "delay":
         raise SpecError(f"got --objective {goal.name} for order; expected delay")
     return best_order(model, _needed(rate), candidates, predictors)
-
-
-def _predicting(slos: Sequence[Slo], *, few: bool) -> Predict:
-    """Simulated where the method does not give a quantile that an SLO bounds: of a bisection's
-    `few` predictions as `kendall predict` does it, of dozens with fewer requests.
-    """
-    quantiles = few and any(slo.metric != "mean" for slo in slos)
-
-    def predict(model: Model, arrival_rate: float) -> Prediction:
-        found = predict_model(model, arrival_rate, quantiles=quantiles)
-        if all(slo.value(found) is not None for slo in slos):
-            return found
-        return rough(model, arrival_rate, slos, SIMULATED)
-
-    return predict
 
 
 def _needed(rate: float | None) -> float:
@@ -438,7 +421,7 @@ def _table(found: Optimum, given: int | None) -> Table:
     marked = [
         [
             ">" if place == best else "",
-            *(_cell(row.get(name), least.get(name, LEAST)) for name in names),
+            *(cell(row.get(name), least.get(name, LEAST)) for name in names),
         ]
         for place, row in enumerate(rows)
     ]
@@ -470,12 +453,13 @@ def _around(found: Optimum, given: int | None) -> list[Point]:
     return [point for i, point in enumerate(curve) if i % every == 0 or point in named]
 
 
-def _cell(value: Any, least: float) -> str:
+def cell(value: Any, least: float, digits: int = 5) -> str:
+    """Of a table: what is smaller than `least` says so."""
     if value is None:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    return f"< {least:g}" if 0 < abs(value) < least else short_number(value, 5)
+    return f"< {least:g}" if 0 < abs(value) < least else short_number(value, digits)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ is 3 and every option has its reason.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,16 +27,22 @@ from queueing.commands.cli import (
     coming,
     law_of,
 )
-from queueing.commands.optimize_cli import LEAST_SECONDS
+from queueing.commands.optimize_cli import LEAST_SECONDS, cell
 from queueing.commands.terminal import Column, Table, console, say
-from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
+from queueing.distributions.token_distribution import (
+    SUPPORT_LIMIT,
+    TokenDistribution,
+    parse_distribution,
+)
 from queueing.latency.law import LatencyModel
 from queueing.latency.profile import profile_of
 from queueing.measurement.paths import check_writable
+from queueing.model import Limits
 from queueing.optimization.objective import Objective, parse_slos
 from queueing.optimization.plan import CUTS, Choices, Demand, Kind, Plan, check_costs, make_plan
 from queueing.optimization.search import Point
 from queueing.prediction.asked import Asked
+from queueing.simulation.recorded import recorded_model
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 NONE_KEEPS = 3  # exit status
@@ -161,34 +168,45 @@ def _kinds(latencies: list[str], costs: list[float]) -> list[Kind]:
 
 
 def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
-    whole: Asked | None = None
-    if given["trace"] is not None:
-        policy = f"continuous:max_batch_size={choices.slots[0]}"
-        whole = Asked.read(policy, choices.kinds[0].law, **given)
-    elif given["output_tokens"] is None:
+    if given["trace"] is None and given["output_tokens"] is None:
         raise SpecError(
             "got no lengths; expected --output-tokens, for example lognormal:mu=5,sigma=0.7"
         )
-    lengths = (
-        parse_distribution(given["output_tokens"], SUPPORT_LIMIT)
-        if whole is None
-        else whole.model.output_tokens
-    )
-
     if isinstance(asked_process(given["arrivals"]), Ending):
         raise SpecError(
             f"got --arrivals {given['arrivals']}, which end; expected gamma, deterministic or mmpp"
         )
 
-    def asked(policy: str, law: LatencyModel, limit: int | None) -> Asked:
-        return Asked.read(policy, law, max_output_tokens=limit, **given)
+    policies = {slots: f"continuous:max_batch_size={slots}" for slots in choices.slots}
+    some, law, limit = policies[choices.slots[0]], choices.kinds[0].law, choices.limits[-1]
+    first = Asked.read(some, law, max_output_tokens=limit, **given)
+
+    def asked(slots: int, law: LatencyModel, limit: int | None) -> Asked:
+        if first.trace is None:
+            return Asked.read(policies[slots], law, max_output_tokens=limit, **given)
+        limits: Limits = {
+            "max_output_tokens": limit,
+            "max_context_tokens": given["max_context_tokens"],
+            "routing": given["routing"],
+        }
+        model = recorded_model(first.trace, policies[slots], law, **limits)
+        return dataclasses.replace(first, model=model)
+
+    lengths = _lengths(first, given["output_tokens"])
 
     def clipped(limit: int | None) -> float:
         longest = lengths.longest
         return 0.0 if limit is None or limit >= longest else float(lengths.survival[limit])
 
-    asked(f"continuous:max_batch_size={choices.slots[0]}", choices.kinds[0].law, choices.limits[-1])
     return Demand(asked=asked, clipped=clipped, goal=goal)
+
+
+def _lengths(asked: Asked, text: str | None) -> TokenDistribution:
+    """Before any limit."""
+    if asked.trace is not None:
+        return TokenDistribution.from_counts(asked.trace.output_tokens)
+    assert text is not None
+    return parse_distribution(text, SUPPORT_LIMIT)
 
 
 def print_plan(found: Plan, to: Console) -> None:
@@ -239,14 +257,8 @@ def _row(option: Point, found: Plan, names: list[str], *, limited: bool) -> list
         str(option["max_num_seqs"]),
         *(cuts if limited else []),
         *("-" if each is None else f"{each:g}" for each in numbers),
-        *map(_cell, values),
+        *(cell(value, LEAST_SECONDS, digits=4) for value in values),
     ]
-
-
-def _cell(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"< {LEAST_SECONDS:g}" if 0 < value < LEAST_SECONDS else short_number(value, 4)
 
 
 def _best(found: Plan, best: Point) -> str:

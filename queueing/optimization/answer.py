@@ -23,6 +23,7 @@ from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.model import Model
 from queueing.optimization.objective import Slo
+from queueing.optimization.search import Predict
 from queueing.prediction import best_method, infinite_mean, predict_model, without_means
 from queueing.result import LEVELS, Prediction, Quantiles, Quantity
 from queueing.simulation.experiment import simulate_model, simulate_run, token_gaps
@@ -99,6 +100,21 @@ def searched(model: Model, arrival_rate: float, slos: Sequence[Slo] = ()) -> Pre
     return without_means(found) if infinite_mean(model, model.load(arrival_rate)) else found
 
 
+def predicting(slos: Sequence[Slo], *, few: bool) -> Predict:
+    """Simulated where the method does not give a quantile that an SLO bounds: of a bisection's
+    `few` predictions as `kendall predict` does it, of dozens with fewer requests.
+    """
+    bounded = [slo for slo in slos if slo.metric != "mean"]  # a mean that is missing is not finite
+
+    def predict(model: Model, arrival_rate: float) -> Prediction:
+        found = predict_model(model, arrival_rate, quantiles=few and bool(bounded))
+        if all(slo.value(found) is not None for slo in bounded):
+            return found
+        return rough(model, arrival_rate, slos, SIMULATED)
+
+    return predict
+
+
 def own_error(prediction: Prediction, quantity: Quantity = "queueing_delay") -> float:
     """Relative standard error that the method itself leaves in a mean."""
     found = getattr(prediction, quantity)
@@ -148,8 +164,11 @@ def _of(values: Vector, slos: Sequence[Slo], field: Quantity) -> Quantiles:
 
 
 def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Quantiles:
+    """Where an SLO bounds it, and there are gaps."""
+    if model.policy.padded or all(slo.field != "inter_token_latency" for slo in slos):
+        return Quantiles()
     _, means, gaps = token_gaps(run)
-    if model.policy.padded or not means.size:
+    if not means.size:
         return Quantiles()
     every = dict(zip(LEVELS, weighted_quantiles(means, gaps).tolist(), strict=True))
     found = {name: every[name] for name in _asked(slos, "inter_token_latency")}

@@ -21,11 +21,11 @@ from policies.text import SpecError, counted
 from queueing.errors import NoStableChoiceError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
+from queueing.optimization.answer import predicting
 from queueing.optimization.objective import Objective
 from queueing.optimization.rates import largest_rate
 from queueing.optimization.search import Point
 from queueing.optimization.servers import fewest_servers
-from queueing.prediction import predict_model
 from queueing.prediction.asked import Asked
 from queueing.result import Prediction
 
@@ -63,7 +63,7 @@ class Choices:
 class Demand:
     """What comes, and what is promised."""
 
-    asked: Callable[[str, LatencyModel, int | None], Asked]  # by policy, law and token limit
+    asked: Callable[[int, LatencyModel, int | None], Asked]  # by slots, law and token limit
     clipped: Callable[[int | None], float]  # fraction of the answers that a limit cuts
     goal: Objective
 
@@ -104,7 +104,7 @@ def make_plan(
         return Plan(goal=demand.goal, options=marked, best=None)
     best = min(possible, key=lambda each: _ranks(each, demand.goal))
     tell(f"headroom of {best['servers']} of {best['latency']}")
-    law = next(kind.law for kind in choices.kinds if kind.name == best["latency"])
+    law = next(kind.law for (kind, *_), each in zip(choices, marked, strict=True) if each is best)
     return Plan(
         goal=demand.goal, options=marked, best=best, largest_rate=_headroom(demand, law, best)
     )
@@ -133,7 +133,7 @@ def _option(
     }
     if cut > most:
         return option | {"why": f"{CUTS} {cut:.3g} of the answers, more than {most:g}"}
-    asked = demand.asked(f"continuous:max_batch_size={slots}", kind.law, limit)
+    asked = demand.asked(slots, kind.law, limit)
     try:
         found = fewest_servers(
             asked.model,
@@ -154,20 +154,19 @@ def predictor(
     """As `kendall predict`, quantiles included where an SLO bounds one; a trace is replayed. `tell`
     hears of every prediction.
     """
-    quantiles = any(slo.metric != "mean" for slo in goal.slos)
+    predicted = predicting(goal.slos, few=True)
 
     def predict(model: Model, arrival_rate: float) -> Prediction:
         tell(model)
         if asked.trace is not None:
             return dataclasses.replace(asked, model=model).predict()
-        return predict_model(model, arrival_rate, quantiles=quantiles)
+        return predicted(model, arrival_rate)
 
     return predict
 
 
 def _headroom(demand: Demand, law: LatencyModel, best: Mapping[str, Any]) -> float | None:
-    policy, limit = f"continuous:max_batch_size={best['max_num_seqs']}", best["max_output_tokens"]
-    asked = demand.asked(policy, law, limit)
+    asked = demand.asked(best["max_num_seqs"], law, best["max_output_tokens"])
     if asked.trace is not None:
         return None
     model = dataclasses.replace(asked.model, servers=int(best["servers"]))
