@@ -52,7 +52,10 @@ def test_a_folder_where_nothing_can_be_written_is_refused_before_anything_is_mea
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_a_folder_is_what_ends_with_a_slash_or_is_there(tmp_path: Path) -> None:
+def test_a_folder_is_what_ends_with_a_slash_or_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout may have a folder `runs`
     for text in ("runs/", str(tmp_path)):
         meant = file_or_folder(text)
         assert isinstance(meant, Folder)
