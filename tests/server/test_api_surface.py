@@ -17,7 +17,7 @@ from queueing.optimization.gain.measure import BESIDE, FIELDS
 from queueing.optimization.objective import OBJECTIVES
 from server.engines.base import Structured
 from server.engines.emulated import UNIFORM
-from server.http.api.openapi import document
+from server.http.api import openapi
 from server.http.api.parameters import CALL_HEADERS
 from server.http.api.schema import ChatRequest, CompletionRequest
 from server.http.api.structured import StructuredOutputs, form_of
@@ -837,7 +837,16 @@ def test_the_document_has_every_route_that_answers_and_its_fields() -> None:
 
 def test_with_vllm_the_document_has_the_fields_that_vllm_reads() -> None:
     app = FastAPI()
-    document(app, BEYOND)
+    for model in (ChatRequest, CompletionRequest):
+        app.post(f"/{model.__name__}", openapi_extra=openapi.body(model))(dict)
+    openapi.document(app, BEYOND)
     bodies = app.openapi()["components"]["schemas"]
     assert {"tools", "tool_choice", "echo"} < set(bodies["ChatRequest"]["properties"])
     assert "suffix" in bodies["CompletionRequest"]["properties"]
+
+
+def test_a_document_without_a_body_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openapi, "_BODIES", [])
+    app = FastAPI()
+    openapi.document(app, {})
+    assert app.openapi()["paths"] == {}

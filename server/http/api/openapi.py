@@ -121,7 +121,7 @@ def _finished(schema: dict[str, Any], beyond: Mapping[str, Iterable[str]]) -> di
     for unused in ("HTTPValidationError", "ValidationError"):
         components.pop(unused, None)
     _, made = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REF)
-    components |= made["$defs"]
+    components |= made.get("$defs", {})
     for name in _CLOSED:
         if name in components:  # where calls are passed on there are none
             components[name]["additionalProperties"] = False
