@@ -287,7 +287,7 @@ class Gateway:
         """Other servers take no work: with another number of them statistics begin anew."""
         changed, self._idle_servers = idle != self._idle_servers, idle
         if self._batcher is not None and changed:
-            self._batcher.withhold(idle)
+            self._batcher.withhold(idle, ask=False)
             self.limits.begin_epoch()
 
     def _on_given_up(self, message: str) -> None:

@@ -9,28 +9,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- run:gateway -->", "<!-- end:gateway -->"
+BEGIN, END = "<!-- run:{} -->", "<!-- end:{} -->"
 TITLES = {
     "engine": (
         "On the real engine, continuous, beside `vllm serve` of the same version, model and "
         "engine arguments"
     ),
     "edge": "On an engine that takes no time, beside a bare FastAPI handler",
+    "proxy": "Before a server that takes no time, beside other proxies",
 }
 
 
-def write(report: Mapping[str, Any], page: Path) -> None:
-    """Put the section in place of the one that is there. Raises ValueError where the page has no
+def write(report: Mapping[str, Any], page: Path, name: str = "gateway") -> None:
+    """Put the section in place of the one of that name. Raises ValueError where the page has no
     place for it.
     """
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
+    text, begin, end = page.read_text(), BEGIN.format(name), END.format(name)
+    if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(
-            f"got {page} without one {BEGIN} and one {END}; expected both, around the place of "
+            f"got {page} without one {begin} and one {end}; expected both, around the place of "
             "the section"
         )
-    before, _, rest = text.partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{section(report)}\n{END}{rest.partition(END)[2]}")
+    before, _, rest = text.partition(begin)
+    page.write_text(f"{before}{begin}\n{section(report)}\n{end}{rest.partition(end)[2]}")
 
 
 def section(report: Mapping[str, Any]) -> str:

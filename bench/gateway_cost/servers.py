@@ -73,20 +73,35 @@ def serving(
     environment: Mapping[str, str] | None = None,
     checkout: Path = ROOT,
 ) -> Iterator[Server]:
-    """`python -m ARGUMENTS --port PORT` with the code of a checkout until the block is left;
-    nothing of it stays behind.
-    """
-    port = free_port(0)
-    log = folder / f"{name.replace(' ', '-')}.log"
-    command = [sys.executable, "-m", *(text.replace("{port}", str(port)) for text in arguments)]
+    """`python -m ARGUMENTS` with the code of a checkout, as `running` has it."""
     path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, **(environment or {})}
+    with running(name, [sys.executable, "-m", *arguments], folder, own, checkout) as server:
+        yield server
+
+
+@contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    where: Path = ROOT,
+    *,
+    port: int | None = None,
+) -> Iterator[Server]:
+    """A program until the block is left; nothing of it stays behind. `{port}` in its arguments
+    becomes a free one, unless it has its `port` from elsewhere.
+    """
+    port = free_port(0) if port is None else port
+    log = folder / f"{name.replace(' ', '-')}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command,
+            [text.replace("{port}", str(port)) for text in command],
             stdout=file,
             stderr=file,
-            env=dict(os.environ, PYTHONPATH=path, **(environment or {})),
-            cwd=checkout,
+            env=dict(os.environ, **(environment or {})),
+            cwd=where,
             start_new_session=True,
         )
     server = Server(name, port, process, log)

@@ -16,7 +16,7 @@ from policies.durations import Duration
 from policies.text import short_number
 from queueing.commands.check_policy_cli import PolicyModules, use_policies
 from queueing.commands.environment_variables import fitting, flags_first
-from queueing.commands.terminal import Column, Table, console, say
+from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel, slow_law
 from queueing.latency.profile import ProfileFile, load_law, poor_fit_of, profile_of
@@ -267,7 +267,8 @@ def predict(
         policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
     )
     try:
-        answer = asked.predict(method)
+        with working("predicting"):
+            answer = asked.predict(method)
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, method)
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)
@@ -338,7 +339,8 @@ def simulate(
         policy, law_of(latency), max_output_tokens=max_output_tokens, **given, **bounds
     )
     try:
-        answer = asked.simulate(num_requests, seed=seed, replications=replications)
+        with working("simulating"):
+            answer = asked.simulate(num_requests, seed=seed, replications=replications)
     except UnstableQueueError as error:
         answer = unstable(asked.model, error.load, "simulation")
     show(answer.as_dict(), lambda to: _print(answer, to), latency, as_json)

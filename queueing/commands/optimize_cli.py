@@ -38,7 +38,7 @@ from queueing.commands.cli import (
     show,
 )
 from queueing.commands.environment_variables import by_flag, defaults_named, fitting, flags_first
-from queueing.commands.terminal import Column, Table, say
+from queueing.commands.terminal import Column, Table, say, working
 from queueing.distributions.token_distribution import SUPPORT_LIMIT, parse_distribution
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
@@ -234,9 +234,7 @@ def optimize(
             **limits,
         )
         try:
-            with Console(stderr=True).status(
-                f"predicting choices of {target}"
-            ):  # on a terminal only
+            with working(f"predicting choices of {target}"):
                 found = (
                     _order(model, arrival_rate, goal, candidates, told)
                     if target == "order"

@@ -28,7 +28,7 @@ from queueing.commands.cli import (
     law_of,
 )
 from queueing.commands.optimize_cli import LEAST_SECONDS, cell
-from queueing.commands.terminal import Column, Table, console, say
+from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.distributions.token_distribution import (
     SUPPORT_LIMIT,
     TokenDistribution,
@@ -115,9 +115,8 @@ def plan(
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     given |= {"max_context_tokens": max_context_tokens, "routing": routing}
     demand = _demand(given, goal, choices)
-    with Console(stderr=True).status("planning") as status:  # on a terminal only
-        told = status.update if status.console.is_terminal else _to_stderr
-        found = make_plan(demand, choices, told)
+    with working("planning") as tell:
+        found = make_plan(demand, choices, tell)
     if plot is not None:
         from queueing.commands.plan_picture import draw_plan  # noqa: PLC0415 - loads matplotlib
 
@@ -135,10 +134,6 @@ def _check_picture(plot: Path) -> None:
     if plot.suffix not in PICTURES:
         raise SpecError(f"got --plot {plot}; expected a name that ends in {', '.join(PICTURES)}")
     check_writable(plot, "--plot")
-
-
-def _to_stderr(text: str) -> None:
-    typer.echo(f"plan: {text}", err=True)
 
 
 def _whole(flag: str, text: str) -> int:

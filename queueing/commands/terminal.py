@@ -12,7 +12,9 @@ import os
 import re
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TextIO
@@ -24,6 +26,8 @@ from rich.style import Style
 NO_TERMINAL = 80  # columns of a pipe or a file
 LEAST_SENTENCE = 24  # columns that a sentence in a table needs
 GAPS = (2, 1)  # blanks between two columns
+# seconds before the first word on what takes long, on a terminal and elsewhere; between the others
+SOON, SILENT, AGAIN = 0.3, 2.0, 10.0
 HEADING = Style(bold=True)
 _TOGETHER = re.compile(r"(?<=\d) (?=(?:%|ms|s|min|h)(?!\w))|(?<=±) ")  # 95 %, ± 3 ms
 
@@ -38,6 +42,40 @@ def console(stream: TextIO | None = None) -> Console:
     # of a terminal rich knows the width, and follows it
     width = None if stream.isatty() else _columns() or NO_TERMINAL
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+
+
+@contextmanager
+def working(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on stderr what takes long: on a terminal beside something that moves, elsewhere in a line
+    after SILENT seconds and then from time to time. What it yields changes the text.
+    """
+    to, ended, said = console(sys.stderr), threading.Event(), [text]
+    status = to.status(text) if to.is_terminal else None
+
+    def tell(newer: str) -> None:
+        said.append(newer)
+        if status is not None:
+            status.update(newer)
+
+    def speak() -> None:
+        seconds = pause = SILENT if status is None else SOON
+        while not ended.wait(pause):
+            if status is not None:
+                status.start()
+                return
+            say(to, f"{said[-1]} ({seconds:.0f} s)")
+            pause = AGAIN
+            seconds += pause
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        speaker.join()
+        if status is not None:
+            status.stop()
 
 
 def _columns() -> int | None:

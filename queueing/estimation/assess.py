@@ -27,6 +27,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
+from queueing.estimation.assumptions.equal_servers import equal_servers
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
@@ -213,6 +214,7 @@ def _assumptions(
     waiting_before: int,
 ) -> tuple[Assumption, ...]:
     clients, policy = client_assumptions(seen), parse_policy(seen.policy)
+    several = [equal_servers(speeds.by_server)] if seen.servers > 1 else []
     bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
     return (
         *clients,
@@ -222,6 +224,7 @@ def _assumptions(
             wander_effect=_effect(forecast.wander, forecast.mean),
             stalled=forecast.stalled,
         ),
+        *several,
         enough_memory(seen, policy, min(bounds, default=None)),
         stable_queue(load, judged(seen), patience=limits.patience is not None),
         _settled(seen, clients, forecast.relaxation, waiting_before, forecast.free_rate),

@@ -25,8 +25,9 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 
 def compiled(**options: Any) -> Any:
     """`numba.njit`; the result is kept for the next process where a folder for it can be written
-    (NUMBA_CACHE_DIR, beside the module, the user's cache).
+    (NUMBA_CACHE_DIR, beside the module, the user's cache). Other threads go on meanwhile.
     """
+    options["nogil"] = True
 
     def decorate(function: Any) -> Any:
         try:

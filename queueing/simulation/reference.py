@@ -2,25 +2,28 @@
 
 The driver's clock is the instant of the event. Events at one instant come in this order:
 completions (by server), arrivals, cancellations, ends of patience, switches of policy, deaths of
-the engine, restarts, the timer of the last `WaitUntil`. After each the policy is asked, and again
-at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ... at one instant)
-are one arrival. The queue stands in the order of the policy; a preempted request goes back into it
-with its tokens. After a switch, a server that still holds work of the old policy is not offered to
-the new one until it is empty. The queue closes with the last arrival. A record's policy and epoch
-are those of its dispatch (of its end, where it never started). Chance enters through the residuals
-only: one generator per server.
+the engine, restarts, other servers, the timer of the last `WaitUntil`. After each the policy is
+asked, and again at once after every `Dispatch`. The sequences of one call (ids CALL-0, CALL-1, ...
+at one instant) are one arrival. The queue stands in the order of the policy; a preempted request
+goes back into it with its tokens. After a switch, a server that still holds work of the old policy
+is not offered to the new one until it is empty. The queue closes with the last arrival. A record's
+policy and epoch are those of its dispatch (of its end, where it never started). Chance enters
+through the residuals only: one generator per server.
 
 A death takes all servers until a restart is over. What was in service keeps its place and continues
 behind its tokens, batch by batch, before the policy is asked again; a job that is not `resumable`
 fails, once it has made a token. Not modelled: the gateway's search for a request that kills engines
 (server.queue.poison), and answers that are made again from the start.
+
+Servers that are added take work at once; those that are removed end what they have. Either begins
+an epoch.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,8 +64,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """What each server obeys, the largest batch that it takes, and when all of them die: instants,
-    and seconds until others serve.
+    """What each server obeys, and the largest batch that it takes.
+
+    deaths     when all of them die: instants, and seconds until others serve
+    in_use     which servers take work from an instant on; at 0 from the beginning, and all of them
+               where nothing is said of that
     """
 
     law: LatencyModel
@@ -71,6 +77,7 @@ class SimulatedEngine:
     max_context_tokens: int = 2**62
     pad_prompts: bool = False
     deaths: Sequence[tuple[float, float]] = ()
+    in_use: Sequence[tuple[float, Collection[int]]] = ()
 
     def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
         """One server of them, which takes its residuals from `rng`."""
@@ -96,6 +103,11 @@ def simulate_trace(
     driver = Driver(policy, jobs, [engine.driven(i, rng) for i, rng in enumerate(rngs)])
     for at, seconds in engine.deaths:
         driver.plan(at, _DEATH, seconds)
+    for at, servers in engine.in_use:
+        if at <= 0:
+            driver.use_only(frozenset(servers))
+        else:
+            driver.plan(at, _SERVERS, frozenset(servers))
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
     for at, successor in switches:
@@ -103,7 +115,8 @@ def simulate_trace(
     return driver.run()
 
 
-_CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART = 1, 2, 3, 4, 5
+_CANCELLATION, _PATIENCE, _SWITCH, _DEATH, _RESTART, _SERVERS = 1, 2, 3, 4, 5, 6
+_Planned = str | float | Policy | frozenset[int]
 
 
 class Driver:
@@ -125,16 +138,22 @@ class Driver:
         self.epoch = self.batches = self.arrived = 0
         self.timer = math.inf
         self.wake_ups, self.last_event = 0, (0, 0, 0)
-        self.agenda: list[tuple[float, int, int, str | float | Policy]] = []
+        self.agenda: list[tuple[float, int, int, _Planned]] = []
         self.lengths = {job.request.id: job.output_tokens for job in jobs}
         self.fragile = {job.request.id for job in jobs if not job.resumable}
         self.running: dict[str, tuple[DrivenEngine, Started]] = {}
         self.stints: dict[str, Stints] = {}  # of those that were preempted
+        self.in_use = frozenset(engine.view.id for engine in engines)
         self._show()
 
-    def plan(self, at: float, kind: int, what: str | float | Policy) -> None:
+    def plan(self, at: float, kind: int, what: _Planned) -> None:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
+
+    def use_only(self, servers: frozenset[int]) -> None:
+        """These take work from now on."""
+        self.in_use = servers
+        self._show()
 
     def run(self, closed_at: float | None = None) -> list[Record]:
         """Every event until nothing is left to happen. `closed_at`: the last instant of an
@@ -210,9 +229,10 @@ class Driver:
         offered = [
             engine.view
             for engine in self.engines
-            if not engine.in_service or engine.policy is self.policy
+            if engine.view.id in self.in_use
+            and (not engine.in_service or engine.policy is self.policy)
         ]
-        self.withheld = len(offered) < len(self.engines)
+        self.withheld = len(offered) < len(self.in_use)
         counters = self.queue.counters
         virtual_tokens = {} if counters is None else counters.virtual_tokens
         closing = self.arrived == len(self.jobs) and not self.open_ended
@@ -352,6 +372,9 @@ class Driver:
                 engine.changes_at = self._next_change(engine)
         elif isinstance(what, float | int):
             self._lose_engines(now, what)
+        elif isinstance(what, frozenset):
+            self.epoch += 1
+            self.use_only(what)
         else:
             self._switch(what, now)
 

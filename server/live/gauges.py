@@ -37,6 +37,11 @@ class LiveGauges:
         ):
             gauge.clear()
         metrics.load.speed.set(math.nan)
+        self.needed(None)
+
+    def needed(self, servers: int | None) -> None:
+        """The fewest servers that keep the SLO; None: not known."""
+        self._metrics.load.replicas_needed.set(_number(servers))
 
     def _clear(self) -> None:
         metrics = self._metrics

@@ -250,13 +250,17 @@ class LiveModel(Observer):
         self._gauges.show(found["prediction"])
 
     async def update_what_if(self) -> None:
-        """Every other policy, some limits and caps."""
+        """Every other policy, some limits and caps; and how many servers the SLO needs."""
         epoch = self._gateway.batcher.epoch
         found = await self._predictor.ask("ask_what_ifs")
         if found and self._gateway.batcher.epoch == epoch:
             self.what_if_in_force, *self.what_if = found
             self.what_if_at = self._gateway.now()
             self._gauges.what_if(self.what_if, self._gateway.limits.max_output_tokens)
+        slo = self._gateway.settings.overload.slo
+        needed = None if slo is None else await self._predictor.ask("ask_servers", slo)
+        if self._gateway.batcher.epoch == epoch:
+            self._gauges.needed(needed)
 
     async def distribution(self) -> dict[str, Any] | None:
         """The compared delays of the last assessment as a histogram, beside the predicted one; None

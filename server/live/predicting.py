@@ -17,6 +17,7 @@ from typing import Any
 from policies import SpecError, parse_policy
 from policies.text import counted
 from queueing.control.advice.advise import TARGETS, advise, parse_objective
+from queueing.control.advice.searches import search
 from queueing.control.advice.what_if import what_ifs
 from queueing.control.autopilot.assessed_window import assessed_window
 from queueing.control.autopilot.controller import Autopilot, Mode
@@ -33,6 +34,7 @@ from queueing.estimation.speed.speed_history import SpeedHistory
 from queueing.estimation.window.replica import WindowReplica
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
+from queueing.optimization.candidates import canonical
 from queueing.optimization.gain.operating_point import OperatingPoint
 from queueing.optimization.quantity import compared_by
 from server.live.question import ENOUGH, Question
@@ -291,6 +293,23 @@ def ask_advice(parameters: Mapping[str, str]) -> list[Answer]:
     return [
         each.to_dict() for each in advise(operating_point, question.setting, objective, targets)
     ]
+
+
+def ask_servers(slo: str) -> int | None:
+    """The fewest servers that keep every SLO of the text. None before there are estimates, where
+    none of the numbers that are searched keeps them, and where predictions have no such quantile.
+    """
+    question, estimates = _memory.question, _memory.estimates
+    if question is None or estimates is None:
+        return None
+    try:
+        objective = parse_objective({"objective": "slo", "slo": slo})
+        found = search(
+            _operating_point(question, estimates), canonical(question.setting), objective, "servers"
+        )
+    except SpecError:
+        return None
+    return None if found.setting is None else found.setting.servers
 
 
 def _operating_point(

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 
 from policies.text import SpecError
 from queueing.commands.environment_variables import fitting
@@ -32,7 +31,7 @@ from queueing.commands.remote import (
     server_root,
     unanswered,
 )
-from queueing.commands.terminal import console
+from queueing.commands.terminal import console, working
 from queueing.errors import CommandError
 from server.operations.advice_table import show
 
@@ -177,7 +176,7 @@ def _asked(
 ) -> tuple[httpx.Response, Any]:
     """The response and its JSON."""
     try:
-        with Console(stderr=True).status("the gateway predicts"):  # on a terminal only
+        with working("the gateway predicts"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {
                 "headers": headers,

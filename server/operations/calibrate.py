@@ -27,7 +27,7 @@ from queueing.commands.remote import (
     server_root,
     unanswered,
 )
-from queueing.commands.terminal import Column, Table, console, say
+from queueing.commands.terminal import Column, Table, console, say, working
 from queueing.errors import CommandError
 from queueing.latency.profile import Profile, profile_path
 from server.calibration.calibration import CalibrationRequest, Calibrator
@@ -152,7 +152,7 @@ def _coefficient(profile: Profile, name: str) -> list[str]:
 
 def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
     try:
-        with console(sys.stderr).status("measuring the engine through its gateway"):
+        with working("measuring the engine through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {
                 "headers": headers,

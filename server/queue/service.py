@@ -211,20 +211,23 @@ class Service:
         for batch in batches.values():
             self._after_departure(batch)
 
-    def withhold(self, servers: Collection[int]) -> None:
-        """These take no work from now on, all others do."""
+    def withhold(self, servers: Collection[int], *, ask: bool = True) -> None:
+        """These take no work from now on, all others do. `ask`: not where an epoch begins, which
+        asks: what is dispatched then belongs to it.
+        """
         for slot in self.slots:
             slot.up = slot.id not in servers
-        self.ask()
+        if ask:
+            self.ask()
 
-    def use_only(self, servers: Collection[int]) -> None:
-        """These take work from now on, no other does; one may be new."""
+    def use_only(self, servers: Collection[int], *, ask: bool = True) -> None:
+        """These take work from now on, no other does; one may be new. `ask` as for `withhold`."""
         self.slots += [
             Slot(index) for index in range(len(self.slots), max(servers, default=-1) + 1)
         ]
         for server_id in servers:
             self.slots[server_id].leaving = False
-        self.withhold({slot.id for slot in self.slots} - set(servers))
+        self.withhold({slot.id for slot in self.slots} - set(servers), ask=ask)
 
     async def emptied(self, server_id: int) -> None:
         """Return once this server has nothing in service."""

@@ -139,6 +139,13 @@ class LoadGauges:
         self.predicted_batch_size = gauge_of(
             "predicted_batch_size", "Predicted mean number of sequences per dispatch"
         )
+        self.replicas_needed = gauge_of(
+            "replicas_needed",
+            (
+                "Fewest servers that keep --slo at the arrival rate of the window; NaN without an "
+                "SLO, and where 16 do not keep it"
+            ),
+        )
         self.error = gauge_of(
             "prediction_error_ratio",
             "Relative error of the predicted mean queueing delay: observed / predicted - 1",

@@ -22,11 +22,12 @@ from scipy.stats import wilcoxon
 from bench.gateway_cost import wire
 from bench.gateway_cost.edge import Run, together
 from bench.gateway_cost.judging import Finding, conclusion, difference_of, mean_of, ratio_of
-from bench.gateway_cost.page import BEGIN, END, write
+from bench.gateway_cost.page import write
 from bench.gateway_cost.servers import used
 from bench.gateway_cost.wire import Pool, WireError, post
 
 ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- run:gateway -->", "<!-- end:gateway -->"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

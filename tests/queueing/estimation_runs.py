@@ -101,11 +101,14 @@ def record_of(
     )
 
 
-def seen(records: list[Record], policy: str) -> Snapshot:
+def seen(records: list[Record], policy: str, servers: int = 1) -> Snapshot:
     """The whole run as a window that ends with the last arrival; it began with the epoch."""
     last = max(record.arrived_at or 0.0 for record in records)
     kept = [record for record in records if (record.released_at or 0.0) <= last]
-    return snapshot_of(records, policy, 0.0, last).having(snapshot_of(kept, policy, 0.0, last).rows)
+    every, ended = (
+        snapshot_of(some, policy, 0.0, last, servers=servers) for some in (records, kept)
+    )
+    return every.having(ended.rows)
 
 
 def poisson(rate: float, count: int, seed: int) -> Vector:

@@ -51,6 +51,7 @@ def snapshot_of_run(
         arrivals=arrivals,
         sequences=sequences,
         rows=rows[order],
+        servers=model.servers,
     )
 
 

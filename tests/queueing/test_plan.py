@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.commands import plan_cli
 from queueing.commands.optimize_cli import app as optimize
 from queueing.commands.plan_cli import app
 from queueing.latency.law import parse_law
@@ -202,14 +204,20 @@ def test_arrivals_that_end_are_refused_at_once() -> None:
     found = run(*LENGTHS, rate=ramp)
     assert isinstance(found.exception, SpecError)
     assert "which end; expected gamma, deterministic or mmpp" in str(found.exception)
-    assert "plan: option" not in found.stderr
 
 
 def test_a_choice_that_is_given_twice_is_one_option() -> None:
     twice = ("--max-num-seqs", "8,8", "--max-output-tokens", "none,none", "--json")
     found = run(*LENGTHS, *twice)
     assert len(json.loads(found.stdout)["options"]) == 1
-    assert "plan: option 1 of 1: law 1, 8 slots, " in found.stderr
+
+
+def test_every_prediction_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(plan_cli, "working", lambda _: nullcontext(told.append))
+    run(*LENGTHS, "--max-num-seqs", "8")
+    assert told[0].startswith("option 1 of 1: law 1, 8 slots, ")
+    assert told[-1].startswith("headroom of ")
 
 
 def test_limits_that_all_cut_too_much_are_what_is_to_be_changed() -> None:

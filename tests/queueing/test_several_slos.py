@@ -52,6 +52,12 @@ def test_the_first_compares_and_all_are_kept() -> None:
     assert goal("p99_queueing_delay=3s,mean_queueing_delay=1s").kept(predicted())
 
 
+def test_one_that_is_given_twice_is_one() -> None:
+    assert goal("p99_ttft<=4s,p99_time_to_first_token<=4000ms").constraint == (
+        "p99_time_to_first_token=4"
+    )
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_largest_rate_of_two_is_the_lesser_of_their_own(order: int) -> None:
     """Whichever comes first."""

@@ -13,13 +13,15 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say
+from queueing.commands import terminal
+from queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say, working
 
 WORD = st.text("abc019.±%", min_size=1, max_size=12)
 
@@ -200,3 +202,25 @@ def test_an_encoding_without_plus_minus_costs_no_output() -> None:
         timeout=240,
     )
     assert done.stdout.count(b"? 3") == 20
+
+
+def test_what_takes_long_says_so_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "SILENT", 0.01)
+    monkeypatch.setattr(terminal, "AGAIN", 0.01)
+    heard = ""
+    with working("planning") as tell:
+        tell("option 1 of 2")
+        for _ in range(6000):
+            heard += capsys.readouterr().err
+            if heard.count("option 1 of 2 (0 s)\n") >= 2:
+                break
+            time.sleep(0.01)
+    assert heard.count("option 1 of 2 (0 s)\n") >= 2
+
+
+def test_what_is_soon_done_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), working("planning"):
+        raise KeyError("a fault ends it too")
+    assert capsys.readouterr().err == ""

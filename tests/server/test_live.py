@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -24,7 +25,9 @@ from queueing.estimation.assess import Limits, assess
 from queueing.estimation.window.producer import WindowProducer
 from queueing.model import Model
 from queueing.optimization.forecast import Setting
+from queueing.prediction import predict_model
 from queueing.result import LEVELS
+from server.admission.limits import OverloadSettings
 from server.live import predicting
 from server.live.gauges import VERDICTS, LiveGauges
 from server.live.predicting import described
@@ -277,6 +280,64 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
                     'policy="continuous:max_batch_size=4"} 1.0'
                 ]
             assert "kendall_policy_switches_total 0.0" in shown
+
+    run_virtual(main())
+
+
+def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen, producer = window_of(model, 0.9, 6000, 1), WindowProducer()
+    producer.begin_epoch(0, 0.0)
+    question = Question(
+        delta=producer.take(),
+        at=seen.now,
+        window=1e9,
+        shape=LAW,
+        setting=Setting(policy="single"),
+        max_num_seqs=16,
+        longest=64,
+    )
+    monkeypatch.setattr(predicting, "_memory", predicting._Memory(question=question))
+    assert predicting.ask_servers("mean_queueing_delay<=1s") is None
+    found = assess(seen, LAW, Limits(max_num_seqs=16)).estimates
+    predicting._memory.estimates = found
+    two, three = (
+        predict_model(dataclasses.replace(model, servers=c), found.arrival_rate.value)
+        for c in (2, 3)
+    )
+    assert two.queueing_delay.mean is not None
+    assert three.queueing_delay.mean is not None
+    between = math.sqrt(two.queueing_delay.mean * three.queueing_delay.mean)
+    assert predicting.ask_servers(f"mean_queueing_delay<={between:.9f}s") == 3
+    assert predicting.ask_servers("mean_queueing_delay<=1h") == 1
+    assert predicting.ask_servers("mean_sojourn_time<=1us") is None
+    assert predicting.ask_servers("p99.9_queueing_delay<=1s") is None
+
+
+@pytest.mark.parametrize("slo", [None, "p99_queueing_delay<=1s"])
+def test_the_gauge_of_the_servers_that_are_needed(slo: str | None) -> None:
+    class Needed(Asked):
+        async def ask(self, *question: Any) -> Any:
+            await super().ask(*question)
+            return 3 if question[0] == "ask_servers" else []
+
+    async def main() -> None:
+        async with running(overload=OverloadSettings(slo=slo)) as (_, gateway):
+
+            def shown() -> str:
+                text = gateway.metrics.exposition().decode()
+                return next(
+                    line for line in text.splitlines() if line.startswith("kendall_replicas_needed")
+                )
+
+            live, asked = gateway.live_model(), Needed()
+            live._predictor = asked  # type: ignore[assignment]
+            assert shown().endswith(" NaN")
+            await live.update_what_if()
+            assert shown().endswith(" NaN" if slo is None else " 3.0")
+            assert (("ask_servers", slo) in asked.questions) == (slo is not None)
+            gateway.limits.begin_epoch()
+            assert shown().endswith(" NaN")
 
     run_virtual(main())
 

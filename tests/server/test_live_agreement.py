@@ -122,6 +122,42 @@ def test_the_live_prediction_of_every_cell(policy: str, load: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "servers", "load"),
+    [
+        ("single", 2, 0.75),
+        ("capped:max_batch_size=8", 3, 0.6),
+        ("continuous:max_batch_size=4", 2, 0.75),
+    ],
+)
+def test_several_servers_are_predicted_too(policy: str, servers: int, load: float) -> None:
+    assert_servers_agree(policy, servers, load, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.5, 0.75])
+@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_several_servers_are_predicted_in_every_cell(
+    policy: str, servers: int, load: float
+) -> None:
+    assert_servers_agree(policy, servers, load, seed=6)
+
+
+def assert_servers_agree(policy: str, servers: int, load: float, seed: int) -> None:
+    model, count = dataclasses.replace(model_of(policy), servers=servers), FIRST
+    while True:
+        seen = window_of(model, load, count, seed)
+        if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
+            break
+        count *= 2
+        assert count <= MOST
+    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND, servers=servers)
+    found = assess(seen, SHAPE, limits)
+    assert abs(found.compared.error) <= WITHIN, found.compared
+    assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
+
+
+@pytest.mark.parametrize(
     ("policy", "load", "sequences"),
     [
         ("single", 0.3, "deterministic:value=4"),

@@ -14,6 +14,7 @@ Name = Literal[
     "stable_queue",
     "constant_rate",
     "poisson_arrivals",
+    "equal_servers",
     "no_stalls",
     "constant_speed",
     "law_shape",

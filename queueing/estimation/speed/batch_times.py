@@ -79,6 +79,15 @@ def batch_times(
     return found.part(order[usable[order]])
 
 
+def times_by_server(policy: Policy, seen: Snapshot, law: LatencyModel) -> dict[int, BatchTimes]:
+    """The same of each server alone."""
+    servers = seen.column("server_id")
+    return {
+        int(server): batch_times(policy, seen.having(picked(seen.rows, servers == server)), law)
+        for server in np.unique(servers)
+    }
+
+
 def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     order = np.argsort(seen.column("batch_id"), kind="stable")
     ids = seen.column("batch_id")[order]

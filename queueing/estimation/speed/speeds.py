@@ -7,11 +7,17 @@ the speed itself, the mean factor on the time that the batches take, includes al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from policies import Policy
-from queueing.estimation.speed.batch_times import BatchTimes, batch_times, slot_times
+from queueing.estimation.speed.batch_times import (
+    BatchTimes,
+    batch_times,
+    slot_times,
+    times_by_server,
+)
 from queueing.estimation.speed.speed_change import SpeedChange, speed_change
 from queueing.estimation.speed.speed_process import (
     Stalls,
@@ -31,12 +37,14 @@ class Speeds:
 
     times: BatchTimes
     slots: tuple[BatchTimes, ...] = ()  # of continuous servers, request by request
+    by_server: Mapping[int, BatchTimes] = field(default_factory=dict)  # where there are several
 
     @classmethod
     def of(cls, policy: Policy, seen: Snapshot, shape: LatencyModel) -> Speeds:
         """Of the snapshot's own rows."""
         slots = slot_times(seen.mine, shape) if policy.joins_running else []
-        return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
+        by_server = {} if seen.servers == 1 else times_by_server(policy, seen.mine, shape)
+        return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots), by_server)
 
     @cached_property
     def stalls(self) -> Stalls:

@@ -187,7 +187,7 @@ class Servers:
 
     def _take_work(self, server_id: int) -> None:
         if self._batcher is not None:
-            self._batcher.use_only(self._batcher.servers_in_use | {server_id})
+            self._batcher.use_only(self._batcher.servers_in_use | {server_id}, ask=False)
             self._count_anew()
 
     def _count_anew(self) -> None:

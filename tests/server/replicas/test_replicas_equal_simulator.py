@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from policies import Policy, Request, parse_policy
+from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.engines.emulated import EmulatedEngine
@@ -34,9 +36,11 @@ POLICIES = {
 }
 
 
-def replicas_of(count: int) -> tuple[Replicas, list[np.random.Generator]]:
-    """The pool, and the same chance for the simulator."""
-    pool = Replicas(lambda each: EmulatedEngine(LAW, seed=SEED + each), count, QUIET)
+def replicas_of(
+    count: int, law: LatencyModel = LAW, started: int | None = None
+) -> tuple[Replicas, list[np.random.Generator]]:
+    """The pool, and the same chance for the simulator; `started` of them at first."""
+    pool = Replicas(lambda each: EmulatedEngine(law, seed=SEED + each), started or count, QUIET)
     # the first child of a seed draws lengths, the second one the service of its one server
     return pool, [
         np.random.default_rng(np.random.SeedSequence(SEED + each).spawn(2)[1])
@@ -45,8 +49,12 @@ def replicas_of(count: int) -> tuple[Replicas, list[np.random.Generator]]:
 
 
 async def replay(
-    policy: Policy, jobs: Sequence[tuple[Request, int]], pool: Replicas
+    policy: Policy,
+    jobs: Sequence[tuple[Request, int]],
+    pool: Replicas,
+    sizes: Sequence[tuple[float, int]] = (),
 ) -> list[Record]:
+    """`sizes`: how many replicas are to serve from an instant on."""
     loop = asyncio.get_running_loop()
     supervisor = Supervisor(
         pool, QUIET, on_down=_never, on_up=_never, on_given_up=_never
@@ -60,6 +68,8 @@ async def replay(
     def arrive(call: Sequence[tuple[Request, int]]) -> None:
         submitted(batcher, [engine_request_of(request, tokens) for request, tokens in call])
 
+    for at, size in sizes:
+        loop.call_at(at, servers.resize, size)
     for at, call in itertools.groupby(jobs, key=lambda job: job[0].arrived_at):
         loop.call_at(at, arrive, list(call))
     last = jobs[-1][0].arrived_at
@@ -94,3 +104,35 @@ def test_same_batches_at_the_same_instants(policy: str, servers: int) -> None:
     assert sum(record.queueing_delay > 0 for record in live) > COUNT / 10, (
         "nothing waited: the trace tests nothing"
     )
+
+
+@pytest.mark.parametrize(
+    ("law", "sizes"),
+    [
+        (LAW, (2, 3, 4, 3, 2)),  # each server has a chance of its own: none is added a second time
+        (dataclasses.replace(LAW, cv=0.0), (2, 4, 1, 3, 2, 5, 1, 2)),
+    ],
+    ids=["chance", "again"],
+)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_servers_that_come_and_go(policy: str, law: LatencyModel, sizes: Sequence[int]) -> None:
+    """Also epoch by epoch: what a new server takes at once belongs to the new one."""
+    jobs = trace(POLICIES[policy] * 2.2, seed=7)
+    span = jobs[-1][0].arrived_at
+    instants = np.sort(np.random.default_rng(5).uniform(0, span, len(sizes) - 1)).tolist()
+    pool, rngs = replicas_of(max(sizes), law, started=sizes[0])
+    live = run_virtual(
+        replay(parse_policy(policy), jobs, pool, list(zip(instants, sizes[1:], strict=True)))
+    )
+    in_use = [(at, range(size)) for at, size in zip([0.0, *instants], sizes, strict=True)]
+    simulated = simulate_trace(
+        parse_policy(policy),
+        [Job(request, tokens, True) for request, tokens in jobs],
+        SimulatedEngine(law, max_batch_size=64, in_use=in_use),
+        rngs,
+    )
+    assert_equal(live, simulated)
+    epochs = {record.request_id: record.epoch for record in simulated}
+    assert {each.request_id: each.epoch for each in live} == epochs
+    assert set(epochs.values()) == set(range(len(sizes)))
+    assert {record.server_id for record in live} == set(range(max(sizes)))

@@ -1,0 +1,1 @@
+"""Parts of `bench/proxy.py`: what it costs to pass a call on, beside other proxies."""

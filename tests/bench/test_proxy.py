@@ -1,0 +1,90 @@
+"""The proxies' bench: its stub, its slices and its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from bench.gateway_cost.servers import Server, serving
+from bench.gateway_cost.wire import Connection, WireError
+from bench.proxying import rates
+from bench.proxying.proxies import ENVOY, LITELLM, OURS, ours
+from bench.proxying.rates import Added, Passed, findings, measure
+from bench.proxying.stub import TOKENS
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Iterator[Server]:
+    with serving("stub", ["bench.proxying.stub", "{port}"], tmp_path) as server:
+        yield server
+
+
+def answered(port: int, request: bytes) -> bytes:
+    connection = Connection(port)
+    with connection.socket as socket:
+        socket.settimeout(30)
+        connection.ask(request)
+        while not connection.read():
+            pass
+        return bytes(connection.answer)
+
+
+def test_the_stub_answers_whole_and_streamed_one_after_the_other(stub: Server) -> None:
+    assert answered(stub.port, rates._call("whole")).count(b'"finish_reason": "length"') == 1
+    streamed = answered(stub.port, rates._call("stream"))
+    assert streamed.count(b"data: ") == TOKENS + 2
+    assert streamed.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    with pytest.raises(WireError, match="404"):
+        answered(stub.port, b"POST /v1/other HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+
+
+def test_the_gateway_passes_every_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another stub that stands for a proxy."""
+    for name, short in {"WARM_UP": 0.0, "SECONDS": 0.05, "SLICES": 1, "MODERATE": 0.2}.items():
+        monkeypatch.setattr(rates, name, short)
+
+    def another(folder: Path, _: int) -> AbstractContextManager[Server]:
+        return serving(ENVOY, ["bench.proxying.stub", "{port}"], folder)
+
+    found = list(measure({OURS: ours, ENVOY: another}, tmp_path, rounds=1, seed=1))
+    passed = [each for each in found if isinstance(each, Passed)]
+    assert {(each.proxy, each.kind) for each in passed} == {
+        (proxy, kind) for proxy in (OURS, ENVOY) for kind in ("whole", "stream")
+    }
+    assert all(each.count > 0 and each.cpu > 0 for each in passed)
+    assert {each.proxy for each in found if isinstance(each, Added)} == {OURS, ENVOY}
+
+
+def rounds(calls: dict[str, float], added: float) -> Iterator[Passed | Added]:
+    for proxy, rate in calls.items():
+        for kind in rates.KINDS:
+            yield Passed(proxy, kind, round(rate), 1.0, 1.0)
+        straight = dict.fromkeys(rates.LEVELS, 1.0)
+        yield Added(proxy, rate / 2, dict.fromkeys(rates.LEVELS, 1.0 + added), straight)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "added", "broken"),
+    [
+        (100.0, 0.5, set()),
+        (101.0, 0.5, {"calls", "tokens"}),
+        (100.0, 2.0, {"p50"}),
+        (100.0, 6.0, {"p50", "p99"}),
+    ],
+)
+def test_the_bounds(theirs: float, added: float, broken: set[str]) -> None:
+    every = [
+        each
+        for _ in range(6)
+        for each in rounds({OURS: 1000.0, LITELLM: theirs, ENVOY: 5000.0}, added)
+    ]
+    judged = findings(every)
+    said = [each.what for each in judged if each.holds is False]
+    words = ("calls", "tokens", "p50", "p99")
+    assert {word for word in words for what in said if word in what} == broken
+    beside = {each.what: each for each in judged}
+    ratio = beside[f"{OURS} / {ENVOY}: calls by processor second"]
+    assert (ratio.found.value, ratio.holds) == (pytest.approx(0.2), None)
