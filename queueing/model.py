@@ -5,10 +5,10 @@ stability ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from policies.arguments import positive, real_number, short_repr, whole_number
 from policies.core import Policy
@@ -20,6 +20,7 @@ from policies.registry import class_fault, is_built_in, usable_policies
 from policies.text import (
     LARGEST_BATCH,
     SpecError,
+    counted,
     format_policy,
     parse_policy,
     policy_batch_size,
@@ -73,6 +74,8 @@ class Limits(TypedDict, total=False):
     max_output_tokens   token limit: a longer output is cut there (no limit)
     patience            seconds that a request waits before it leaves unserved (it waits for ever)
     servers             engines that serve one queue (1)
+    server_speeds       of each of them, how many times as long as the law's its times are, in place
+                        of `servers`: [1, 1.5] or "1,1.5" (equally fast)
     routing             "central", or how requests are sent to servers that have a queue each:
                         "random", "round_robin", "least_requests" ("central")
     max_num_seqs        largest batch that the engine takes (only the policy bounds the batch)
@@ -98,6 +101,7 @@ class Limits(TypedDict, total=False):
     max_output_tokens: int | None
     patience: float | None
     servers: int
+    server_speeds: Sequence[float] | str | None
     routing: str
     max_num_seqs: int | None
     prompt_tokens: TokenDistribution | str | None
@@ -123,6 +127,8 @@ class Model:
     prompt_tokens: TokenDistribution | None = None
     max_num_seqs: int | None = None
     servers: int = 1
+    # of each server, how many times as long as the law's its times are; empty: equally fast
+    server_speeds: tuple[float, ...] = ()
     patience: float | None = None  # seconds a request waits before it is lost
     # requests that arrive together, as one call; None: always one
     sequences: TokenDistribution | None = None
@@ -163,6 +169,7 @@ class Model:
         self._check_calls()
         _check_arrivals(self)
         _check_routing(self)
+        _check_speeds(self)
         _check_memory(self)
         if self.disaggregated:
             self._check_tandem()
@@ -252,13 +259,13 @@ class Model:
         scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
         process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
+        servers = whole_number("servers", limits.get("servers", 1))
         return cls(
             policy=_policy(policy),
             output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
-            law=_law(latency),
+            **_servers(_law(latency), servers, limits.get("server_speeds")),
             prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
             max_num_seqs=_optional_whole("max_num_seqs", limits.get("max_num_seqs")),
-            servers=whole_number("servers", limits.get("servers", 1)),
             patience=None if patience is None else positive("patience", patience, "seconds"),
             sequences=_optional_lengths("sequences", limits.get("sequences")),
             pad_prompts=limits.get("pad_prompts", False),
@@ -333,7 +340,8 @@ class Model:
             )
         else:
             each = _batch_rate(self)
-        return self.servers * each / self.call_size
+        servers = sum(1 / speed for speed in self.server_speeds) or self.servers
+        return servers * each / self.call_size
 
     def load(self, arrival_rate: float) -> float:
         """arrival_rate / largest stable rate."""
@@ -398,7 +406,11 @@ class Model:
                 "prefill and decode on two engines of one law, one request at a time at each, no "
                 "time between them"
             )
-        common += ["service times obey the latency law", *_bounds_of_the_engine(self)]
+        speeds = f", times {', '.join(map(short_number, self.server_speeds))} by server"
+        common += [
+            f"service times obey the latency law{speeds if self.server_speeds else ''}",
+            *_bounds_of_the_engine(self),
+        ]
         if self.patience is not None:
             lost = f"a lost one counts as {self.patience:g} s"
             common.append(
@@ -551,6 +563,53 @@ def one_of_several(model: Model) -> Model | None:
         return None
     scv = 1.0 if model.routing == "random" else 1 / model.servers
     return replace(model, servers=1, routing="central", arrival_scv=scv)
+
+
+def _servers(
+    law: LatencyModel, servers: int, speeds: Sequence[float] | str | None
+) -> dict[str, Any]:
+    """The law, and the servers under it; equal speeds are one of the law. Raises SpecError."""
+    if speeds is None:
+        return {"law": law, "servers": servers}
+    found = read_speeds(speeds)
+    if servers not in (1, len(found)):
+        raise SpecError(
+            f"got servers={servers} and {counted(len(found), 'server speed')}; expected a speed "
+            "for each server, or no number of servers"
+        )
+    if len(set(found)) == 1:
+        return {"law": law.at_speed(law.speed * found[0]), "servers": len(found)}
+    return {"law": law, "servers": len(found), "server_speeds": found}
+
+
+def read_speeds(given: Sequence[float] | str) -> tuple[float, ...]:
+    """Of servers. Raises SpecError."""
+    parts: Sequence[Any] = given.split(",") if isinstance(given, str) else given
+    try:
+        found = tuple(float(each) for each in parts)
+    except (TypeError, ValueError):
+        found = ()
+    if not found or not all(0 < each < math.inf for each in found):
+        raise SpecError(
+            f"got server_speeds={short_repr(given)}; expected a number > 0 for each server, for "
+            "example 1,1.5"
+        )
+    return found
+
+
+def _check_speeds(model: Model) -> None:
+    if not model.server_speeds:
+        return
+    if len(model.server_speeds) != model.servers:
+        raise SpecError(
+            f"got {counted(len(model.server_speeds), 'server speed')} for "
+            f"{counted(model.servers, 'server')}; expected one for each"
+        )
+    if model.disaggregated or model.routing != "central":
+        other = "disaggregated" if model.disaggregated else f"routing={model.routing}"
+        raise SpecError(
+            f"got server_speeds and {other}; expected one queue for servers that do the same work"
+        )
 
 
 def _check_routing(model: Model) -> None:

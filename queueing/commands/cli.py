@@ -111,6 +111,16 @@ Patience = Annotated[
     ),
 ]
 Servers = Annotated[int, _option("--servers", "Number of engines fed from one queue.")]
+ServerSpeeds = Annotated[
+    str | None,
+    _option(
+        "--server-speeds",
+        (
+            "In place of --servers: of each engine, how many times as long as the law's its times "
+            "are, for example 1,1.5. The first that is free takes the next request."
+        ),
+    ),
+]
 Routing = Annotated[
     str,
     _option(
@@ -221,6 +231,7 @@ def predict(
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
+    server_speeds: ServerSpeeds = None,
     routing: Routing = "central",
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
@@ -249,6 +260,7 @@ def predict(
     bounds: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "servers": servers,
+        "server_speeds": server_speeds,
         "patience": patience,
     }
     bounds |= {
@@ -287,6 +299,7 @@ def simulate(
     max_output_tokens: TokenLimit = None,
     patience: Patience = None,
     servers: Servers = 1,
+    server_speeds: ServerSpeeds = None,
     routing: Routing = "central",
     max_num_seqs: EngineBound = None,
     prompt_tokens: PromptTokens = None,
@@ -321,6 +334,7 @@ def simulate(
     bounds: dict[str, Any] = {
         "max_num_seqs": max_num_seqs,
         "servers": servers,
+        "server_speeds": server_speeds,
         "patience": patience,
     }
     bounds |= {

@@ -27,7 +27,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
     settled,
     stable_queue,
 )
-from queueing.estimation.assumptions.equal_servers import equal_servers
+from queueing.estimation.assumptions.equal_servers import at_their_speeds, equal_servers
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
@@ -144,6 +144,7 @@ def assess(
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
     model = _model(policy, lengths, estimates.law(shape), limits, estimates)
+    model = at_their_speeds(model, speeds.by_server)
     load = _load(model, estimates)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)

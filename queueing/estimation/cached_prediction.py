@@ -39,6 +39,7 @@ class CachedPrediction:
     scatter: float  # SCV that residual and stalls give to the shortest batch
     epoch: int
     at: float
+    server_speeds: tuple[float, ...] = ()
     smooth: Prediction | None = (
         # of the same machine if it did not stall; None where it does not, or theory has no answer
         None
@@ -57,6 +58,7 @@ class CachedPrediction:
     ) -> CachedPrediction:
         """Of a model that was solved at this rate."""
         given = {"prediction": prediction, "smooth": smooth, "epoch": epoch, "at": at}
+        given["server_speeds"] = model.server_speeds
         return cls(rate=rate, capacity=model.largest_stable_rate, scatter=_scatter(model), **given)  # type: ignore[arg-type]
 
     def moved(self, model: Model, rate: float, slope: Sensitivity, now: float) -> Prediction | None:
@@ -72,6 +74,7 @@ class CachedPrediction:
             or abs(busier) > STEP
             or not abs(change) <= CHANGE
             or abs(_scatter(model) - self.scatter) > SCATTER
+            or _apart(self.server_speeds, model.server_speeds) > STEP
         )
         if old or far or _cheap(model) or (model.patience is None and model.load(rate) >= 1):
             return None
@@ -118,6 +121,16 @@ class CachedPrediction:
 def _scatter(model: Model) -> float:
     stalls = model.law.stall_share * model.law.stall
     return model.law.cv**2 + (stalls / model.batch_time.mean(1) if stalls else 0.0)
+
+
+def _apart(ours: tuple[float, ...], theirs: tuple[float, ...]) -> float:
+    """The largest change of a server's speed beside the others, of logarithms; infinite where there
+    is another number of them.
+    """
+    if len(ours) != len(theirs):
+        return math.inf
+    pairs = zip(ours, theirs, strict=True)
+    return max((abs(math.log(one / other)) for one, other in pairs), default=0.0)
 
 
 def _cheap(model: Model) -> bool:

@@ -75,7 +75,7 @@ def methods(model: Model) -> tuple[str, ...]:
     """What this queue can be answered by, the best first."""
     if (one := one_of_several(model)) is not None:
         return methods(one)
-    if has_queues(model) or memory_limited(model):
+    if has_queues(model) or memory_limited(model) or model.server_speeds:
         return ("simulation",)
     if model.arrival_process is not None:
         return _of_process(model)

@@ -284,12 +284,17 @@ def _why_simulated(model: Model) -> str:
     return f"{FALLBACK}exact: no formula covers {model.text} with {_described(model)}"
 
 
-def _described(model: Model) -> str:
-    parts = ["one server" if model.servers == 1 else f"{model.servers} servers"]
-    if has_queues(model):
-        parts = [f"{model.servers} servers with a queue each"]
+def _servers(model: Model) -> str:
     if model.disaggregated:
-        parts = ["prefill and decode on two servers"]
+        return "prefill and decode on two servers"
+    if has_queues(model):
+        return f"{model.servers} servers with a queue each"
+    speeds = " of different speed" if model.server_speeds else ""
+    return "one server" if model.servers == 1 else f"{model.servers} servers{speeds}"
+
+
+def _described(model: Model) -> str:
+    parts = [_servers(model)]
     if model.arrival_process is not None:
         parts.append(model.arrivals[0])
     elif model.arrival_scv != 1:

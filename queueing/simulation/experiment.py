@@ -293,6 +293,7 @@ def driven_run(
         max_batch_size=bound,
         max_context_tokens=memory,
         pad_prompts=model.pads_prompts,
+        speeds=model.server_speeds,
     )
     if has_queues(model):
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())

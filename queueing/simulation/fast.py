@@ -220,13 +220,13 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
-    requests = _requests(model, trace)
+    requests, paces = _requests(model, trace), paces_of(model)
     if continuous:
-        given = _coefficients(law), law.turnaround, bounds
+        given = _coefficients(law), law.turnaround, bounds, paces
         found = slot_kernels.run_slots(requests, *given, _memory(model))
     else:
         drawn = _drawn(law, trace)
-        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds)
+        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds, paces)
     return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
 
 
@@ -236,14 +236,20 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRu
     count, limit = len(trace.arrived_at), float(token_limit(model))
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
     queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
-    plain = not (len(trace.call_ends) or len(requests.deadlines))
+    plain, paces = not (len(trace.call_ends) or len(requests.deadlines)), paces_of(model)
     if isinstance(model.policy, Continuous):
-        found = run_ordered_slots(requests, _coefficients(law), law.turnaround, bounds, queue)
+        given = _coefficients(law), law.turnaround, bounds, queue, paces
+        found = run_ordered_slots(requests, *given)
     elif plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         found = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
     else:
-        found = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue)
+        found = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue, paces)
     return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
+
+
+def paces_of(model: Model) -> Vector:
+    """Of each server, how many times as long as the law's its times are."""
+    return np.array(model.server_speeds or [1.0] * model.servers)
 
 
 def is_compiled(model: Model) -> bool:

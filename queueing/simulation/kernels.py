@@ -101,14 +101,29 @@ class RequestPath(NamedTuple):
 
 class Servers(NamedTuple):
     """Of each server: the end of the batch in service (infinite where there is none), whether it is
-    busy, the residuals it has used; and room to sort the lengths of a batch.
+    busy, the residuals it has used, the factor on its times; and room to sort the lengths of a
+    batch.
     """
 
     ends: Floats
     busy: npt.NDArray[np.bool_]
     used: Ints
+    paces: Floats
     ordered: Ints
     ordered_ends: Floats
+
+
+def new_servers(paces: Floats, largest: int) -> Servers:
+    """All idle, for batches of at most `largest`."""
+    count = len(paces)
+    return Servers(
+        np.full(count, np.inf),
+        np.zeros(count, dtype=np.bool_),
+        np.zeros(count, dtype=np.int64),
+        paces,
+        np.empty(largest, dtype=np.int64),
+        np.empty(largest),
+    )
 
 
 def new_path(count: int) -> RequestPath:
@@ -265,6 +280,13 @@ def release_one_by_one(started, members, lengths, law, chance, out):  # type: ig
 
 
 @inner
+def at_pace(law, pace):  # type: ignore[no-untyped-def]
+    """The law of a server whose times are so many times as long."""
+    k1, k2, k3, k4, kp, speed, share, stall, pads = law
+    return k1, k2, k3, k4, kp, speed * pace, share, stall, pads
+
+
+@inner
 def serve_batch(start, members, requests, law, chance, out):  # type: ignore[no-untyped-def]
     """Service of the requests members[0] .. members[1] - 1 from `start`; the instant at which the
     server is free.
@@ -370,18 +392,13 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 def run_batches(
-    requests: Requests, law: tuple[float, ...], drawn: Drawn, bounds: Bounds
+    requests: Requests, law: tuple[float, ...], drawn: Drawn, bounds: Bounds, paces: Floats
 ) -> RequestPath:
-    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
+    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size). `paces`:
+    of each server, how many times as long as the law's its services take.
+    """
     path = new_path(len(requests.arrived_at))
-    largest = min(bounds.batch_size, len(requests.arrived_at))
-    servers = Servers(
-        np.full(bounds.servers, np.inf),
-        np.zeros(bounds.servers, dtype=np.bool_),
-        np.zeros(bounds.servers, dtype=np.int64),
-        np.empty(largest, dtype=np.int64),
-        np.empty(largest),
-    )
+    servers = new_servers(paces, min(bounds.batch_size, len(requests.arrived_at)))
     _run_batches(requests, law, drawn, bounds, servers, path)
     return path
 
@@ -444,7 +461,7 @@ def _run_batches(requests, law, drawn, bounds, servers, path):  # type: ignore[n
 @inner
 def _start_batch(now, members, place, requests, engine, path):  # type: ignore[no-untyped-def]
     (free, number, padded), (first, last) = place, members
-    law, (residuals, gaps, clocks), (ends, busy, used, ordered, ordered_ends) = engine
+    law, (residuals, gaps, clocks), (ends, busy, used, paces, ordered, ordered_ends) = engine
     dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of = path
     residual = 1.0
     if residuals.shape[1] > 0:
@@ -452,7 +469,7 @@ def _start_batch(now, members, place, requests, engine, path):  # type: ignore[n
         used[free] += 1
     chance = residual, gaps[free], clocks[free]
     out = padded, first_token_at, released_at, ordered, ordered_ends
-    end = serve_batch(now, members, requests, law, chance, out)
+    end = serve_batch(now, members, requests, at_pace(law, paces[free]), chance, out)
     for i in range(first, last):
         dispatched_at[i] = now
         batch[i] = number

@@ -66,6 +66,7 @@ class Job:
 class SimulatedEngine:
     """What each server obeys, and the largest batch that it takes.
 
+    speeds     of each server, how many times as long as the law's its times are (all 1)
     deaths     when all of them die: instants, and seconds until others serve
     in_use     which servers take work from an instant on; at 0 from the beginning, and all of them
                where nothing is said of that
@@ -76,15 +77,18 @@ class SimulatedEngine:
     max_prompt_tokens: int = 2**31
     max_context_tokens: int = 2**62
     pad_prompts: bool = False
+    speeds: Sequence[float] = ()
     deaths: Sequence[tuple[float, float]] = ()
     in_use: Sequence[tuple[float, Collection[int]]] = ()
 
     def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
         """One server of them, which takes its residuals from `rng`."""
         bounds = (self.max_batch_size, self.max_prompt_tokens, self.max_context_tokens)
+        pace = self.speeds[server_id] if self.speeds else 1.0
+        law = self.law.at_speed(self.law.speed * pace)
         return DrivenEngine(
             Server(server_id, [], *bounds),
-            partial(ServiceProcess, self.law, rng, pad_prompts=self.pad_prompts),
+            partial(ServiceProcess, law, rng, pad_prompts=self.pad_prompts),
         )
 
 

@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
     changes_at  the next change of its composition
     real        the end of the last step, the start of the stretch, the end of its first step, what
-                each other step takes
+                each other step takes, the factor on the server's times
     whole       counts: active, pending, entered with the stretch, tokens of their prompts; whether
                 the composition changed; steps done in the stretch, all in service
     entry       when each pending request may enter
@@ -61,22 +61,25 @@ def run_slots(
     law: tuple[float, ...],
     turnaround: float,
     bounds: Bounds,
+    paces: Floats,
     memory: Memory = UNLIMITED,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server, fewer where the first that
-    waits does not fit into the memory.
+    waits does not fit into the memory. `paces`: of each server, how many times as long as the law's
+    its steps take.
     """
     path = new_path(len(requests.arrived_at))
-    limits = bounds.batch_size, turnaround * law[5], memory
-    _run_slots(requests, law, limits, new_slots(requests, bounds), path)
+    limits = bounds.batch_size, turnaround, memory
+    _run_slots(requests, law, limits, new_slots(requests, bounds, paces), path)
     path.server_free_at[:] = path.released_at
     return path
 
 
-def new_slots(requests: Requests, bounds: Bounds) -> Slots:
+def new_slots(requests: Requests, bounds: Bounds, paces: Floats) -> Slots:
     """Nobody in service."""
-    real = np.full((bounds.servers, 4), -np.inf)
-    real[:, 2:] = np.inf
+    real = np.full((bounds.servers, 5), -np.inf)
+    real[:, 2:4] = np.inf
+    real[:, 4] = paces
     whole = np.zeros((bounds.servers, 8), dtype=np.int64)
     whole[:, 4] = 1
     active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
@@ -149,8 +152,8 @@ def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
 @inner
 def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; where the queue begins then, and how many batches there were."""
-    (now, head, tail, batches), (slots, delay, (memory, limit)) = queue, bounds
-    _, _, whole, _, pending, entry, _, _, held = state
+    (now, head, tail, batches), (slots, turnaround, (memory, limit)) = queue, bounds
+    _, real, whole, _, pending, entry, _, _, held = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
         best = _with_room(head, bounds, state, requests)
@@ -162,6 +165,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
         while size < most and held[best] + requests[2][head + size] + limit <= memory:
             held[best] += requests[2][head + size] + limit
             size += 1
+        delay = turnaround * (law[5] * real[best, 4])
         for i in range(head, head + size):
             dispatched_at[i] = now
             batch[i] = batches
@@ -230,6 +234,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
         whole[s, 2] = whole[s, 3] = 0
     _enter(s, at, state, requests)
     k1, _, k3, k4, kp, speed = law
+    speed *= real[s, 4]
     real[s, 3] = 1.0 * (speed * (k3 * whole[s, 0] + k4))
     real[s, 2] = at + (1.0 * (speed * (k1 * whole[s, 2] + kp * whole[s, 3])) + real[s, 3])
     whole[s, 4] = whole[s, 5] = 0

@@ -143,18 +143,36 @@ def test_several_servers_are_predicted_in_every_cell(
     assert_servers_agree(policy, servers, load, seed=6)
 
 
+@pytest.mark.parametrize(
+    "policy", ["single", "capped:max_batch_size=8", "continuous:max_batch_size=4"]
+)
+def test_servers_that_are_not_equally_fast_are_predicted_too(policy: str) -> None:
+    model = dataclasses.replace(model_of(policy), servers=2, server_speeds=(0.8, 1.6))
+    found = assert_these_agree(model, 0.6, seed=7)
+    assert found.model is not None
+    assert found.model.server_speeds[1] / found.model.server_speeds[0] == pytest.approx(
+        2, rel=SLOT_ERROR
+    )
+    assert "equal_servers" in {a.name for a in found.compared.assumptions if a.holds is False}
+
+
 def assert_servers_agree(policy: str, servers: int, load: float, seed: int) -> None:
-    model, count = dataclasses.replace(model_of(policy), servers=servers), FIRST
+    found = assert_these_agree(dataclasses.replace(model_of(policy), servers=servers), load, seed)
+    assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
+
+
+def assert_these_agree(model: Model, load: float, seed: int) -> Assessment:
+    count = FIRST
     while True:
         seen = window_of(model, load, count, seed)
         if mean_interval(judged(seen, sojourn=model.policy.joins_running)).relative <= KNOWN:
             break
         count *= 2
         assert count <= MOST
-    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND, servers=servers)
+    limits = Limits(max_output_tokens=LENGTHS.longest, max_num_seqs=BOUND, servers=model.servers)
     found = assess(seen, SHAPE, limits)
     assert abs(found.compared.error) <= WITHIN, found.compared
-    assert found.estimates.speed.value == pytest.approx(SPEED, rel=SLOT_ERROR)
+    return found
 
 
 @pytest.mark.parametrize(

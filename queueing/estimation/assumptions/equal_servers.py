@@ -6,11 +6,14 @@ equal_servers    of several servers. Speed of a server: measured over fitted tim
                  slowest takes more than `FACTOR` times as long as the fastest, by more than
                  `BEYOND` standard errors of that ratio.
 
+Where it fails the prediction takes each server at its own speed (`at_their_speeds`).
+
 Not judged: servers with fewer than `LEAST` batches, and where fewer than two have as many.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ import numpy as np
 from queueing.estimation.assumptions.assumption import Assumption, factor
 from queueing.estimation.speed.batch_times import BatchTimes
 from queueing.estimation.speed.speed_process import without_outliers
+from queueing.model import Model
 
 FACTOR = 1.1
 BEYOND = 4.0  # the slowest and the fastest are chosen
@@ -49,9 +53,22 @@ def equal_servers(batches: Mapping[int, BatchTimes]) -> Assumption:
         return Assumption("equal_servers", True, ratio, "the servers are equally fast")
     says = (
         f"server {slow.server} takes {factor(ratio)} times as long as server {fast.server} for the "
-        "same work: the model takes all as equally fast"
+        "same work; the prediction takes each at its own speed"
     )
     return Assumption("equal_servers", False, ratio, says)
+
+
+def at_their_speeds(model: Model, batches: Mapping[int, BatchTimes]) -> Model:
+    """The same with a speed for each server, where they are not equally fast; in the order of their
+    ids. One that has served too little is as fast as all together.
+    """
+    paces = _paces(batches)
+    if model.servers == 1 or equal_servers(batches).holds is not False:
+        return model
+    together = math.log(model.law.speed)
+    speeds = [math.exp(pace.log - together) for pace in paces][: model.servers]
+    speeds += [1.0] * (model.servers - len(speeds))
+    return dataclasses.replace(model, server_speeds=tuple(speeds))
 
 
 def _paces(batches: Mapping[int, BatchTimes]) -> list[_Pace]:

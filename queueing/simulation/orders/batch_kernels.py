@@ -16,13 +16,14 @@ from queueing.simulation.kernels import (
     Ints,
     RequestPath,
     Requests,
-    Servers,
+    at_pace,
     earliest,
     first_step,
     idle,
     inner,
     last_step,
     new_path,
+    new_servers,
     serve_batch,
 )
 from queueing.simulation.orders.kernels import pop, push
@@ -52,16 +53,11 @@ def run_ordered_batches(
     drawn: Drawn,
     bounds: Bounds,
     queue: OrderedQueue,
+    paces: Floats,
 ) -> RequestPath:
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
     path, largest = new_path(len(requests.arrived_at)), len(queue.chosen)
-    servers = Servers(
-        np.full(bounds.servers, np.inf),
-        np.zeros(bounds.servers, dtype=np.bool_),
-        np.zeros(bounds.servers, dtype=np.int64),
-        np.empty(largest, dtype=np.int64),
-        np.empty(largest),
-    )
+    servers = new_servers(paces, largest)
     room = Members(
         np.empty(largest, np.int64), np.empty(largest, np.int64), *np.empty((2, largest))
     )
@@ -87,11 +83,12 @@ def run_ordered_slots(
     turnaround: float,
     bounds: Bounds,
     queue: OrderedQueue,
+    paces: Floats,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server."""
     path = new_path(len(requests.arrived_at))
-    state = new_slots(requests, bounds)
-    _run_slots(requests, law, (bounds.batch_size, turnaround * law[5]), (state, queue), path)
+    state = new_slots(requests, bounds, paces)
+    _run_slots(requests, law, (bounds.batch_size, turnaround), (state, queue), path)
     path.server_free_at[:] = path.released_at
     return path
 
@@ -144,7 +141,7 @@ def _lost_at(deadlines, queue):  # type: ignore[no-untyped-def]
 
 @inner
 def _run_batches(requests, engine, bounds, queue, path):  # type: ignore[no-untyped-def]
-    arrived_at, deadlines, (ends, busy, _, _, _) = requests[0], requests[4], engine[2]
+    arrived_at, deadlines, (ends, busy, _, _, _, _) = requests[0], requests[4], engine[2]
     count, timer, tail, batches = len(arrived_at), np.inf, 0, 0
     while True:
         first = earliest(ends)
@@ -177,7 +174,7 @@ def _run_batches(requests, engine, bounds, queue, path):  # type: ignore[no-unty
 @inner
 def _start_batch(now, members, place, requests, engine, path):  # type: ignore[no-untyped-def]
     (free, number, padded), (law, drawn, servers, room) = place, engine
-    (residuals, gaps, clocks), (ends, busy, used, ordered, ordered_ends) = drawn, servers
+    (residuals, gaps, clocks), (ends, busy, used, paces, ordered, ordered_ends) = drawn, servers
     dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of = path
     lengths, prompts, firsts, releases = room
     size, residual = len(members), 1.0
@@ -189,7 +186,8 @@ def _start_batch(now, members, place, requests, engine, path):  # type: ignore[n
     chance = residual, gaps[free], clocks[free]
     out = padded, firsts, releases, ordered, ordered_ends
     side_by_side = requests[0], lengths, prompts, requests[3], requests[4]
-    end = serve_batch(now, (0, size), side_by_side, law, chance, out)
+    own = at_pace(law, paces[free])
+    end = serve_batch(now, (0, size), side_by_side, own, chance, out)
     for k in range(size):
         i = members[k]
         dispatched_at[i], first_token_at[i], released_at[i] = now, firsts[k], releases[k]
@@ -233,8 +231,13 @@ def _run_slots(requests, law, bounds, system, path):  # type: ignore[no-untyped-
 @inner
 def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; how many dispatches there were."""
-    ((now, batches), (slots, delay)), (state, queue), (requests, law) = (at, bounds), system, served
-    _, _, whole, _, pending, entry, _, _, _ = state
+    (now, batches), (slots, turnaround), (state, queue), (requests, law) = (
+        at,
+        bounds,
+        system,
+        served,
+    )
+    _, real, whole, _, pending, entry, _, _, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while queue[8][1] > 0:
         best = 0
@@ -245,6 +248,7 @@ def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
         if size <= 0:
             break
         size = take(size, -1, now, requests, queue)
+        delay = turnaround * (law[5] * real[best, 4])
         for k in range(size):
             i = queue[9][k]
             dispatched_at[i] = now
