@@ -406,11 +406,7 @@ class Model:
                 "prefill and decode on two engines of one law, one request at a time at each, no "
                 "time between them"
             )
-        speeds = f", times {', '.join(map(short_number, self.server_speeds))} by server"
-        common += [
-            f"service times obey the latency law{speeds if self.server_speeds else ''}",
-            *_bounds_of_the_engine(self),
-        ]
+        common += [_service_times(self), *_bounds_of_the_engine(self)]
         if self.patience is not None:
             lost = f"a lost one counts as {self.patience:g} s"
             common.append(
@@ -595,6 +591,11 @@ def read_speeds(given: Sequence[float] | str) -> tuple[float, ...]:
             "example 1,1.5"
         )
     return found
+
+
+def _service_times(model: Model) -> str:
+    speeds = ", ".join(map(short_number, model.server_speeds))
+    return f"service times obey the latency law{speeds and f', times {speeds} by server'}"
 
 
 def _check_speeds(model: Model) -> None:

@@ -57,9 +57,16 @@ class CachedPrediction:
         smooth: Prediction | None = None,
     ) -> CachedPrediction:
         """Of a model that was solved at this rate."""
-        given = {"prediction": prediction, "smooth": smooth, "epoch": epoch, "at": at}
-        given["server_speeds"] = model.server_speeds
-        return cls(rate=rate, capacity=model.largest_stable_rate, scatter=_scatter(model), **given)  # type: ignore[arg-type]
+        return cls(
+            prediction=prediction,
+            rate=rate,
+            capacity=model.largest_stable_rate,
+            scatter=_scatter(model),
+            epoch=epoch,
+            at=at,
+            server_speeds=model.server_speeds,
+            smooth=smooth,
+        )
 
     def moved(self, model: Model, rate: float, slope: Sensitivity, now: float) -> Prediction | None:
         """The prediction at another rate and model of the same policy and limits; None where it

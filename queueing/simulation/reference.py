@@ -104,13 +104,13 @@ def simulate_trace(
     """What happens to the jobs (in order of arrival) on one server for each of `rngs`: one record
     each, in the order in which they end.
     """
-    driver = Driver(policy, jobs, [engine.driven(i, rng) for i, rng in enumerate(rngs)])
+    engines = [engine.driven(i, rng) for i, rng in enumerate(rngs)]
+    first = next((servers for at, servers in engine.in_use if at <= 0), None)
+    driver = Driver(policy, jobs, engines, in_use=first)
     for at, seconds in engine.deaths:
         driver.plan(at, _DEATH, seconds)
     for at, servers in engine.in_use:
-        if at <= 0:
-            driver.use_only(frozenset(servers))
-        else:
+        if at > 0:
             driver.plan(at, _SERVERS, frozenset(servers))
     for request_id, at in (cancellations or {}).items():
         driver.plan(at, _CANCELLATION, request_id)
@@ -133,6 +133,7 @@ class Driver:
         engines: list[DrivenEngine],
         *,
         open_ended: bool = False,
+        in_use: Collection[int] | None = None,
     ) -> None:
         self.jobs, self.engines, self.open_ended = list(jobs), engines, open_ended
         self.queue = queue_for(policy)
@@ -147,17 +148,13 @@ class Driver:
         self.fragile = {job.request.id for job in jobs if not job.resumable}
         self.running: dict[str, tuple[DrivenEngine, Started]] = {}
         self.stints: dict[str, Stints] = {}  # of those that were preempted
-        self.in_use = frozenset(engine.view.id for engine in engines)
+        every = (engine.view.id for engine in engines)
+        self.in_use = frozenset(every if in_use is None else in_use)
         self._show()
 
     def plan(self, at: float, kind: int, what: _Planned) -> None:
         """Put an event on the agenda."""
         heapq.heappush(self.agenda, (at, kind, len(self.agenda), what))
-
-    def use_only(self, servers: frozenset[int]) -> None:
-        """These take work from now on."""
-        self.in_use = servers
-        self._show()
 
     def run(self, closed_at: float | None = None) -> list[Record]:
         """Every event until nothing is left to happen. `closed_at`: the last instant of an
@@ -377,8 +374,8 @@ class Driver:
         elif isinstance(what, float | int):
             self._lose_engines(now, what)
         elif isinstance(what, frozenset):
-            self.epoch += 1
-            self.use_only(what)
+            self.in_use, self.epoch = what, self.epoch + 1
+            self._show()
         else:
             self._switch(what, now)
 
