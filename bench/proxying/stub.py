@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import sys
+from typing import cast
 
 import uvloop
 
@@ -75,8 +76,7 @@ class Stub(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Kept for the answers."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._received = bytearray()
         self._left = 0  # events of the stream that is being sent
 

@@ -42,11 +42,17 @@ def test_compiled_and_event_by_event_to_the_last_bit(policy: str) -> None:
     for name in ("dispatched_at", "released_at", "server_id", "batch_size"):
         np.testing.assert_array_equal(getattr(compiled, name), getattr(events, name), name)
     assert set(compiled.server_id.tolist()) == {0, 1, 2}
+
+
+def test_each_takes_as_much_longer_as_it_is_slower() -> None:
+    model = model_of("single")
+    trace = fast.draw_trace(model, model.largest_stable_rate / 2, 6000, np.random.SeedSequence(4))
+    run = fast.replay(model, trace)
     took = [
-        np.mean((compiled.server_free_at - compiled.dispatched_at)[compiled.server_id == server])
+        np.mean((run.server_free_at - run.dispatched_at)[run.server_id == server])
         for server in range(3)
     ]
-    assert took[1] > 1.3 * took[0] > 1.1 * took[2]
+    assert took / took[0] == pytest.approx(SPEEDS, rel=0.08)
 
 
 @pytest.mark.parametrize("load", [0.4, 0.8])
