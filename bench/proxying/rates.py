@@ -30,7 +30,7 @@ KINDS = {"whole": "calls", "stream": "tokens"}
 PATH = "/v1/chat/completions"
 CONNECTIONS = 32
 WARM_UP, SECONDS, SLICES = 1.0, 0.5, 4  # before a kind; of a slice; of each proxy and kind
-MODERATE = 5.0  # seconds of Poisson arrivals
+MODERATE, AT_ONCE = 5.0, 256  # seconds of Poisson arrivals; connections for them
 LEAST = {LITELLM: 10.0}  # of its rates
 MOST_ADDED = {"p50": 1.0, "p99": 5.0}  # milliseconds, of ours
 LEVELS = {"p50": 0.5, "p99": 0.99}
@@ -107,10 +107,9 @@ def _round(
 ) -> Iterator[Passed | Added]:
     with ExitStack() as stack:
         pools = {
-            server.name: stack.enter_context(Pool(server.port, CONNECTIONS))
-            for server in (straight, *proxies)
+            server.name: stack.enter_context(Pool(server.port, CONNECTIONS)) for server in proxies
         }
-        found = {}
+        found: dict[tuple[str, str], Passed] = {}
         for kind in KINDS:
             for server in proxies:
                 _load(server, pools[server.name], kind, WARM_UP)
@@ -123,7 +122,7 @@ def _round(
         yield from found.values()
         for server in proxies:
             rate = found[server.name, "whole"].by_clock / 2
-            yield _added(server.name, rate, pools[server.name], pools[straight.name], rng)
+            yield _added(server, straight, rate, rng)
 
 
 def _load(server: Server, pool: Pool, kind: str, seconds: float) -> Passed:
@@ -145,14 +144,16 @@ def _together(slices: Sequence[Passed]) -> Passed:
     return Passed(slices[0].proxy, slices[0].kind, count, seconds, cpu)
 
 
-def _added(name: str, rate: float, pool: Pool, straight: Pool, rng: np.random.Generator) -> Added:
+def _added(server: Server, straight: Server, rate: float, rng: np.random.Generator) -> Added:
     call, gaps = _call("whole"), rng.exponential(1 / rate, round(rate * MODERATE))
     timetable = [(at, call) for at in np.cumsum(gaps).tolist()]
-    return Added(name, rate, _delays(pool, timetable), _delays(straight, timetable))
+    through, direct = (_delays(each.port, timetable) for each in (server, straight))
+    return Added(server.name, rate, through, direct)
 
 
-def _delays(pool: Pool, timetable: Sequence[tuple[float, bytes]]) -> dict[str, float]:
-    ends = [1e3 * end for _, end in pool.ask_at(timetable)]
+def _delays(port: int, timetable: Sequence[tuple[float, bytes]]) -> dict[str, float]:
+    with Pool(port, AT_ONCE) as pool:
+        ends = [1e3 * end for _, end in pool.ask_at(timetable)]
     return {name: float(np.quantile(ends, level)) for name, level in LEVELS.items()}
 
 

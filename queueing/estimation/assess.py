@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from queueing.estimation.assumptions.client_assumptions import client_assumption
 from queueing.estimation.assumptions.engine_assumptions import (
     StalledDelay,
     engine_assumptions,
+    equal_servers,
     settled,
     stable_queue,
 )
-from queueing.estimation.assumptions.equal_servers import at_their_speeds, equal_servers
 from queueing.estimation.assumptions.memory_assumption import enough_memory
 from queueing.estimation.assumptions.own_arrivals import with_own_arrivals
 from queueing.estimation.assumptions.verdict import Compared, compare, judged
@@ -144,7 +144,7 @@ def assess(
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
     model = _model(policy, lengths, estimates.law(shape), limits, estimates)
-    model = at_their_speeds(model, speeds.by_server)
+    model = _at_their_speeds(model, speeds.factors)
     load = _load(model, estimates)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
     assumptions = _assumptions(seen, speeds, forecast, load, limits, waiting_before=waiting_before)
@@ -215,7 +215,7 @@ def _assumptions(
     waiting_before: int,
 ) -> tuple[Assumption, ...]:
     clients, policy = client_assumptions(seen), parse_policy(seen.policy)
-    several = [equal_servers(speeds.by_server)] if seen.servers > 1 else []
+    several = [equal_servers(speeds.servers)] if seen.servers > 1 else []
     bounds = [each for each in (policy_batch_size(policy), limits.max_num_seqs) if each is not None]
     return (
         *clients,
@@ -327,6 +327,15 @@ def _model(
         predictor=parse_predictor(estimates.predictor or "none"),
         **given,
     )
+
+
+def _at_their_speeds(model: Model, factors: Mapping[int, float]) -> Model:
+    """In the order of the servers' ids; of one that has served nobody nothing is known."""
+    if not factors or model.servers == 1:
+        return model
+    known = [factors[server] for server in sorted(factors)][: model.servers]
+    speeds = (*known, *[1.0] * (model.servers - len(known)))
+    return dataclasses.replace(model, server_speeds=speeds)
 
 
 def _load(model: Model, estimates: Estimates) -> Estimate:

@@ -8,8 +8,9 @@ import pytest
 from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
-from queueing.estimation.assumptions.equal_servers import LEAST, equal_servers
+from queueing.estimation.assumptions.engine_assumptions import equal_servers
 from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.server_speeds import LEAST, speeds_of
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from queueing.model import Model
@@ -83,4 +84,4 @@ def test_few_batches_and_noise_say_nothing(count: int, noise: float, holds: bool
         measured = speed * np.exp(noise * chance.standard_normal(count))
         return BatchTimes(np.arange(count) * 2.0, measured, *(fitted,) * 4)
 
-    assert equal_servers({0: times(1.0), 1: times(1.5)}).holds is holds
+    assert equal_servers(speeds_of({0: times(1.0), 1: times(1.5)})).holds is holds

@@ -1,6 +1,9 @@
 """What the engine must be: a constant speed, no stalls, service times of the law's shape, a queue
 that is stable and settled.
 
+equal_servers    of several servers: fails where their speeds differ
+                 (queueing.estimation.speed.server_speeds); the prediction takes each at its own
+                 speed then. Not judged where fewer than two have served enough.
 no_stalls        fails where stalls (queueing.estimation.speed.speed_process) lengthen the predicted
                  mean delay by `MATERIAL` of it and by `FLOOR`: beside the prediction of the same
                  machine without them, which the caller computed. Without a prediction: where they
@@ -31,6 +34,7 @@ settled          fails where the time that the queue needs to forget how the epo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +44,7 @@ from queueing.estimation.assumptions.assumption import Assumption, factor
 from queueing.estimation.change import Vector
 from queueing.estimation.interval import Estimate
 from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.server_speeds import LEAST, ServerSpeed, differ, ends_of
 from queueing.estimation.speed.speed_process import Stalls, stalls
 from queueing.estimation.speed.speeds import Speeds
 from queueing.measurement.batch_means import batch_means, batch_means_interval
@@ -53,6 +58,23 @@ FEWEST = 100  # batches
 NEAR_ONE = 0.95
 TREND, RISES = 10, 35
 RELAXATIONS, UNSETTLED = 3.0, 0.2
+
+
+def equal_servers(speeds: Sequence[ServerSpeed]) -> Assumption:
+    """Of several servers."""
+    if len(speeds) < 2:
+        return Assumption(
+            "equal_servers", None, math.nan, f"fewer than two servers have had {LEAST} batches"
+        )
+    slow, fast = ends_of(speeds)
+    ratio = math.exp(slow.log - fast.log)
+    if not differ(speeds):
+        return Assumption("equal_servers", True, ratio, "the servers are equally fast")
+    says = (
+        f"server {slow.server} takes {factor(ratio)} times as long as server {fast.server} for the "
+        "same work; the prediction takes each at its own speed"
+    )
+    return Assumption("equal_servers", False, ratio, says)
 
 
 def engine_assumptions(

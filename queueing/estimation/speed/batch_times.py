@@ -15,6 +15,7 @@ count: no member cancelled or failed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,14 +70,22 @@ def batch_times(
     caller has use for them too.
     """
     if policy.joins_running:
-        found = _joined(
-            [_grouped(each) for each in (slot_times(seen, law) if slots is None else slots)]
-        )
-    else:
-        found = _batches(seen, law.at_speed(1.0), padded=policy.padded)
+        each_server = slot_times(seen, law) if slots is None else slots
+        return joined([_grouped(each) for each in each_server])
+    return joined([_batches(seen, law.at_speed(1.0), padded=policy.padded)])
+
+
+def joined(parts: Sequence[BatchTimes]) -> BatchTimes:
+    """All usable ones in order of start."""
+    found = _joined(parts)
     order = np.argsort(found.at, kind="stable")
     usable = (found.measured > 0) & (found.fitted > 0)
     return found.part(order[usable[order]])
+
+
+def at_factor(times: BatchTimes, factor: float) -> BatchTimes:
+    """Beside a law whose times are so many times as long."""
+    return times if factor == 1 else dataclasses.replace(times, fitted=factor * times.fitted)
 
 
 def times_by_server(policy: Policy, seen: Snapshot, law: LatencyModel) -> dict[int, BatchTimes]:
@@ -125,7 +134,7 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
 
 
 def slot_times(seen: Snapshot, law: LatencyModel) -> list[BatchTimes]:
-    """One entry a request, for each continuous server."""
+    """One entry a request, for each continuous server, in the order of their ids."""
     servers = seen.column("server_id")
     return [
         _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0))

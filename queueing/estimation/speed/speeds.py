@@ -7,17 +7,20 @@ the speed itself, the mean factor on the time that the batches take, includes al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from policies import Policy
 from queueing.estimation.speed.batch_times import (
     BatchTimes,
+    at_factor,
     batch_times,
+    joined,
     slot_times,
     times_by_server,
 )
+from queueing.estimation.speed.server_speeds import ServerSpeed, factors, speeds_of
 from queueing.estimation.speed.speed_change import SpeedChange, speed_change
 from queueing.estimation.speed.speed_process import (
     Stalls,
@@ -37,14 +40,22 @@ class Speeds:
 
     times: BatchTimes
     slots: tuple[BatchTimes, ...] = ()  # of continuous servers, request by request
-    by_server: Mapping[int, BatchTimes] = field(default_factory=dict)  # where there are several
+    # of several servers; and of each its speed over that of all, empty where they are equally fast:
+    # then the fitted times of both fields above are those of its own speed
+    servers: Sequence[ServerSpeed] = ()
+    factors: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, policy: Policy, seen: Snapshot, shape: LatencyModel) -> Speeds:
         """Of the snapshot's own rows."""
         slots = slot_times(seen.mine, shape) if policy.joins_running else []
-        by_server = {} if seen.servers == 1 else times_by_server(policy, seen.mine, shape)
-        return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots), by_server)
+        if seen.servers == 1:
+            return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
+        by_server = times_by_server(policy, seen.mine, shape)
+        own = factors(by_server)
+        given = [own.get(server, 1.0) for server in by_server]  # in the order of the slots
+        times = joined(list(map(at_factor, by_server.values(), given)))
+        return cls(times, tuple(map(at_factor, slots, given)), speeds_of(by_server), own)
 
     @cached_property
     def stalls(self) -> Stalls:
