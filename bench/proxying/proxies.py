@@ -20,6 +20,7 @@ QUIET = {
     "LITELLM_LOG": "ERROR",
     "LITELLM_MODE": "PRODUCTION",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # the others ask for no key
 }
 
 

@@ -43,7 +43,7 @@ def _whole(status: str, body: object) -> bytes:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = _event({"content": " word17"}, None)
+EVENTS = [_event({"content": f" word{number}"}, None) for number in range(100, 100 + TOKENS)]
 END = _event({}, "length") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 ANSWER = _whole(
     "200 OK",
@@ -112,7 +112,7 @@ class Stub(asyncio.Protocol):
         """The others' events come between two of one stream."""
         if self._transport.is_closing():
             return
-        self._transport.write(EVENT if self._left else END)
+        self._transport.write(EVENTS[-self._left] if self._left else END)
         if self._left:
             self._left -= 1
             asyncio.get_running_loop().call_soon(self._next)
