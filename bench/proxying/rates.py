@@ -3,8 +3,8 @@
 The proxies share one core; the stub and the sender have the other. In each round all are started
 anew, in random order. Closed loops load them by turns, in short slices. A rate is calls, or tokens
 of streams, by processor second of all processes of a proxy. What a proxy adds to the delay of a
-call is measured at half of its own rate: Poisson arrivals, the same through the proxy and straight
-to the stub.
+call is measured at half of its own rate, at most `FASTEST`: Poisson arrivals, the same through the
+proxy and straight to the stub.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ KINDS = {"whole": "calls", "stream": "tokens"}
 PATH = "/v1/chat/completions"
 CONNECTIONS = 32
 WARM_UP, SECONDS, SLICES = 1.0, 0.5, 4  # before a kind; of a slice; of each proxy and kind
-MODERATE, AT_ONCE = 5.0, 256  # seconds of Poisson arrivals; connections for them
+# seconds of Poisson arrivals; calls a second; connections, enough for a stall of half a second
+MODERATE, FASTEST, AT_ONCE = 5.0, 1000.0, 512
 LEAST = {LITELLM: 10.0}  # of its rates
 MOST_ADDED = {"p50": 1.0, "p99": 5.0}  # milliseconds, of ours
 LEVELS = {"p50": 0.5, "p99": 0.99}
@@ -121,7 +122,7 @@ def _round(
             found |= {(name, kind): _together(some) for name, some in slices.items()}
         yield from found.values()
         for server in proxies:
-            rate = found[server.name, "whole"].by_clock / 2
+            rate = min(FASTEST, found[server.name, "whole"].by_clock / 2)
             yield _added(server, straight, rate, rng)
 
 
