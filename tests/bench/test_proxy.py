@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.gateway_cost.edge import Counted
 from bench.gateway_cost.servers import Server, serving
 from bench.gateway_cost.wire import Connection, WireError
 from bench.proxying import rates
 from bench.proxying.proxies import ENVOY, LITELLM, OURS, ours
-from bench.proxying.rates import Added, Passed, findings, measure
+from bench.proxying.rates import Added, findings, measure
 from bench.proxying.stub import TOKENS
 
 
@@ -50,18 +51,18 @@ def test_the_gateway_passes_every_call_on(tmp_path: Path, monkeypatch: pytest.Mo
         return serving(ENVOY, ["bench.proxying.stub", "{port}"], folder)
 
     found = list(measure({OURS: ours, ENVOY: another}, tmp_path, rounds=1, seed=1))
-    passed = [each for each in found if isinstance(each, Passed)]
-    assert {(each.proxy, each.kind) for each in passed} == {
+    passed = [each for each in found if isinstance(each, Counted)]
+    assert {(each.server, each.kind) for each in passed} == {
         (proxy, kind) for proxy in (OURS, ENVOY) for kind in ("whole", "stream")
     }
     assert all(each.count > 0 and each.cpu > 0 for each in passed)
     assert {each.proxy for each in found if isinstance(each, Added)} == {OURS, ENVOY}
 
 
-def rounds(calls: dict[str, float], added: float) -> Iterator[Passed | Added]:
+def rounds(calls: dict[str, float], added: float) -> Iterator[Counted | Added]:
     for proxy, rate in calls.items():
         for kind in rates.KINDS:
-            yield Passed(proxy, kind, round(rate), 1.0, 1.0)
+            yield Counted(proxy, kind, round(rate), 1.0, 1.0)
         straight = dict.fromkeys(rates.LEVELS, 1.0)
         yield Added(proxy, rate / 2, dict.fromkeys(rates.LEVELS, 1.0 + added), straight)
 

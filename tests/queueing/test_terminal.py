@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 
 import pytest
 from hypothesis import given
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from queueing.commands import terminal
 from queueing.commands.terminal import NO_TERMINAL, Column, Table, console, say, working
+from tests.eventually import eventually_here
 
 WORD = st.text("abc019.±%", min_size=1, max_size=12)
 
@@ -209,15 +209,15 @@ def test_what_takes_long_says_so_in_a_pipe(
 ) -> None:
     monkeypatch.setattr(terminal, "SILENT", 0.01)
     monkeypatch.setattr(terminal, "AGAIN", 0.01)
-    heard = ""
+    heard: list[str] = []
+
+    def twice() -> bool:
+        heard.append(capsys.readouterr().err)
+        return "".join(heard).count("option 1 of 2 (0 s)\n") >= 2
+
     with working("planning") as tell:
         tell("option 1 of 2")
-        for _ in range(6000):
-            heard += capsys.readouterr().err
-            if heard.count("option 1 of 2 (0 s)\n") >= 2:
-                break
-            time.sleep(0.01)
-    assert heard.count("option 1 of 2 (0 s)\n") >= 2
+        assert eventually_here(twice)
 
 
 def test_what_is_soon_done_says_nothing_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,21 +46,27 @@ BATCHES, JOINING = (
 each_policy = pytest.mark.parametrize("policy", [*BATCHES, JOINING])
 
 
-@cache
-def said(policy: str) -> str:
-    """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
-    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
-    seen, producer = window_of(model, 0.6, 6000, 1), WindowProducer()
+def question_at(now: float, policy: str) -> Question:
+    """Of an empty window."""
+    producer = WindowProducer()
     producer.begin_epoch(0, 0.0)
-    question = Question(
+    return Question(
         delta=producer.take(),
-        at=seen.now,
+        at=now,
         window=1e9,
         shape=LAW,
         setting=Setting(policy=policy),
         max_num_seqs=16,
         longest=64,
     )
+
+
+@cache
+def said(policy: str) -> str:
+    """What `/admin/prediction` says of 6,000 simulated requests at load 0.6, as JSON."""
+    model = Model(policy=parse_policy(policy), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
+    seen = window_of(model, 0.6, 6000, 1)
+    question = question_at(seen.now, policy)
     return json.dumps(
         described(question, seen, assess(seen, LAW, Limits(max_num_seqs=16))), allow_nan=False
     )
@@ -286,17 +292,8 @@ def test_the_metrics_have_the_epoch_in_force_whatever_began_it() -> None:
 
 def test_as_many_servers_as_the_slo_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(policy=parse_policy("single"), output_tokens=LENGTHS, law=LAW, max_num_seqs=16)
-    seen, producer = window_of(model, 0.9, 6000, 1), WindowProducer()
-    producer.begin_epoch(0, 0.0)
-    question = Question(
-        delta=producer.take(),
-        at=seen.now,
-        window=1e9,
-        shape=LAW,
-        setting=Setting(policy="single"),
-        max_num_seqs=16,
-        longest=64,
-    )
+    seen = window_of(model, 0.9, 6000, 1)
+    question = question_at(seen.now, "single")
     monkeypatch.setattr(predicting, "_memory", predicting._Memory(question=question))
     assert predicting.ask_servers("mean_queueing_delay<=1s") is None
     found = assess(seen, LAW, Limits(max_num_seqs=16)).estimates

@@ -88,13 +88,18 @@ def at_factor(times: BatchTimes, factor: float) -> BatchTimes:
     return times if factor == 1 else dataclasses.replace(times, fitted=factor * times.fitted)
 
 
-def times_by_server(policy: Policy, seen: Snapshot, law: LatencyModel) -> dict[int, BatchTimes]:
-    """The same of each server alone."""
-    servers = seen.column("server_id")
-    return {
-        int(server): batch_times(policy, seen.having(picked(seen.rows, servers == server)), law)
-        for server in np.unique(servers)
-    }
+def times_by_server(
+    policy: Policy, seen: Snapshot, law: LatencyModel, slots: Sequence[BatchTimes]
+) -> dict[int, BatchTimes]:
+    """The same of each server alone, in the order of their ids."""
+    column = seen.column("server_id")
+    servers = np.unique(column)
+    if policy.joins_running:
+        found = [batch_times(policy, seen, law, [each]) for each in slots]
+    else:
+        own = (seen.having(picked(seen.rows, column == server)) for server in servers)
+        found = [batch_times(policy, each, law) for each in own]
+    return dict(zip(servers.astype(int).tolist(), found, strict=True))
 
 
 def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:

@@ -58,17 +58,16 @@ def differ(speeds: Sequence[ServerSpeed]) -> bool:
     return slow.log - fast.log > max(math.log(FACTOR), BEYOND * math.hypot(slow.error, fast.error))
 
 
-def factors(batches: Mapping[int, BatchTimes]) -> dict[int, float]:
+def factors(speeds: Sequence[ServerSpeed], batches: Mapping[int, BatchTimes]) -> dict[int, float]:
     """Of each server its speed over that of all together; empty where they are equally fast. One
     that has served too little is as fast as all together.
     """
-    found = speeds_of(batches)
-    if not differ(found):
+    if not differ(speeds):
         return {}
     measured, fitted = (
         sum(float(getattr(times, name).sum()) for times in batches.values())
         for name in ("measured", "fitted")
     )
     together = math.log(measured / fitted)
-    known = {each.server: math.exp(each.log - together) for each in found}
+    known = {each.server: math.exp(each.log - together) for each in speeds}
     return {server: known.get(server, 1.0) for server in batches}

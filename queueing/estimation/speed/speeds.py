@@ -51,11 +51,12 @@ class Speeds:
         slots = slot_times(seen.mine, shape) if policy.joins_running else []
         if seen.servers == 1:
             return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
-        by_server = times_by_server(policy, seen.mine, shape)
-        own = factors(by_server)
+        by_server = times_by_server(policy, seen.mine, shape, slots)
+        servers = speeds_of(by_server)
+        own = factors(servers, by_server)
         given = [own.get(server, 1.0) for server in by_server]  # in the order of the slots
         times = joined(list(map(at_factor, by_server.values(), given)))
-        return cls(times, tuple(map(at_factor, slots, given)), speeds_of(by_server), own)
+        return cls(times, tuple(map(at_factor, slots, given)), servers, own)
 
     @cached_property
     def stalls(self) -> Stalls:
