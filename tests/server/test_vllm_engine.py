@@ -107,6 +107,7 @@ class Heard:
 
 _NUMBERS = itertools.count()
 ENDLESS = 1900  # tokens: what the context has room for behind the prompts here
+PATIENCE = 50.0  # seconds of silence: a machine that stands still is not the engine's fault
 
 
 def engine_request(
@@ -129,7 +130,7 @@ class House:
 
     def __init__(self, model: Path) -> None:
         self.runner = asyncio.Runner()
-        self.engine = VllmEngine(str(model))
+        self.engine = VllmEngine(str(model), hang_timeout=PATIENCE)
         self.steps: list[Step] = []
         self.deaths: list[str] = []
         self.engine.on_step = self.steps.append
@@ -207,11 +208,15 @@ def one_house(model: Path, doomed: subprocess.Popen[str]) -> Iterator[House]:
 
 
 @pytest.fixture
-def house(one_house: House) -> House:
-    """It has said nothing yet."""
+def house(one_house: House) -> Iterator[House]:
+    """It has said nothing yet; one that a test leaves dead is named, and begins anew."""
     one_house.steps.clear()
     one_house.deaths.clear()
-    return one_house
+    yield one_house
+    if one_house.engine._watch is None:
+        deaths = list(one_house.deaths)
+        one_house.run(one_house.engine.start(), 600)
+        pytest.fail(f"the engine was lost: {deaths}")
 
 
 def test_capabilities_say_what_came_up(house: House) -> None:
@@ -418,6 +423,7 @@ def test_characters_of_several_tokens_come_whole(house: House) -> None:
 
 def test_logprobs_come_with_each_token(house: House) -> None:
     (heard,) = house.serve(engine_request(5, logprobs=3, ignore_eos=True))
+    assert len(heard.tokens) == 5
     for token in heard.tokens:
         assert token.logprobs is not None
         assert len(token.logprobs) in {3, 4}  # the chosen one beside the best three
@@ -568,7 +574,7 @@ def test_a_stopped_process_is_noticed_by_its_silence(house: House) -> None:
 
     house.run(call())
     assert "did not answer" in house.deaths[0]
-    house.engine._hang_timeout = 5.0
+    house.engine._hang_timeout = PATIENCE
     house.run(house.engine.start(), 600)
 
 
