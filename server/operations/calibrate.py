@@ -8,13 +8,13 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from policies import SpecError
 from queueing.commands.remote import (
@@ -42,6 +42,7 @@ COLUMNS = (
     Column(heading="95 % low"),
     Column(heading="high"),
 )
+MEASURING = "measuring the engine"
 _ADDRESS = re.compile(
     r"(?:[\w.-]+|\[[\da-fA-F:.]+\]):\d+(?:/.*)?"
 )  # host and port without http://: neither a folder nor a name on the hub
@@ -152,7 +153,7 @@ def _coefficient(profile: Profile, name: str) -> list[str]:
 
 def _remote(url: str, request: CalibrationRequest, key: str | None, trust: Trust) -> Profile:
     try:
-        with working("measuring the engine through its gateway"):
+        with working(f"{MEASURING} through its gateway"):
             headers = {"authorization": f"Bearer {key}"} if key else {}
             settings: dict[str, Any] = {
                 "headers": headers,
@@ -191,8 +192,8 @@ def _refusal(url: str, status: int, answer: Any) -> str:
 class _Measurement:
     """One calibration of an engine that is started for it: what it found, or why it did not."""
 
-    def __init__(self, request: CalibrationRequest, progress: Progress) -> None:
-        self._request, self._progress = request, progress
+    def __init__(self, request: CalibrationRequest, tell: Callable[[str], None]) -> None:
+        self._request, self._tell = request, tell
         self._task: asyncio.Task[None] | None = None
         self.profile: Profile | None = None
         self.failure: BaseException | None = None
@@ -203,10 +204,10 @@ class _Measurement:
 
     async def _run(self, gateway: Gateway) -> None:
         try:
-            bar = self._progress.add_task("measuring", total=None)
+            self._tell(MEASURING)
             calibrator = Calibrator(
                 gateway,
-                lambda done, total: self._progress.update(bar, completed=done, total=total),
+                lambda done, total: self._tell(f"{MEASURING}: {done} of {total} measurements"),
             )
             self.profile = await calibrator.run(self._request)
         except Exception as error:  # noqa: BLE001 - handed to the caller of `_local`
@@ -219,12 +220,6 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
     it before the law is known.
     """
     signals: list[int] = []
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     settings = Settings(
         model=model,
         served_model_name=model.rstrip("/").rsplit("/", 1)[-1],
@@ -232,10 +227,9 @@ def _local(model: str, request: CalibrationRequest) -> Profile:
         prediction_interval=0,
     )
     if importlib.util.find_spec("vllm") is not None or not model.strip():
-        check_model(model, {})  # before the bar is drawn
-    with Progress(*columns, console=console(sys.stderr)) as progress:
-        progress.add_task("engine starts", total=None)
-        measurement = _Measurement(request, progress)
+        check_model(model, {})  # before anything is said of a start
+    with working("the engine starts") as tell:
+        measurement = _Measurement(request, tell)
         try:
             serve(settings, on_ready=measurement.begin, on_signal=signals.append)
         except KeyboardInterrupt:  # before the server took the signals

@@ -8,16 +8,19 @@ import logging
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
 import numpy as np
 import pytest
+from rich.console import Console
 
 import queueing.latency.profile
 import server.operations.serving
 from kendall import cli
+from queueing.commands import terminal
 from queueing.latency.law import parse_law
 from queueing.latency.profile import Profile, profile_path
 from server.calibration import calibration
@@ -513,12 +516,14 @@ def test_the_gateway_logs_that_a_law_fits_poorly(
 
 
 class Starting(EmulatedEngine):
-    """An engine whose start a signal interrupts."""
+    """An engine whose start a signal interrupts, once something was said of it."""
 
     signal: ClassVar[signal.Signals]
+    said: ClassVar[threading.Event]
 
     async def start(self) -> Capabilities:
         """Never returns."""
+        assert await asyncio.to_thread(self.said.wait, 60)
         os.kill(os.getpid(), self.signal)
         await asyncio.Event().wait()
         raise AssertionError
@@ -528,13 +533,21 @@ class Starting(EmulatedEngine):
 def test_a_signal_while_the_engine_starts_ends_a_calibration_in_one_line(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    said, say = threading.Event(), terminal.say
+
+    def heard(to: Console, text: str) -> None:
+        say(to, text)
+        said.set()
+
+    monkeypatch.setattr(terminal, "SILENT", 0.01)
+    monkeypatch.setattr(terminal, "say", heard)
     monkeypatch.setattr(Starting, "signal", number, raising=False)
+    monkeypatch.setattr(Starting, "said", said, raising=False)
     monkeypatch.setattr(server.operations.serving, "choose_engine", lambda _: (Starting(LAW), LAW))
     assert cli._run("calibrate", ["tiny"]) == 128 + number
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == "kendall: interrupted before the law was known; nothing was saved"
-    )
+    lines = capsys.readouterr().err.splitlines()
+    assert "the engine starts (0 s)" in lines, "a start of several seconds is not silent in a pipe"
+    assert lines[-1] == "kendall: interrupted before the law was known; nothing was saved"
 
 
 def test_the_log_has_no_none_and_no_more_than_4_digits_of_a_law(
