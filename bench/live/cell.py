@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from bench.live.design import LONGEST, Point, Rules
+from bench.live.design import Point, Rules
 from bench.live.judgement import noise
 from bench.live.looks import Follower, Look, enough, look
 from bench.live.observation import Cell as Observed
@@ -26,6 +26,7 @@ from loadgen.gateway.gateway_process import GatewayClient, GatewayError
 from loadgen.sweep.cell import Begun, CellRun, Sending, begin
 from loadgen.sweep.gateway import header_of, records_since
 from loadgen.sweep.grid import Basis, Cell
+from loadgen.sweep.plan import Plan
 from loadgen.sweep.rig import Rig
 from policies import parse_policy
 from queueing.arrivals.timetable import draw
@@ -167,7 +168,7 @@ class RunningCell:
             policy=point.policy,
             load=point.load,
             rate=rate,
-            max_output_tokens=LONGEST,
+            max_output_tokens=longest_of(self.apparatus.plan),
             count=count,
         )
 
@@ -196,8 +197,11 @@ class RunningCell:
         loop, rules, client = asyncio.get_running_loop(), self.rules, self.apparatus.gateway.client
         await _first_arrival(client)
         await asyncio.sleep(rules.settle)
+        measured_limit = longest_of(self.apparatus.plan) + 1
         epoch = int(
-            (await client.ask("PUT", "/admin/policy", {"max_output_tokens": LONGEST + 1}))["epoch"]
+            (await client.ask("PUT", "/admin/policy", {"max_output_tokens": measured_limit}))[
+                "epoch"
+            ]
         )
         began = loop.time()
         follower = Follower(
@@ -230,7 +234,10 @@ class RunningCell:
                 for record in records_since(begun.record_file, begun.offset, epoch)
             ],
             shape=basis.law,
-            limits=Limits(max_output_tokens=LONGEST + 1, max_num_seqs=basis.bounds.max_num_seqs),
+            limits=Limits(
+                max_output_tokens=longest_of(basis.plan) + 1,
+                max_num_seqs=basis.bounds.max_num_seqs,
+            ),
             block=self.rules.block,
             live=self._live(measured),
         )
@@ -256,9 +263,16 @@ def basis_of(basis: Basis, point: Point) -> Basis:
 
 def model_of(basis: Basis, point: Point) -> Model:
     """The queue of one point, but for its rate, which is of calls."""
-    model = basis_of(basis, point).model(point.policy, LONGEST)
+    model = basis_of(basis, point).model(point.policy, longest_of(basis.plan))
     calls = parse_distribution(f"deterministic:value={point.sequences}")
     return model if point.sequences == 1 else dataclasses.replace(model, sequences=calls)
+
+
+def longest_of(plan: Plan) -> int:
+    """Tokens: the gateway's limit while a cell settles."""
+    (limit,) = plan.max_output_tokens
+    assert limit is not None
+    return limit
 
 
 async def _first_arrival(client: GatewayClient) -> None:

@@ -1,5 +1,5 @@
-"""What is measured: six policies at four loads, and the rules by which a cell ends, counts as
-quiet, or is repeated.
+"""What is measured: six policies at four loads, or continuous batching as it is run in production,
+and the rules by which a cell ends, counts as quiet, or is repeated.
 
 The loads are fractions of each policy's largest stable rate under the calibrated law at the speed
 of a pilot under load just before the cell: an engine that was idle is 5 to 30 % faster than under
@@ -8,42 +8,76 @@ half of the cells, uniform in the others; in two cells every call asks for two s
 tokens each (the length that a call forces is that of both). Two longer cells, at loads 0.75 and
 0.9, run as long as `queueing.simulation.run_length` advises; they are measured where they are asked
 for. The plan that a folder is bound to is that of a sweep.
+
+In production: 32 and 64 slots, prompts of 32 to 1,024 tokens, and at each load three kinds of
+lengths with 40 tokens on average, before the limit cuts them: geometric, lognormal with a squared
+coefficient of variation of 4, and bimodal, an eighth of the answers ten times as long as the
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from loadgen.sweep.grid import cell_name
 from loadgen.sweep.plan import Plan
 
-POLICIES = (
-    "single",
-    "dynamic",
-    "fixed:batch_size=4",
-    "capped:max_batch_size=8",
-    "elastic:max_batch_size=8",
-    "continuous:max_batch_size=4",
-)
-LOADS = (0.3, 0.5, 0.6, 0.75)
-UNIFORM, GEOMETRIC, SAME = "uniform:low=1,high=31", "geometric:mean=16", "deterministic:value=16"
 PAIRS = 2  # sequences of a call
-LENGTHS_BY_LOAD = {  # of each policy at each of LOADS: uniform, geometric, or pairs
-    "single": "uuuu",
-    "dynamic": "pggg",
-    "fixed:batch_size=4": "gguu",
-    "capped:max_batch_size=8": "ugpu",
-    "elastic:max_batch_size=8": "gguu",
-    "continuous:max_batch_size=4": "gggg",
+KINDS = {  # of output lengths: name, text, sequences of a call
+    "u": ("uniform", "uniform:low=1,high=31", 1),
+    "g": ("geometric", "geometric:mean=16", 1),
+    "p": ("pairs", "deterministic:value=16", PAIRS),
+    "G": ("geometric", "geometric:mean=40", 1),
+    "L": ("lognormal", "lognormal:mu=2.884,sigma=1.269", 1),
+    "B": ("bimodal", "mixture:weights=0.875+0.125,parts=geometric:mean=19+geometric:mean=190", 1),
 }
-LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)
-PROMPT_TOKENS = "deterministic:value=32"
-MAX_NUM_SEQS = 16
-# tokens: the gateway's limit while a cell settles; one more while it is measured, which begins an
-# epoch
-LONGEST = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """A table of cells. `kinds`: of each policy at each of the loads, one letter or several."""
+
+    loads: tuple[float, ...]
+    kinds: Mapping[str, Sequence[str]]
+    prompt_tokens: str
+    max_num_seqs: int
+    # tokens: the gateway's limit while a cell settles; one more while it is measured, which begins
+    # an epoch
+    longest: int
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """In the order of the table."""
+        return tuple(self.kinds)
+
+
+TABLE = Design(
+    loads=(0.3, 0.5, 0.6, 0.75),
+    kinds={
+        "single": "uuuu",
+        "dynamic": "pggg",
+        "fixed:batch_size=4": "gguu",
+        "capped:max_batch_size=8": "ugpu",
+        "elastic:max_batch_size=8": "gguu",
+        "continuous:max_batch_size=4": "gggg",
+    },
+    prompt_tokens="deterministic:value=32",
+    max_num_seqs=16,
+    longest=96,
+)
+PRODUCTION = Design(
+    loads=(0.5, 0.7, 0.85),
+    kinds=dict.fromkeys(
+        ("continuous:max_batch_size=32", "continuous:max_batch_size=64"), ("GLB",) * 3
+    ),
+    prompt_tokens="uniform:low=32,high=1024",
+    max_num_seqs=64,
+    longest=512,
+)
+DESIGNS = {"table": TABLE, "production": PRODUCTION}
+LONGER_POLICY, LONGER_LOADS = "capped:max_batch_size=8", (0.75, 0.9)  # of the table
 EMULATED_LAW = "k1=0.0003,k2=0.0014,k3=0.00002,k4=0.0012,cv=0.1,turnaround=0.0015"  # of --fast
 
 
@@ -103,30 +137,30 @@ class Point:
     policy: str
     load: float
     seed: int
-    output_tokens: str = UNIFORM
+    output_tokens: str = KINDS["u"][1]
     sequences: int = 1  # of a call
     longer: bool = False  # as long as the run-length rule advises
 
 
-def plan_of(rules: Rules, seed: int, *, fast: bool) -> Plan:
+def plan_of(rules: Rules, seed: int, design: Design = TABLE, *, fast: bool) -> Plan:
     """As a sweep's plan, whose apparatus measures it."""
     return Plan(
-        policies=POLICIES,
-        loads=LOADS,
-        output_tokens=GEOMETRIC,
-        max_output_tokens=(LONGEST,),
-        prompt_tokens=PROMPT_TOKENS,
+        policies=design.policies,
+        loads=design.loads,
+        output_tokens=KINDS["g"][1],
+        max_output_tokens=(design.longest,),
+        prompt_tokens=design.prompt_tokens,
         seed=seed,
         precision=rules.half_width,
         cell_limit=rules.most,
         bracket=rules.bracket,
         model="tiny",
         engine="emulated" if fast else "vllm",
-        max_num_seqs=MAX_NUM_SEQS,
+        max_num_seqs=design.max_num_seqs,
     )
 
 
-def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
+def gateway_arguments(rules: Rules, design: Design = TABLE, *, fast: bool) -> list[str]:
     """Flags of `kendall serve` beyond those of a sweep: the live prediction, its window as long
     as any cell.
     """
@@ -136,20 +170,21 @@ def gateway_arguments(rules: Rules, *, fast: bool) -> list[str]:
         "--prediction-window",
         f"{max(60.0, rules.most_longer):g}",
     ]
-    limit = ["--max-output-tokens", str(LONGEST), "--what-if-interval", "100000"]
+    limit = ["--max-output-tokens", str(design.longest), "--what-if-interval", "100000"]
     return window + limit + (["--latency", EMULATED_LAW] if fast else [])
 
 
-def points(plan: Plan) -> Iterator[Point]:
-    """All policies at one load, then the next; then the longer cells."""
+def points(plan: Plan, design: Design = TABLE) -> Iterator[Point]:
+    """All policies at one load, then the next; then, of the table, the longer cells."""
     seeds = count(plan.seed * 1000)
-    for place, load in enumerate(plan.loads):
-        for policy in plan.policies:
-            kind = LENGTHS_BY_LOAD[policy][place]
-            lengths = {"u": UNIFORM, "g": GEOMETRIC, "p": SAME}[kind]
-            name = cell_name(policy, None, f"load{load:g}")
-            yield Point(name, policy, load, next(seeds), lengths, PAIRS if kind == "p" else 1)
-    for load in LONGER_LOADS:
+    for place, load in enumerate(design.loads):
+        for policy, kinds in design.kinds.items():
+            for kind in kinds[place]:
+                called, lengths, sequences = KINDS[kind]
+                name = cell_name(policy, None, f"load{load:g}")
+                name += f"_{called}" if len(kinds[place]) > 1 else ""
+                yield Point(name, policy, load, next(seeds), lengths, sequences)
+    for load in LONGER_LOADS if design is TABLE else ():
         yield Point(
             "longer_" + cell_name(LONGER_POLICY, None, f"load{load:g}"),
             LONGER_POLICY,

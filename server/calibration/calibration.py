@@ -171,9 +171,7 @@ class Calibrator:
         measured: list[Measured] = []
         held: list[float] = []
         lengths = tuple(int(length) for length in rng.integers(8, 25, LOOP_REQUESTS))
-        loop = ClosedLoop(
-            min(4, self._capabilities.max_num_seqs), lengths, plan.prompt_tokens or PROMPT_TOKENS
-        )
+        loop = ClosedLoop(min(4, self._capabilities.max_num_seqs), lengths, grid[0].prompt_tokens)
         for done, index in enumerate(order):
             if index < 0:
                 held += [await self._batches.slot_time(loop, rng)]
@@ -198,7 +196,7 @@ class Calibrator:
         self, fit: Fit, plan: CalibrationRequest, rng: np.random.Generator
     ) -> Fit:
         """`kr` of the law: what requests in two stints take beyond one and a second admission."""
-        prompt = plan.prompt_tokens or PROMPT_TOKENS
+        prompt = min(plan.prompt_tokens or PROMPT_TOKENS, self._capabilities.max_model_len // 2)
         found = [
             await self._batches.resume_cost(prompt, STINTS, rng)
             for _ in range(RESUMES * plan.repeats)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +30,9 @@ TOO_LONG = "calibration_timeout"  # code of the error
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (1, 4, 16, 32, 64, 128, 256)
 PROMPT_TOKENS = 32
+# tokens beyond the longest member's: a padded batch ends because it is cancelled, some steps after
+# its last token
+OVERRUN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,14 @@ class Cell:
     lengths: tuple[int, ...]
     prompt_tokens: int
     padded: bool = True
+
+    def limit(self, max_model_len: int) -> int:
+        """Token limit of each member: it ends before."""
+        return min(max(self.lengths) + OVERRUN, max_model_len - self.prompt_tokens)
+
+    def context_tokens(self, max_model_len: int) -> int:
+        """That they may come to hold together."""
+        return len(self.lengths) * (self.prompt_tokens + self.limit(max_model_len))
 
 
 class InterruptedCellError(Exception):
@@ -113,7 +124,8 @@ class DesignedBatches:
         made, rest = stints
         cell, alone = Cell((made + rest,), prompt_tokens, padded=False), Elastic(max_batch_size=1)
         whole = await self._serve(alone, cell, rng)
-        first = self._engine_request(made, prompt_tokens, rng)
+        limit = cell.limit(self._capabilities.max_model_len)
+        first = self._engine_request(made, prompt_tokens, limit, rng)
         begun = await self._serve_requests(alone, cell, [first])
         behind = msgspec.structs.replace(
             first,
@@ -144,8 +156,9 @@ class DesignedBatches:
     async def _serve(
         self, policy: Policy, cell: Cell, rng: np.random.Generator
     ) -> list[SequenceState]:
+        limit = cell.limit(self._capabilities.max_model_len)
         requests = [
-            self._engine_request(length, cell.prompt_tokens, rng) for length in cell.lengths
+            self._engine_request(length, cell.prompt_tokens, limit, rng) for length in cell.lengths
         ]
         return await self._serve_requests(policy, cell, requests)
 
@@ -187,9 +200,8 @@ class DesignedBatches:
             ) from None
 
     def _engine_request(
-        self, length: int, prompt_tokens: int, rng: np.random.Generator
+        self, length: int, prompt_tokens: int, limit: int, rng: np.random.Generator
     ) -> EngineRequest:
-        limit = self._capabilities.max_model_len - prompt_tokens
         request = Request(
             id=f"calibrate-{id(self):x}-{next(self._ids)}",
             arrived_at=self.batcher.now(),
@@ -206,22 +218,32 @@ def design(
     max_batch_size: int | None = None,
     max_output_tokens: int = 64,
 ) -> list[Cell]:
-    """The grid of sizes and lengths within an engine's bounds, and four sizes with prompts four
-    times as long.
+    """The grid of sizes and lengths within an engine's bounds, with prompts so short that all of a
+    batch are computed in one step, and a few sizes with prompts 4, 16, ... times as long, up to
+    four times `prompt_tokens`.
     """
-    largest = min(
-        max_batch_size or bounds.max_num_seqs,
-        bounds.max_num_seqs,
-        bounds.max_num_batched_tokens // prompt_tokens,
-    )
-    longest = min(max_output_tokens, bounds.max_model_len - 4 * prompt_tokens)
+    budget, context = bounds.max_num_batched_tokens, bounds.max_model_len
+    largest = min(max_batch_size or bounds.max_num_seqs, bounds.max_num_seqs, budget)
+    short = min(prompt_tokens, budget // largest, context // 2)
+    longest = min(max_output_tokens, context - short)
     sizes = sorted({size for size in SIZES if size < largest} | {largest})
     lengths = sorted({length for length in LENGTHS if length < longest} | {longest})
-    cells = [Cell((length,) * size, prompt_tokens) for size in sizes for length in lengths]
-    few = [size for size in sizes if size * 4 * prompt_tokens <= bounds.max_num_batched_tokens][:4]
-    return cells + [
-        Cell((lengths[min(2, len(lengths) - 1)],) * size, 4 * prompt_tokens) for size in few
+    length = lengths[min(2, len(lengths) - 1)]
+    cells = [Cell((length,) * size, short) for size in sizes for length in lengths]
+    cells += [
+        Cell((length,) * size, prompt)
+        for prompt in _longer(short, min(4 * prompt_tokens, budget, context - length))
+        for size in [size for size in sizes if size * prompt <= budget][:4]
     ]
+    return [cell for cell in cells if cell.context_tokens(context) <= bounds.kv_cache_tokens]
+
+
+def _longer(short: int, longest: int) -> Iterator[int]:
+    """Prompts longer than `short`."""
+    prompt = short
+    while prompt < longest:
+        prompt = min(4 * prompt, longest)
+        yield prompt
 
 
 def _held(sequences: Sequence[SequenceState]) -> list[float]:

@@ -243,11 +243,19 @@ class Capabilities:
     eos_token_ids: frozenset[int]
     vocab_size: int
     pads: bool = True
+    # a prompt may take several steps: it may be longer than max_num_batched_tokens
+    chunked_prefill: bool = False
     servers: int = 1
     # names under which requests may ask for the model, where the engine decides them
     model_names: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of one that leaves room for an answer."""
+        memory = min(self.max_model_len, self.kv_cache_tokens) - 1
+        return memory if self.chunked_prefill else min(memory, self.max_num_batched_tokens)
 
 
 def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[str, Any]:

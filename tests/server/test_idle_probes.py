@@ -606,12 +606,64 @@ def test_lengths_that_were_never_varied_raise() -> None:
         verdict(measurements(LAW, 0.02, cells=2), None)
 
 
-def test_the_grid_stays_within_the_engine() -> None:
+def grid(*asked: Any, **bounds: int) -> list[Cell]:
     async def main() -> list[Cell]:
-        engine = EmulatedEngine(LAW, max_num_seqs=24, max_model_len=200, max_num_batched_tokens=512)
-        return design(await engine.start(), 32, None, 1000)
+        return design(await EmulatedEngine(LAW, **bounds).start(), *asked)
 
-    cells = run(main())
-    assert max(len(cell.lengths) for cell in cells) == 16
+    cells: list[Cell] = run(main())
+    return cells
+
+
+def test_the_grid_stays_within_the_engine() -> None:
+    cells = grid(32, None, 1000, max_num_seqs=24, max_model_len=200, max_num_batched_tokens=512)
+    assert max(len(cell.lengths) for cell in cells) == 24
     assert max(cell.prompt_tokens + max(cell.lengths) for cell in cells) <= 200
     assert all(len(cell.lengths) * cell.prompt_tokens <= 512 for cell in cells)
+
+
+PRODUCTION = {  # as vLLM starts on a large GPU
+    "max_num_seqs": 256,
+    "max_model_len": 131072,
+    "max_num_batched_tokens": 8192,
+    "kv_cache_tokens": 500_000,
+}
+
+
+@pytest.mark.parametrize("prompt", [32, 500, 4000, 100_000])
+def test_long_prompts_leave_every_batch_size_and_their_own_cost_in_the_grid(prompt: int) -> None:
+    """Sizes whose prompts of that length do not fit one step had been left out, and with them what
+    tells the cost of a prompt from that of a sequence.
+    """
+    cells = grid(prompt, None, 512, **PRODUCTION)
+    assert {len(cell.lengths) for cell in cells if cell.prompt_tokens == 32} >= {1, 8, 64, 256}
+    assert max(cell.prompt_tokens for cell in cells) == min(4 * prompt, 8192)
+    assert all(len(cell.lengths) * cell.prompt_tokens <= 8192 for cell in cells)
+
+
+def test_no_cell_of_the_grid_needs_more_than_the_memory() -> None:
+    cells = grid(500, None, 512, **PRODUCTION | {"kv_cache_tokens": 20_000})
+    assert {1, 8, 64} <= {len(cell.lengths) for cell in cells}
+    assert max(cell.context_tokens(131072) for cell in cells) <= 20_000
+
+
+def test_an_engine_whose_memory_does_not_hold_all_contexts_is_calibrated() -> None:
+    """Each request had reserved the whole context: the largest batch never came together."""
+
+    async def main() -> LatencyModel:
+        law = dataclasses.replace(LAW, kp=1e-5)
+        memory = PRODUCTION | {"max_num_seqs": 16, "kv_cache_tokens": 200_000}
+        gateway = Gateway(
+            Settings(model="tiny", served_model_name="tiny", prediction_interval=0),
+            EmulatedEngine(law, **memory),
+            law,
+        )
+        await gateway.start()
+        try:
+            plan = CalibrationRequest(prompt_tokens=500)
+            return (await Calibrator(gateway).run(plan)).law
+        finally:
+            await gateway.stop()
+
+    found = run(main())
+    assert found.kp == pytest.approx(1e-5, rel=0.02)
+    assert found.k4 == pytest.approx(LAW.k4, rel=0.02)

@@ -128,9 +128,9 @@ def engine_request(
 class House:
     """An engine on a loop of its own, and what it said of its steps."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, **arguments: str) -> None:
         self.runner = asyncio.Runner()
-        self.engine = VllmEngine(str(model), hang_timeout=PATIENCE)
+        self.engine = VllmEngine(str(model), engine_args=arguments, hang_timeout=PATIENCE)
         self.steps: list[Step] = []
         self.deaths: list[str] = []
         self.engine.on_step = self.steps.append
@@ -388,6 +388,22 @@ def test_a_seed_reproduces_even_behind_a_long_prompt(house: House) -> None:
     ]
     other = house.serve(engine_request(12, prompt=1900, seed=8, ignore_eos=True))[0].ids
     assert again[0] == again[1] != other
+
+
+@pytest.mark.slow
+def test_chunked_prefill_is_known_and_takes_prompts_longer_than_a_step(house: House) -> None:
+    assert not house.capabilities.chunked_prefill
+    chunking = {"enable_chunked_prefill": "true", "max_num_batched_tokens": "256"}
+    other = House(make_tiny(), **chunking)
+    try:
+        found = other.capabilities
+        assert (found.chunked_prefill, found.max_num_batched_tokens) == (True, 256)
+        assert found.longest_prompt == 2047
+        long = engine_request(6, prompt=1000, forced=6, temperature=0.0)
+        assert other.serve(long)[0].ids == house.serve(long)[0].ids
+    finally:
+        other.run(other.engine.stop())
+        other.runner.close()
 
 
 def test_output_so_far_is_continued_not_repeated(house: House) -> None:

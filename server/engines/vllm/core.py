@@ -189,6 +189,7 @@ class Core:
             max_num_seqs=scheduler.max_num_seqs,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             kv_cache_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+            chunked_prefill=bool(scheduler.enable_chunked_prefill),
             eos_token_ids=self._eos_token_ids(),
             vocab_size=model.get_vocab_size(),
             versions={

@@ -384,7 +384,7 @@ async def _tokens(
         return await call
     except PROMPT_ERRORS as error:
         if getattr(error, "parameter", None) in TOO_LONG and capabilities is not None:
-            most = capabilities.max_model_len - 1
+            most = capabilities.longest_prompt
             raise PromptTooLongError(
                 f"got a prompt beyond the model's context; expected at most {most} tokens: "
                 "shorten it"

@@ -130,13 +130,13 @@ def room_of(gateway: Gateway, prompt_tokens: int) -> int:
     bounds = gateway.batcher.capabilities
     length, memory = bounds.max_model_len, bounds.kv_cache_tokens
     room = (length if length < memory else memory) - prompt_tokens
-    if room < 1 or prompt_tokens > bounds.max_num_batched_tokens:
+    if prompt_tokens > bounds.longest_prompt:
         raise ApiError(
             400,
             "context_length_exceeded",
             (
                 f"got a prompt of {prompt_tokens} tokens; expected at most "
-                f"{bounds.max_model_len - 1}: shorten it"
+                f"{bounds.longest_prompt}: shorten it"
             ),
             param="prompt",
         )
