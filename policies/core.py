@@ -31,11 +31,14 @@ class Request(NamedTuple):  # a frozen dataclass takes four times as long to mak
     deadline: float = math.inf  # instant at which its patience runs out
     flow: str = ""  # whom its service counts to: an API key's name, or a fairness id
     sequences: int = 1  # that it counts for in a batch: more than one of a call that is never split
+    # of an answer, for which memory is kept free; what it needs beyond is the engine's affair
+    reserved_output_tokens: int = UNBOUNDED
 
     @property
     def context_tokens(self) -> int:
-        """That it holds at its end at most."""
-        return self.prompt_tokens + self.max_output_tokens
+        """Memory that is kept free for it: at most what it holds at its end."""
+        limit, reserved = self.max_output_tokens, self.reserved_output_tokens
+        return self.prompt_tokens + self.sequences * (limit if limit < reserved else reserved)
 
 
 class Waiting(NamedTuple):
@@ -68,7 +71,7 @@ class Server:
     in_service: Sequence[Running] = ()
     max_batch_size: int = 2**31
     max_prompt_tokens: int = 2**31  # sum over the batch: all prompts are computed in one step
-    # sum over the batch of prompt + limit: what the KV memory holds
+    # sum over the batch of prompt + limit, or what is reserved: what the KV memory holds
     max_context_tokens: int = UNBOUNDED
     # sequences in service and the tokens that they may come to hold, where the driver keeps count
     counted: tuple[int, int] | None = None
@@ -80,7 +83,7 @@ class Server:
 
     @property
     def context_tokens(self) -> int:
-        """That those in service may come to hold: prompts and limits."""
+        """That those in service may come to hold: prompts and limits, or what is reserved."""
         if self.counted is not None:
             return self.counted[1]
         return sum([each.request.context_tokens for each in self.in_service])

@@ -60,7 +60,11 @@ class Gateway:
         self.metrics = Metrics()
         self.latency = LatencyModelInForce(law)
         self.limits = LimitsInForce(
-            settings.policy, settings.max_output_tokens, settings.patience, self.metrics
+            settings.policy,
+            settings.max_output_tokens,
+            settings.patience,
+            self.metrics,
+            reserved_output_tokens=settings.reserved_output_tokens,
         )
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from policies import Policy, SpecError, format_policy, parse_policy
+from policies.core import UNBOUNDED
 from policies.registry import every_policy
 from server.queue.batcher import Batcher
 from server.runtime.errors import ApiError, not_started
@@ -36,11 +37,18 @@ class LimitsInForce:
     """
 
     def __init__(
-        self, policy: str, max_output_tokens: int | None, patience: float | None, metrics: Metrics
+        self,
+        policy: str,
+        max_output_tokens: int | None,
+        patience: float | None,
+        metrics: Metrics,
+        *,
+        reserved_output_tokens: int | None = None,
     ) -> None:
         self.policy = parse_policy(policy)  # at the start; the queue has the one in force
         self.max_output_tokens = max_output_tokens
         self.patience = patience
+        self._reserved = reserved_output_tokens
         self._metrics = metrics
         self._batcher: Batcher | None = None
         self.fault: str | None = None  # why the policy that was asked for is not in force
@@ -60,6 +68,14 @@ class LimitsInForce:
         self._metrics.switched(
             batcher.policy_text, self.max_output_tokens, batcher.epoch, changed_policy=False
         )
+
+    @property
+    def reserved_output_tokens(self) -> int:
+        """Of an answer, for which memory is kept free from its start on; UNBOUNDED: its limit."""
+        if self._reserved is not None:
+            return self._reserved
+        batcher = self._batcher
+        return UNBOUNDED if batcher is None else batcher.capabilities.reserved_output_tokens
 
     @property
     def policy_text(self) -> str:

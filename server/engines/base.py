@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from policies import Request
+from policies.core import UNBOUNDED
 from server.engines.passing import PassedCall
 
 EngineEnd = Literal["stop", "length", "cancelled"]
@@ -250,6 +251,16 @@ class Capabilities:
     model_names: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reserved_output_tokens(self) -> int:
+        """Of an answer, for which memory is kept free: its whole limit (UNBOUNDED) where the memory
+        holds `max_num_seqs` contexts; else half of an equal share of it, so that as many requests
+        can start whose prompts take the other half.
+        """
+        if self.max_num_seqs * self.max_model_len <= self.kv_cache_tokens:
+            return UNBOUNDED
+        return max(1, self.kv_cache_tokens // (2 * self.max_num_seqs))
 
     @property
     def longest_prompt(self) -> int:

@@ -207,6 +207,19 @@ def serve_command(
             min=1,
         ),
     ] = None,
+    reserved_output_tokens: Annotated[
+        int | None,
+        _option(
+            ENGINE,
+            (
+                "Output tokens for which KV memory is kept free when a request starts. Beyond "
+                "them vLLM may have to interrupt requests and compute them again. Default: the "
+                "token limit of the request where the memory holds --max-num-seqs contexts, else "
+                "half of an equal share of the memory."
+            ),
+            min=1,
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         _option(ENGINE, "Context length in tokens (vLLM's name). Default: the model's.", min=1),
@@ -728,6 +741,7 @@ def serve_command(
         tokenizer=tokenizer,
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
+        reserved_output_tokens=reserved_output_tokens,
         patience=patience,
         request_timeout=request_timeout,
         first_token_timeout=first_token_timeout,

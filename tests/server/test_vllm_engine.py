@@ -406,6 +406,25 @@ def test_chunked_prefill_is_known_and_takes_prompts_longer_than_a_step(house: Ho
         other.runner.close()
 
 
+@pytest.mark.slow
+def test_answers_that_outgrow_the_memory_come_whole(model: Path) -> None:
+    """vLLM interrupts some and computes them again."""
+    few = House(model, num_gpu_blocks_override="160", max_num_seqs="8")
+    try:
+        assert few.capabilities.reserved_output_tokens < 400
+        requests = [engine_request(1500, prompt=16, ignore_eos=True) for _ in range(8)]
+        assert few.capabilities.kv_cache_tokens < sum(
+            each.request.context_tokens for each in requests
+        )
+        heard = few.run(few.served(*requests), 240)
+        assert [(len(one.tokens), one.ends, one.failures) for one in heard] == [
+            (1500, ["length"], [])
+        ] * 8
+    finally:
+        few.run(few.engine.stop())
+        few.runner.close()
+
+
 def test_output_so_far_is_continued_not_repeated(house: House) -> None:
     (whole,) = house.serve(engine_request(24, temperature=0.0, ignore_eos=True))
     (rest,) = house.serve(engine_request(24, temperature=0.0, ignore_eos=True, made=whole.ids[:10]))
