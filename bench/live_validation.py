@@ -13,6 +13,8 @@ same window. The machine should be quiet: no compiler, no browser, no other anal
     --resume --max-seconds 500
     --resume --longer                        then two longer cells at loads 0.75 and 0.9
     --page                                   the page anew from the files, nothing is measured
+    --design production                      continuous with 32 and 64 slots, prompts of 32 to
+                                             1,024 tokens; docs/production-validation.md
     --fast --cells dynamic --max-seconds 60  an emulated engine
     --folder runs/try
 
@@ -42,10 +44,15 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument(
+        "--design",
+        choices=("table", "production"),
+        default="table",
+        help="six policies at four loads, or continuous batching as it is run in production",
+    )
+    found.add_argument(
         "--folder",
         type=Path,
-        default=ROOT / "runs/live-validation",
-        help="where everything is kept",
+        help="where everything is kept (runs/live-validation, or runs/production-validation)",
     )
     found.add_argument("--resume", action="store_true", help="go on in a folder that has results")
     found.add_argument(
@@ -87,7 +94,15 @@ def parser() -> argparse.ArgumentParser:
 
 async def measure(options: argparse.Namespace) -> int:
     """Measure what is left; the exit status."""
-    from bench.live.design import FAST, QUIET_MACHINE, chosen, gateway_arguments, plan_of, points
+    from bench.live.design import (
+        DESIGNS,
+        FAST,
+        QUIET_MACHINE,
+        chosen,
+        gateway_arguments,
+        plan_of,
+        points,
+    )
     from bench.live.session import Session
     from loadgen.gateway.gateway_process import GatewayError
     from loadgen.sending.operating_system import cancelled_by
@@ -96,9 +111,9 @@ async def measure(options: argparse.Namespace) -> int:
     from loadgen.sweep.status import Status
     from loadgen.sweep.store import Store
 
-    rules = FAST if options.fast else QUIET_MACHINE
-    plan = plan_of(rules, options.seed, fast=options.fast)
-    every = [point for point in points(plan) if point.longer == options.longer]
+    rules, design = FAST if options.fast else QUIET_MACHINE, DESIGNS[options.design]
+    plan = plan_of(rules, options.seed, design, fast=options.fast)
+    every = [point for point in points(plan, design) if point.longer == options.longer]
     wanted = chosen(every, options.cells, options.loads)
     if options.folder.joinpath("cells").exists() and not options.resume:
         raise ValueError(
@@ -109,7 +124,10 @@ async def measure(options: argparse.Namespace) -> int:
     try:
         async with Status(sys.stderr) as status:
             gateway = OwnGateway(
-                plan, options.folder, options.port, gateway_arguments(rules, fast=options.fast)
+                plan,
+                options.folder,
+                options.port,
+                gateway_arguments(rules, design, fast=options.fast),
             )
             apparatus = Rig(plan, store, status, gateway, repeats=rules.repeats)
             with cancelled_by(signal.SIGINT, signal.SIGTERM):
@@ -127,9 +145,11 @@ async def measure(options: argparse.Namespace) -> int:
 def write(options: argparse.Namespace) -> None:
     """The page, its data and its picture, from the cells that there are."""
     from bench.live.page import write_page
+    from bench.live.production_page import write_production_page
 
     if any(options.folder.joinpath("cells").glob("*.json")):
-        print(write_page(options.folder, options.docs))
+        written = write_page if options.design == "table" else write_production_page
+        print(written(options.folder, options.docs))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from policies.text import SpecError
 
     options = parser().parse_args(arguments)
+    if options.folder is None:
+        name = "live-validation" if options.design == "table" else "production-validation"
+        options.folder = ROOT / "runs" / name
     if options.fast and options.docs == ROOT / "docs":
         options.docs = options.folder
     try:

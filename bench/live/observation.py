@@ -7,6 +7,8 @@ offline           the estimators and the prediction once more, from the run file
                   gateway's memory
 measured service  the recursion on the run's own arrivals, batches and service times: gateway right
                   or wrong
+answers           continuous: time to first token and sojourn time, means and p95, with what is
+                  predicted for them
 waiting           continuous: who waited more than `WAITED`, observed, and P(Wq > 0) at the
                   estimates; p99 of the sojourn simulated there
 block speeds      measured over lawful service time in blocks: was the machine quiet
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.live.answers import DURATIONS, answers, predicted_again
 from bench.live.speed_path import LoadedQueue, speed_path
 from loadgen.compare.compare import compare
 from policies import Policy, parse_policy
@@ -74,11 +77,24 @@ def observe(cell: Cell) -> Plain:
         | {name: each.to_dict() for name, each in found.compared.observed_quantiles.items()},
         "offline": _offline(found),
         "measured_service": measured_service(cell.records, cell.epoch, seen.now),
+        "answers": _answers(cell, seen, found) if policy.joins_running else None,
         "waiting": _waiting(policy, seen, cell, found.estimates) if policy.joins_running else None,
         "block_speeds": block_speeds(times, cell.block),
         "speed_path": speed_path(times),
         "at_its_speeds": at_its_speeds(found, cell.shape, speed_path(times)),
     }
+
+
+def _answers(cell: Cell, seen: Snapshot, found: Assessment) -> list[Plain]:
+    """With what the gateway predicted while it served; what that has not, predicted again."""
+    mine = [record for record in cell.records if record.epoch == cell.epoch]
+    again, live = predicted_again(found) or {}, cell.live or {}
+    both = {name: (again.get(name) or {}) | _given(live.get(name) or {}) for name in DURATIONS}
+    return answers(mine, (seen.start, seen.now), both)
+
+
+def _given(values: Plain) -> Plain:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def seen_in(cell: Cell) -> Snapshot:

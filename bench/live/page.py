@@ -75,7 +75,7 @@ def write_page(folder: Path, docs: Path) -> Path:
     everything = read_results(folder.joinpath("cells").glob("*.json"))
     cells = [judge(result) for result in best(everything)]
     data = docs / NAME
-    _copy(folder, data)
+    copy_data(folder, data)
     draw(_of_table(cells), data / PICTURE)
     parts = [
         INTRODUCTION,
@@ -93,7 +93,7 @@ def write_page(folder: Path, docs: Path) -> Path:
     return page
 
 
-def _copy(folder: Path, data: Path) -> None:
+def copy_data(folder: Path, data: Path) -> None:
     """The cells' files and the calibration go with the page."""
     if folder.resolve() == data.resolve():
         return
@@ -116,7 +116,7 @@ def _counts(cells: Sequence[Judged]) -> str:
             "",
             RULE,
             "",
-            _rows(["asked", "found", "wanted", "met"], rows),
+            markdown_table(["asked", "found", "wanted", "met"], rows),
             "",
             f"Too short: {short}. A cell that is too short does not hold.",
             "",
@@ -129,10 +129,17 @@ def _of_table(cells: Sequence[Judged]) -> list[Judged]:
 
 
 def _table(cells: Sequence[Judged]) -> str:
-    parts = ["## Every cell", "", _rows(HEAD, map(_row, _of_table(cells))), "", TABLE_SAYS]
+    parts = ["## Every cell", "", markdown_table(HEAD, map(_row, _of_table(cells))), "", TABLE_SAYS]
     longer = [cell for cell in cells if cell.result.get("longer")]
     if longer:
-        parts += ["## Longer cells", "", LONGER_SAYS, "", _rows(HEAD, map(_row, longer)), ""]
+        parts += [
+            "## Longer cells",
+            "",
+            LONGER_SAYS,
+            "",
+            markdown_table(HEAD, map(_row, longer)),
+            "",
+        ]
     return "\n".join(parts)
 
 
@@ -194,7 +201,7 @@ def _waiting(cells: Sequence[Judged]) -> str:
     )
     return (
         f"## Continuous: who waits\n\n{said}\n\n"
-        f"{_rows(['load', 'observed', 'predicted', 'n'], rows)}\n"
+        f"{markdown_table(['load', 'observed', 'predicted', 'n'], rows)}\n"
     )
 
 
@@ -307,7 +314,7 @@ def _configuration(cells: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 

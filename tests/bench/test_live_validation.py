@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bench.live.cell import model_of
-from bench.live.design import FAST, GEOMETRIC, QUIET_MACHINE, SAME, chosen, plan_of, points
+from bench.live.design import FAST, KINDS, QUIET_MACHINE, chosen, plan_of, points
 from bench.live.judgement import counted, counts, judge, noise
 from bench.live.looks import Follower, Look, enough
 from bench.live.observation import Cell as Observed
@@ -38,6 +38,7 @@ from queueing.model import Model
 from queueing.simulation.run_length import advise_model
 
 ROOT = Path(__file__).parents[2]
+GEOMETRIC, SAME = KINDS["g"][1], KINDS["p"][1]
 
 
 def result(**changed: Any) -> dict[str, Any]:

@@ -1,0 +1,99 @@
+"""docs/production-validation.md from the cells' files: every number on it is computed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.live.answers import CLOSE, holds, verdict
+from bench.live.page import copy_data, markdown_table
+from bench.live.results import best, read_results
+
+NAME = "production-validation"
+INTRODUCTION = (
+    "# Continuous batching as it is run in production, on a real engine\n"
+    "\n"
+    "`bench/live_validation.py --design production` sends stationary Poisson load to a gateway "
+    "with vLLM and the tiny model:\n"
+    "32 and 64 slots, prompts of 32 to 1,024 tokens, and three kinds of answers with 40 tokens on "
+    "average (before the limit of 512): geometric,\n"
+    "lognormal with a squared coefficient of variation of 4, and bimodal, where an eighth is ten "
+    "times as long as the rest. Means and p95 of\n"
+    "the time to first token and of the sojourn time are compared with what the gateway predicted "
+    "while it served; a p95 that it did not\n"
+    "predict is predicted at the estimates of the same window. All numbers are computed from the "
+    f"files in [{NAME}/]({NAME}/).\n"
+)
+RULE = (
+    f"A statistic holds where the prediction is within {CLOSE:.0%} of the observed value or in its "
+    "95 % interval; *too short*: that interval reaches further than a quarter\nof the value to "
+    "either side. A cell holds where no statistic fails."
+)
+NAMES = {"time_to_first_token": "first token", "sojourn_time": "sojourn"}
+
+
+def write_production_page(folder: Path, docs: Path) -> Path:
+    """Page and data under `docs`; the page's path."""
+    cells = best(read_results(folder.joinpath("cells").glob("*.json")))
+    copy_data(folder, docs / NAME)
+    page = docs / f"{NAME}.md"
+    page.write_text("\n".join([INTRODUCTION, _counts(cells), _table(cells), _how(cells)]), "utf-8")
+    return page
+
+
+def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
+    said = Counter(verdict(row) for cell in cells for row in cell["answers"])
+    held = sum(holds(cell["answers"]) for cell in cells)
+    each = ", ".join(f"{count} {word}" for word, count in said.most_common())
+    return f"## {held} of {len(cells)} cells hold\n\n{RULE} Of all statistics: {each}.\n"
+
+
+def _table(cells: Sequence[Mapping[str, Any]]) -> str:
+    head = ["policy", "load", "lengths", "n", "s"]
+    head += [f"{name} {statistic} (ms)" for name in NAMES.values() for statistic in ("mean", "p95")]
+    return markdown_table([*head, "cell"], [_row(cell) for cell in cells]) + "\n"
+
+
+def _row(cell: Mapping[str, Any]) -> list[str]:
+    kind = str(cell["output_tokens"]).partition(":")[0]
+    return [
+        f"`{cell['policy']}`",
+        f"{cell['load']:g}",
+        {"mixture": "bimodal"}.get(kind, kind),
+        f"{cell['answers'][0]['n']:,}",
+        f"{cell['seconds']:.0f}",
+        *map(_said, cell["answers"]),
+        ("holds" if holds(cell["answers"]) else "**does not hold**")
+        + ("" if not cell["noise"] else " \\*"),
+    ]
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    """Observed with its half width, predicted, difference."""
+    observed, low, high, predicted = (
+        row[name] for name in ("observed", "low", "high", "predicted")
+    )
+    if observed is None:
+        return "-"
+    half = "" if low is None else f" ± {max(observed - low, high - observed) * 1e3:.2g}"
+    beside = "-" if not predicted else f"{predicted * 1e3:.3g} ({observed / predicted - 1:+.1%})"
+    text = f"{observed * 1e3:.3g}{half} / {beside}"
+    found = verdict(row)
+    if found == "does not hold":
+        return f"**{text}**"
+    return f"{text} *too short*" if found == "too short" else text
+
+
+def _how(cells: Sequence[Mapping[str, Any]]) -> str:
+    first = cells[0]
+    return (
+        "Observed ± half width / predicted (observed over predicted). \\* the machine was not "
+        "quiet: the reasons are in the files.\n\n"
+        f"- Engine {first['engine']}, vLLM {first['versions'].get('vllm', '-')}, "
+        f"{first['hardware'].get('cpu', '-')}, {first['hardware'].get('cores', '-')} cores; law "
+        f"`{first['law']}`; seeds in the files; {first['date'][:10]}.\n"
+        "- Again: `.venv/bin/python bench/live_validation.py --design production` (an hour; quiet "
+        "machine).\n"
+    )
