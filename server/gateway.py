@@ -86,9 +86,10 @@ class Gateway:
         self.overload = Overload(self)
         self.limits.on_epoch.append(self.overload.begin_epoch)
         self.servers = _servers_of(self)  # of several engines that are started here
-        self._passes = isinstance(engine, PassingEngine)
-        if isinstance(engine, PassingEngine):
-            engine.on_servers = self._on_servers
+        # known once: the protocol is looked at attribute by attribute
+        self.passing = engine if isinstance(engine, PassingEngine) else None
+        if self.passing is not None:
+            self.passing.on_servers = self._on_servers
         self._idle_servers: frozenset[int] = frozenset()  # those that take no work
         self._batcher: Batcher | None = None
         self._recorder: Recorder | None = None
@@ -173,7 +174,7 @@ class Gateway:
         """
         timeout = self.settings.supervision.stuck_timeout
         form_time = self.settings.security.max_form_compile_time
-        if timeout <= 0 or self._passes:
+        if timeout <= 0 or self.passing is not None:
             return
         watch: StuckWatch | StuckReplicas
         if isinstance(self.engine, Replicas):

@@ -75,6 +75,9 @@ class PassingEngine(Protocol):
     on_servers: Callable[[frozenset[int]], None] | None
     """Called with the servers that take no work, each time that they change."""
 
+    def known_prompt_tokens(self, fields: Mapping[str, msgspec.Raw], prompt: bytes) -> int | None:
+        """As `prompt_tokens`, at once; None where a server or a tokenizer is to be asked."""
+
     async def prompt_tokens(
         self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
     ) -> int:

@@ -18,7 +18,6 @@ from queueing.latency.profile import Profile
 from server.admission.limits_in_force import PolicyChange
 from server.calibration.calibration import CANCELLED, CalibrationRequest, Calibrator, warn_of_fit
 from server.engines.base import describe_engine
-from server.engines.passing import PassingEngine
 from server.gateway import Gateway, restarts_of
 from server.http.api.answers import ChatAnswer, CompletionAnswer
 from server.http.api.failures import add_failures
@@ -108,7 +107,7 @@ def create_app(
     app.audit = Audit(gateway.metrics.calls.denied)
     app.cors = cors(app.guarded, gateway.settings.security.allowed_origins)
     add_failures(app)
-    if isinstance(gateway.engine, PassingEngine):
+    if gateway.passing is not None:
         app.direct = add_passing(app, gateway)
     else:
         _add_openai(app, gateway)

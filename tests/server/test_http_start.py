@@ -335,6 +335,42 @@ def test_token_ids_are_counted(given: dict[str, Any], tokens: int) -> None:
     assert counted(COMPLETIONS, b"x", given, tokenizes=True) == (tokens, [])
 
 
+def test_servers_that_count_take_turns_and_are_not_asked_for_what_is_known() -> None:
+    async def test(*stubs: Stub) -> None:
+        for stub in stubs:
+            stub.routes["/tokenize"] = (200, {"count": 42, "max_model_len": 5, "tokens": []})
+        async with up(*stubs) as engine:
+            await engine.start()
+            before = [len(stub.asked) for stub in stubs]
+            text, ids = fields(model="m", prompt="a text"), fields(model="m", prompt=[5, 6, 7])
+            for _ in range(4):  # as the gateway asks
+                assert engine.known_prompt_tokens(ids, b"[5,6,7]") == 3
+                assert engine.known_prompt_tokens(text, b'"a text"') is None
+                assert await engine.prompt_tokens(COMPLETIONS, text, b'"a text"') == 42
+            counted = [
+                sum(each.method == "POST" for each in stub.asked[start:])
+                for stub, start in zip(stubs, before, strict=True)
+            ]
+            assert counted == [2, 2]
+
+    with sockets(2) as stubs:
+        run_with_sockets(test(*stubs))
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_without_a_server_that_counts_only_a_tokenizer_is_waited_for(
+    tokenizer: bool, words: Path
+) -> None:
+    async def test(stub: Stub) -> None:
+        async with up(stub, tokenizer=words if tokenizer else None) as engine:
+            await engine.start()
+            known = engine.known_prompt_tokens(fields(prompt="a text"), b"x" * 400)
+            assert known == (None if tokenizer else 100)
+
+    with sockets() as (stub,):
+        run_with_sockets(test(stub))
+
+
 def test_the_ratio_follows_what_the_servers_count() -> None:
     ratio = Ratio()
     assert ratio.tokens(400) == 100

@@ -82,6 +82,10 @@ class HttpEngine:
             if exchange is not None:
                 exchange.cancel()
 
+    def known_prompt_tokens(self, fields: Mapping[str, msgspec.Raw], prompt: bytes) -> int | None:
+        """See PassingEngine."""
+        return self._prompts.known(fields, prompt, asks=self._pool.tokenizes)
+
     async def prompt_tokens(
         self, path: str, fields: Mapping[str, msgspec.Raw], prompt: bytes
     ) -> int:

@@ -87,14 +87,19 @@ class Pool:
         upstreams, self.upstreams = self.upstreams, []
         await asyncio.gather(*(upstream.close() for upstream in upstreams))
 
+    @property
+    def tokenizes(self) -> bool:
+        """Whether one of them counts tokens."""
+        return any(map(self._tokenizes, self.upstreams))
+
     def tokenizing(self) -> Upstream | None:
         """One that counts tokens, each in its turn."""
-        able = [
-            each
-            for each in self.upstreams
-            if each.breaker.closed and each.id in self._known and self._known[each.id].tokenizes
-        ]
+        able = [each for each in self.upstreams if self._tokenizes(each)]
         return able[next(self._turns) % len(able)] if able else None
+
+    def _tokenizes(self, upstream: Upstream) -> bool:
+        known = self._known.get(upstream.id)
+        return upstream.breaker.closed and known is not None and known.tokenizes
 
     async def _wait(self) -> dict[int, str]:
         """Until one serves; returns why the others do not."""

@@ -69,6 +69,13 @@ class Prompts:
         self._tokenizer = tokenizer
         self.ratio = Ratio()
 
+    def known(self, fields: Mapping[str, msgspec.Raw], prompt: bytes, *, asks: bool) -> int | None:
+        """At once; None where a server (`asks`: there is one) or the tokenizer is to say it."""
+        given = _token_ids(fields)
+        if given is not None or asks or self._tokenizer is not None:
+            return given
+        return self.ratio.tokens(len(prompt))
+
     async def tokens(
         self,
         asked: Upstream | None,
@@ -77,8 +84,8 @@ class Prompts:
         prompt: bytes,
     ) -> int:
         """`asked`: a server that tokenises; `prompt`: the values that make the prompt, as JSON."""
-        if (given := _token_ids(fields)) is not None:
-            return given
+        if (known := self.known(fields, prompt, asks=asked is not None)) is not None:
+            return known
         if asked is not None and (body := _question(path, fields)) is not None:
             try:
                 counted = counted_tokens(*await asked.ask(TOKENIZE, body, LIMIT))

@@ -156,8 +156,11 @@ async def answer(
             scope["headers"], number(fields, "patience"), priority
         )
         timeouts = incoming.timeouts(gateway)
-        counting = while_connected(scope, receive, _prompt_tokens(gateway, incoming))
-        tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
+        tokens = passing_engine(gateway).known_prompt_tokens(fields, incoming.prompt)
+        if tokens is None:  # a server, or a tokenizer, is to say it
+            counting = while_connected(scope, receive, _prompt_tokens(gateway, incoming))
+            tokens = await (counting if timeouts is None else timeouts.bound(counting, incoming.at))
+        check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
         if timing is not None:
             timing.end("prompt")
         engine_request = incoming.engine_request(gateway, tokens, deadlines.patience)
@@ -194,9 +197,10 @@ async def relayed(gateway: Gateway, path: str, scope: Scope, receive: Receive) -
 
 def passing_engine(gateway: Gateway) -> PassingEngine:
     """Its engine. Raises TypeError where that is another one."""
-    engine = gateway.engine
-    if not isinstance(engine, PassingEngine):
-        raise TypeError(f"got {type(engine).__name__}; expected an engine that passes calls on")
+    engine = gateway.passing
+    if engine is None:
+        got = type(gateway.engine).__name__
+        raise TypeError(f"got {got}; expected an engine that passes calls on")
     return engine
 
 
@@ -226,12 +230,9 @@ async def _read(gateway: Gateway, endpoint: Endpoint, scope: Scope, receive: Rec
 
 
 async def _prompt_tokens(gateway: Gateway, incoming: Incoming) -> int:
-    """Raises ApiError 400: more than --max-prompt-tokens."""
-    tokens = await passing_engine(gateway).prompt_tokens(
+    return await passing_engine(gateway).prompt_tokens(
         incoming.endpoint.path, incoming.fields, incoming.prompt
     )
-    check_prompt(tokens, gateway.settings.security.max_prompt_tokens)
-    return tokens
 
 
 def _options(
