@@ -96,6 +96,8 @@ class Limits(TypedDict, total=False):
                         service of each: "heavy=9,light=1" (all of one client)
     max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
                         "continuous" (it never binds)
+    reserved_output_tokens  of an answer, for which that memory is kept free in place of a larger
+                        token limit (its limit)
     """
 
     max_output_tokens: int | None
@@ -113,6 +115,7 @@ class Limits(TypedDict, total=False):
     predictor: PredictorText | str
     flows: Flows | str | None
     max_context_tokens: int | None
+    reserved_output_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -143,6 +146,7 @@ class Model:
     arrival_process: ArrivalProcess | None = None
     # KV memory of a server: those in service hold their prompts and token limits; None: enough
     max_context_tokens: int | None = None
+    reserved_output_tokens: int | None = None  # held in place of a larger token limit
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -277,6 +281,9 @@ class Model:
             routing=limits.get("routing", "central"),
             max_context_tokens=_optional_whole(
                 "max_context_tokens", limits.get("max_context_tokens")
+            ),
+            reserved_output_tokens=_optional_whole(
+                "reserved_output_tokens", limits.get("reserved_output_tokens")
             ),
         )
 
@@ -456,10 +463,14 @@ def at_mean_rate(model: Model, arrival_rate: float) -> Model:
 
 
 def reservations(model: Model) -> Reservations | None:
-    """What requests hold of a memory that is given: their prompts and the token limit."""
+    """What requests hold of a memory that is given: their prompts and the token limit, or what is
+    reserved in its place.
+    """
     if model.max_context_tokens is None:
         return None
-    return Reservations(model.max_context_tokens, token_limit(model), model.prompt_tokens)
+    held, reserved = token_limit(model), model.reserved_output_tokens
+    held = held if reserved is None else min(held, reserved)
+    return Reservations(model.max_context_tokens, held, model.prompt_tokens)
 
 
 def memory_limited(model: Model) -> bool:
@@ -500,8 +511,13 @@ def _check_names(limits: Mapping[str, object]) -> None:
 
 
 def _check_memory(model: Model) -> None:
-    memory = reservations(model)
+    memory, reserved = reservations(model), model.reserved_output_tokens
     if memory is None:
+        if reserved is not None:
+            raise SpecError(
+                f"got reserved_output_tokens={reserved} without max_context_tokens; expected the "
+                "memory too"
+            )
         return
     given = f"max_context_tokens={memory.memory}"
     if memory.memory > LARGEST_COUNT:
@@ -514,7 +530,8 @@ def _check_memory(model: Model) -> None:
     if memory.memory < memory.largest:
         raise SpecError(
             f"got {given}; expected at least {memory.largest}, the largest prompt "
-            f"({memory.largest - memory.token_limit}) and the token limit ({memory.token_limit}): "
+            f"({memory.largest - memory.token_limit}) and the "
+            f"{'token limit' if reserved is None else 'reserved tokens'} ({memory.token_limit}): "
             "give more memory, or set a smaller max_output_tokens"
         )
     if memory_limited(model) and not model.policy.joins_running:
@@ -536,10 +553,21 @@ def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
         most = (model.bound or 0) * memory.largest
         return (f"{holds} does not bind: those in service hold {most:,} at most", _TOKEN_BOUNDS)
     return (
-        f"{holds}: a request holds its prompt and the token limit of {memory.token_limit:,} from "
+        f"{holds}: a request holds its prompt and {_held(model)} from "
         "its dispatch to its end; the first in the queue waits until it fits",
         _TOKEN_BOUNDS,
     )
+
+
+def _held(model: Model) -> str:
+    memory = reservations(model)
+    assert memory is not None
+    if memory.token_limit < token_limit(model):
+        return (
+            f"{memory.token_limit:,} tokens for its answer, whose further tokens the engine finds "
+            "room for without an interruption,"
+        )
+    return f"the token limit of {memory.token_limit:,}"
 
 
 _TOKEN_BOUNDS = "token bounds of the engine do not bind"

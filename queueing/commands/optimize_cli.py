@@ -31,6 +31,7 @@ from queueing.commands.cli import (
     PadPrompts,
     Patience,
     PromptTokens,
+    ReservedTokens,
     Routing,
     Servers,
     TokenLimit,
@@ -176,6 +177,7 @@ def optimize(
     prompt_tokens: PromptTokens = None,
     pad_prompts: PadPrompts = False,
     max_context_tokens: MaxContextTokens = None,
+    reserved_output_tokens: ReservedTokens = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
@@ -222,6 +224,7 @@ def optimize(
             "servers": servers,
             "patience": patience,
             "max_context_tokens": max_context_tokens,
+            "reserved_output_tokens": reserved_output_tokens,
             "routing": routing,
         }
         model = Model.read(

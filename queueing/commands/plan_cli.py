@@ -22,6 +22,7 @@ from queueing.commands.cli import (
     LengthsOption,
     MaxContextTokens,
     PromptTokens,
+    ReservedTokens,
     Routing,
     TraceOption,
     coming,
@@ -79,6 +80,7 @@ def plan(
     output_tokens: LengthsOption = None,
     prompt_tokens: PromptTokens = None,
     max_context_tokens: MaxContextTokens = None,
+    reserved_output_tokens: ReservedTokens = None,
     routing: Routing = "central",
     max_num_seqs: Annotated[
         str, typer.Option(help="Numbers of slots of a server to choose from.")
@@ -113,7 +115,11 @@ def plan(
     goal = Objective(name="slo", max_clipped_fraction=max_clipped_fraction, **parse_slos(slo))
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
-    given |= {"max_context_tokens": max_context_tokens, "routing": routing}
+    given |= {
+        "max_context_tokens": max_context_tokens,
+        "reserved_output_tokens": reserved_output_tokens,
+        "routing": routing,
+    }
     demand = _demand(given, goal, choices)
     with working("planning") as tell:
         found = make_plan(demand, choices, tell)
@@ -182,6 +188,7 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
         limits: Limits = {
             "max_output_tokens": limit,
             "max_context_tokens": given["max_context_tokens"],
+            "reserved_output_tokens": given["reserved_output_tokens"],
             "routing": given["routing"],
         }
         model = recorded_model(first.trace, policies[slots], law, **limits)

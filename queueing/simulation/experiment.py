@@ -333,7 +333,7 @@ def draw_jobs(
         if model.prompt_tokens is None
         else model.prompt_tokens.sample(prompts, num_requests).tolist()
     )
-    limit = token_limit(model)
+    limit, reserved = token_limit(model), model.reserved_output_tokens or UNBOUNDED
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [
@@ -346,6 +346,7 @@ def draw_jobs(
                 deadline=at + patience,
                 predicted_output_tokens=predicted[i],
                 flow=flows[i],
+                reserved_output_tokens=reserved,
             ),
             outputs[i],
         )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.arguments import whole_number
-from policies.core import Policy, Request
+from policies.core import UNBOUNDED, Policy, Request
 from policies.fixed import Fixed
 from policies.ordered import order_of
 from policies.text import SpecError, counted
@@ -159,6 +159,7 @@ def _jobs(
         names = model.flows.names
         flows = [names[place] for place in model.flows.of_run(stream, len(trace)).tolist()]
     told = predicted.tolist() or [None] * len(trace)
+    reserved = model.reserved_output_tokens or UNBOUNDED
     patience = math.inf if model.patience is None else model.patience
     rows = zip(
         trace.intended_at.tolist(), trace.prompt_tokens.tolist(), outputs.tolist(), strict=True
@@ -173,6 +174,7 @@ def _jobs(
                 deadline=at + patience,
                 predicted_output_tokens=told[index],
                 flow=flows[index],
+                reserved_output_tokens=reserved,
             ),
             output,
         )

@@ -161,13 +161,9 @@ class HttpEngine:
             stream = PassedStream(name)
         if engine_request.trace is not None:
             call = in_trace(call, engine_request.trace.handed_on(name))
-        over = partial(self._forget, name)
+        over = partial(_forget, self._exchanges, name)
         self._exchanges[name] = Exchange(self, upstream, call, stream, over)
         return stream
-
-    def _forget(self, name: str, exchange: Exchange) -> None:
-        if self._exchanges.get(name) is exchange:
-            del self._exchanges[name]
 
     def _drop(self) -> None:
         exchanges, self._exchanges = list(self._exchanges.values()), {}
@@ -197,3 +193,8 @@ class HttpEngine:
         if kind not in self._said:
             self._said.add(kind)
             log.warning("%s (said once)", sentence)
+
+
+def _forget(exchanges: dict[str, Exchange], name: str, exchange: Exchange) -> None:
+    if exchanges.get(name) is exchange:
+        del exchanges[name]
