@@ -59,13 +59,7 @@ class Gateway:
         self.engine = engine
         self.metrics = Metrics()
         self.latency = LatencyModelInForce(law)
-        self.limits = LimitsInForce(
-            settings.policy,
-            settings.max_output_tokens,
-            settings.patience,
-            self.metrics,
-            reserved_output_tokens=settings.reserved_output_tokens,
-        )
+        self.limits = _limits_of(settings, self.metrics)
         self.on_given_up: Callable[[str], None] | None = None
         self.on_restarted: Callable[[], None] | None = None
         self.supervisor = Supervisor(
@@ -361,6 +355,12 @@ def restarts_of(gateway: Gateway) -> int:
     """Of a lost engine, or of all replicas."""
     servers = gateway.servers
     return gateway.supervisor.restarts if servers is None else servers.restarts
+
+
+def _limits_of(settings: Settings, metrics: Metrics) -> LimitsInForce:
+    reserved = settings.reserved_output_tokens
+    given = settings.policy, settings.max_output_tokens, settings.patience
+    return LimitsInForce(*given, metrics, reserved_output_tokens=reserved)
 
 
 def _servers_of(gateway: Gateway) -> Servers | None:

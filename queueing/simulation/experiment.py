@@ -328,11 +328,7 @@ def draw_jobs(
     if sizes is not None:
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
-    inputs = (
-        [0] * num_requests
-        if model.prompt_tokens is None
-        else model.prompt_tokens.sample(prompts, num_requests).tolist()
-    )
+    inputs = _inputs(model, prompts, num_requests)
     limit, reserved = token_limit(model), model.reserved_output_tokens or UNBOUNDED
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
@@ -353,6 +349,13 @@ def draw_jobs(
         for i, at in enumerate(instants)
     ]
     return jobs, residuals
+
+
+def _inputs(model: Model, rng: np.random.Generator, count: int) -> list[int]:
+    """Tokens of the prompts."""
+    prompts = model.prompt_tokens
+    sampled: list[int] = [0] * count if prompts is None else prompts.sample(rng, count).tolist()
+    return sampled
 
 
 def _instants(
