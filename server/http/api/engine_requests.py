@@ -92,23 +92,23 @@ def _choices(
             flow=arrival.flow,
             reserved_output_tokens=arrival.reserved_output_tokens,
         )
-        sampling = shared
-        if call.seed is not None and choice:
-            sampling = replace(shared, seed=call.seed + choice)
-        engine_request = EngineRequest(
-            request,
-            prompt,
-            sampling,
-            call.kendall_forced_output_tokens,
-            (),
-            arrival.own_id,
-            arrival.received_at,
-            arrival.retry,
-            call.cache_salt,
-            arrival.caller,
-            trace=arrival.trace,
+        seed = call.seed
+        sampling = shared if seed is None or not choice else replace(shared, seed=seed + choice)
+        requests.append(
+            EngineRequest(
+                request,
+                prompt,
+                sampling,
+                call.kendall_forced_output_tokens,
+                (),
+                arrival.own_id,
+                arrival.received_at,
+                arrival.retry,
+                call.cache_salt,
+                arrival.caller,
+                trace=arrival.trace,
+            )
         )
-        requests.append(engine_request)
     return requests
 
 
