@@ -79,7 +79,7 @@ def _choices(
     first: int,
 ) -> list[EngineRequest]:
     """The sequences of one prompt; `first`: how many the call has before them."""
-    requests = []
+    requests, seed = [], call.seed
     for choice in range(call.n):
         request = Request(
             id=f"{arrival.call_id}-{first + choice}",
@@ -92,7 +92,6 @@ def _choices(
             flow=arrival.flow,
             reserved_output_tokens=arrival.reserved_output_tokens,
         )
-        seed = call.seed
         sampling = shared if seed is None or not choice else replace(shared, seed=seed + choice)
         requests.append(
             EngineRequest(
