@@ -99,7 +99,7 @@ def test_think_times_pass_before_each_request() -> None:
 
 def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alarm that rings at once: a user who sleeps by another clock would ask for none, and
-    take seconds.
+    take hours.
     """
     clocks: list[Clock] = []
     asked: list[float] = []
@@ -114,7 +114,8 @@ def test_think_times_run_on_the_senders_clock(monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None: ...
 
     monkeypatch.setattr(loadgen.sending.closed_loop, "Alarms", AtOnce)
-    result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=np.full(4, 5.0)))
+    thinking = np.full(4, 3600.0)  # no instant is over before it is asked for
+    result, _, _ = run(4, closed_loop=ClosedLoop(users=1, think_times=thinking))
     assert [type(clock) for clock in clocks] == [TimerFd if sys.platform == "linux" else Spin]
     assert asked == [record.intended_at for record in result.records]
 
