@@ -32,12 +32,12 @@ class Request(NamedTuple):  # a frozen dataclass takes four times as long to mak
     flow: str = ""  # whom its service counts to: an API key's name, or a fairness id
     sequences: int = 1  # that it counts for in a batch: more than one of a call that is never split
     # of an answer, for which memory is kept free; what it needs beyond is the engine's affair
-    reserved_output_tokens: int = UNBOUNDED
+    reserved_tokens: int = UNBOUNDED
 
     @property
     def context_tokens(self) -> int:
         """Memory that is kept free for it: at most what it holds at its end."""
-        limit, reserved = self.max_output_tokens, self.reserved_output_tokens
+        limit, reserved = self.max_output_tokens, self.reserved_tokens
         return self.prompt_tokens + self.sequences * (limit if limit < reserved else reserved)
 
 

@@ -96,8 +96,8 @@ class Limits(TypedDict, total=False):
                         service of each: "heavy=9,light=1" (all of one client)
     max_context_tokens  KV memory of an engine: prompts and token limits of those in service; policy
                         "continuous" (it never binds)
-    reserved_output_tokens  of an answer, for which that memory is kept free in place of a larger
-                        token limit (its limit)
+    reserved_tokens     of an answer, for which that memory is kept free in place of a larger token
+                        limit (its limit)
     """
 
     max_output_tokens: int | None
@@ -115,7 +115,7 @@ class Limits(TypedDict, total=False):
     predictor: PredictorText | str
     flows: Flows | str | None
     max_context_tokens: int | None
-    reserved_output_tokens: int | None
+    reserved_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -146,7 +146,7 @@ class Model:
     arrival_process: ArrivalProcess | None = None
     # KV memory of a server: those in service hold their prompts and token limits; None: enough
     max_context_tokens: int | None = None
-    reserved_output_tokens: int | None = None  # held in place of a larger token limit
+    reserved_tokens: int | None = None  # held in place of a larger token limit
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -282,9 +282,7 @@ class Model:
             max_context_tokens=_optional_whole(
                 "max_context_tokens", limits.get("max_context_tokens")
             ),
-            reserved_output_tokens=_optional_whole(
-                "reserved_output_tokens", limits.get("reserved_output_tokens")
-            ),
+            reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
         )
 
     @cached_property
@@ -468,7 +466,7 @@ def reservations(model: Model) -> Reservations | None:
     """
     if model.max_context_tokens is None:
         return None
-    held, reserved = token_limit(model), model.reserved_output_tokens
+    held, reserved = token_limit(model), model.reserved_tokens
     held = held if reserved is None else min(held, reserved)
     return Reservations(model.max_context_tokens, held, model.prompt_tokens)
 
@@ -511,11 +509,11 @@ def _check_names(limits: Mapping[str, object]) -> None:
 
 
 def _check_memory(model: Model) -> None:
-    memory, reserved = reservations(model), model.reserved_output_tokens
+    memory, reserved = reservations(model), model.reserved_tokens
     if memory is None:
         if reserved is not None:
             raise SpecError(
-                f"got reserved_output_tokens={reserved} without max_context_tokens; expected the "
+                f"got reserved_tokens={reserved} without max_context_tokens; expected the "
                 "memory too"
             )
         return

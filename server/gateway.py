@@ -358,9 +358,9 @@ def restarts_of(gateway: Gateway) -> int:
 
 
 def _limits_of(settings: Settings, metrics: Metrics) -> LimitsInForce:
-    reserved = settings.reserved_output_tokens
+    reserved = settings.reserved_tokens
     given = settings.policy, settings.max_output_tokens, settings.patience
-    return LimitsInForce(*given, metrics, reserved_output_tokens=reserved)
+    return LimitsInForce(*given, metrics, reserved_tokens=reserved)
 
 
 def _servers_of(gateway: Gateway) -> Servers | None:

@@ -35,7 +35,7 @@ class Settings:
     tokenizer: Path | None = None  # counts prompts where they do not
     policy: str = "continuous"
     max_output_tokens: int | None = None
-    reserved_output_tokens: int | None = None  # of an answer, for which memory is kept free
+    reserved_tokens: int | None = None  # of an answer, for which memory is kept free
     patience: float | None = field(default=None, metadata=RELOADED)
     request_timeout: float | None = None  # from the arrival to the end of the answer
     first_token_timeout: float | None = None  # from the arrival to the first token

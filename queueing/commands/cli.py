@@ -218,7 +218,7 @@ MaxContextTokens = Annotated[
 ReservedTokens = Annotated[
     int | None,
     _option(
-        "--reserved-output-tokens",
+        "--reserved-tokens",
         (
             "With --max-context-tokens: tokens of an answer that a request holds in place of a "
             "larger token limit, as with this option of kendall serve. Default: the token limit."
@@ -252,7 +252,7 @@ def predict(
     predictor: PredictorOption = "none",
     flows: FlowsOption = None,
     max_context_tokens: MaxContextTokens = None,
-    reserved_output_tokens: ReservedTokens = None,
+    reserved_tokens: ReservedTokens = None,
     method: Annotated[
         str,
         _option(
@@ -283,7 +283,7 @@ def predict(
         "flows": flows,
         "routing": routing,
         "max_context_tokens": max_context_tokens,
-        "reserved_output_tokens": reserved_output_tokens,
+        "reserved_tokens": reserved_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
@@ -322,7 +322,7 @@ def simulate(
     predictor: PredictorOption = "none",
     flows: FlowsOption = None,
     max_context_tokens: MaxContextTokens = None,
-    reserved_output_tokens: ReservedTokens = None,
+    reserved_tokens: ReservedTokens = None,
     num_requests: Annotated[
         int | None,
         _option(
@@ -359,7 +359,7 @@ def simulate(
         "flows": flows,
         "routing": routing,
         "max_context_tokens": max_context_tokens,
-        "reserved_output_tokens": reserved_output_tokens,
+        "reserved_tokens": reserved_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})

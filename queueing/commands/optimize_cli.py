@@ -177,7 +177,7 @@ def optimize(
     prompt_tokens: PromptTokens = None,
     pad_prompts: PadPrompts = False,
     max_context_tokens: MaxContextTokens = None,
-    reserved_output_tokens: ReservedTokens = None,
+    reserved_tokens: ReservedTokens = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
@@ -224,7 +224,7 @@ def optimize(
             "servers": servers,
             "patience": patience,
             "max_context_tokens": max_context_tokens,
-            "reserved_output_tokens": reserved_output_tokens,
+            "reserved_tokens": reserved_tokens,
             "routing": routing,
         }
         model = Model.read(

@@ -80,7 +80,7 @@ def plan(
     output_tokens: LengthsOption = None,
     prompt_tokens: PromptTokens = None,
     max_context_tokens: MaxContextTokens = None,
-    reserved_output_tokens: ReservedTokens = None,
+    reserved_tokens: ReservedTokens = None,
     routing: Routing = "central",
     max_num_seqs: Annotated[
         str, typer.Option(help="Numbers of slots of a server to choose from.")
@@ -117,7 +117,7 @@ def plan(
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
     given |= {
         "max_context_tokens": max_context_tokens,
-        "reserved_output_tokens": reserved_output_tokens,
+        "reserved_tokens": reserved_tokens,
         "routing": routing,
     }
     demand = _demand(given, goal, choices)
@@ -188,7 +188,7 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
         limits: Limits = {
             "max_output_tokens": limit,
             "max_context_tokens": given["max_context_tokens"],
-            "reserved_output_tokens": given["reserved_output_tokens"],
+            "reserved_tokens": given["reserved_tokens"],
             "routing": given["routing"],
         }
         model = recorded_model(first.trace, policies[slots], law, **limits)

@@ -329,7 +329,7 @@ def draw_jobs(
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = _inputs(model, prompts, num_requests)
-    limit, reserved = token_limit(model), model.reserved_output_tokens or UNBOUNDED
+    limit, reserved = token_limit(model), model.reserved_tokens or UNBOUNDED
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [
@@ -342,7 +342,7 @@ def draw_jobs(
                 deadline=at + patience,
                 predicted_output_tokens=predicted[i],
                 flow=flows[i],
-                reserved_output_tokens=reserved,
+                reserved_tokens=reserved,
             ),
             outputs[i],
         )

@@ -159,7 +159,7 @@ def _jobs(
         names = model.flows.names
         flows = [names[place] for place in model.flows.of_run(stream, len(trace)).tolist()]
     told = predicted.tolist() or [None] * len(trace)
-    reserved = model.reserved_output_tokens or UNBOUNDED
+    reserved = model.reserved_tokens or UNBOUNDED
     patience = math.inf if model.patience is None else model.patience
     rows = zip(
         trace.intended_at.tolist(), trace.prompt_tokens.tolist(), outputs.tolist(), strict=True
@@ -174,7 +174,7 @@ def _jobs(
                 deadline=at + patience,
                 predicted_output_tokens=told[index],
                 flow=flows[index],
-                reserved_output_tokens=reserved,
+                reserved_tokens=reserved,
             ),
             output,
         )

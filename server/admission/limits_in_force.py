@@ -43,12 +43,12 @@ class LimitsInForce:
         patience: float | None,
         metrics: Metrics,
         *,
-        reserved_output_tokens: int | None = None,
+        reserved_tokens: int | None = None,
     ) -> None:
         self.policy = parse_policy(policy)  # at the start; the queue has the one in force
         self.max_output_tokens = max_output_tokens
         self.patience = patience
-        self._reserved = reserved_output_tokens
+        self._reserved = reserved_tokens
         self._metrics = metrics
         self._batcher: Batcher | None = None
         self.fault: str | None = None  # why the policy that was asked for is not in force
@@ -70,12 +70,12 @@ class LimitsInForce:
         )
 
     @property
-    def reserved_output_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Of an answer, for which memory is kept free from its start on; UNBOUNDED: its limit."""
         if self._reserved is not None:
             return self._reserved
         batcher = self._batcher
-        return UNBOUNDED if batcher is None else batcher.capabilities.reserved_output_tokens
+        return UNBOUNDED if batcher is None else batcher.capabilities.reserved_tokens
 
     @property
     def policy_text(self) -> str:

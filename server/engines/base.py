@@ -253,7 +253,7 @@ class Capabilities:
     hardware: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def reserved_output_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Of an answer, for which memory is kept free: its whole limit (UNBOUNDED) where the memory
         holds `max_num_seqs` contexts; else half of an equal share of it, so that as many requests
         can start whose prompts take the other half.

@@ -124,7 +124,7 @@ def _arrival(gateway: Gateway, scope: Scope, call: Call) -> Arrival:
         is_retry(headers),
         caller,
         flow_of(headers, caller, keys),
-        gateway.limits.reserved_output_tokens,
+        gateway.limits.reserved_tokens,
         headers,
         None if tracing is None else tracing.begin(scope["headers"], call_id, scope["path"], at),
     )

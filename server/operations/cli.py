@@ -207,7 +207,7 @@ def serve_command(
             min=1,
         ),
     ] = None,
-    reserved_output_tokens: Annotated[
+    reserved_tokens: Annotated[
         int | None,
         _option(
             ENGINE,
@@ -741,7 +741,7 @@ def serve_command(
         tokenizer=tokenizer,
         policy=format_policy(parse_policy(policy)),
         max_output_tokens=max_output_tokens,
-        reserved_output_tokens=reserved_output_tokens,
+        reserved_tokens=reserved_tokens,
         patience=patience,
         request_timeout=request_timeout,
         first_token_timeout=first_token_timeout,

@@ -115,7 +115,7 @@ def test_no_policy_can_tell_two_lengths_apart() -> None:
             "deadline",
             "flow",  # who asks
             "sequences",
-            "reserved_output_tokens",  # by the operator, or a share of the memory: one for all
+            "reserved_tokens",  # by the operator, or a share of the memory: one for all
         },
         Waiting: {"request", "output_tokens_so_far"},
         Running: {"request", "started_at", "output_tokens_so_far", "preemptible", "preemptions"},

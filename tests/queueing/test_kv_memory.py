@@ -61,9 +61,7 @@ def both(queue: Model, rate: float, requests: int) -> tuple[SimulatedRun, Simula
 @pytest.mark.parametrize("law", [PLAIN, FULL], ids=["plain", "full"])
 @pytest.mark.parametrize(("memory", "reserved"), [(314, None), (700, 10), (1500, None), (3000, 1)])
 def test_the_kernel_is_the_policys_own_sample_path(memory, reserved, law, servers, patience):
-    queue = model(
-        memory, law=law, servers=servers, patience=patience, reserved_output_tokens=reserved
-    )
+    queue = model(memory, law=law, servers=servers, patience=patience, reserved_tokens=reserved)
     assert is_compiled(queue)
     for load in (0.5, 1.1):
         found, expected = both(queue, load * queue.largest_stable_rate, 1500)
@@ -385,19 +383,19 @@ def test_a_memory_beyond_all_counts_is_refused() -> None:
 def test_what_is_reserved_is_held_in_place_of_a_larger_limit():
     def rate(memory, reserved, limit=64):
         lengths = parse_distribution("lognormal:mu=2.5,sigma=0.7", limit)
-        queue = model(memory, output_tokens=lengths, reserved_output_tokens=reserved)
+        queue = model(memory, output_tokens=lengths, reserved_tokens=reserved)
         return queue.largest_stable_rate
 
     assert rate(900, 64) == rate(900, 1000) == rate(900, None)
     assert rate(900, 64) < rate(900, 20) < rate(900, 1) < rate(None, None)
     held = Reservations(900, 20, PROMPTS).chances(16)
-    assert in_saturation(model(900, reserved_output_tokens=20)) == pytest.approx(held)
+    assert in_saturation(model(900, reserved_tokens=20)) == pytest.approx(held)
 
 
 def test_a_reservation_without_a_memory_is_refused_and_one_with_is_told():
     arguments = ["predict", "--policy", "continuous:max_batch_size=16", "--arrival-rate", "10"]
     arguments += ["--output-tokens", "uniform:low=1,high=64", "--latency", TEXT]
-    arguments += ["--prompt-tokens", "uniform:low=10,high=250", "--reserved-output-tokens", "20"]
+    arguments += ["--prompt-tokens", "uniform:low=10,high=250", "--reserved-tokens", "20"]
     refused = CliRunner().invoke(app, arguments)
     assert "without max_context_tokens" in str(refused.exception)
     told = CliRunner().invoke(app, [*arguments, "--max-context-tokens", "900", "--json"])

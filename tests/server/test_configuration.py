@@ -249,7 +249,7 @@ OPTIONS: dict[
     "state_file": (("--state-file", "state.json"), "state_file", Path("state.json")),
     "autopilot": (("--autopilot", "advise"), "autopilot", "advise"),
     "autopilot_policies": (("--autopilot-policies", "single"), "autopilot_policies", ("single",)),
-    "reserved_output_tokens": (("--reserved-output-tokens", "7"), "reserved_output_tokens", 7),
+    "reserved_tokens": (("--reserved-tokens", "7"), "reserved_tokens", 7),
     "max_clipped_fraction": (("--max-clipped-fraction", "0.07"), "max_clipped_fraction", 0.07),
     "max_num_queued_reqs": (("--max-num-queued-reqs", "7"), "overload.max_num_queued_reqs", 7),
     "max_sequences_per_call": (

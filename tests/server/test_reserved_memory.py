@@ -32,7 +32,7 @@ def test_a_share_is_reserved_where_the_memory_does_not_hold_every_context(
 ) -> None:
     async def main() -> None:
         async with faulty(engine=MortalEngine(parse_law(LAW), **bounds)) as (_, gateway, *_rest):
-            assert gateway.limits.reserved_output_tokens == reserved
+            assert gateway.limits.reserved_tokens == reserved
 
     run_virtual(main())
 
@@ -50,7 +50,7 @@ def test_a_request_holds_its_prompt_and_the_smaller_of_limit_and_reservation(
         prompt_tokens=10,
         max_output_tokens=limit,
         sequences=sequences,
-        reserved_output_tokens=reserved,
+        reserved_tokens=reserved,
     )
     assert request.context_tokens == holds
 
@@ -80,5 +80,5 @@ def test_calls_with_large_limits_start_together() -> None:
 
 
 def test_the_operator_says_what_is_reserved() -> None:
-    assert in_service(12, reserved_output_tokens=40_000) == 3
-    assert in_service(12, reserved_output_tokens=200_000) == 1
+    assert in_service(12, reserved_tokens=40_000) == 3
+    assert in_service(12, reserved_tokens=200_000) == 1

@@ -411,7 +411,7 @@ def test_answers_that_outgrow_the_memory_come_whole(model: Path) -> None:
     """vLLM interrupts some and computes them again."""
     few = House(model, num_gpu_blocks_override="160", max_num_seqs="8")
     try:
-        assert few.capabilities.reserved_output_tokens < 400
+        assert few.capabilities.reserved_tokens < 400
         requests = [engine_request(1500, prompt=16, ignore_eos=True) for _ in range(8)]
         assert few.capabilities.kv_cache_tokens < sum(
             each.request.context_tokens for each in requests

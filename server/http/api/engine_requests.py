@@ -34,7 +34,7 @@ class Arrival(Struct, frozen=True):
     retry: bool
     caller: str
     flow: str  # whom its service counts to
-    reserved_output_tokens: int  # of each answer, for which memory is kept free
+    reserved_tokens: int  # of each answer, for which memory is kept free
     headers: Sequence[tuple[bytes, bytes]]  # that say how it is to be served
     trace: CallTrace | None = None  # where calls are traced
 
@@ -90,7 +90,7 @@ def _choices(
             priority=call.priority,
             deadline=deadline,
             flow=arrival.flow,
-            reserved_output_tokens=arrival.reserved_output_tokens,
+            reserved_tokens=arrival.reserved_tokens,
         )
         sampling = shared if seed is None or not choice else replace(shared, seed=seed + choice)
         requests.append(

@@ -120,7 +120,7 @@ class Front:
             priority=call.priority,
             deadline=math.inf if patience is None else arrival.at + patience,
             flow=arrival.flow,
-            reserved_output_tokens=arrival.reserved_output_tokens,
+            reserved_tokens=arrival.reserved_tokens,
         )
 
     def _engine_request(

@@ -118,7 +118,7 @@ class Incoming:
             priority=whole(self.fields, "priority") or 0,
             deadline=math.inf if patience is None else self.at + patience,
             sequences=sequences(endpoint, self.fields),
-            reserved_output_tokens=gateway.limits.reserved_output_tokens,
+            reserved_tokens=gateway.limits.reserved_tokens,
         )
         call = PassedCall(
             endpoint.path,
