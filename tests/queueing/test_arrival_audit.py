@@ -427,6 +427,13 @@ def test_fifty_arrivals_are_judged_and_fewer_are_not(n: int, poisson_or_not: boo
     assert audit.rate_low < audit.rate < audit.rate_high
 
 
+@pytest.mark.parametrize("instants", [[], [7.0], [7.0] * 60])
+def test_arrivals_without_a_gap_span_nothing_and_are_not_poisson(instants: list[float]) -> None:
+    audit = audit_arrivals(np.array(instants))
+    assert (audit.n, audit.span) == (len(instants), 0.0)
+    assert not audit.poisson
+
+
 def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
     intended = bursty(np.random.default_rng(1), 20, 1000)
     kept = audit_arrivals(intended + 0.0004, intended=intended, process="gamma")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from policies.core import Request
+from policies.core import Request, Waiting
 from policies.immediate import Continuous, Single
 from policies.orders.by_flow import FlowCounters, VirtualTokens
 from policies.text import SpecError
@@ -23,6 +23,7 @@ from queueing.prediction import predict_model
 from queueing.prediction.solutions import methods
 from queueing.simulation.experiment import draw_jobs, simulate_model
 from queueing.simulation.ledger import Batch, Started
+from queueing.simulation.orders.waiting_by_rank import queue_for
 
 TOKENS = parse_distribution("geometric:mean=20", 150)
 LAW = LatencyModel(k1=1e-4, k2=4e-3, k3=1e-5, k4=2e-3)
@@ -177,3 +178,15 @@ def test_the_command_gives_the_delay_of_each_flow() -> None:
     assert "delay of heavy" in shown
     plain = [each for each in asked if each not in ("--flows", "heavy=9,light=1")]
     assert "flows" not in json.loads(CliRunner().invoke(cli.app, [*plain, "--json"]).stdout)
+
+
+def test_who_comes_back_into_the_queue_counts_among_those_who_wait() -> None:
+    """Its engine was lost: it is dispatched once more, or leaves."""
+    request = Request(id="r", arrived_at=0.0, prompt_tokens=3, max_output_tokens=9, flow="a")
+    queue = queue_for(VTC)
+    queue.append(Waiting(request))
+    for _ in range(2):
+        (taken,) = queue.take(["r"])
+        queue.put_back([taken])
+    assert queue.remove("r") is not None
+    assert not list(queue)

@@ -590,3 +590,14 @@ def test_the_documentation_says_how_many_batches_a_calibration_takes() -> None:
     steps = [request.repeats * sum(max(cell.lengths) for cell in grid) for grid in grids]
     assert "about 3,000 to 5,000 engine steps" in said
     assert steps == [pytest.approx(3000, rel=0.1), pytest.approx(5000, rel=0.1)]
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_gateway_that_is_told_to_measures_its_law_before_it_serves(told: bool) -> None:
+    async def main() -> None:
+        async with running(calibrate=told) as (_, gateway):
+            profile = gateway.latency.profile
+            assert (profile is not None) == told
+            assert profile is None or (profile.engine, profile.model) == ("emulated", "tiny")
+
+    run_virtual(main())

@@ -1,0 +1,40 @@
+"""Which lines of a run file are read: all, but for a last one whose writer was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queueing.measurement.record import Header, Record, read_cut_run, to_line
+
+HEADER = to_line(Header(writer="gateway"))
+LINES = [to_line(Record(request_id=name, outcome="completed")) for name in ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("data", "ids", "cut"),
+    [
+        (b"".join([HEADER, *LINES]), ["a", "b"], False),
+        (b"".join([HEADER, *LINES]).rstrip(b"\n"), ["a", "b"], False),  # whole, but for its end
+        (b"".join([HEADER, *LINES])[:-5], ["a"], True),
+        (b"".join([HEADER, LINES[0], b"\n", LINES[1]]), ["a", "b"], False),
+        (HEADER, [], False),
+        (HEADER.rstrip(b"\n"), [], False),
+    ],
+    ids=["whole", "no newline", "cut", "empty line", "header", "header without newline"],
+)
+def test_only_a_last_line_that_was_cut_is_left_out(
+    data: bytes, ids: list[str], cut: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(data)
+    _, records, found = read_cut_run(path)
+    assert ([each.request_id for each in records], found) == (ids, cut)
+
+
+def test_a_header_that_was_cut_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(HEADER[:-5])
+    with pytest.raises(ValueError, match=r"run\.jsonl"):
+        read_cut_run(path)
