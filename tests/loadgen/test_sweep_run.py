@@ -511,6 +511,7 @@ def test_a_gateway_that_a_killed_sweep_left_behind_is_ended_and_no_other_process
     ) as process:
         (tmp_path / "gateway.pid").write_text(f"{process.pid}\n")
         assert stop_left_behind(tmp_path) == own
+        assert not (tmp_path / "gateway.pid").exists(), "another process may get that number"
         assert not stop_left_behind(tmp_path), "once is enough"
         assert process.stdin is not None
         process.stdin.close()

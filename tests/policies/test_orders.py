@@ -189,6 +189,13 @@ requests = st.lists(
 )
 
 
+@pytest.mark.parametrize("order", ["spjf", "priority", "sprpt", "pspjf", "trail", "trail,c=0.5"])
+def test_no_order_ages_backwards(order: str) -> None:
+    parse_policy(f"continuous:order={order},aging=0")
+    with pytest.raises(SpecError, match="got aging=-1; expected seconds >= 0"):
+        parse_policy(f"continuous:order={order},aging=-1")
+
+
 @given(
     requests,
     st.floats(0, 5),
