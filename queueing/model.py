@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any, TypedDict, Unpack
 
 from policies.arguments import positive, real_number, short_repr, whole_number
-from policies.core import Policy
+from policies.core import UNBOUNDED, Policy
 from policies.fixed import Fixed
 from policies.immediate import Continuous, Single
 from policies.ordered import counts, in_arrival_order, order_of
@@ -466,9 +466,13 @@ def reservations(model: Model) -> Reservations | None:
     """
     if model.max_context_tokens is None:
         return None
-    held, reserved = token_limit(model), model.reserved_tokens
-    held = held if reserved is None else min(held, reserved)
+    held = min(token_limit(model), reserved_tokens(model))
     return Reservations(model.max_context_tokens, held, model.prompt_tokens)
+
+
+def reserved_tokens(model: Model) -> int:
+    """Of each request's answer; UNBOUNDED: its limit."""
+    return UNBOUNDED if model.reserved_tokens is None else model.reserved_tokens
 
 
 def memory_limited(model: Model) -> bool:

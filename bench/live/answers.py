@@ -43,16 +43,16 @@ DURATIONS: Mapping[str, Callable[[Record], float]] = {
 
 
 def answers(
-    records: Sequence[Record], window: tuple[float, float], live: Mapping[str, Any] | None
+    records: Sequence[Record], window: tuple[float, float], prediction: Mapping[str, Any]
 ) -> list[Plain]:
     """A row for each statistic, of the requests of an epoch that arrived in the window, up to the
-    first one that was not answered at its end. `live`: the prediction, as the gateway has it.
+    first one that was not answered at its end. `prediction`: as the gateway has it.
     """
     mine = answered(records, window)
     rows = []
     for quantity, duration in DURATIONS.items():
         values = np.array([duration(record) for record in mine])
-        predicted = {} if live is None else live.get(quantity) or {}
+        predicted = prediction.get(quantity) or {}
         for statistic, found in statistics(values).items():
             row = {"quantity": quantity, "statistic": statistic, "n": int(values.size)}
             rows.append(row | found | {"predicted": predicted.get(statistic)})
@@ -67,12 +67,13 @@ def answered(records: Sequence[Record], window: tuple[float, float]) -> list[Rec
         for record in records
         if record.arrived_at is not None and start < record.arrived_at <= end
     ]
-    pending = [at for at, record in arrived if not _whole(record, end)]
+    pending = [at for at, record in arrived if not whole_by(record, end)]
     until = min(pending, default=end)
     return [record for at, record in sorted(arrived, key=lambda each: each[0]) if at < until]
 
 
-def _whole(record: Record, end: float) -> bool:
+def whole_by(record: Record, end: float) -> bool:
+    """Whether its answer was."""
     released = record.released_at
     return record.outcome == "completed" and released is not None and released <= end
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.live.answers import DURATIONS, answers, predicted_again
+from bench.live.answers import DURATIONS, answers, predicted_again, whole_by
 from bench.live.speed_path import LoadedQueue, speed_path
 from loadgen.compare.compare import compare
 from policies import Policy, parse_policy
@@ -143,11 +143,7 @@ def measured_service(records: Sequence[Record], epoch: int, end: float) -> Plain
 
 def _ended(records: Sequence[Record], end: float) -> list[Record]:
     """Whose answer was whole by then: the load is cut off when a cell ends."""
-    return [
-        each
-        for each in records
-        if each.outcome == "completed" and each.released_at is not None and each.released_at <= end
-    ]
+    return [each for each in records if whole_by(each, end)]
 
 
 def block_speeds(times: BatchTimes, seconds: float) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.live.answers import CLOSE, holds, verdict
+from bench.live.answers import CLOSE, LEVELS, holds, verdict
 from bench.live.page import copy_data, markdown_table
 from bench.live.results import best, read_results
 
@@ -52,7 +52,9 @@ def _counts(cells: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(cells: Sequence[Mapping[str, Any]]) -> str:
     head = ["policy", "load", "lengths", "n", "s"]
-    head += [f"{name} {statistic} (ms)" for name in NAMES.values() for statistic in ("mean", "p95")]
+    head += [
+        f"{name} {statistic} (ms)" for name in NAMES.values() for statistic in ("mean", *LEVELS)
+    ]
     return markdown_table([*head, "cell"], [_row(cell) for cell in cells]) + "\n"
 
 

@@ -33,6 +33,7 @@ from queueing.model import (
     has_queues,
     load_bound,
     one_of_several,
+    reserved_tokens,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -329,7 +330,7 @@ def draw_jobs(
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = _inputs(model, prompts, num_requests)
-    limit, reserved = token_limit(model), model.reserved_tokens or UNBOUNDED
+    limit, reserved = token_limit(model), reserved_tokens(model)
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [

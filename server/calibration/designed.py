@@ -124,8 +124,7 @@ class DesignedBatches:
         made, rest = stints
         cell, alone = Cell((made + rest,), prompt_tokens, padded=False), Elastic(max_batch_size=1)
         whole = await self._serve(alone, cell, rng)
-        limit = cell.limit(self._capabilities.max_model_len)
-        first = self._engine_request(made, prompt_tokens, limit, rng)
+        first = self._engine_request(cell, made, rng)
         begun = await self._serve_requests(alone, cell, [first])
         behind = msgspec.structs.replace(
             first,
@@ -156,10 +155,7 @@ class DesignedBatches:
     async def _serve(
         self, policy: Policy, cell: Cell, rng: np.random.Generator
     ) -> list[SequenceState]:
-        limit = cell.limit(self._capabilities.max_model_len)
-        requests = [
-            self._engine_request(length, cell.prompt_tokens, limit, rng) for length in cell.lengths
-        ]
+        requests = [self._engine_request(cell, length, rng) for length in cell.lengths]
         return await self._serve_requests(policy, cell, requests)
 
     async def _serve_requests(
@@ -199,16 +195,15 @@ class DesignedBatches:
                 f"calibration: {got}; expected an engine that answers, or ask for smaller batches",
             ) from None
 
-    def _engine_request(
-        self, length: int, prompt_tokens: int, limit: int, rng: np.random.Generator
-    ) -> EngineRequest:
+    def _engine_request(self, cell: Cell, length: int, rng: np.random.Generator) -> EngineRequest:
+        limit = cell.limit(self._capabilities.max_model_len)
         request = Request(
             id=f"calibrate-{id(self):x}-{next(self._ids)}",
             arrived_at=self.batcher.now(),
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=cell.prompt_tokens,
             max_output_tokens=limit,
         )
-        prompt = rng.integers(5, self._capabilities.vocab_size, prompt_tokens).tolist()
+        prompt = rng.integers(5, self._capabilities.vocab_size, cell.prompt_tokens).tolist()
         return EngineRequest(request, prompt, Sampling(max_tokens=limit, temperature=0.0), length)
 
 

@@ -263,10 +263,16 @@ class Capabilities:
         return max(1, self.kv_cache_tokens // (2 * self.max_num_seqs))
 
     @property
+    def largest_context(self) -> int:
+        """Tokens of one prompt and its answer."""
+        length, memory = self.max_model_len, self.kv_cache_tokens
+        return length if length < memory else memory
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of one that leaves room for an answer."""
-        memory = min(self.max_model_len, self.kv_cache_tokens) - 1
-        return memory if self.chunked_prefill else min(memory, self.max_num_batched_tokens)
+        longest = self.largest_context - 1
+        return longest if self.chunked_prefill else min(longest, self.max_num_batched_tokens)
 
 
 def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[str, Any]:

@@ -168,6 +168,10 @@ class House:
         heard: list[Heard] = self.run(call())
         return heard
 
+    def close(self) -> None:
+        self.run(self.engine.stop())
+        self.runner.close()
+
     async def idle(self) -> None:
         """Until vLLM itself holds nothing, which must be long before the limit of what was
         `ENDLESS` would be met.
@@ -202,8 +206,7 @@ def one_house(model: Path, doomed: subprocess.Popen[str]) -> Iterator[House]:
     house = House(model)
     gc.collect()  # what vLLM leaves to the collector is not to come up in a test of another module
     yield house
-    house.run(house.engine.stop())
-    house.runner.close()
+    house.close()
     gc.collect()
 
 
@@ -391,10 +394,12 @@ def test_a_seed_reproduces_even_behind_a_long_prompt(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_chunked_prefill_is_known_and_takes_prompts_longer_than_a_step(house: House) -> None:
+def test_chunked_prefill_is_known_and_takes_prompts_longer_than_a_step(
+    house: House, model: Path
+) -> None:
     assert not house.capabilities.chunked_prefill
     chunking = {"enable_chunked_prefill": "true", "max_num_batched_tokens": "256"}
-    other = House(make_tiny(), **chunking)
+    other = House(model, **chunking)
     try:
         found = other.capabilities
         assert (found.chunked_prefill, found.max_num_batched_tokens) == (True, 256)
@@ -402,8 +407,7 @@ def test_chunked_prefill_is_known_and_takes_prompts_longer_than_a_step(house: Ho
         long = engine_request(6, prompt=1000, forced=6, temperature=0.0)
         assert other.serve(long)[0].ids == house.serve(long)[0].ids
     finally:
-        other.run(other.engine.stop())
-        other.runner.close()
+        other.close()
 
 
 @pytest.mark.slow
@@ -421,8 +425,7 @@ def test_answers_that_outgrow_the_memory_come_whole(model: Path) -> None:
             (1500, ["length"], [])
         ] * 8
     finally:
-        few.run(few.engine.stop())
-        few.runner.close()
+        few.close()
 
 
 def test_output_so_far_is_continued_not_repeated(house: House) -> None:

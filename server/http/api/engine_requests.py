@@ -129,8 +129,6 @@ def with_form(
 def room_of(gateway: Gateway, prompt_tokens: int) -> int:
     """Tokens that the context has left behind a prompt. Raises ApiError 400."""
     bounds = gateway.batcher.capabilities
-    length, memory = bounds.max_model_len, bounds.kv_cache_tokens
-    room = (length if length < memory else memory) - prompt_tokens
     if prompt_tokens > bounds.longest_prompt:
         raise ApiError(
             400,
@@ -142,7 +140,7 @@ def room_of(gateway: Gateway, prompt_tokens: int) -> int:
             param="prompt",
         )
     check_prompt(prompt_tokens, gateway.settings.security.max_prompt_tokens)
-    return room
+    return bounds.largest_context - prompt_tokens
 
 
 def _limit(gateway: Gateway, call: Generation, prompt_tokens: int) -> int:
