@@ -135,7 +135,7 @@ class Trials:
         else:
             self._next()
 
-    def completed(self, sequence: SequenceState) -> None:
+    def settled(self, sequence: SequenceState) -> None:
         """The engine is sound if it made this answer's last token after the last death."""
         if sequence.at.last_token is not None and sequence.at.last_token > self._died_at:
             self._sound()

@@ -159,13 +159,12 @@ class Recovery:
         self._service.start(sequence.batch, [sequence], joining=True)
 
     def settled(self, sequence: SequenceState) -> None:
-        """A completed answer can show that the engine is sound."""
-        if self.trials.explained and sequence.outcome == "completed":
-            self.trials.completed(sequence)
-        if self.servers and sequence.batch is not None and sequence.outcome == "completed":
+        """Its last token can show that the engine is sound."""
+        self.trials.settled(sequence)
+        if self.servers and sequence.batch is not None:
             trials = self.servers.get(sequence.batch.server_id)
-            if trials is not None and trials.explained:
-                trials.completed(sequence)
+            if trials is not None:
+                trials.settled(sequence)
 
     def _all(self) -> tuple[Trials, ...]:
         return (self.trials, *self.servers.values())

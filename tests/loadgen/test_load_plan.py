@@ -283,6 +283,12 @@ def test_a_long_run_is_announced(rate: float, number: int, said: str | None) -> 
         )
 
 
+def test_certificates_are_read_before_anything_is_sent() -> None:
+    """Also where no server is asked first."""
+    with pytest.raises(SpecError, match=r"got --cacert nowhere\.pem: No such file"):
+        plan_load(LoadOptions(base_url=URL, model="m", request_rate=5.0, cacert="nowhere.pem"))
+
+
 def test_the_address_of_a_host() -> None:
     assert _url("h", 8000) == "http://h:8000"
     assert _url("::1", 81) == "http://[::1]:81"

@@ -9,8 +9,10 @@ from policies import parse_policy
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.estimation.assumptions.engine_assumptions import equal_servers
-from queueing.estimation.speed.batch_times import BatchTimes
+from queueing.estimation.speed.batch_times import BatchTimes, slot_times, times_by_server
 from queueing.estimation.speed.server_speeds import LEAST, speeds_of
+from queueing.estimation.speed.speeds import Speeds
+from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import parse_law
 from queueing.measurement.record import Record
 from queueing.model import Model
@@ -23,7 +25,7 @@ LENGTHS = parse_distribution("uniform:low=1,high=31")
 POLICIES = ("single", "capped:max_batch_size=8", "continuous:max_batch_size=4")
 
 
-def assessed(policy: str, speeds: tuple[float, ...], count: int = 6000) -> Assessment:
+def window(policy: str, speeds: tuple[float, ...], count: int = 6000) -> Snapshot:
     """`speeds`: how many times as long as the law's own each server takes."""
     model = Model(
         policy=parse_policy(policy),
@@ -39,8 +41,11 @@ def assessed(policy: str, speeds: tuple[float, ...], count: int = 6000) -> Asses
         for server, (speed, rng) in enumerate(zip(speeds, rngs, strict=True))
     ]
     records: list[Record] = Driver(model.policy, jobs, engines).run()
-    window = seen(records, policy, servers=len(speeds))
-    return assess(window, LAW, Limits(max_num_seqs=16, servers=len(speeds)))
+    return seen(records, policy, servers=len(speeds))
+
+
+def assessed(policy: str, speeds: tuple[float, ...]) -> Assessment:
+    return assess(window(policy, speeds), LAW, Limits(max_num_seqs=16, servers=len(speeds)))
 
 
 def told(found: Assessment) -> tuple[bool | None, str]:
@@ -55,6 +60,20 @@ def test_one_that_is_slower_is_named(policy: str) -> None:
     assert says.startswith("server 1 takes 1.")
     assert " times as long as server 0 for the same work" in says
     assert float(says.split()[3]) == pytest.approx(1.5, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_work_of_each_is_measured_against_its_own_speed(policy: str) -> None:
+    parsed, served = parse_policy(policy), window(policy, (1.0, 1.5))
+    found = Speeds.of(parsed, served, LAW)
+    assert found.factors[1] / found.factors[0] == pytest.approx(1.5, rel=0.05)
+    slots = slot_times(served.mine, LAW) if parsed.joins_running else []
+    raw = times_by_server(parsed, served.mine, LAW, slots)
+    assert found.times.fitted.sum() == pytest.approx(
+        sum(found.factors[server] * times.fitted.sum() for server, times in raw.items())
+    )
+    for server, (own, slot) in enumerate(zip(found.slots, slots, strict=True)):
+        assert own.fitted == pytest.approx(found.factors[server] * slot.fitted)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -207,6 +207,17 @@ def test_the_half_widths_of_both_means_add_up_as_squares() -> None:
     ]  # 30, 40 and 50 ms are a right triangle
 
 
+def test_just_so_far_apart_as_is_beyond_chance_is_no_disagreement_yet() -> None:
+    """1.5 half widths of 0.5 s, to the last bit."""
+    predicted = symmetric(1.0, 0.0, 500.0)
+    for observed, verdict in (
+        (1.75, "not enough data"),
+        (0.25, "not enough data"),
+        (np.nextafter(1.75, 2.0), "disagree"),
+    ):
+        assert _verdict(symmetric(observed, 0.5, 500.0), predicted, ENOUGH, HOLDS) == verdict
+
+
 def test_what_no_mean_can_change() -> None:
     same, unstable = symmetric(0.2, 0.0, 500.0), FAILS | {"stable_queue": False}
     assert _verdict(same, same, ENOUGH, unstable) == "disagree"

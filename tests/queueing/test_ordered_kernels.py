@@ -76,6 +76,13 @@ def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
         assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 700))
 
 
+@pytest.mark.parametrize("requests", [1, 2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
+    queue = model(policy, NOISY)
+    assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
+
+
 @pytest.mark.parametrize("predictor", PREDICTORS[1:])
 @pytest.mark.parametrize(
     "policy",

@@ -444,3 +444,30 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
 
     run_virtual(main())
     assert given == [(2, False), (2, False), (1, True)]
+
+
+class WhileOpen(Unpadded):
+    """One after the other, as long as more may arrive."""
+
+    name: ClassVar[str] = "while-open"
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        (server,) = state.servers
+        if not state.waiting or server.in_service or state.closing:
+            return WaitUntil(float("inf"))
+        return Dispatch((state.waiting[0].request.id,), 0)
+
+
+def test_a_policy_is_asked_when_the_queue_opens_again() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), WhileOpen())
+        batcher.close()
+        (waiting,) = submitted(batcher, [engine_request_of(request("one", 0.0), 5)])
+        assert batcher.in_service == 0
+        batcher.reopen()
+        assert batcher.in_service == 1
+        await batcher.answered()
+        assert waiting.tokens == 5
+
+    run_virtual(main())

@@ -113,6 +113,21 @@ def run(main: Awaitable[Any]) -> Any:
 # --- the whole, on the emulated engine ---
 
 
+@pytest.mark.parametrize("probes", [True, False])
+def test_a_gateway_probes_where_it_is_told_to(probes: bool) -> None:
+    async def main() -> None:
+        settings = Settings(
+            model="tiny", served_model_name="tiny", policy="dynamic", idle_probes=probes
+        )
+        gateway = Gateway(settings, EmulatedEngine(LAW, max_num_seqs=8), LAW)
+        await gateway.start()
+        await asyncio.sleep(10.0)
+        assert (gateway.probes is not None and gateway.probes.measured > 0) is probes
+        await gateway.stop()
+
+    run(main())
+
+
 def test_idle_time_alone_finds_the_law_of_the_engine() -> None:
     """Without any law: within 60 s of idle time the times of all cells are known to 3 %, the
     turnaround to 0.5 ms.

@@ -399,9 +399,9 @@ def test_an_answer_made_since_the_last_death_proves_the_engine() -> None:
         assert of.died(guilty) is guilty
         for last_token, given_back in ((None, []), (4.9, []), (5.0, []), (5.1, [1])):
             later.at.last_token = last_token
-            of.trials.completed(later)  # type: ignore[arg-type]
+            of.trials.settled(later)  # type: ignore[arg-type]
             assert of.given_back == given_back
-        of.trials.completed(later)  # type: ignore[arg-type]
+        of.trials.settled(later)  # type: ignore[arg-type]
         assert of.given_back == [1], "once"
         assert of.died(guilty) is guilty
         assert of.trials.explained == {2}, "the first one was given back"

@@ -728,9 +728,13 @@ def test_places_are_told_once_a_second_to_those_who_listen() -> None:
             for name in "abc"
         ]
         gateway: Any = SimpleNamespace(batcher=SimpleNamespace(waiting=requests))
-        waits_of: Any = SimpleNamespace(
-            wait=lambda place, **_: None if place == 0 else Wait(2.0 * place)
-        )
+
+        def wait(place: int, *, joining: int, request: Request) -> Wait | None:
+            assert joining == 0, "all stand in the queue already"
+            assert request is requests[place].request
+            return None if place == 0 else Wait(2.0 * place)
+
+        waits_of: Any = SimpleNamespace(wait=wait)
         for known in (waits_of, None):
             places, told, began = (
                 Places(gateway, known),
