@@ -407,7 +407,7 @@ def test_who_waits_for_an_idle_engine_goes_on_when_the_proof_is_over() -> None:
                 await asyncio.sleep(0.001)
             assert gateway.batcher.unanswered == gateway.batcher.in_service == 0
             served = asyncio.ensure_future(gateway.batcher.served())
-            while trials.pauses_dispatch:  # noqa: ASYNC110
+            while trials.pauses_dispatch:
                 assert not gateway.batcher.idle
                 assert not served.done()
                 await asyncio.sleep(0.001)
