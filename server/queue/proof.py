@@ -39,7 +39,7 @@ class Proof:
         self._stream: TokenStream | None = None
         self._id = f"proof-{next(_ids)}"
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LIMIT, self._end, False)
+        loop.call_later(LIMIT, self._end, False)
         request = Request(
             id=self._id,
             arrived_at=clock_of(loop)(),
@@ -63,7 +63,6 @@ class Proof:
     def stop(self) -> None:
         """The engine is gone."""
         self._ended = True
-        self._timer.cancel()
         if self._stream is not None:
             self._stream.listener = None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import pytest
 
@@ -80,8 +81,8 @@ class Evicting(Unpadded):
         return Preempt(tuple(evicted)) if state.waiting and evicted else WaitUntil(float("inf"))
 
 
-def request(name: str, at: float) -> Request:
-    return Request(id=name, arrived_at=at, prompt_tokens=4, max_output_tokens=200)
+def request(name: str, at: float, **fields: Any) -> Request:
+    return Request(id=name, arrived_at=at, prompt_tokens=4, max_output_tokens=200, **fields)
 
 
 def test_a_preempted_request_goes_on_behind_what_it_has() -> None:
@@ -469,5 +470,38 @@ def test_a_policy_is_asked_when_the_queue_opens_again() -> None:
         assert batcher.in_service == 1
         await batcher.answered()
         assert waiting.tokens == 5
+
+    run_virtual(main())
+
+
+def test_who_waits_has_a_timer_where_its_patience_ends() -> None:
+    """uvloop takes none at infinity."""
+
+    async def main() -> None:
+        engine, loop = EmulatedEngine(LAW), asyncio.get_running_loop()
+        batcher = Batcher(engine, await engine.start(), Single())
+        batcher.pause_dispatch(True)
+        patient, hasty = request("patient", 0.0), request("hasty", 0.0, deadline=5.0)
+        with patch.object(loop, "call_at", wraps=loop.call_at) as timers:
+            waiting = submitted(batcher, [engine_request_of(each, 3) for each in (patient, hasty)])
+        assert [timer.args[0] for timer in timers.call_args_list] == [5.0]
+        await asyncio.sleep(6.0)
+        assert [each.failed for each in waiting] == [None, ("abandoned", "queue_timeout")]
+
+    run_virtual(main())
+
+
+def test_servers_are_those_that_are_named_and_may_be_none() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        batcher.use_only(())
+        (waiting,) = submitted(batcher, [engine_request_of(request("one", 0.0), 5)])
+        assert (batcher.running(), batcher.servers, batcher.queue_length) == ([[]], 0, 1)
+        batcher.use_only({0})
+        await batcher.answered()
+        assert waiting.tokens == 5
+        batcher.use_only({2})
+        assert (batcher.running(), batcher.servers_in_use) == ([[], [], []], {2})
 
     run_virtual(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from unittest.mock import patch
 
 import pytest
 
@@ -50,3 +51,20 @@ def test_a_policy_that_fails_is_given_up_after_three_seconds(
     asked, told = run_virtual(serve())
     assert told == [pytest.approx(given_up_at)]
     assert asked == [pytest.approx(at) for at in (*range(round(given_up_at) + 1), given_up_at)]
+
+
+def test_a_policy_that_waits_for_the_next_event_is_not_asked_at_an_instant_named_before() -> None:
+    """Nor is the event loop given an instant at infinity."""
+
+    async def serve() -> list[float]:
+        loop = asyncio.get_running_loop()
+        deadlines = iter([5.0, math.inf])  # a third question would be an error
+        decisions = DecisionLoop(lambda: next(deadlines), lambda: "mine")
+        with patch.object(loop, "call_at", wraps=loop.call_at) as timers:
+            decisions.ask()
+            decisions.ask()
+        await asyncio.sleep(10)
+        assert decisions.failing is None
+        return [timer.args[0] for timer in timers.call_args_list]
+
+    assert run_virtual(serve()) == [5.0]

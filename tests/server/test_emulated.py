@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -154,6 +157,60 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
         assert (len(before.tokens), len(after.tokens)) == (20, 5 if end == "start" else 0)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("end", ["stop", "start"])
+def test_who_listened_to_an_engine_that_stopped_is_held_no_longer(end: str) -> None:
+    async def main() -> None:
+        engine, listener = EmulatedEngine(LAW), Listener()
+        await engine.start()
+        (stream,) = engine.dispatch(
+            0, [engine_request_of(request("a", 70), 70)], padded=False, joining=True
+        )
+        stream.listener, held = listener, weakref.ref(listener)
+        await asyncio.sleep(0.0205)
+        del stream, listener
+        gc.collect()
+        assert held() is not None, "it is served"
+        await getattr(engine, end)()
+        gc.collect()
+        assert held() is None
+
+    run_virtual(main())
+
+
+def test_lengths_follow_from_the_seed_alone() -> None:
+    """Not from what the servers draw meanwhile: laws are compared on the same answers."""
+
+    async def lengths(law: LatencyModel, seed: int) -> list[int]:
+        engine, made = EmulatedEngine(law, seed=seed, mean_output_tokens=20.0), []
+        await engine.start()
+        for number in range(20):
+            listener = Listener()
+            (stream,) = engine.dispatch(
+                0,
+                [engine_request_of(request(str(number), 1000), None)],
+                padded=False,
+                joining=False,
+            )
+            stream.listener = listener
+            await asyncio.sleep(10.0)
+            made.append(len(listener.tokens))
+        return made
+
+    of_a_steady_one = run_virtual(lengths(LAW, 3))
+    assert run_virtual(lengths(dataclasses.replace(LAW, cv=0.3), 3)) == of_a_steady_one
+    assert run_virtual(lengths(LAW, 4)) != of_a_steady_one
+
+
+def test_what_an_engine_has_that_nobody_bounds() -> None:
+    capabilities = run_virtual(EmulatedEngine(LAW).start())
+    assert (
+        capabilities.max_model_len,
+        capabilities.max_num_seqs,
+        capabilities.max_num_batched_tokens,
+        capabilities.kv_cache_tokens,
+    ) == (2048, 64, 131072, 131072)
 
 
 def test_a_token_is_the_word_of_its_number() -> None:

@@ -348,6 +348,22 @@ def test_an_engine_that_makes_no_tokens_is_replaced() -> None:
     run_virtual(main())
 
 
+def test_an_engine_that_takes_long_to_come_back_is_not_stuck() -> None:
+    async def main() -> None:
+        engine = MortalEngine(parse_law(LAW), start_takes=20.0)
+        supervision = SupervisionSettings(stuck_timeout=5.0)
+        async with faulty("single", engine, supervision=supervision) as (app, gateway, _, _):
+            made = ask(app, 30)
+            await asyncio.sleep(0.01)
+            engine.kill()
+            await asyncio.sleep(19.0)
+            assert (gateway.lifecycle.stuck, gateway.supervisor.last_loss) == (None, "killed")
+            await made.task
+            assert (text_of(made), engine.life) == (words(30), 2)
+
+    run_virtual(main())
+
+
 def test_waiting_on_purpose_is_not_standing_still() -> None:
     """`fixed` waits for batch mates for as long as it takes."""
 

@@ -67,6 +67,21 @@ def test_records_are_in_the_file_once_the_gateway_has_flushed(tmp_path: Path) ->
     run_virtual(serve())
 
 
+@pytest.mark.parametrize("end", ["a drain", "the end of the gateway"])
+def test_records_are_in_the_file_after(end: str, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+
+    async def serve() -> None:
+        async with running(record_file=path) as (app, _):
+            assert (await call(app, "POST", "/v1/completions", prompt(3))).status == 200
+            if end == "a drain":
+                assert (await call(app, "POST", "/admin/drain")).json() == {"drained": True}
+                assert len(read_run(path)[1]) == 1
+        assert len(read_run(path)[1]) == 1
+
+    run_virtual(serve())
+
+
 def test_an_engine_that_came_up_again_is_told_to_the_process_once() -> None:
     """It gives memory back then."""
 

@@ -486,6 +486,22 @@ def test_another_number_of_servers_begins_an_epoch() -> None:
     play(test, stubs=2)
 
 
+def test_a_server_that_is_not_there_at_the_start_gets_no_call_until_it_is() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        async with before(one, of=(one, other)) as kendall:
+            assert kendall.gateway.batcher.servers == 1
+            calls = [kendall.call(PROMPT) for _ in range(4)]
+            await asyncio.gather(*(call.task for call in calls))
+            assert [call.status for call in calls] == [200] * 4
+            assert {record.server_id for record in kendall.records} == {0}
+            assert [record.interruptions for record in kendall.records] == [0] * 4
+            await other.up()
+            await asyncio.sleep(12)
+            assert kendall.gateway.batcher.servers == 2
+
+    play(test, stubs=2)
+
+
 def test_an_answer_that_comes_whole_after_minutes_is_no_stuck_engine() -> None:
     """Of a whole answer nothing is seen until it comes; --stuck-timeout is 60 s."""
 

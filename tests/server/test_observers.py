@@ -36,3 +36,19 @@ def test_a_fault_of_one_is_told_and_the_others_hear_the_event(
     assert [record.message for record in caplog.records] == [
         "Mock failed; it stays active, and further failures of it are not logged",
     ]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_one_that_is_added_hears_an_event_last_unless_it_is_to_hear_it_first(event: str) -> None:
+    heard: list[str] = []
+
+    def noting(name: str) -> Mock:
+        observer = Mock()
+        getattr(observer, event).side_effect = lambda *_: heard.append(name)
+        return observer
+
+    observers = Observers([noting("a"), noting("b")])
+    observers.add(noting("last"))
+    observers.add(noting("first"), first=True)
+    getattr(observers, event)(*EVENTS[event])
+    assert heard == ["first", "a", "b", "last"]

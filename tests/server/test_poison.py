@@ -16,6 +16,7 @@ from server.engines.base import EngineRequest, TokenStream
 from server.queue.poison import LOOK, REFUSED_FOR, TRIAL_TOKENS
 from server.queue.proof import LIMIT
 from server.supervision.restarts import RestartBudget
+from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.counts import tell
 from tests.server.mortal import MortalEngine, faulty, words
@@ -63,6 +64,22 @@ class Poisoned(MortalEngine):
     def _poisoned(self, life: int) -> None:
         if self.life == life:
             self.kill("poison")
+
+
+class Mute(Poisoned):
+    """Makes no token of the gateway's own request."""
+
+    def dispatch(
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
+    ) -> list[TokenStream]:
+        if requests[0].request.id.startswith("proof"):
+            return [TokenStream(requests[0].request.id)]
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
 
 def ask(app: Any, prompt: list[int], tokens: int = 40, **fields: Any) -> Call:
@@ -355,19 +372,6 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
     nothing back, and serves all the same.
     """
 
-    class Mute(Poisoned):
-        def dispatch(
-            self,
-            server_id: int,
-            requests: Sequence[EngineRequest],
-            *,
-            padded: bool,
-            joining: bool,
-        ) -> list[TokenStream]:
-            if requests[0].request.id.startswith("proof"):
-                return [TokenStream(requests[0].request.id)]
-            return super().dispatch(server_id, requests, padded=padded, joining=joining)
-
     async def main() -> None:
         async with faulty("single", Mute(parse_law(LAW))) as (app, gateway, engine, _):
             poison = ask(app, [MARK])
@@ -392,6 +396,27 @@ def test_after_a_conviction_the_next_engine_proves_itself_before_the_queue_goes_
             await served
             assert later.status == 200
             assert not gateway.batcher.recovery.trials.explained, "an answer to a client is as good"
+
+    run_virtual(main())
+
+
+def test_an_answer_that_waits_for_a_proof_is_not_stuck() -> None:
+    """The proof may take longer than --stuck-timeout."""
+
+    async def main() -> None:
+        supervision, engine = SupervisionSettings(stuck_timeout=5.0), Mute(parse_law(LAW))
+        async with faulty(BATCHED[-1], engine, supervision=supervision) as (app, gateway, _, _):
+            innocent, poison = ask(app, [5], 200), ask(app, [MARK])
+            await poison.task
+            assert poison.json()["error"]["code"] == "engine_killed"
+            convicted_in = engine.life
+            while not gateway.batcher.recovery.trials.proving:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert gateway.batcher.in_service == 1
+            await asyncio.sleep(0.9 * LIMIT)
+            assert gateway.lifecycle.stuck is None
+            await innocent.task
+            assert (text_of(innocent), engine.life) == (words(200), convicted_in + 1)
 
     run_virtual(main())
 

@@ -14,7 +14,9 @@ from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
 from server.settings import Settings
+from tests.virtual_time import run_virtual
 
+GIVEN = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3")
 OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
 
 
@@ -112,11 +114,30 @@ def test_one_that_cannot_be_renamed_is_said(
     assert "cannot rename it: [Errno 13] Permission denied" in caplog.text
 
 
+def test_a_gateway_that_ends_has_saved_its_law_and_the_next_one_begins_with_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state"
+    settings = Settings(
+        model="tiny", served_model_name="tiny", prediction_interval=0, state_file=path
+    )
+
+    async def main() -> None:
+        for law in (GIVEN, None):
+            gateway = Gateway(settings, EmulatedEngine(GIVEN), law)
+            await gateway.start()
+            assert path.exists() is (law is None)
+            assert gateway.latency.law == GIVEN
+            await gateway.stop()
+
+    run_virtual(main())
+
+
 def test_a_restored_law_never_replaces_one_that_is_there() -> None:
-    given, kept = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3"), "k1=5e-3,k2=0,k3=0,k4=1e-3"
+    kept = "k1=5e-3,k2=0,k3=0,k4=1e-3"
     settings = Settings(model="tiny", served_model_name="tiny")
-    engine = EmulatedEngine(given)
-    profile = Profile(name="tiny", law=given)
+    engine = EmulatedEngine(GIVEN)
+    profile = Profile(name="tiny", law=GIVEN)
     gateway = Gateway(settings, engine, None)
     gateway.latency.restore(None, None)
     assert gateway.latency.law is None
@@ -127,6 +148,6 @@ def test_a_restored_law_never_replaces_one_that_is_there() -> None:
     assert gateway.latency.profile is None
     other = Gateway(settings, engine, None)
     other.latency.restore(profile.to_dict(), kept)
-    assert (other.latency.law, other.latency.profile) == (given, profile), (
+    assert (other.latency.law, other.latency.profile) == (GIVEN, profile), (
         "the profile says more than the text"
     )

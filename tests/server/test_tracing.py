@@ -297,6 +297,15 @@ def test_nothing_is_traced_without_an_endpoint() -> None:
     assert Settings(model="tiny", served_model_name="tiny").otlp_traces_endpoint is None
 
 
+def test_the_last_spans_have_been_sent_when_the_gateway_has_ended(receiver: Receiver) -> None:
+    async def serve() -> None:
+        async with running(otlp_traces_endpoint=receiver.url) as (app, _):
+            assert (await call(app, "POST", COMPLETIONS, body(2))).status == 200
+
+    asyncio.run(serve())
+    assert sorted(span.name for span in receiver.spans)[:3] == ["batch", "queue", "service"]
+
+
 def test_a_receiver_that_is_not_there_harms_no_call(caplog: pytest.LogCaptureFixture) -> None:
     async def serve() -> int | None:
         async with running(otlp_traces_endpoint="http://127.0.0.1:9/v1/traces") as (app, _):

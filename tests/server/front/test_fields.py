@@ -5,8 +5,11 @@ sampling parameters.
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -39,6 +42,8 @@ from server.queue.continuing import resumable, way_to_continue
 from server.runtime.errors import ApiError
 from server.settings import Settings
 from tests.server.front.fake import DELTA, Client, FakeServing, Params, ServedEngine
+from tests.server.mortal import faulty
+from tests.virtual_time import run_virtual
 
 SETTINGS = Settings(model="tiny", served_model_name="tiny")
 PLAIN = Params()
@@ -435,6 +440,35 @@ def test_serving_objects_are_built_once_for_one_client_even_if_two_ask() -> None
         assert built == [1, 1]
 
     asyncio.run(main())
+
+
+def test_what_was_built_on_an_engine_goes_with_it() -> None:
+    """It holds parts of the engine: with the lost one, and with the last one at the end."""
+    built: list[weakref.ref[FakeServing]] = []
+
+    async def build(client: Client) -> FakeServing:
+        made = FakeServing()
+        built.append(weakref.ref(made))
+        return made
+
+    def held() -> list[bool]:
+        gc.collect()
+        return [each() is not None for each in built]
+
+    async def main() -> None:
+        engine = ServedEngine()
+        with patch("server.gateway.desk_of", lambda *given: Desk(*given, build)):
+            async with faulty(engine=engine) as (_, gateway, _, _):
+                assert gateway.desk is not None
+                assert held() == [True]
+                engine.kill()
+                assert held() == [False]
+                await asyncio.sleep(5.0)
+                await gateway.desk.serving()
+                assert held() == [False, True]
+            assert held() == [False, False]
+
+    run_virtual(main())
 
 
 def test_a_parser_that_vllm_does_not_have_ends_the_start_in_one_line() -> None:

@@ -14,7 +14,7 @@ from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import call
 from tests.server.mortal import words
 from tests.server.replicas.pooled import Pooled, pooled
-from tests.server.test_poison import MARK, Poisoned
+from tests.server.test_poison import MARK, Mute, Poisoned
 from tests.virtual_time import run_virtual
 
 Test = Callable[[Pooled], Awaitable[None]]
@@ -258,6 +258,28 @@ def test_losses_by_requests_that_kill_do_not_count_against_any_server() -> None:
 
     supervision = SupervisionSettings(max_restarts=3, stuck_timeout=0)
     play(test, policy="single", engine=Poisoned, supervision=supervision)
+
+
+def test_an_answer_gives_back_the_losses_of_a_request_that_kills_where_a_proof_has_failed() -> None:
+    """One restart is allowed of each."""
+
+    async def test(pool: Pooled) -> None:
+        killer = pool.ask(20, prompt=[MARK])
+        await killer.task
+        assert killer.json()["error"]["code"] == "engine_killed"
+        await asyncio.sleep(20.0)
+        assert await pool.states() == {0: "serving", 1: "serving"}
+        answered = [pool.ask(20, number) for number in range(2)]
+        await asyncio.gather(*(made.task for made in answered))
+        assert {record.server_id for record in pool.records[1:]} == {0, 1}
+        for server_id in (0, 1):
+            pool.engines[server_id].kill()
+            assert (await pool.states())[server_id] == "restarting"
+            await asyncio.sleep(5.0)
+        assert await pool.states() == {0: "serving", 1: "serving"}
+
+    supervision = SupervisionSettings(max_restarts=1, stuck_timeout=0)
+    play(test, policy="single", engine=Mute, supervision=supervision)
 
 
 def test_prompts_are_read_by_a_replica_that_serves() -> None:
