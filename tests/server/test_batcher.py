@@ -474,9 +474,7 @@ def test_a_policy_is_asked_when_the_queue_opens_again() -> None:
     run_virtual(main())
 
 
-def test_who_waits_has_a_timer_where_its_patience_ends() -> None:
-    """uvloop takes none at infinity."""
-
+def test_who_waits_has_a_timer_only_where_its_patience_ends() -> None:
     async def main() -> None:
         engine, loop = EmulatedEngine(LAW), asyncio.get_running_loop()
         batcher = Batcher(engine, await engine.start(), Single())

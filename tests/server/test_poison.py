@@ -413,7 +413,7 @@ def test_an_answer_that_waits_for_a_proof_is_not_stuck() -> None:
             while not gateway.batcher.recovery.trials.proving:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             assert gateway.batcher.in_service == 1
-            await asyncio.sleep(0.9 * LIMIT)
+            await asyncio.sleep(0.7 * LIMIT)
             assert gateway.lifecycle.stuck is None
             await innocent.task
             assert (text_of(innocent), engine.life) == (words(200), convicted_in + 1)
