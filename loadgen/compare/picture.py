@@ -88,10 +88,10 @@ def _panel(axis: Axes, group: Sequence[Comparison], *, all_pale: bool) -> None:
     for index, comparison in enumerate(group):
         # the legend shows full colours
         _draw_marks(axis, index, comparison, named=all_pale or not comparison.too_short)
-    stars = ["\n(sojourn)" if comparison.compared == "sojourn_time" else "" for comparison in group]
     names = [
-        comparison.policy.partition(":")[0] + star
-        for comparison, star in zip(group, stars, strict=True)
+        comparison.policy.partition(":")[0]
+        + ("\n(sojourn)" if comparison.compared == "sojourn_time" else "")
+        for comparison in group
     ]
     axis.set_xticks(range(len(group)), names, fontsize=9)
     axis.set_xlim(-0.5, len(group) - 0.5)

@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 def end_with(parent: int) -> None:
     """Ask for SIGTERM when the parent dies; exit now where it is dead already."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
 

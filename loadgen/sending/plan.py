@@ -53,8 +53,8 @@ class LoadPlan:
     header: Mapping[str, Any]  # how the timetable was drawn; saved with it
     sending: SendOptions
     # seconds to wait for a server that is not ready; None looks once, 0 not at all
-    ready_timeout: float | None = None
-    lengths_open: bool = False  # drawn lengths are to be met in the way that the server accepts
+    ready_timeout: float | None
+    lengths_open: bool  # drawn lengths are to be met in the way that the server accepts
 
     @property
     def announced(self) -> str | None:

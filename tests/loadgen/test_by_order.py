@@ -8,12 +8,14 @@ import dataclasses
 import io
 import itertools
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from loadgen.compare.by_order import (
     ComparedSample,
@@ -22,13 +24,14 @@ from loadgen.compare.by_order import (
 )
 from loadgen.compare.compare import Comparison, compare, compare_samples
 from loadgen.compare.comparison import OrderResult, Theory
-from loadgen.compare.epoch_sample import EpochSample, predictor_of
+from loadgen.compare.epoch_sample import EpochSample, Instants, predictor_of
+from loadgen.compare.planned import with_asked_predictions
 from loadgen.compare.residual import parts_of, verdict
 from loadgen.compare.theory import replay_arrivals, theory_of
 from loadgen.report.orders import order_heads, order_values, show_orders, tenths_of
 from policies import parse_policy
 from queueing.measurement.record import Record
-from queueing.measurement.recursion import served
+from queueing.measurement.recursion import Served, served
 from queueing.measurement.statistics import batch_means_interval
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction.by_length import ByLength
@@ -309,6 +312,24 @@ def test_predictions_as_asked_explain_nothing() -> None:
     part = found.split.part("predictor")
     assert part.half_width > 0
     assert not part.significant
+
+
+def test_the_doubt_about_asked_predictions_is_that_of_one_more_draw() -> None:
+    """t(n - 1) s sqrt(1 + 1 / n) of the means of five replays, whose delays are made up."""
+    delays = [0.1, 0.14, 0.11, 0.2, 0.17]
+    given = iter(delays)
+
+    def replay(_: object, requests: Sequence[Served], __: object) -> Instants:
+        delay = next(given)
+        return {r.id: (r.arrived_at + delay, r.arrived_at + delay) for r in requests}
+
+    group = EpochSample(served(run("single:order=spjf")), {})
+    told = dataclasses.replace(asked("lognormal:sigma=0.5"), replay=replay)
+    found = with_asked_predictions(group, told, np.zeros(1))
+    assert next(given, None) is None, "five draws"
+    assert found.value == pytest.approx(np.mean(delays))
+    half = stats.t.ppf(0.975, 4) * stats.tstd(delays) * math.sqrt(1 + 1 / 5)
+    assert found.half_width == pytest.approx(half)
 
 
 def test_an_order_that_reads_none_has_no_such_part() -> None:

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +27,10 @@ from loadgen.compare.residual import cause_of
 from loadgen.report.html import ReportData, of_files, of_folder, write_report
 from loadgen.report.html.columns import COLUMNS
 from loadgen.report.html.marks import Panel, hover
-from loadgen.report.html.over_load import curve_of, over_load_figure
+from loadgen.report.html.over_load import BEYOND, curve_of, over_load_figure
 from loadgen.report.html.page import ROOT, page
 from loadgen.report.html.parts import PALE, parts_figure
-from loadgen.report.html.style import columns, rows
+from loadgen.report.html.style import columns, log_axis, rows
 from loadgen.report.html.tables import matrix
 from loadgen.report.html.tails import tails_figure
 from loadgen.report.html.versus import versus_figure
@@ -259,6 +260,61 @@ def test_a_curve_begins_and_ends_where_it_was_solved(data: ReportData) -> None:
         "line",
     )
     assert (line["x"][0], line["x"][-1]) == (0.05, 0.97)
+
+
+def test_the_band_is_open_above_from_where_the_slowest_machine_has_no_steady_state(
+    data: ReportData,
+) -> None:
+    """Up and down again without a slope; the curve is known to a load of 0.97."""
+    (band,) = traces(
+        over_load_figure([cell for cell in data.cells if cell.comparison.policy == "dynamic"]),
+        "band",
+    )
+    up, down = (place for place, y in enumerate(band["y"]) if y == BEYOND)
+    assert band["x"][up - 1] == band["x"][up] == pytest.approx(0.97 / 1.2, abs=0.01)
+    assert band["x"][down] == band["x"][down + 1] == 0.97
+
+
+def test_a_wide_interval_does_not_stretch_the_axes(data: ReportData) -> None:
+    """Three times the mean and three tenths of it beside the prediction, eight times over load;
+    8 % of a decade more.
+    """
+    cell = next(cell for cell in data.cells if cell.comparison.policy == "dynamic")
+    observed = cell.comparison.queueing_delay.observed
+    wide = dataclasses.replace(
+        cell.comparison.queueing_delay,
+        observed=dataclasses.replace(observed, half_width=10 * observed.mean),
+    )
+    cells = [
+        dataclasses.replace(
+            cell, comparison=dataclasses.replace(cell.comparison, queueing_delay=wide)
+        )
+    ]
+    beside, over_load = versus_figure(cells), over_load_figure(cells)
+    assert beside is not None
+    assert over_load is not None
+    low, high = beside["layout"]["xaxis"]["range"]
+    mean = math.log10(observed.mean * 1e3)
+    assert low == pytest.approx(mean + math.log10(0.3) - 0.08)
+    assert high == pytest.approx(mean + math.log10(3) + 0.08)
+    assert over_load["layout"]["yaxis"]["range"][1] == pytest.approx(mean + math.log10(8) + 0.08)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ((1.0, 100.0), "1 2 5 10 20 50 100"),
+        ((1.0, 120.0), "1 10 100"),
+        ((0.3, math.inf, 0.0, -2.0, 0.6), "0.5"),
+        ((), "1 2 5 10"),
+    ],
+)
+def test_a_logarithmic_axis_is_labelled_within_decades_where_they_are_few(
+    values: Sequence[float], labels: str
+) -> None:
+    found = log_axis(values)
+    assert " ".join(found["ticktext"]) == labels
+    assert found["tickvals"] == pytest.approx([float(label) for label in labels.split()])
 
 
 def test_every_number_of_the_csv_is_the_comparisons(data: ReportData) -> None:

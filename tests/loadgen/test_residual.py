@@ -348,8 +348,8 @@ def test_what_a_part_means_is_said_with_its_sign_and_size() -> None:
 
     slower = judged(1.5, 0.01, Part("speed", 0.3, 0.01))
     assert verdict(slower).text == "machine slower than calibrated by 20 %"
-    faster = dataclasses.replace(slower, speed=Speed(0.7, 0.3, 5000))
-    assert verdict(faster).text == "machine faster than calibrated by 30 %"
+    faster = dataclasses.replace(slower, speed=Speed(0.3, 0.3, 5000))
+    assert verdict(faster).text == "machine faster than calibrated by 70 %"
     assert said("scatter", 0.3) == "service times scatter more than calibrated (cv 0.30, 0.10)"
     assert said("scatter", 0.3, -1) == "service times scatter less than calibrated (cv 0.30, 0.10)"
     assert said("theory", 0.3) == "approximation off by 20 %"  # 0.3 of the observed 1.5

@@ -202,6 +202,16 @@ def test_so_many_streams_fit_as_files_are_left(
         raise_file_limit(fit + 1)
 
 
+def test_streams_are_a_million_where_the_system_has_no_limit_or_names_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: endless)
+    assert raise_file_limit() == 1_048_576 - SPARE
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert raise_file_limit() == 1_048_576
+
+
 def test_the_folders_of_a_run_file_are_made(tmp_path: Path) -> None:
     for _ in range(2):
         with RunWriter(tmp_path / "new" / "folder" / "run.jsonl", Header(writer="load")) as writer:

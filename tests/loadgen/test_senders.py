@@ -23,7 +23,7 @@ from loadgen.sending.job import ClosedLoop, Job, row_of
 from loadgen.sending.run import LoadResult, RunOutput, SendOptions, run_load
 from loadgen.sending.senders import shares
 from queueing.arrivals.timetable import Timetable, draw_prompts
-from queueing.measurement.record import read_run
+from queueing.measurement.record import Header, read_run
 from tests.eventually import eventually
 from tests.loadgen import fake_server
 from tests.loadgen.fake_server import FakeServer, serving
@@ -182,6 +182,30 @@ def test_an_interrupt_ends_all_senders_and_keeps_the_records() -> None:
     assert 20 <= len(result.records) < 500
     assert {r.sender_id for r in result.records} == {0, 1}
     assert result.missing == ()
+
+
+def test_an_interrupt_before_the_first_request_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The senders are there, and were not told to begin."""
+    ready: list[loadgen.sending.senders.Sender] = []
+    start = loadgen.sending.senders.Sender.start
+
+    async def held(sender: loadgen.sending.senders.Sender, header: Header) -> None:
+        await start(sender, header)
+        ready.append(sender)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(loadgen.sending.senders.Sender, "start", held)
+
+    async def main() -> LoadResult:
+        async with serving() as server:
+            sending = asyncio.create_task(send(server, 2))
+            await eventually(lambda: len(ready) == 2)
+            sending.cancel()
+            return await sending
+
+    result = asyncio.run(main())
+    assert result.interrupted
+    assert (result.records, result.missing) == ([], ())
 
 
 def test_the_parents_death_ends_the_senders_and_leaves_their_files(tmp_path: Path) -> None:

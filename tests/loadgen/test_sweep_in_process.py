@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import os
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from loadgen.gateway.gateway_process import GatewayError, GatewayLostError
+from loadgen.measures.stability import Growth, Watch
 from loadgen.sending.operating_system import pin_to_gateway_cpus
+from loadgen.sending.run import lateness
 from loadgen.sweep import cell as cell_module
 from loadgen.sweep import gateway as gateway_module
 from loadgen.sweep import rig as rig_module
@@ -226,6 +229,53 @@ def test_a_sweep_that_is_done_is_not_measured_again(
     assert first["comparisons"][0]["bracketing_speeds"] == [1.0, 1.0]
     profile = json.loads((tmp_path / "sweep" / "profile.json").read_text())
     assert profile["note"] == "given by --latency, not measured here"
+
+
+def test_a_cell_whose_sweep_was_killed_is_kept_as_partial_and_measured_again(
+    tmp_path: Path,
+) -> None:
+    """The journal ends where the second cell was begun; the gateway has all of its records."""
+    fake = FakeGateway(tmp_path)
+    about: dict[str, Any] = {"request_rates": (60.0,), "bracket": 0.0, "latency": str(LAW)}
+    file = tmp_path / "sweep" / "journal.jsonl"
+
+    async def sessions() -> list[int]:
+        async with serving(fake):
+            wanted = plan(fake.url, **about)
+            first = await run_session(wanted, tmp_path / "sweep", 0, [], json=True)
+            lines = file.read_bytes().splitlines(keepends=True)
+            begun = max(place for place, line in enumerate(lines) if b'"started"' in line)
+            file.write_bytes(b"".join(lines[: begun + 1]))
+            return [first, await run_session(wanted, tmp_path / "sweep", 0, [], json=True)]
+
+    assert asyncio.run(sessions()) == [0, 0]
+    assert [event for event, _ in journal(tmp_path)] == [
+        *("sweep", "calibrated", "planned", "started", "done", "started"),
+        *("sweep", "cut", "started", "done", "finished"),
+    ]
+    _, cut, started, done, _ = journal(tmp_path)[-5:]
+    assert cut == ("cut", {"cell": "dynamic_rate60", "reason": "the sweep was killed"})
+    assert started == ("started", {"cell": "dynamic_rate60", "attempt": 2, "epoch": 3})
+    assert done[1]["cell"] == "dynamic_rate60"
+    _, kept = read_run(tmp_path / "sweep" / "cells" / "dynamic_rate60.partial-1.gateway.jsonl")
+    assert {record.epoch for record in kept} == {2}
+    assert len(kept) == 9
+
+
+def test_a_cell_keeps_how_its_queue_grew_and_how_late_it_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Growth(share=0.01, half_width=0.02, t=1.0, number=3, seconds=9.0, arrivals=9.0)
+    monkeypatch.setattr(Watch, "so_far", lambda _: found)
+    status, _ = swept(
+        tmp_path, policies=("dynamic",), request_rates=(60.0,), bracket=0.0, latency=str(LAW)
+    )
+    assert status == 0
+    (cell,) = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["cells"]
+    assert cell["growth"] == dataclasses.asdict(found)
+    _, sent = read_run(tmp_path / "sweep" / "cells" / "dynamic_rate60.load.jsonl")
+    late = lateness(sent)
+    assert cell["lateness"] == pytest.approx({"mean": late.mean, "p99": late.p99})
 
 
 def test_a_cell_without_a_completed_request_has_failed(

@@ -518,6 +518,31 @@ def test_a_gateway_that_a_killed_sweep_left_behind_is_ended_and_no_other_process
         assert process.wait(60) == (-signal.SIGKILL if own else 0)
 
 
+LEAVING = """
+import subprocess, sys
+code = "import signal; signal.alarm(120); signal.pause()"
+print(subprocess.Popen([sys.executable, "-c", code]).pid)
+"""
+
+
+def test_an_engine_that_a_gateway_left_behind_is_ended_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(GatewayProcess, "module", "leaving")
+
+    async def engine() -> int:
+        async with GatewayProcess([], 1, tmp_path / "log") as gateway:
+            await gateway.finished()
+            left = int(gateway.log())
+            assert is_alive(left)
+        return left
+
+    left = asyncio.run(engine())
+    eventually_here(lambda: not is_alive(left))
+
+
 @pytest.mark.parametrize("text", ["", "no number", "999999999"])
 def test_a_damaged_note_of_a_gateway_ends_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "gateway.pid").write_text(text)

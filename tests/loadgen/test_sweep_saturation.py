@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,10 @@ def test_narrow_tolerances_take_longer_probes() -> None:
     one = model("single")
     cv2 = one.output_tokens.moment(2) / one.output_tokens.mean**2 - 1
     assert probe_requests(one, 1.0, 0.04) == pytest.approx((3.5 / 0.02) ** 2 * cv2, abs=1)
+    scattered = dataclasses.replace(one, law=dataclasses.replace(one.law, cv=0.6))
+    assert probe_requests(scattered, 1.0, 0.04) == pytest.approx(
+        (3.5 / 0.02) ** 2 * (cv2 + 0.36), abs=1
+    )
 
 
 @pytest.mark.slow
