@@ -276,6 +276,7 @@ def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
         (symmetric(10.5, 1.0, 20.0), 60.0, 10.0),
         (symmetric(10.5, 1.0, 20.0), 299.0, 10.5),  # widened by 5 % a minute it is no sharper
         (symmetric(10.5, 4.0, 20.0), 299.0, 10.0),
+        (symmetric(10.5, 4.0, 20.0), 300.0, 10.0),
         (symmetric(10.5, 4.0, 20.0), 301.0, 10.5),
         (symmetric(12.0, 1.0, 20.0), 60.0, 12.0),  # 11 to 13 against 9.5 to 10.5
         (symmetric(8.0, 1.0, 20.0), 60.0, 8.0),

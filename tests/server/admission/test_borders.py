@@ -773,3 +773,39 @@ def test_places_are_told_once_a_second_to_those_who_listen() -> None:
             assert len(told) == 4
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(("policy", "every"), [("single", True), ("single:order=spjf", False)])
+def test_under_an_order_of_service_the_first_hundred_are_told_their_waits(
+    policy: str, every: bool
+) -> None:
+    """And nobody looks at the queue once nobody listens."""
+    looks = 0
+
+    class Queue:
+        @property
+        def waiting(self) -> list[Waiting]:
+            nonlocal looks
+            looks += 1
+            return [
+                Waiting(Request(id=str(i), arrived_at=0.0, prompt_tokens=1, max_output_tokens=1))
+                for i in range(102)
+            ]
+
+    async def main() -> None:
+        queue: Any = Queue()
+        queue.policy = parse_policy(policy)
+        told: list[tuple[int, float | None]] = []
+        gateway: Any = SimpleNamespace(batcher=queue)
+        known: Any = SimpleNamespace(wait=lambda *_, **__: Wait(1.0))
+        places = Places(gateway, known)
+        for name in ("99", "100"):
+            places.listen(name, lambda place, wait: told.append((place, wait)))
+        await asyncio.sleep(1.5)
+        assert told == [(99, 1.0), (100, 1.0 if every else None)]
+        for name in ("99", "100"):
+            places.forget(name)
+        await asyncio.sleep(5.0)
+        assert looks == 1
+
+    run_virtual(main())
