@@ -111,6 +111,12 @@ def test_the_share_by_hand() -> None:
         assert waits_beside_free_slots(slow, 2) == pytest.approx((3 - lag) / 10)
 
 
+@pytest.mark.parametrize(("begun", "holds"), [(1.201, True), (1.203, False)])
+def test_a_fiftieth_of_the_time_is_negligible(begun: float, holds: bool) -> None:
+    """Of ten seconds, from two milliseconds after the arrival on."""
+    assert judged(rows((0, 0, 6), (1, begun, 7)), 2).holds is holds
+
+
 def test_those_still_in_service_take_their_slots() -> None:
     seen = rows((1, 4, 7))
     still = changed(seen, in_service=((0.5, 3), (0.6, 4)))

@@ -265,6 +265,10 @@ def test_predictions_that_came_false_count_as_they_came() -> None:
         waits.on_record(record(predicted=4.0, tokens=8))
     waits.on_record(record(predicted=4.0, tokens=100, outcome="cancelled"))
     assert waits.wait(0, joining=0, request=request(3)).mean == 8.0  # type: ignore[union-attr]
+    beyond, _ = asked("single:order=spjf", running=[(4, 0)], waiting=[3])
+    for _ in range(40):
+        beyond.on_record(record(predicted=400.0, tokens=200))  # as long as its limit lets it be
+    assert beyond.wait(0, joining=0, request=request(3)).mean == 4.0  # type: ignore[union-attr]
     unpredicted, _ = asked("single:order=spjf", running=[(4, 0)], waiting=[3])
     for _ in range(40):
         unpredicted.on_record(record(predicted=None, tokens=50))
