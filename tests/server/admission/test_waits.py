@@ -249,7 +249,7 @@ def test_a_ratio_counts_from_the_next_bound_on(delay: float, bound: str) -> None
 
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing;
-    one neither told nor waited 1 ms.
+    one neither told nor waited 1 ms; one was told and waited 1 ms, and no more.
     """
     found, gateway = waits(policy="capped:max_batch_size=2")
     found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, estimate=0.2))
@@ -259,6 +259,9 @@ def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     )
     found.on_dispatch(
         batch("capped:max_batch_size=2", 5.0, size=1, arrived_at=4.5, estimate=0.0005)
+    )
+    found.on_dispatch(
+        batch("capped:max_batch_size=2", 0.001, size=1, arrived_at=0.0, estimate=0.001)
     )
     assert gateway.counted("kendall_wait_predicted_seconds_total") == pytest.approx(0.4005)
     assert gateway.counted("kendall_wait_observed_seconds_total") == pytest.approx(1.1)
