@@ -50,6 +50,7 @@ def test_a_wait_is_certain_below_a_relative_spread_and_never_over_before_it_bega
     uncertain = Wait(mean, 1.01e-9 * mean**2)
     assert not uncertain.certain
     assert [each.within(-1e-3) for each in (uncertain, Wait(mean), Wait(0.0))] == [0.0] * 3
+    assert (Wait(0.0).within(0.0), Wait(mean).within(mean)) == (1.0, 1.0)
 
 
 def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
@@ -128,6 +129,7 @@ def test_company_is_waited_for_beside_the_server() -> None:
     assert one.mean == pytest.approx(1.5, rel=1e-3)
     assert one.within(one.quantile(0.9)) == pytest.approx(0.9)
     assert Together(Wait(1.0), BatchFormation(9, 0.001, 0.3)).quantile(1.0) == pytest.approx(1.0)
+    assert BatchFormation(9, 0.001, 0.3).within(0.3) == 1.0
     assert Together(Wait(0.0), BatchFormation(1, 0.0, math.inf)).mean == math.inf
 
 
