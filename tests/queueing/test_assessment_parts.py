@@ -190,6 +190,8 @@ def arriving(gaps: list[float], silence: float) -> Snapshot:
         # twenty mean gaps
         ([1.0] * 9, 19.9, False),
         ([1.0] * 9, 20.1, True),
+        ([0.25] * 9, 4.9, False),
+        ([0.25] * 9, 5.1, True),
         # three times the longest
         ([1.0] * 100 + [50.0], 149.0, False),
         ([1.0] * 100 + [50.0], 151.0, True),

@@ -68,6 +68,10 @@ def test_arrivals_meet_who_is_there_and_those_of_before_count() -> None:
     met, _, number = _number_in_system(replace(seen, sequences=np.array([1.0, 3.0, 1.0])))
     assert met.tolist() == [2, 2, 3]
     assert number.tolist() == [2, 3, 2, 5, 4, 3, 4, 3, 3]
+    last = replace(seen, now=15.0, arrivals=np.array([11.0, 13.0, 15.0]), lost_at=np.empty(0))
+    assert _number_in_system(last)[0].tolist() == [2, 2, 1], "who leaves then is gone already"
+    later = replace(seen, start=12.0, arrivals=arrivals[1:])
+    assert _number_in_system(later)[0].tolist() == [2, 1], "and was not there who left then"
 
 
 def test_an_open_loop_is_judged_by_what_arrivals_meet_against_the_time_average() -> None:

@@ -180,6 +180,8 @@ def test_a_change_is_judged_after_a_minute_by_200_requests_of_a_settled_queue_or
         (symmetric(13.4, 1.3, 500.0), "rollback"),  # by 29 %
         (symmetric(13.6, 1.3, 500.0), "kept"),  # by 31 %, and the intervals part: 12.3 and 11
         (symmetric(13.6, 2.7, 500.0), "rollback"),  # they meet
+        (symmetric(13.6, 2.6, 500.0), "rollback"),  # at 11 alone
+        (symmetric(7.0, 2.0, 500.0), "rollback"),  # at 9
         (symmetric(7.5, 0.5, 500.0), "rollback"),
         (symmetric(7.3, 0.5, 500.0), "kept"),
     ],
@@ -276,10 +278,13 @@ def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
         (symmetric(10.5, 1.0, 20.0), 60.0, 10.0),
         (symmetric(10.5, 1.0, 20.0), 299.0, 10.5),  # widened by 5 % a minute it is no sharper
         (symmetric(10.5, 4.0, 20.0), 299.0, 10.0),
+        (symmetric(10.5, 4.0, 20.0), 300.0, 10.0),
         (symmetric(10.5, 4.0, 20.0), 301.0, 10.5),
         (symmetric(12.0, 1.0, 20.0), 60.0, 12.0),  # 11 to 13 against 9.5 to 10.5
         (symmetric(8.0, 1.0, 20.0), 60.0, 8.0),
         (symmetric(10.5, 0.05, 20.0), 0.0, 10.5),
+        (symmetric(9.4, 0.5, 20.0), 0.0, 10.0),  # they meet at 9.9 alone, and at 10.1
+        (symmetric(10.6, 0.5, 20.0), 0.0, 10.0),
         (UNKNOWN, 60.0, 10.0),
         (symmetric(0.0, 1.0, 20.0), 60.0, 10.0),
     ],

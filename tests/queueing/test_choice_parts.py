@@ -13,7 +13,14 @@ import pytest
 
 from policies import parse_policy
 from policies.text import SpecError
-from queueing.control.advice.searches import SHOWN, _at_a_limit, _limited, _thinned, measure_of
+from queueing.control.advice.searches import (
+    SHOWN,
+    _at_a_limit,
+    _limited,
+    _thinned,
+    measure_of,
+    search,
+)
 from queueing.control.advice.sentence import sentence, setting_text
 from queueing.control.advice.what_if import usual_token_limits
 from queueing.distributions.token_distribution import parse_distribution
@@ -387,6 +394,16 @@ def operating_point(**about: Any) -> OperatingPoint:
             | about
         )
     )
+
+
+@pytest.mark.parametrize(("load", "servers"), [(15.5, 16), (16.5, None)])
+def test_sixteen_servers_are_the_most_that_are_advised(load: float, servers: int | None) -> None:
+    current = Setting(policy="single")
+    rate = load * operating_point().model(current).largest_stable_rate
+    busy = operating_point(estimates=seen(0.0, current, rate).estimates)
+    goal = Objective(name="slo", slo=parse_slo("mean_queueing_delay=1h"))
+    found = search(busy, current, goal, "servers").setting
+    assert (None if found is None else found.servers) == servers
 
 
 def test_what_the_choices_of_a_target_are_compared_by() -> None:

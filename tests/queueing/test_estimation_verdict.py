@@ -218,6 +218,15 @@ def test_just_so_far_apart_as_is_beyond_chance_is_no_disagreement_yet() -> None:
         assert _verdict(symmetric(observed, 0.5, 500.0), predicted, ENOUGH, HOLDS) == verdict
 
 
+def test_just_as_wide_or_as_far_apart_as_may_be_agrees() -> None:
+    """A quarter of the predicted second, and a millisecond, to the last bit."""
+    predicted, nobody = symmetric(1.0, 0.0, 500.0), symmetric(0.0, 0.0, 500.0)
+    for observed in (1.0, 1.25, 0.75):
+        assert _verdict(symmetric(observed, 0.25, 500.0), predicted, ENOUGH, HOLDS) == "agree"
+    assert _verdict(symmetric(0.001, 0.0, 500.0), nobody, ENOUGH, FAILS) == "agree"
+    assert _verdict(symmetric(0.0, 0.001, 500.0), nobody, ENOUGH, HOLDS) == "agree"
+
+
 def test_what_no_mean_can_change() -> None:
     same, unstable = symmetric(0.2, 0.0, 500.0), FAILS | {"stable_queue": False}
     assert _verdict(same, same, ENOUGH, unstable) == "disagree"

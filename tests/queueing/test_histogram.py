@@ -60,9 +60,10 @@ def test_too_few_delays_are_no_histogram() -> None:
 
 
 def test_those_who_never_wait_are_one_class() -> None:
+    """Of a width as if the longest had waited for 0.1 ms."""
     found = beside(np.zeros(50), np.zeros(500))
     assert found is not None
-    assert (found["observed"][0], found["predicted"][0]) == (1.0, 1.0)
+    assert (found["width"], found["observed"][0], found["predicted"][0]) == (5e-6, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

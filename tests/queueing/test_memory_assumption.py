@@ -8,7 +8,6 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Limits, assess
 from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.memory_assumption import (
-    LEAST_LAG,
     NEGLIGIBLE,
     enough_memory,
     waits_beside_free_slots,
@@ -102,17 +101,26 @@ def test_the_share_by_hand() -> None:
     """b waits from 1 to 4 s beside a alone; d from 5 to 7 s, beside three until a ends at 6 s."""
     seen = rows((0, 0, 6), (1, 4, 7), (4.5, 4.5, 7), (5, 7, 9))
     taken = rows((0, 0, 6), (1, 4, 7))
-    assert waits_beside_free_slots(taken, 2) == pytest.approx((3 - LEAST_LAG) / 10)
+    assert waits_beside_free_slots(taken, 2) == pytest.approx((3 - 0.002) / 10)
     assert waits_beside_free_slots(taken, 1) == pytest.approx(0.0)
-    assert waits_beside_free_slots(seen, 2) == pytest.approx((3 - LEAST_LAG) / 10)
-    assert waits_beside_free_slots(seen, 3) == pytest.approx((4 - 2 * LEAST_LAG) / 10)
+    assert waits_beside_free_slots(seen, 2) == pytest.approx((3 - 0.002) / 10)
+    assert waits_beside_free_slots(seen, 3) == pytest.approx((4 - 2 * 0.002) / 10)
     assert waits_beside_free_slots(rows((0, 0, 6), (1, 4, 7), epoch=1), 2) == 0
+    for shortest, lag in ((0.0009, 0.002), (0.25, 0.5)):
+        slow = changed(taken, shortest_delay=shortest)
+        assert waits_beside_free_slots(slow, 2) == pytest.approx((3 - lag) / 10)
+
+
+@pytest.mark.parametrize(("begun", "holds"), [(1.201, True), (1.203, False)])
+def test_a_fiftieth_of_the_time_is_negligible(begun: float, holds: bool) -> None:
+    """Of ten seconds, from two milliseconds after the arrival on."""
+    assert judged(rows((0, 0, 6), (1, begun, 7)), 2).holds is holds
 
 
 def test_those_still_in_service_take_their_slots() -> None:
     seen = rows((1, 4, 7))
     still = changed(seen, in_service=((0.5, 3), (0.6, 4)))
-    assert waits_beside_free_slots(seen, 2) == pytest.approx((3 - LEAST_LAG) / 10)
+    assert waits_beside_free_slots(seen, 2) == pytest.approx((3 - 0.002) / 10)
     assert waits_beside_free_slots(still, 2) == 0
 
 

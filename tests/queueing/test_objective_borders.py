@@ -137,6 +137,12 @@ def test_an_objective_weighs_utility_delay_and_loss(name: str, score: float) -> 
     )
 
 
+def test_an_objective_weighs_as_the_command_says_unless_it_is_told() -> None:
+    assert Objective(name="v2") == Objective(
+        name="v2", theta=0.5, loss_cost=1.0, max_clipped_fraction=0.05, sign=-1
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "inside", "outside"),
     [

@@ -95,6 +95,15 @@ def test_every_limit_at_once_scores_as_prediction_does(name: str) -> None:
         assert point["queueing_delay"] == pytest.approx(
             predict_model(clipped, 40.0).queueing_delay.mean, rel=1e-9
         )
+        kept = sum(
+            SHORT.pmf[length] * min(1.0, point["max_output_tokens"] / length)
+            for length in range(1, 33)
+        )
+        assert point["utility"] == pytest.approx(kept)
+        if name == "v1":
+            assert point["score"] == pytest.approx(-(0.8 * kept - 0.2 * point["queueing_delay"]))
+    shorter = best_token_limit(model, 40.0, Objective(name=name, theta=0.8), largest=31)
+    assert shorter.curve == found.curve[:31]
     allowed = [point for point in found.curve if point["score"] is not None]
     assert found.best["score"] == min(point["score"] for point in allowed)
     if name == "clipped":

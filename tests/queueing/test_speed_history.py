@@ -55,6 +55,16 @@ def test_what_is_older_than_the_hour_is_forgotten() -> None:
     assert not found.significant
 
 
+@pytest.mark.parametrize(("start", "known"), [(3700.0, True), (3900.0, False)])
+def test_an_hour_is_remembered(start: float, known: bool) -> None:
+    """The wander of the first four minutes."""
+    history = SpeedHistory()
+    history.add(Speeds(batches(1, STRETCH + 1, 0.2)), 0)
+    found = history.add(Speeds(batches(3, 100.0, 0.0, start=start)), 1)
+    assert found is not None
+    assert found.significant == known
+
+
 def test_too_little_says_nothing() -> None:
     assert SpeedHistory().add(Speeds(batches(1, 0.5, SIGMA)), 0) is None
 

@@ -42,6 +42,17 @@ def test_an_exponential_service_forgets_and_a_certain_one_counts_down() -> None:
     assert exponential.quantile(0.99) == pytest.approx(2 * math.log(100))
 
 
+@pytest.mark.parametrize("mean", [0.01, 1.0, 100.0])
+def test_a_wait_is_certain_below_a_relative_spread_and_never_over_before_it_began(
+    mean: float,
+) -> None:
+    assert Wait(mean, 0.99e-9 * mean**2).certain
+    uncertain = Wait(mean, 1.01e-9 * mean**2)
+    assert not uncertain.certain
+    assert [each.within(-1e-3) for each in (uncertain, Wait(mean), Wait(0.0))] == [0.0] * 3
+    assert (Wait(0.0).within(0.0), Wait(mean).within(mean)) == (1.0, 1.0)
+
+
 def test_what_is_left_of_a_service_is_finite_however_late_it_is() -> None:
     late = Wait(1.0, 0.01).after(50.0)
     assert 0 < late.mean < 1
@@ -84,9 +95,12 @@ def test_free_slots_start_at_once_and_full_ones_by_departures() -> None:
         (1.5, 0.75)
     )  # Erlang: three departures at rate 2
     alone = SlotService(slots=1, throughput=2.0, scv=0.0)
-    assert alone.wait(0, taken=1).mean == pytest.approx(
-        0.25
-    )  # half of a certain service, not all of it
+    first = alone.wait(0, taken=1)  # of a certain service any part, as likely as any other
+    assert (first.mean, first.variance) == pytest.approx((0.25, 0.5**2 / 12))
+    pair = SlotService(slots=2, throughput=2.0, scv=0.0).wait(1, taken=2)
+    assert (pair.mean, pair.variance) == pytest.approx(
+        (1.75 / 2, (0.5 * 0.75**2 + 0.5 / 12 + 0.25) / 4)
+    )
 
 
 def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
@@ -114,6 +128,8 @@ def test_company_is_waited_for_beside_the_server() -> None:
     )  # the longer of two exponentials
     assert one.mean == pytest.approx(1.5, rel=1e-3)
     assert one.within(one.quantile(0.9)) == pytest.approx(0.9)
+    assert Together(Wait(1.0), BatchFormation(9, 0.001, 0.3)).quantile(1.0) == pytest.approx(1.0)
+    assert BatchFormation(9, 0.001, 0.3).within(0.3) == 1.0
     assert Together(Wait(0.0), BatchFormation(1, 0.0, math.inf)).mean == math.inf
 
 

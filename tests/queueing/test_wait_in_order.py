@@ -219,6 +219,16 @@ def test_one_longer_than_all_like_it_goes_on_as_the_longer_ones_do() -> None:
     assert lengths.left(2.0, 50) == (1.0,)
 
 
+def test_of_many_longer_ones_about_thirty_tell() -> None:
+    """Every fourth of a hundred."""
+    lengths = PredictedLengths()
+    for number in range(100):
+        lengths.add(1000.0, 1001 + number)
+    for _ in range(40):
+        lengths.add(10.0, 10)
+    assert lengths.left(10.0, 500) == list(range(501, 601, 4))
+
+
 def test_old_errors_are_forgotten() -> None:
     lengths = PredictedLengths()
     lengths.add(10.0, 20)

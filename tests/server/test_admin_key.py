@@ -63,6 +63,17 @@ def test_a_key_is_made_kept_privately_and_gone_at_the_end(
     assert local_admin_key(URL) is None
 
 
+def test_folders_that_there_are_not_yet_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user without a runtime directory, whose cache is still empty."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / ".cache"))
+    with with_admin_key(SecuritySettings(), 8080) as security:
+        text = (tmp_path / "home" / ".cache" / "kendall" / "admin-key-8080").read_text().strip()
+        assert holder(security.made_admin_keys, text.encode()) is not None
+
+
 def test_each_run_has_another_key(home: Path) -> None:
     made = set()
     for _ in range(3):

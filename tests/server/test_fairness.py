@@ -4,6 +4,7 @@ on virtual time.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +22,11 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.orders import waiting_by_rank
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from server.admission.limits import OverloadSettings
 from server.http.headers import flow_of
 from server.security.keys import read_keys
 from server.security.settings import SecuritySettings
-from tests.server.asgi import call, completion, running
+from tests.server.asgi import Call, call, completion, running
 from tests.server.harness import Collector, replay
 from tests.virtual_time import run_virtual
 
@@ -388,5 +390,28 @@ def test_a_call_counts_to_its_id_or_with_several_keys_to_its_key(keys: int) -> N
         names = [key.name for key in known]
         assert flows == ([names[0]] * 2 + [names[1]] * 2 if keys == 2 else ["t7"] * 2)
         assert all(text not in repr(collector.records) for text in texts)
+
+    run_virtual(main())
+
+
+def test_a_call_that_is_refused_is_recorded_with_its_flow_and_its_size() -> None:
+    async def main() -> None:
+        collector = Collector()
+        overload = OverloadSettings(max_num_queued_reqs=2)
+        async with running("single:order=vtc", overload=overload) as (app, gateway):
+            gateway.batcher.observers.add(collector)
+            busy = Call(app, "POST", "/v1/completions", completion(max_tokens=500))
+            await asyncio.sleep(0.001)
+            for named in ({ID.decode(): "t7", "x-request-id": "mine"}, {}):
+                body = completion(n=2, max_tokens=9)
+                assert (await call(app, "POST", "/v1/completions", body, named)).status == 429
+            busy.leave()
+            await busy.task
+        refused = [record for record in collector.records if record.outcome == "rejected"]
+        assert [(record.flow, record.client_request_id) for record in refused] == [
+            *[("t7", "mine")] * 2,
+            *[(None, None)] * 2,
+        ]
+        assert {(record.prompt_tokens, record.max_output_tokens) for record in refused} == {(3, 9)}
 
     run_virtual(main())

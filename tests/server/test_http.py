@@ -451,6 +451,9 @@ def test_policy_is_switched_at_run_time_and_a_bad_one_changes_nothing() -> None:
                 {"policy": "fixd:batch_size=2", "max_output_tokens": 9},
                 {"polcy": "single"},
                 {"policy": "fixed"},
+                {"max_output_tokens": 0},
+                {"max_output_tokens": 2**31},
+                {"patience": 0},
             ):
                 assert (await call(app, "PUT", "/admin/policy", bad)).status == 400
             assert (await call(app, "GET", "/admin/policy")).json() == before
@@ -470,6 +473,9 @@ def test_policy_is_switched_at_run_time_and_a_bad_one_changes_nothing() -> None:
                 "capped:max_batch_size=8",
                 None,
             )
+            for limit in (1, 2**31 - 1):
+                answer = await call(app, "PUT", "/admin/policy", {"max_output_tokens": limit})
+                assert (answer.status, answer.json()["max_output_tokens"]) == (200, limit)
             assert gateway.metrics.switches._value.get() == 1
 
     run_virtual(main())

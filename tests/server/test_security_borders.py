@@ -242,6 +242,11 @@ def test_an_options_request_and_the_pages_files_need_no_key() -> None:
         )
         is None
     )
+    operated = Guard(SecuritySettings(admin_keys=KEYS, metrics_need_key=True))
+    for path, taken in (("/metrics", False), ("/v1/models", True)):
+        assert (
+            operated.rejection({"path": path, "method": "GET", "headers": []}) is None
+        ) == taken, "an admin key is no key of clients"
 
 
 # limits, origins

@@ -141,6 +141,11 @@ def test_the_bound_on_waiting_tokens_counts_prompts_that_wait() -> None:
             await leave(calls[:1])
             await asyncio.sleep(0.001)
             assert gateway.batcher.waiting_tokens == 60
+            exact = Call(app, "POST", PATH, completion(prompt=[5] * 40, max_tokens=1))
+            await asyncio.sleep(0.001)
+            assert gateway.batcher.waiting_tokens == 100
+            assert (await call(app, "POST", PATH, completion())).status == 429, "at the bound"
+            await leave([exact])
             taken = Call(app, "POST", PATH, completion(max_tokens=1))
             await leave(calls[1:])
             await taken.task

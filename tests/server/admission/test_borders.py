@@ -158,9 +158,13 @@ def test_a_calls_own_limit_is_kept_at_the_level_of_the_operators(
 
 
 def overload(**batcher: Any) -> Any:
-    """What the methods below read; `wait` tells the place that it was asked about."""
+    """What the methods below read; `wait` tells the place that it was asked about, with those who
+    join the queue.
+    """
     asked = SimpleNamespace(
-        wait=lambda place, **_: Wait(float(place)), first_token=lambda: 0.25, until_gone=float
+        wait=lambda place, joining: Wait(float(place + joining)),
+        first_token=lambda: 0.25,
+        until_gone=float,
     )
     gateway = SimpleNamespace(batcher=SimpleNamespace(**batcher, effective_max_batch_size=8))
     return SimpleNamespace(
@@ -194,6 +198,21 @@ def test_a_client_comes_back_when_so_many_prompts_have_left_that_the_rest_is_bel
     )
 
 
+def test_who_is_refused_is_told_the_wait_of_one_who_joins_the_queue() -> None:
+    """Behind seven, as the eighth."""
+    of = overload(queue_length=7)
+    gateway = SimpleNamespace(
+        batcher=of._gateway.batcher,
+        metrics=SimpleNamespace(
+            registry=CollectorRegistry(),
+            calls=SimpleNamespace(received=SimpleNamespace(count=lambda _: None)),
+        ),
+    )
+    rejections = Rejections(gateway, OverloadSettings(), of._waits)  # type: ignore[arg-type]
+    details = rejections.queue_full("slo", 1, "full", None).details
+    assert details == {"queue_length": 7, "queue_position": 7, "predicted_wait_ms": 8000.0}
+
+
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_the_adaptive_floor_is_twice_what_all_servers_take(servers: int) -> None:
     found = _floor(overload(capabilities=SimpleNamespace(servers=servers))._gateway)
@@ -204,6 +223,8 @@ def test_the_turn_goes_round_the_backlog() -> None:
     of = overload(unanswered=3)
     assert [Rejections.until_gone(of, 1.0) for _ in range(5)] == [1.0, 2.0, 3.0, 1.0, 2.0]
     assert [Rejections.until_gone(of, 1.5) for _ in range(2)] == [4.0, 2.0]
+    Rejections.admitted(of)
+    assert Rejections.until_gone(of, 1.0) == 1.0, "nobody is sent to a place that was given away"
     idle = overload(unanswered=0)
     assert [Rejections.until_gone(idle, 2.0) for _ in range(3)] == [2.0, 2.0, 2.0]
     idle._waits = None
@@ -271,7 +292,7 @@ def test_the_mean_service_follows_by_a_tenth() -> None:
     assert limit.service_time == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize(("delay", "bound"), [(0.2499, 21), (0.2501, 18)])
+@pytest.mark.parametrize(("delay", "bound"), [(0.2499, 21), (0.25, 21), (0.2501, 18)])
 def test_the_least_delay_of_a_window_is_held_against_a_service(delay: float, bound: int) -> None:
     """Of the youngest member of each batch."""
     limit = seen(0.25)
@@ -411,6 +432,7 @@ def test_batches_are_known_by_size_until_the_policy_changes() -> None:
     weight = 1 + 0.95 * 0.5 ** (2.2 / HALF_LIFE)
     assert known.means == (pytest.approx(0.1), pytest.approx(0.2 + 0.2 / weight))
     assert known.variances == (0.0, pytest.approx((1 - 1 / weight) * 0.04 / weight))
+    assert known.first_token == 0.0, "none was seen"
     assert found.batches(4, 2) is known
     assert found.batches(4, 1) is not known
     assert found.batches(5, 1).largest == 5  # type: ignore[union-attr]
@@ -471,6 +493,11 @@ def test_fixed_batching_waits_for_company_or_until_its_oldest_has_waited(
     assert estimate.mean == pytest.approx(
         alone.mean if formation is None else _later(alone, formation)
     )
+    gateway.batcher.queue_length, gateway.batcher.waiting = 2, queue[:2]
+    first_of_its_batch = found._batch_wait(fixed, 2, 1, 10.0)
+    formation = batch_formation(2, 3, 2, 0.5, 6.0)
+    assert first_of_its_batch.mean == pytest.approx(_later(fixed.wait(2, []), formation))
+    gateway.batcher.queue_length, gateway.batcher.waiting = 3, queue
     gateway.batcher.policy = parse_policy("fixed:batch_size=2")
     endless = found._batch_wait(fixed, place, joining, 10.0)
     formation = batch_formation(place, 3 + joining, 2, 0.5, math.inf)
@@ -771,5 +798,41 @@ def test_places_are_told_once_a_second_to_those_who_listen() -> None:
             places.forget("c")
             await asyncio.sleep(3.0)
             assert len(told) == 4
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("policy", "every"), [("single", True), ("single:order=spjf", False)])
+def test_under_an_order_of_service_the_first_hundred_are_told_their_waits(
+    policy: str, every: bool
+) -> None:
+    """And nobody looks at the queue once nobody listens."""
+    looks = 0
+
+    class Queue:
+        @property
+        def waiting(self) -> list[Waiting]:
+            nonlocal looks
+            looks += 1
+            return [
+                Waiting(Request(id=str(i), arrived_at=0.0, prompt_tokens=1, max_output_tokens=1))
+                for i in range(102)
+            ]
+
+    async def main() -> None:
+        queue: Any = Queue()
+        queue.policy = parse_policy(policy)
+        told: list[tuple[int, float | None]] = []
+        gateway: Any = SimpleNamespace(batcher=queue)
+        known: Any = SimpleNamespace(wait=lambda *_, **__: Wait(1.0))
+        places = Places(gateway, known)
+        for name in ("99", "100"):
+            places.listen(name, lambda place, wait: told.append((place, wait)))
+        await asyncio.sleep(1.5)
+        assert told == [(99, 1.0), (100, 1.0 if every else None)]
+        for name in ("99", "100"):
+            places.forget(name)
+        await asyncio.sleep(5.0)
+        assert looks == 1
 
     run_virtual(main())

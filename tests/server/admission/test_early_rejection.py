@@ -107,11 +107,20 @@ def test_nobody_holds_a_refused_connection_for_long(
 def test_of_a_body_that_is_refused_no_more_is_read_than_a_body_may_have() -> None:
     endless = [part(1 << 20, more=True)] * 100
     sent, read_before, took = run_virtual(refuse(endless, [(b"transfer-encoding", b"chunked")]))
-    assert read_before == [0, 0, early_answer.LINGER_BYTES >> 20]
+    assert read_before == [0, 0, 16]
     assert took == pytest.approx(early_answer.LINGER), (
         "the client has the time to read the rejection"
     )
     assert sent[-1]["more_body"] is False
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
+def test_a_body_that_was_not_announced_is_not_waited_for(
+    headers: list[tuple[bytes, bytes]],
+) -> None:
+    sent, read_before, took = run_virtual(refuse([None], headers))
+    assert (read_before, took) == ([0, 0, 0], 0.0)
+    assert b"connection" not in dict(sent[0]["headers"])
 
 
 def test_a_client_that_leaves_ends_it_at_once() -> None:

@@ -126,6 +126,12 @@ def test_a_header_that_cannot_be_read_is_one_clear_error(name: bytes, value: byt
     assert (refused.value.status, refused.value.param) == (400, name.decode())
 
 
+def test_of_a_header_that_cannot_be_read_eighty_characters_are_said() -> None:
+    with pytest.raises(ApiError) as refused:
+        request_deadlines_of([(b"x-llm-d-slo-ttft-ms", b"x " * 99)], None, None)
+    assert f"got x-llm-d-slo-ttft-ms: '{'x ' * 40}'; expected" in refused.value.message
+
+
 def test_a_bucket_lets_the_burst_through_and_then_the_rate() -> None:
     bucket = TokenBucket(rate=2.0, size=4.0, level=4.0, at=0.0)
     bucket.take(4.0, 0.0)

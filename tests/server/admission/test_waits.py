@@ -4,6 +4,7 @@ where not.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +208,7 @@ def test_only_gaps_between_departures_while_somebody_waited_say_how_fast_full_sl
     assert service.throughput == pytest.approx(throughput)
 
 
-def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_ends() -> None:
+def test_an_answer_is_given_again_for_a_millisecond_until_something_begins_or_ends() -> None:
     policy = "capped:max_batch_size=2"
     found, gateway = waits(policy=policy, ahead=BATCHES)
     found.on_dispatch(batch(policy, 0.0, size=2))
@@ -221,6 +222,11 @@ def test_an_answer_is_given_again_for_a_millisecond_and_until_a_batch_begins_or_
     assert later is not first
     found.on_idle(0, 0.0021)
     assert found.wait(0, joining=0).mean == 0.0  # type: ignore[union-attr]
+    found.on_dispatch(batch(policy, 0.0021, size=2))
+    assert found.wait(0, joining=0).mean == pytest.approx(0.5)  # type: ignore[union-attr]
+    gateway.live.ahead = dataclasses.replace(BATCHES, means=(0.3, 0.8))
+    found.begin_epoch()
+    assert found.wait(0, joining=0).mean == pytest.approx(0.8)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("delay", "bound"), [(0.15, "0.2"), (0.95, "1.0"), (4.0, "5.0")])
@@ -243,7 +249,7 @@ def test_a_ratio_counts_from_the_next_bound_on(delay: float, bound: str) -> None
 
 def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     """Two were told 0.2 s and waited 0.3 s, one 0.5 ms and waited 0.5 s; one was told nothing;
-    one neither told nor waited 1 ms.
+    one neither told nor waited 1 ms; one was told and waited 1 ms, and no more.
     """
     found, gateway = waits(policy="capped:max_batch_size=2")
     found.on_dispatch(batch("capped:max_batch_size=2", 1.3, size=2, arrived_at=1.0, estimate=0.2))
@@ -253,6 +259,9 @@ def test_the_account_adds_up_what_was_told_and_what_came() -> None:
     )
     found.on_dispatch(
         batch("capped:max_batch_size=2", 5.0, size=1, arrived_at=4.5, estimate=0.0005)
+    )
+    found.on_dispatch(
+        batch("capped:max_batch_size=2", 0.001, size=1, arrived_at=0.0, estimate=0.001)
     )
     assert gateway.counted("kendall_wait_predicted_seconds_total") == pytest.approx(0.4005)
     assert gateway.counted("kendall_wait_observed_seconds_total") == pytest.approx(1.1)

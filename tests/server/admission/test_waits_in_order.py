@@ -265,10 +265,25 @@ def test_predictions_that_came_false_count_as_they_came() -> None:
         waits.on_record(record(predicted=4.0, tokens=8))
     waits.on_record(record(predicted=4.0, tokens=100, outcome="cancelled"))
     assert waits.wait(0, joining=0, request=request(3)).mean == 8.0  # type: ignore[union-attr]
+    beyond, _ = asked("single:order=spjf", running=[(4, 0)], waiting=[3])
+    for _ in range(40):
+        beyond.on_record(record(predicted=400.0, tokens=200))  # as long as its limit lets it be
+    assert beyond.wait(0, joining=0, request=request(3)).mean == 4.0  # type: ignore[union-attr]
     unpredicted, _ = asked("single:order=spjf", running=[(4, 0)], waiting=[3])
     for _ in range(40):
         unpredicted.on_record(record(predicted=None, tokens=50))
     assert unpredicted.wait(0, joining=0, request=request(3)).mean == 1.0  # type: ignore[union-attr]
+
+
+def test_an_arrival_keeps_the_length_that_was_drawn_for_it() -> None:
+    """Half of the predictions of 4 tokens meant 2, the others 8."""
+    waits, host = asked("single:order=spjf", running=[(5, 0)], waiting=[2])
+    host.rate = 0.1
+    for tokens in (2, 8) * 20:
+        waits.on_record(record(predicted=4.0, tokens=tokens))
+    sample(waits, [4.0] * 50)
+    asked_thrice = {waits.wait(0, joining=0, request=request(9)).mean for _ in range(3)}  # type: ignore[union-attr]
+    assert len(asked_thrice) == 1
 
 
 def test_only_the_first_dispatch_of_a_preempted_request_is_compared() -> None:
