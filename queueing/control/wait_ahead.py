@@ -232,15 +232,20 @@ class BatchService:
         """Mean time until `count` of those in the system have left it, counted with the ends of
         their batches; seconds.
         """
-        here = sum(batch.size for batch in in_service)
-        left = self._left(in_service)
-        if count <= here:
-            return next((each.mean for each in left if each.mean > 0), 0.0)
-        batches = -(-(count - here) // self.largest)
-        return left[-1].mean + batches * self.time(self.largest).mean / self.servers
+        ends = sorted((self._end(batch).mean, batch.size) for batch in in_service)
+        last, gone = 0.0, 0
+        for last, size in ends:
+            gone += size
+            if gone >= count:
+                return last
+        batches = -(-(count - gone) // self.largest)
+        return last + batches * self.time(self.largest).mean / self.servers
+
+    def _end(self, batch: InService) -> Wait:
+        return self.time(batch.size).after(batch.elapsed)
 
     def _left(self, in_service: Sequence[InService]) -> list[Wait]:
-        left = [self.time(batch.size).after(batch.elapsed) for batch in in_service[: self.servers]]
+        left = [self._end(batch) for batch in in_service[: self.servers]]
         left += [Wait(0.0)] * (self.servers - len(left))
         return sorted(left, key=_mean)
 

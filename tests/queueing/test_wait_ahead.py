@@ -108,6 +108,15 @@ def test_the_backlog_is_gone_when_its_batches_are_over() -> None:
     assert CERTAIN.until_gone(5, [InService(4, 0.5)]) == pytest.approx(4.5)
     idle = BatchService(largest=1, servers=2, sizes=(1,), means=(1.0,), variances=(0.0,))
     assert idle.until_gone(1, [InService(1, 0.2)]) == pytest.approx(0.8), "not the idle server's"
+    assert idle.until_gone(1, []) == pytest.approx(0.5), "two at a time"
+
+
+def test_of_several_batches_in_service_as_many_end_as_have_to() -> None:
+    two = BatchService(largest=4, servers=2, sizes=(1, 4), means=(1.0, 1.0), variances=(0.0, 0.0))
+    busy = [InService(1, 0.2), InService(3, 0.7)]
+    assert [two.until_gone(count, busy) for count in (1, 3, 4, 5, 9)] == pytest.approx(
+        [0.3, 0.3, 0.8, 1.3, 1.8]
+    )
     assert SlotService(slots=4, throughput=2.0).until_gone(3) == pytest.approx(1.5)
 
 
