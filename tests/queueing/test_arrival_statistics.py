@@ -475,6 +475,7 @@ def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> 
     assert not _repeated(near, 1e-6)
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.1) == 3
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.01) == 4
+    assert _distinct(np.array([1.0, 2.0, 4.0]), 1.0) == 2, "a step apart are the same"
 
 
 def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
