@@ -279,8 +279,8 @@ def _of_gaps(
     above = above_dead_time(gaps)
     yield "longest gap", tests.longest_gap(gaps)
     yield "correlation, lag 1", tests.correlation(above)
-    if (lags := min(LAGS, above.size // 20)) > 1:
-        yield f"correlation, lags 1-{lags}", tests.correlation(above, lags)
+    lags = min(LAGS, above.size // 20)
+    yield f"correlation, lags 1-{lags}", tests.correlation(above, lags)
     if fine:
         yield "gap law", tests.gap_law(above)
         yield "gap spacings", tests.gap_spacings(above)

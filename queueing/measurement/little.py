@@ -68,7 +68,7 @@ def little(arrived_at: Vector, departed_at: Vector, start: float, end: float) ->
     length, inside = end - start, (arrived >= start) & (arrived < end)
     sojourns = departed[inside] - arrived[inside]
     early = np.minimum(departed[arrived < start], end) - start
-    carried_in = float(early[early > 0].sum())
+    carried_in = float(np.maximum(early, 0.0).sum())
     carried_out = float(np.maximum(departed[inside] - end, 0.0).sum())
     number = mean_number(arrived, departed, start, end)
     residual = number - (float(sojourns.sum()) + carried_in - carried_out) / length

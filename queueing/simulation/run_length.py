@@ -51,7 +51,6 @@ PILOT, SLOW_PILOT, GENERIC_PILOT = (
 PILOT_BATCHES, BATCH_MEMORIES = 100, 30
 # below, coverage falls short (0.89 at 100) and n_eff may fall below what an interval needs
 LEAST_MEMORIES = 450
-LEAST = 200  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +98,11 @@ def advise_model(
             f"got load {load:.3g}, where no request waits in a {found.how}; expected a higher "
             "load, or the sojourn time"
         )
-    memory = found.asymptotic_variance / found.variance
+    # equal values tell no more together than one
+    memory = found.asymptotic_variance / found.variance if found.variance else 1.0
     precision = (normal(confidence) / plug_in(relative)) ** 2
     needed = ASSURANCE * precision * found.asymptotic_variance / found.mean**2
-    kept = max(LEAST, needed, LEAST_MEMORIES * memory)
+    kept = max(needed, LEAST_MEMORIES * memory)
     requests = math.ceil(kept / (1 - WARM_UP))
     return RunLength(
         requests=requests,

@@ -233,6 +233,8 @@ def test_which_tests_are_made_of_how_many_arrivals() -> None:
         "phase in 0.1 s",
     ]
     assert "correlation, lags 1-10" in names(500)
+    assert "correlation, lags 1-2" in names(60)
+    assert "correlation, lags 1-3" in names(61)
     assert names(60, 10.0)[-3:] == ["gap law at the asked rate", "rate", "span too exact"]
     assert audit_arrivals(arrivals(500)).dispersion == next(
         test.statistic
@@ -333,6 +335,13 @@ def test_gaps_a_tick_apart_are_half_as_many_as_those_that_are_equal(
     assert tick == (pytest.approx(10.0, abs=1.0) if told else 1.0)
 
 
+def test_a_tick_that_is_rounded_to_several_steps_is_the_middle_one() -> None:
+    """Eight pairs of gaps each are 9, 10, 11 and 12 steps apart; three pairs are between, a tenth
+    of the 31 that are equal.
+    """
+    assert _tick(np.array([10.0] * 8 + [19.0, 20.0, 21.0, 22.0]), 1.0) == 10.0
+
+
 def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance() -> None:
     rng = np.random.default_rng(3)
     gaps = 1e-5 + rng.exponential(1e-3, 2000)
@@ -346,8 +355,25 @@ def test_what_a_write_takes_is_taken_off_eight_times_where_it_is_long_for_chance
     )
     slept = 6e-5 + rng.exponential(1e-3, 2000)
     assert above_dead_time(slept) is slept, "more than a sleep adds"
-    few = np.concatenate([1e-5 + rng.exponential(5e-6, 1951), 1e-5 + rng.exponential(1e-2, 49)])
-    assert above_dead_time(few) is few, "fewer than fifty are longer"
+
+
+@pytest.mark.parametrize(("longer", "taken_off"), [(49, False), (50, True)])
+def test_what_a_write_takes_is_taken_off_where_fifty_gaps_are_longer(
+    longer: int, taken_off: bool
+) -> None:
+    gaps = np.repeat([1e-5, 1e-2], [2000 - longer, longer])
+    expected = np.full(longer, 1e-2 - 8e-5) if taken_off else gaps
+    assert above_dead_time(gaps).tolist() == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize(("least", "taken_off"), [(4.99e-6, False), (5.01e-6, True)])
+def test_a_least_gap_is_long_for_chance_from_ten_mean_gaps_over_their_number_on(
+    least: float, taken_off: bool
+) -> None:
+    """Two thousand gaps with a mean of a millisecond."""
+    gaps = np.full(2000, 1e-3)
+    gaps[:2] = least, 2e-3 - least
+    assert (above_dead_time(gaps).size < gaps.size) == taken_off
 
 
 # words
@@ -449,17 +475,18 @@ def test_repeated_gaps_are_a_quarter_of_the_gaps_beyond_those_nearly_alike() -> 
     assert not _repeated(near, 1e-6)
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.1) == 3
     assert _distinct(np.array([1.0, 1.0, 2.0, 2.05, 5.0]), 0.01) == 4
+    assert _distinct(np.array([1.0, 2.0, 4.0]), 1.0) == 2, "a step apart are the same"
 
 
 def test_the_phase_that_most_arrivals_share_is_told_with_its_width() -> None:
-    """A tenth within 10 ms of 0.3, and a tenth around the whole second: two hundredths of the
+    """An eighth around the whole second, and less within 10 ms of 0.3: two hundredths of the
     period are one phase.
     """
     spread = (np.arange(800) + 0.5) / 800
-    around = np.concatenate([np.full(100, 0.3), np.full(50, 0.995), np.full(50, 0.004)])
+    around = np.concatenate([np.full(75, 0.3), np.full(65, 0.995), np.full(60, 0.004)])
     seconds = np.sort(np.arange(1000) * 1.0 + np.concatenate([spread, around]))
     share, words = _phase(seconds, {"phase in 1 s": 0.1})
-    assert share == pytest.approx(0.1 + 0.8 * 0.02, abs=0.002)
+    assert share == pytest.approx(0.125 + 0.8 * 0.02, abs=0.002)
     assert (
         words == f"{share:.0%} of arrivals are within 10 ms of one phase: pinned to whole seconds"
     )

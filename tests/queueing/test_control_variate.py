@@ -12,6 +12,8 @@ from queueing.prediction.steady_state import predict_model
 from queueing.result import LEVELS, Quantiles
 from queueing.simulation.experiment import simulate_model, simulate_run, simulate_steady_state
 from queueing.simulation.simulated_means import (
+    Controlled,
+    Sampled,
     companion_of,
     controlled,
     summary_of_runs,
@@ -90,6 +92,22 @@ def test_what_the_companion_does_not_know_is_the_sample_s_own() -> None:
     rng = np.random.default_rng(2)
     values, beside = rng.exponential(size=4000), rng.exponential(size=4000)
     assert row(controlled(values, beside, Quantiles())) == row(summary_of_runs([values]))
+
+
+@pytest.mark.parametrize(("count", "corrected"), [(20, False), (21, True)])
+def test_values_are_corrected_from_more_than_one_a_batch_on(count: int, corrected: bool) -> None:
+    rng = np.random.default_rng(4)
+    values, beside, weights = rng.exponential(size=count), rng.exponential(size=30), np.arange(30)
+    kept, exact = np.arange(30) >= 30 - count, Quantiles(1.0, 0.7, 2.3, 3.0, 4.6)
+    for counts in (None, [weights[kept] + 1]):
+        found = Controlled(beside, exact)([values], [kept], counts)
+        own = counts[0] if counts else None
+        assert found == (
+            controlled(values, beside[kept], exact, own)
+            if corrected
+            else Sampled("steady")([values], [kept], counts)
+        )
+        assert (found.mean == pytest.approx(np.average(values, weights=own))) != corrected
 
 
 @pytest.mark.parametrize(

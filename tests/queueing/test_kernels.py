@@ -28,6 +28,7 @@ POLICIES = (
     "single",
     "dynamic",
     "capped:max_batch_size=8",
+    "fixed:batch_size=2",
     "fixed:batch_size=4",
     "fixed:batch_size=4,max_wait=0.02",
     "elastic",
@@ -92,6 +93,32 @@ def test_a_replay_is_the_policys_own_sample_path(policy: str) -> None:
         queue = model(policy, FULL, servers, patience)
         assert is_compiled(queue)
         assert_same(*both(queue, 0.9 * queue.largest_stable_rate, 2000))
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_trace_of_few_requests(policy: str, requests: int) -> None:
+    queue = model(policy, NOISY)
+    assert_same(*both(queue, 0.9 * queue.largest_stable_rate, requests))
+
+
+def test_who_comes_just_after_the_end_of_a_step_enters_with_the_end_of_the_next() -> None:
+    """The next float after it: of some steps the quotient by their length is a whole number."""
+    law, rngs = LatencyModel(k4=0.1), [np.random.default_rng(0)]
+    queue = Model(
+        policy=parse_policy("continuous:max_batch_size=2"), output_tokens=LENGTHS, law=law
+    )
+    for step in range(1, 40):
+        at = math.nextafter(0.1 + (step - 1) * 0.1, math.inf)
+        lengths, prompts = np.array([60, 1]), np.ones(2, dtype=np.int64)
+        fast = replay(queue, Trace(np.array([0.0, at]), lengths, prompts, rngs))
+        jobs = [Job(Request("0", 0.0, 1, 64), 60), Job(Request("1", at, 1, 64), 1)]
+        slow = {
+            int(record.request_id): record.released_at
+            for record in simulate_trace(queue.policy, jobs, SimulatedEngine(law), rngs)
+        }
+        assert fast.released_at.tolist() == [slow[0], slow[1]]
+        assert slow[1] == pytest.approx(0.1 * (step + 2))
 
 
 @pytest.mark.slow

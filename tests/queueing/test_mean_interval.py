@@ -104,6 +104,42 @@ def test_there_is_no_formula_for_batches_bursts_and_a_handful_of_requests() -> N
     assert single_server_variance(arrived_at, delays, service_times * math.nan) is None
 
 
+@pytest.mark.parametrize(("count", "told"), [(99, False), (100, True)])
+def test_the_formula_takes_a_hundred_requests(count: int, told: bool) -> None:
+    arrived_at = np.cumsum(np.random.default_rng(1).exponential(1.0, count))
+    found = single_server_variance(arrived_at, np.zeros(count), np.full(count, 1e-6))
+    assert (found is not None) == told
+
+
+@pytest.mark.parametrize(("variation", "told"), [(1.35, True), (1.365, False)])
+def test_gaps_are_exponential_within_four_standard_errors(variation: float, told: bool) -> None:
+    """Of their squared coefficient of variation in a thousand: 0.36. A tenth are longer."""
+    root = math.sqrt(variation)
+    gaps = np.where(np.arange(1000) % 10 == 0, 1 + root / (0.3 - 0.1 * root), 1.0)
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(variation)
+    arrived_at = np.cumsum(np.append(0.0, gaps))
+    found = single_server_variance(arrived_at, np.zeros(1001), np.full(1001, 1e-6))
+    assert (found is not None) == told
+
+
+@pytest.mark.parametrize(("overlaps", "told"), [(199, True), (201, False)])
+def test_services_may_overlap_by_the_fiftieth_that_two_clocks_make(
+    overlaps: int, told: bool
+) -> None:
+    """A thousand services of a second, some of which begin 0.1 s before the one ahead ends."""
+    arrived_at = np.cumsum(np.random.default_rng(1).exponential(1.25, 1000))
+    ends = np.arange(1, 1001) + np.maximum.accumulate(arrived_at - np.arange(1000))
+    delays = ends - 1 - arrived_at
+    early: list[int] = []
+    for place in np.flatnonzero(delays > 0.1).tolist():
+        if len(early) < overlaps and place - 1 not in early:
+            early.append(place)
+    delays[early] -= 0.1
+    assert len(early) == overlaps
+    found = single_server_variance(arrived_at, delays, np.ones(1000))
+    assert (found is not None) == told
+
+
 def test_a_saturated_run_states_no_mean() -> None:
     arrived_at, delays, service_times = mm1_run(1.3, 3000, 0)
     theory = single_server_variance(arrived_at, delays, service_times)

@@ -16,7 +16,7 @@ from queueing.simulation.orders.sample_paths import (
     simulate_order,
     sojourns,
 )
-from queueing.simulation.orders.server_kernels import run_ranks_on_servers
+from queueing.simulation.orders.server_kernels import run_least_attained, run_ranks_on_servers
 from tests.queueing.orders_made import LAWS, ORDERS, SOURCES
 
 RANKED = [name for name in ORDERS if name != "fb"]
@@ -71,6 +71,25 @@ def test_a_path_is_that_of_serving_who_goes_first_in_small_steps(name, servers):
     found = sojourns(ORDERS[name], arrived_at, jobs, servers)
     expected = stepped(name, arrived_at, jobs, servers, 1e-3)
     assert found == pytest.approx(expected, abs=0.1 if name == "bounce" else 0.03)
+
+
+@pytest.mark.parametrize(
+    ("servers", "arrived_at", "sizes", "ended"),
+    [
+        # the second is served alone until both have had 0.25 s, then each at half speed
+        (1, [0.0, 0.25], [1.0, 2.0], [2.0, 3.0]),
+        (1, [0.0, 0.25], [2.0, 1.0], [3.0, 2.0]),
+        (1, [0.0, 0.25], [1.0, 1.0], [2.0, 2.0]),
+        # the third has one of two servers until all have had 0.5 s, then each two thirds of one
+        (2, [0.0, 0.0, 0.25], [0.75, 1.75, 2.75], [1.125, 2.125, 3.125]),
+        (2, [0.0, 0.0, 0.25], [2.75, 0.75, 1.75], [3.125, 1.125, 2.125]),
+    ],
+)
+def test_jobs_of_one_age_share_the_servers_and_leave_in_the_order_of_their_sizes(
+    servers, arrived_at, sizes, ended
+):
+    found = run_least_attained(np.array(arrived_at), np.array(sizes), servers)
+    assert found == pytest.approx(np.array(ended))
 
 
 @pytest.mark.parametrize("name", ["fb", "levels", "fifo"])

@@ -46,6 +46,7 @@ POLICIES = (
     "dynamic:order=spjf",
     "elastic:max_batch_size=5,order=spjf",
     "elastic:order=binned,bins=4",
+    "fixed:batch_size=2,order=spjf",
     "fixed:batch_size=4,order=spjf",
     "fixed:batch_size=4,order=hrrn",
     "fixed:batch_size=4,max_wait=0.05,order=ljf",

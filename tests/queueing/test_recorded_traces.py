@@ -18,6 +18,7 @@ from queueing.arrivals.traces import read_trace
 from queueing.latency.law import parse_law
 from queueing.prediction.asked import Asked
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
+from queueing.simulation.simulated_means import TOO_SHORT
 
 SAMPLES = Path(__file__).parent.parent / "loadgen" / "samples"
 FILES = ["azure_2023.csv", "azure_2024.csv", "burstgpt_v1.csv", "mooncake.jsonl", "bailian.jsonl"]
@@ -275,3 +276,4 @@ def test_a_last_batch_that_is_not_full_is_named() -> None:
 def test_advice_about_a_short_trace_can_be_followed() -> None:
     found = kendall.predict("dynamic", latency=LAW, trace=SAMPLES / "azure_2023.csv")
     assert not any("ask for more requests" in text for text in found.assumptions)
+    assert not any(text.startswith(TOO_SHORT) for text in found.assumptions), "all of it is asked"

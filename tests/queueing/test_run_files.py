@@ -33,6 +33,15 @@ def test_only_a_last_line_that_was_cut_is_left_out(
     assert ([each.request_id for each in records], found) == (ids, cut)
 
 
+def test_a_header_is_given_by_name_and_neither_it_nor_a_record_changes() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Header("gateway")  # type: ignore[misc]
+    for made in (Header(writer="gateway"), Record(request_id="a", outcome="completed")):
+        for name in made.__struct_fields__:
+            with pytest.raises(AttributeError, match="immutable"):
+                setattr(made, name, None)
+
+
 def test_a_header_that_was_cut_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(HEADER[:-5])

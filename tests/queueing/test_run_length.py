@@ -4,6 +4,8 @@ seldom too short.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -184,6 +186,15 @@ def test_no_run_is_advised_that_is_too_short_for_its_interval() -> None:
     assert advice.relative_half_width < 0.2
 
 
+def test_a_duration_that_does_not_vary_is_advised_the_least_length() -> None:
+    """Regular arrivals, each served alone in a quarter of a second."""
+    law = LatencyModel(k4=0.25)
+    model = Model.read("continuous:max_batch_size=4", ONE, law, arrival_scv=0.0)
+    advice = advise_model(model, 0.5)
+    assert (advice.memory, advice.relative_half_width) == (1.0, 0.0)
+    assert advice.requests == math.ceil(LEAST_MEMORIES / 0.95)
+
+
 def test_a_policy_that_joins_running_batches_is_advised_by_its_sojourn() -> None:
     advice = advise_model(
         Model.read("continuous:max_batch_size=4", LENGTHS, LAW), 4.0, relative=0.2
@@ -213,6 +224,7 @@ def test_one_line_tells_load_length_and_precision() -> None:
         ({"relative": 0.0}, "got relative=0.0; expected 0 < relative <= 0.25"),
         ({"relative": 0.5}, "counts as too short"),
         ({"confidence": 1.0}, "got confidence=1.0"),
+        ({"confidence": 0.0}, "got confidence=0.0"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(given: dict[str, float], message: str) -> None:

@@ -191,6 +191,14 @@ def test_several_models_follow_a_path_made_one_request_at_a_time(order, most, se
     assert loads == expected_loads > 0
 
 
+def test_requests_of_the_model_that_is_held_at_first_are_in_its_row():
+    """Two of one model in a row, where others wait."""
+    work = ModelWork(np.zeros(4), np.array([0, 0, 0, 1]), np.ones(4), np.ones(4))
+    machine = Machine(load_seconds=(0.25, 0.5), most=2)
+    ended, loads = run_models(work, "exhaustive", machine)
+    assert (ended.tolist(), loads) == ([1.0, 2.0, 4.75, 3.5], 2)
+
+
 def test_equal_predictions_go_by_arrival_whatever_their_models():
     drawn = drawn_models(5, 400, rate=1.5)
     work = drawn._replace(predicted=np.ceil(drawn.seconds))

@@ -2,6 +2,7 @@
 patience, and agreement with the exact delay.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -143,6 +144,78 @@ def test_two_engines_change_policy_one_by_one() -> None:
     records = run("single", trace, servers=2, switches=[(1.0, parse_policy("dynamic"))])
     assert times(records, "dispatched_at") == [0, 0.1, 2, 2, 2]
     assert times(records, "batch_size") == [1, 1, 3, 3, 3]
+
+
+def test_a_server_takes_work_from_the_instant_on_at_which_it_is_in_use() -> None:
+    engine = SimulatedEngine(SECOND, in_use=[(0.0, [0]), (2.5, [0, 1])])
+    records = run("single", jobs((0, 5), (1, 2), (1.5, 1)), engine, servers=2)
+    assert times(records, "dispatched_at") == [0, 2.5, 4.5]
+    assert times(records, "server_id") == [0, 1, 1]
+    assert times(records, "epoch") == [0, 1, 1]
+
+
+def test_a_server_that_is_not_in_use_any_more_ends_its_work_and_takes_no_other() -> None:
+    engine = SimulatedEngine(SECOND, in_use=[(2.0, [1])])
+    records = run("single", jobs((0, 5), (0.5, 1), (3, 1), (6, 1)), engine, servers=2)
+    assert times(records, "released_at") == [5, 1.5, 4, 7]
+    assert times(records, "server_id") == [0, 1, 1, 1]
+    assert times(records, "epoch") == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "released", "interruptions"),
+    [
+        ("capped:max_batch_size=2", [1, 8.5, 8.5, 9.5], [0, 1, 1, 0]),  # padded: one goes with all
+        ("elastic:max_batch_size=2", [1, 3, 8.5, 9.5], [0, 0, 1, 0]),
+    ],
+)
+def test_what_an_engine_had_in_service_when_it_died_goes_on_behind_its_tokens(
+    policy: str, released: list[float], interruptions: list[int]
+) -> None:
+    """Of five tokens three are made; two seconds later another engine makes the other two."""
+    engine = SimulatedEngine(SECOND, deaths=[(4.5, 2.0)])
+    records = run(policy, jobs((0, 1), (0.1, 2), (0.2, 5), (8, 1)), engine)
+    assert times(records, "dispatched_at") == [0, 1, 1, 8.5]
+    assert times(records, "first_token_at") == [1, 2, 2, 9.5]
+    assert times(records, "released_at") == released
+    assert times(records, "output_tokens") == [1, 2, 5, 1]
+    assert times(records, "interruptions") == interruptions
+    assert times(records, "service_time") == [1, 7.5, 7.5, 1]
+
+
+def test_nothing_starts_between_a_death_and_its_restart_and_a_second_one_changes_nothing() -> None:
+    engine = SimulatedEngine(SECOND, deaths=[(0.5, 2.0), (1.5, 2.0)])
+    records = run("continuous", jobs((1, 1), (2, 1), (9, 1)), engine)
+    assert times(records, "dispatched_at") == [2.5, 2.5, 9]
+    assert times(records, "interruptions") == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("death", "first_token", "released"),
+    [
+        # 0.3 s for three prompt tokens; behind two tokens 0.5 s for five, and 0.25 s on top
+        (2.5, 1.3, 4.5 + 0.75 + 2),
+        (1.0, 3.0 + 1.3, 3.0 + 0.3 + 4),  # before its first token it begins again
+    ],
+)
+def test_what_goes_on_has_its_prompt_and_its_tokens_computed_again(
+    death: float, first_token: float, released: float
+) -> None:
+    law = LatencyModel(k4=1.0, kp=0.1, kr=0.25)
+    (record,) = run("single", jobs((0, 4)), SimulatedEngine(law, deaths=[(death, 2.0)])).values()
+    assert record.first_token_at == pytest.approx(first_token)
+    assert record.released_at == pytest.approx(released)
+    assert (record.output_tokens, record.interruptions) == (4, 1)
+
+
+def test_an_answer_that_cannot_be_continued_fails_with_its_engine_once_it_has_begun() -> None:
+    trace = [dataclasses.replace(job, resumable=False) for job in jobs((0, 3), (0.25, 3), (1.5, 1))]
+    engine = SimulatedEngine(SECOND, deaths=[(1.25, 2.0)])
+    records = run("continuous:max_batch_size=2", trace, engine)
+    assert [records[str(i)].outcome for i in range(3)] == ["failed", "completed", "completed"]
+    assert times(records, "output_tokens") == [1, 3, 1]
+    assert times(records, "released_at") == [None, 6.25, 5.25]
+    assert times(records, "interruptions") == [1, 1, 0]
 
 
 def test_a_cancelled_member_leaves_at_once_and_may_end_its_batch() -> None:

@@ -641,6 +641,13 @@ def test_little_on_a_path_by_hand() -> None:
     assert (balance.carried_in, balance.carried_out, balance.residual) == (1.0, 1.0, 0.0)
 
 
+def test_a_window_has_its_beginning_and_not_its_end_and_a_visit_may_take_no_time() -> None:
+    arrived, departed = np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 2.0, 5.0])
+    balance = little(arrived, departed, 1.0, 3.0)
+    assert (balance.number_in_system, balance.arrival_rate, balance.sojourn_time) == (0.5, 1.0, 0.5)
+    assert (balance.carried_in, balance.carried_out, balance.residual) == (0.0, 0.0, 0.0)
+
+
 @pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
 def test_littles_law_and_the_sum_to_one_hold_on_a_simulated_queue(load: float) -> None:
     """The gap L - lambda W of a long run is small, L is rho + lam E[Wq], and the server is busy

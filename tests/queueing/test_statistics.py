@@ -307,6 +307,8 @@ def test_a_summary_of_nothing_is_not_a_number() -> None:
                 "correlated over about 1 request ("
             ),
         ),
+        ([0.1] * 39, "(twice that would exceed 5 % of the run, the most that is left out)"),
+        ([0.1] * 40, "(twice that, at most 5 % of the run)"),
         ([0.1] * 10, "none of 10 requests is left out: the queue began empty"),
     ],
 )

@@ -72,7 +72,7 @@ def run_ordered_single(
     count = len(requests.arrived_at)
     path = new_path(count)
     path.batch_size[:], path.server_id[:] = 1, 0
-    _run_single(requests, law, drawn, (rank, np.empty((count + 1, 4))), path)
+    _run_single(requests, law, drawn, (rank, np.empty((count, 4))), path)
     path.server_free_at[:] = path.released_at
     return path
 
@@ -98,7 +98,7 @@ def _run_single(requests, law, drawn, queue, path):  # type: ignore[no-untyped-d
     arrived_at, lengths, prompts, _, _ = requests
     (residuals, gaps, clocks), (rank, heap) = drawn, queue
     dispatched_at, released_at, first_token_at, _, batch, _, _ = path
-    has_residual, has_prompt, count = residuals.shape[1] > 0, law[4] != 0, len(arrived_at)
+    has_residual, count = residuals.shape[1] > 0, len(arrived_at)
     free, waiting, coming = -np.inf, 0, 0
     for number in range(count):
         start = free
@@ -111,8 +111,7 @@ def _run_single(requests, law, drawn, queue, path):  # type: ignore[no-untyped-d
         job = pop(heap, waiting)
         waiting -= 1
         chance = (residuals[0, number] if has_residual else 1.0), gaps[0], clocks[0]
-        inputs = prompts[job] if has_prompt else 0
-        first, rest, step = first_step(start, 1, inputs, law, chance)
+        first, rest, step = first_step(start, 1, prompts[job], law, chance)
         free = last_step(first, lengths[job], rest, step, law, chance)
         dispatched_at[job] = start
         first_token_at[job] = first

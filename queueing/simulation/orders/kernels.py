@@ -153,7 +153,7 @@ def run_ranks(arrived_at, totals, ranks, resume):  # type: ignore[no-untyped-def
     """
     start, n = ranks[0], len(arrived_at)
     left, ages, owed = np.full(n, np.nan), np.zeros(n), np.zeros(n)
-    pieces, heap = np.zeros(n, dtype=np.int64), np.empty((n + 1, 4))
+    pieces, heap = np.zeros(n, dtype=np.int64), np.empty((n, 4))
     waiting, coming, running, now = 0, 0, -1, 0.0
     while running >= 0 or waiting > 0 or coming < n:
         if running < 0 and waiting > 0:

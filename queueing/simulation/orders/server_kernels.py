@@ -72,7 +72,7 @@ def interrupt(ranks, running, jobs, heap, waiting, new):  # type: ignore[no-unty
 def run_ranks_on_servers(arrived_at, totals, ranks, servers, rising):  # type: ignore[no-untyped-def]
     """As `run_ranks`. `rising`: whether the rank of a job in service can rise."""
     start, n = ranks[0], len(arrived_at)
-    left, heap, in_service = np.full(n, np.nan), np.empty((n + 1, 4)), np.zeros(servers, np.int64)
+    left, heap, in_service = np.full(n, np.nan), np.empty((n, 4)), np.zeros(servers, np.int64)
     jobs = totals, np.zeros(n), np.zeros(n, dtype=np.int64)
     _, ages, pieces = jobs
     busy, waiting, coming, now = 0, 0, 0, 0.0

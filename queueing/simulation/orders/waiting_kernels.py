@@ -53,7 +53,7 @@ def ordered_queue(
         kind,
         np.asarray(rank, float),
         np.asarray(group, np.int64),
-        np.empty((count + 1 if kind == RANKED else 1, 4)),
+        np.empty((count if kind == RANKED else 1, 4)),
         np.empty(count if kind == RATIO else 1, dtype=np.int64),
         ends,
         np.full(count if kind == GROUPS else 1, -1, dtype=np.int64),

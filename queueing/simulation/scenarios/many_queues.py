@@ -38,7 +38,7 @@ def run_choices(work: ChoiceWork, servers: int) -> Vector:
     following = np.full(count, -1, dtype=np.int64)
     heads, tails = np.full((2, servers, 2), -1, dtype=np.int64)
     queue = following, heads, tails, np.zeros((3, servers), dtype=np.int64)
-    clock = np.empty((2 * count + 1, 4)), np.zeros(servers), work.seconds.astype(float).copy()
+    clock = np.empty((2 * count, 4)), np.zeros(servers), work.seconds.astype(float).copy()
     ended = np.full(count, np.nan)
     _run(work, queue, clock, ended)
     return ended

@@ -80,9 +80,9 @@ class State(NamedTuple):
 
 def new_state(count: int, slots: int) -> State:
     """Nothing has arrived."""
-    made, held, hosted, kept = np.zeros((4, count + 1), dtype=np.int64)
-    queue, calls = np.empty((2, count + 1, 4))
-    running = np.zeros(min(slots, count) + 1, dtype=np.int64)
+    made, held, hosted, kept = np.zeros((4, count), dtype=np.int64)
+    queue, calls = np.empty((2, count, 4))
+    running = np.zeros(min(slots, count), dtype=np.int64)
     return State(
         made, held, hosted, running, queue, calls, kept, np.zeros(9, np.int64), np.zeros(4)
     )

@@ -81,7 +81,7 @@ def run_phases(work: Phases, ranks: PhaseRanks, gpus: Gpus) -> tuple[Vector, Vec
     """End of the prefill and of the decode of each request."""
     count = len(work.arrived_at)
     ends = np.full((2, count), np.nan)
-    queues = np.empty((2, count + 1, 4))
+    queues = np.empty((2, count, 4))
     split = gpus.prefill if gpus.layout == "dedicated" else gpus.servers
     servers = np.full(gpus.servers, np.inf), np.full((3, gpus.servers), -1, dtype=np.int64)
     home = np.full(count, -1, dtype=np.int64)

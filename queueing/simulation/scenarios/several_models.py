@@ -70,7 +70,7 @@ def run_models(work: ModelWork, order: str, machine: Machine) -> tuple[Vector, i
             f"got models {work.model.min()} to {work.model.max()}; expected 0 to {models - 1}"
         )
     ended = np.full(count, np.nan)
-    queues = np.empty((models, count + 1, 4))
+    queues = np.empty((models, count, 4))
     waiting = np.zeros(models, dtype=np.int64)
     rules = ORDERS.index(order), machine.most
     loads = _run(work, rules, np.array(machine.load_seconds), (queues, waiting), ended)
