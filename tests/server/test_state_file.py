@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from server.engines.emulated import EmulatedEngine
 from server.gateway import Gateway
 from server.live.state_file import SCHEMA_VERSION, check_state_file, load_state, save_state
 from server.settings import Settings
-from tests.virtual_time import run_virtual
 
 GIVEN = parse_law("k1=1e-3,k2=2e-3,k3=0,k4=1e-3")
 OURS: dict[str, Any] = {"engine": "vllm", "model": "tiny", "max_num_seqs": 64, "servers": 1}
@@ -130,7 +130,7 @@ def test_a_gateway_that_ends_has_saved_its_law_and_the_next_one_begins_with_it(
             assert gateway.latency.law == GIVEN
             await gateway.stop()
 
-    run_virtual(main())
+    asyncio.run(main())  # a process of its own has been asked, and is gone at the end
 
 
 def test_a_restored_law_never_replaces_one_that_is_there() -> None:
