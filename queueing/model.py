@@ -98,6 +98,9 @@ class Limits(TypedDict, total=False):
                         "continuous" (it never binds)
     reserved_tokens     of an answer, for which that memory is kept free in place of a larger token
                         limit (its limit)
+    step_tokens         tokens that an engine computes in one step: one for each sequence that makes
+                        tokens, the rest for prompts, which take several steps where they are longer
+                        (chunked prefill); policy "continuous" (it never binds)
     """
 
     max_output_tokens: int | None
@@ -116,6 +119,7 @@ class Limits(TypedDict, total=False):
     flows: Flows | str | None
     max_context_tokens: int | None
     reserved_tokens: int | None
+    step_tokens: int | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -147,6 +151,8 @@ class Model:
     # KV memory of a server: those in service hold their prompts and token limits; None: enough
     max_context_tokens: int | None = None
     reserved_tokens: int | None = None  # held in place of a larger token limit
+    # that a step of a continuous engine computes, at most; None: as many as there are
+    step_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= LARGEST_SERVERS:
@@ -175,6 +181,7 @@ class Model:
         _check_routing(self)
         _check_speeds(self)
         _check_memory(self)
+        _check_step(self)
         if self.disaggregated:
             self._check_tandem()
 
@@ -283,6 +290,7 @@ class Model:
                 "max_context_tokens", limits.get("max_context_tokens")
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
+            step_tokens=_optional_whole("step_tokens", limits.get("step_tokens")),
         )
 
     @cached_property
@@ -311,7 +319,7 @@ class Model:
     @property
     def slot_time(self) -> SlotTime:
         """How long a slot of a continuous engine is taken."""
-        return SlotTime(self.law, self.output_tokens, self.prompt_tokens)
+        return SlotTime(self.law, self.output_tokens, self.prompt_tokens, self.step_tokens)
 
     @cached_property
     def largest_stable_rate(self) -> float:
@@ -475,6 +483,11 @@ def reserved_tokens(model: Model) -> int:
     return UNBOUNDED if model.reserved_tokens is None else model.reserved_tokens
 
 
+def step_tokens(model: Model) -> int:
+    """That a step of an engine computes, at most; UNBOUNDED: as many as there are."""
+    return UNBOUNDED if model.step_tokens is None else model.step_tokens
+
+
 def memory_limited(model: Model) -> bool:
     """Whether a request may find a free slot and no memory."""
     memory = reservations(model)
@@ -544,20 +557,51 @@ def _check_memory(model: Model) -> None:
         )
 
 
+def _check_step(model: Model) -> None:
+    if model.step_tokens is None:
+        return
+    given = f"step_tokens={model.step_tokens}"
+    if not model.policy.joins_running:
+        raise SpecError(
+            f"got {given} for policy {model.text}; expected policy continuous: a batch computes "
+            "all its prompts in one step"
+        )
+    if model.bound is None or model.step_tokens <= model.bound:
+        slots = "slots without a bound" if model.bound is None else f"{model.bound} slots"
+        raise SpecError(
+            f"got {given} for {slots}; expected more tokens than slots, so that prompts find room "
+            "beside those that make tokens: give more, or fewer slots (max_num_seqs)"
+        )
+
+
+def _step_bound(model: Model) -> str:
+    if model.step_tokens is None:
+        return _TOKEN_BOUNDS
+    return (
+        f"an engine step computes at most {model.step_tokens:,} tokens: longer prompts take "
+        "several steps"
+    )
+
+
 def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
     memory = reservations(model)
     if memory is None:
+        if model.step_tokens is not None:
+            return (_step_bound(model), "memory bounds of the engine do not bind")
         return ("token and memory bounds of the engine do not bind",)
     holds = f"KV memory of {memory.memory:,} tokens"
     if model.servers > 1:
         holds += " on each server"
     if not memory_limited(model):
         most = (model.bound or 0) * memory.largest
-        return (f"{holds} does not bind: those in service hold {most:,} at most", _TOKEN_BOUNDS)
+        return (
+            f"{holds} does not bind: those in service hold {most:,} at most",
+            _step_bound(model),
+        )
     return (
         f"{holds}: a request holds its prompt and {_held(model)} from "
         "its dispatch to its end; the first in the queue waits until it fits",
-        _TOKEN_BOUNDS,
+        _step_bound(model),
     )
 
 

@@ -204,6 +204,17 @@ FlowsOption = Annotated[
         ),
     ),
 ]
+StepTokens = Annotated[
+    int | None,
+    _option(
+        "--step-tokens",
+        (
+            "Tokens that an engine computes in one step, at most (vLLM: max_num_batched_tokens): "
+            "one for each sequence that makes tokens, the rest for prompts; longer prompts take "
+            "several steps (chunked prefill). Policy continuous. Default: it never binds."
+        ),
+    ),
+]
 MaxContextTokens = Annotated[
     int | None,
     _option(
@@ -253,6 +264,7 @@ def predict(
     flows: FlowsOption = None,
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
+    step_tokens: StepTokens = None,
     method: Annotated[
         str,
         _option(
@@ -284,6 +296,7 @@ def predict(
         "routing": routing,
         "max_context_tokens": max_context_tokens,
         "reserved_tokens": reserved_tokens,
+        "step_tokens": step_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})
@@ -323,6 +336,7 @@ def simulate(
     flows: FlowsOption = None,
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
+    step_tokens: StepTokens = None,
     num_requests: Annotated[
         int | None,
         _option(
@@ -360,6 +374,7 @@ def simulate(
         "routing": routing,
         "max_context_tokens": max_context_tokens,
         "reserved_tokens": reserved_tokens,
+        "step_tokens": step_tokens,
     }
     sources = {"arrival_rate": arrival_rate, "arrivals": arrivals, "trace": trace}
     given = coming(ctx, sources, {"output_tokens": output_tokens, "prompt_tokens": prompt_tokens})

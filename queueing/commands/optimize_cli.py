@@ -34,6 +34,7 @@ from queueing.commands.cli import (
     ReservedTokens,
     Routing,
     Servers,
+    StepTokens,
     TokenLimit,
     law_of,
     show,
@@ -178,6 +179,7 @@ def optimize(
     pad_prompts: PadPrompts = False,
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
+    step_tokens: StepTokens = None,
     policy_module: PolicyModules = None,
     as_json: Json = False,
 ) -> None:
@@ -225,6 +227,7 @@ def optimize(
             "patience": patience,
             "max_context_tokens": max_context_tokens,
             "reserved_tokens": reserved_tokens,
+            "step_tokens": step_tokens,
             "routing": routing,
         }
         model = Model.read(

@@ -24,6 +24,7 @@ from queueing.commands.cli import (
     PromptTokens,
     ReservedTokens,
     Routing,
+    StepTokens,
     TraceOption,
     coming,
     law_of,
@@ -81,6 +82,7 @@ def plan(
     prompt_tokens: PromptTokens = None,
     max_context_tokens: MaxContextTokens = None,
     reserved_tokens: ReservedTokens = None,
+    step_tokens: StepTokens = None,
     routing: Routing = "central",
     max_num_seqs: Annotated[
         str, typer.Option(help="Numbers of slots of a server to choose from.")
@@ -118,6 +120,7 @@ def plan(
     given |= {
         "max_context_tokens": max_context_tokens,
         "reserved_tokens": reserved_tokens,
+        "step_tokens": step_tokens,
         "routing": routing,
     }
     demand = _demand(given, goal, choices)
@@ -189,6 +192,7 @@ def _demand(given: dict[str, Any], goal: Objective, choices: Choices) -> Demand:
             "max_output_tokens": limit,
             "max_context_tokens": given["max_context_tokens"],
             "reserved_tokens": given["reserved_tokens"],
+            "step_tokens": given["step_tokens"],
             "routing": given["routing"],
         }
         model = recorded_model(first.trace, policies[slots], law, **limits)

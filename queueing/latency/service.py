@@ -5,6 +5,10 @@ read the same closed form for the instants of a stretch of equal steps, they agr
 Between two changes of composition the steps are equal: step k of a stretch that began at `t` ends
 at `t + first + (k - 1) * rest`. A composition changes only at the end of a step: a member ends
 (unpadded), a new one enters, one was removed.
+
+A continuous engine may bound the tokens of a step (chunked prefill): each member that makes tokens
+takes one of them, the prompts take the rest in the order of their entry. A prompt that is not whole
+at the end of a step goes on in the next one; its first token comes with its last part.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel
 from queueing.latency.stalls import StallClock
 
@@ -30,6 +35,7 @@ class Member:
     output_tokens: int
     resumed: bool = False  # it goes on behind tokens that it made before
     produced: int = 0
+    prompt_left: int = 0  # tokens that are still to be computed, where a step has a bound
     enters_at: float = 0.0
     first_token_at: float | None = None
     last_token_at: float | None = None  # its own end
@@ -125,10 +131,18 @@ class ServiceProcess:
     """
 
     def __init__(
-        self, law: LatencyModel, rng: np.random.Generator, *, pad_prompts: bool = False
+        self,
+        law: LatencyModel,
+        rng: np.random.Generator,
+        *,
+        pad_prompts: bool = False,
+        step_tokens: int = UNBOUNDED,
     ) -> None:
         self.law = law
         self._pad_prompts = pad_prompts  # of a batch, to its longest one
+        self._step_tokens = step_tokens  # that a continuous engine computes in one step, at most
+        self._parts: dict[str, int] = {}  # tokens of prompts in the first step of this stretch
+        self._unready: set[str] = set()  # whose prompt is not whole with that step
         self._rng = rng
         self._active: dict[str, Member] = {}  # in a step; a padded batch keeps its ended members
         self._pending: dict[str, Member] = {}  # admitted, not yet in a step
@@ -183,6 +197,7 @@ class ServiceProcess:
             self._open()
         self._target = None
         del self._active[member_id]
+        self._unready.discard(member_id)
         if all(member.ended for member in self._active.values()):
             self._active.clear()  # nobody is left who needs another token
             self._changed = True
@@ -230,7 +245,7 @@ class ServiceProcess:
         included, and those whose own end it is.
         """
         self._open()
-        running = list(self._active.values())
+        running = [each for each in self._active.values() if each.id not in self._unready]
         return running, self._depart(self._complete(1))
 
     def _depart(self, ended: list[Member]) -> list[Member]:
@@ -250,6 +265,8 @@ class ServiceProcess:
         self._target = None
         self._now = self._stretch.instant(self._steps)
         for member in self._active.values():
+            if member.id in self._unready:
+                continue
             if not member.produced:
                 member.first_token_at = self._stretch.instant(done + 1)
             left = member.output_tokens - member.produced
@@ -257,7 +274,17 @@ class ServiceProcess:
                 member.last_token_at = self._stretch.instant(done + left)
                 ended.append(member)
             member.produced += steps
+        if self._parts:
+            self._compute_parts()
         return ended
+
+    def _compute_parts(self) -> None:
+        """The step that had them is over."""
+        for member_id, tokens in self._parts.items():
+            if member_id in self._active:  # it was not removed
+                self._active[member_id].prompt_left -= tokens
+        self._changed = self._changed or bool(self._unready)
+        self._parts, self._unready = {}, set()
 
     def _open(self) -> None:
         """Begin a new stretch where the composition changed or someone may enter now."""
@@ -270,26 +297,41 @@ class ServiceProcess:
 
     def _begin(self, at: float) -> None:
         entering = [member for member in self._pending.values() if member.enters_at <= at]
+        bounded = self._step_tokens < UNBOUNDED and not self._opens_batch
         for member in entering:
             self._active[member.id] = self._pending.pop(member.id)
+            member.prompt_left = member.prompt_tokens if bounded else 0
         self._look_for_entry()
         if at > self._began_at or self._opens_batch:
             self._began_at, self._entered = at, []
         # a stretch reopened at its own start keeps what those before have to pay
         self._entered += entering
-        prompts = self._prompt_tokens()
+        prompts = self._divide_prompts() if bounded else self._prompt_tokens()
         self._stretch.serve(self._steps)
         resumed = sum([member.resumed for member in self._entered])
         seconds = (self.law.setup if self._opens_batch else self.law.admission)(
             len(self._entered), prompts, resumed
         )
-        self._stretch.begin(at, seconds, len(self._active))
+        self._stretch.begin(at, seconds, max(1, len(self._active) - len(self._unready)))
         self._steps, self._opens_batch, self._changed, self._target = 0, False, False, None
 
     def _prompt_tokens(self) -> int:
         """Of those who entered, padding included."""
         tokens = [member.prompt_tokens for member in self._entered]
         return len(tokens) * max(tokens) if self._pad_prompts and self._opens_batch else sum(tokens)
+
+    def _divide_prompts(self) -> int:
+        """Which parts of prompts the next step computes; returns their tokens."""
+        self._parts, self._unready = {}, set()
+        waiting = [member for member in self._active.values() if member.prompt_left]
+        left = room = max(0, self._step_tokens - (len(self._active) - len(waiting)))
+        for member in waiting:
+            part = min(member.prompt_left, left)
+            left -= part
+            self._parts[member.id] = part
+            if part < member.prompt_left:
+                self._unready.add(member.id)
+        return room - left
 
     def _look_for_entry(self) -> None:
         self._entry_at = math.inf
@@ -302,6 +344,8 @@ class ServiceProcess:
         return self._target
 
     def _look_for_change(self) -> int:
+        if self._unready:
+            return self._steps + 1  # the next part of their prompts
         left = [
             member.output_tokens - member.produced
             for member in self._active.values()

@@ -9,7 +9,8 @@ l = E[N] steps:
     S = A + gap,   throughput X(n) = n / S(n)
 
 gap: `turnaround` plus what is left of a step if another slot is in one: half of E[Z^2] / E[Z], Z =
-step + a Poisson(mu), mu entries a step; those who came in the excess a^2 mu / E[Z] enter in front.
+step + Poisson(mu) admissions, mu entries a step; those who came in the excess E[a^2] mu / E[Z]
+enter in front.
 While requests wait, a slot is refilled at the end of a step, so its gap is a whole number of steps:
 to the first end at or after the turnaround. Without a turnaround the refilled X(c) = c / (l t(c) +
 c a) is exact, t(n) = k3 n + k4.
@@ -23,6 +24,9 @@ the variance, per departure,
 (counting the admissions of others as a stretch of one's own steps, C^2 = Var N / E[N]^2, makes the
 delay up to 30 % too long at c = 32). Measured: with a turnaround the refilled X(c) is within 0.4 %
 of simulation; outputs of 1 to 4 tokens 1.2 %, of one length 2 %.
+
+Where a step computes a bounded number of tokens (chunked prefill), a request takes more steps than
+tokens: queueing.latency.prompt_parts.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from scipy.special import gammaln, pdtr
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.errors import NotConvergedError, OutOfReachError
 from queueing.latency.law import LatencyModel
+from queueing.latency.prompt_parts import InParts, PromptParts
 
 _MANY = 256  # slots from which on only the likely numbers of active ones are followed
 _MOST_STEPS = 20_000_000  # within the turnaround, over all numbers of active slots
@@ -50,6 +55,7 @@ class SlotTime:
     law: LatencyModel
     output_tokens: TokenDistribution
     prompt_tokens: TokenDistribution | None = None
+    step_tokens: int | None = None  # that a step computes, at most
 
     def mean(self, slots: int, *, refilled: bool) -> float:
         """S(n), the mean time that a slot is taken."""
@@ -81,7 +87,7 @@ class SlotTime:
         turnaround = self.law.turnaround * self.law.speed
         others = slots - 1
         if not refilled:
-            step, excess = self._met(others, share)
+            _, step, excess = self._met(others, share)
             return turnaround + (1 - (1 - share) ** others) * (step + excess) / 2
         if turnaround == 0:
             return 0.0
@@ -114,32 +120,63 @@ class SlotTime:
         """E[N]."""
         return self.output_tokens.mean
 
+    def steps(self, slots: int, share: float) -> float:
+        """Mean number of steps of a request with so many slots taken: those with a token, and
+        those before it in which its prompt is not whole.
+        """
+        return self._in_steps((slots - 1) * share).steps
+
+    def _in_steps(self, others: float) -> InParts:
+        if self._parts is None:
+            return InParts(self.mean_tokens, 0.0, 0.0, others, 0.0, self._prompt_square)
+        return self._parts.with_others(others)
+
+    @cached_property
+    def _parts(self) -> PromptParts | None:
+        if self.step_tokens is None or self.prompt_tokens is None:
+            return None
+        return PromptParts(self.law, self.prompt_tokens, self.step_tokens, self.mean_tokens)
+
+    @cached_property
+    def _prompt_square(self) -> float:
+        prompts = self.prompt_tokens
+        return 0.0 if prompts is None else prompts.variance + prompts.mean**2
+
     @cached_property
     def admitted(self) -> float:
         """a, the engine time of one admission."""
         return self.law.admission(1, 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean)
 
-    def _met(self, others: int, share: float) -> tuple[float, float]:
-        """Mean of a step, and by how much longer the one is that an arrival meets: steps with
-        many admissions are met more often.
+    def _met(self, others: int, share: float) -> tuple[float, float, float]:
+        """Entries and mean of a step, and by how much longer the one is that an arrival meets:
+        steps with many admissions, and with long prompts, are met more often.
         """
         if not others or not share:
-            return 0.0, 0.0
-        entering = others * share / self.mean_tokens
-        step = self.law.step(1 + (others - 1) * share) + self.admitted * entering
-        return step, self.admitted**2 * entering / step
+            return 0.0, 0.0, 0.0
+        found, law = self._in_steps(others * share), self.law
+        entering = others * share / found.steps
+        step = law.step(1 + found.decoding * (others - 1) / others) + self.admitted * entering
+        mean = 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean
+        spread = (law.speed * law.kp) ** 2 * (found.square - mean**2)
+        return entering, step, (self.admitted**2 + spread) * entering / step
 
     def _followed(self, others: int, share: float) -> float:
         """What those who came in the excess of that step add to the entry of the one who came in
         it too.
         """
-        step, excess = self._met(others, share)
-        return self.admitted * others * share / self.mean_tokens * excess / step if step else 0.0
+        entering, step, excess = self._met(others, share)
+        return self.admitted * entering * excess / step if step else 0.0
 
     def first_token(self, slots: int, share: float, *, refilled: bool) -> float:
-        """From the dispatch to the end of the first step, in which others are admitted too."""
+        """From the dispatch to the end of the step with the first token; others are admitted in
+        that step, and in those before in which the prompt is not whole.
+        """
         others = (slots - 1) * share
-        entry = self.admitted * (1 + others / self.mean_tokens) + self.law.step(1 + others)
+        found = self._in_steps(others)
+        full = self.law.speed * self.law.kp * found.room
+        entry = self.admitted * (1 + others / found.steps) + self.law.step(1 + found.decoding)
+        entry += found.waiting * (self._without_own(found) + full)
+        entry += found.further * self._without_own(found)
         behind = 0.0 if refilled else self._followed(slots - 1, share)
         return self.gap(slots, share, refilled=refilled) + entry + behind
 
@@ -160,7 +197,7 @@ class SlotTime:
         With Se the residual slot time and s the seconds per token, admissions of others included: s
         (sum_{k>=0} P(Se > k s)^c - 1/2).
         """
-        pace = (mean * share - self.admitted) / self.mean_tokens
+        pace = (mean * share - self.admitted) / self.steps(slots, share)
         fixed = mean - pace * self.mean_tokens
         survival = self.output_tokens.survival
         knots = np.append(
@@ -172,7 +209,14 @@ class SlotTime:
 
     def _active(self, slots: int, share: float) -> float:
         others = (slots - 1) * share
-        return self.admitted * (1 + others) + self.mean_tokens * self.law.step(1 + others)
+        found = self._in_steps(others)
+        own = self.mean_tokens * self.law.step(1 + found.decoding)
+        before = (found.steps - self.mean_tokens) * self._without_own(found)
+        return self.admitted * (1 + others) + own + before
+
+    def _without_own(self, found: InParts) -> float:
+        """A step in which a request makes no token."""
+        return self.law.step(max(1.0, found.decoding))
 
     def _aligned(self, turnaround: float, active: int) -> float:
         """E[end of the first step at or after the turnaround], steps with `active` others,

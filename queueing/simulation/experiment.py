@@ -34,6 +34,7 @@ from queueing.model import (
     load_bound,
     one_of_several,
     reserved_tokens,
+    step_tokens,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -293,6 +294,7 @@ def driven_run(
         model.law,
         max_batch_size=bound,
         max_context_tokens=memory,
+        step_tokens=step_tokens(model),
         pad_prompts=model.pads_prompts,
         speeds=model.server_speeds,
     )

@@ -32,6 +32,7 @@ from queueing.model import (
     has_queues,
     memory_limited,
     reservations,
+    step_tokens,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -220,13 +221,13 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     alone = model.servers == 1 and model.patience is None and not continuous
     if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
-    requests, paces = _requests(model, trace), paces_of(model)
+    requests = _requests(model, trace)
     if continuous:
-        given = _coefficients(law), law.turnaround, bounds, paces
+        given = _coefficients(law), law.turnaround, bounds, _empty_slots(model, requests, bounds)
         found = slot_kernels.run_slots(requests, *given, _memory(model))
     else:
         drawn = _drawn(law, trace)
-        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds, paces)
+        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds, paces_of(model))
     return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
 
 
@@ -238,8 +239,8 @@ def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRu
     queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
     plain, paces = not (len(trace.call_ends) or len(requests.deadlines)), paces_of(model)
     if isinstance(model.policy, Continuous):
-        given = _coefficients(law), law.turnaround, bounds, queue, paces
-        found = run_ordered_slots(requests, *given)
+        given = _coefficients(law), law.turnaround, bounds, queue
+        found = run_ordered_slots(requests, *given, _empty_slots(model, requests, bounds))
     elif plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
         found = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
     else:
@@ -276,6 +277,12 @@ def _slots(model: Model) -> int | None:
     memory = reservations(model)
     bounds = (model.bound, None if memory is None else memory.most)
     return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def _empty_slots(
+    model: Model, requests: kernels.Requests, bounds: kernels.Bounds
+) -> slot_kernels.Slots:
+    return slot_kernels.new_slots(requests, bounds, paces_of(model), step_tokens(model))
 
 
 def _memory(model: Model) -> slot_kernels.Memory:

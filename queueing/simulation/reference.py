@@ -66,6 +66,7 @@ class Job:
 class SimulatedEngine:
     """What each server obeys, and the largest batch that it takes.
 
+    step_tokens that a continuous one computes in one step, at most
     speeds     of each server, how many times as long as the law's its times are (all 1)
     deaths     when all of them die: instants, and seconds until others serve
     in_use     which servers take work from an instant on; at 0 from the beginning, and all of them
@@ -76,6 +77,7 @@ class SimulatedEngine:
     max_batch_size: int = 2**31
     max_prompt_tokens: int = 2**31
     max_context_tokens: int = 2**62
+    step_tokens: int = 2**62
     pad_prompts: bool = False
     speeds: Sequence[float] = ()
     deaths: Sequence[tuple[float, float]] = ()
@@ -88,7 +90,13 @@ class SimulatedEngine:
         law = self.law.at_speed(self.law.speed * pace)
         return DrivenEngine(
             Server(server_id, [], *bounds),
-            partial(ServiceProcess, law, rng, pad_prompts=self.pad_prompts),
+            partial(
+                ServiceProcess,
+                law,
+                rng,
+                pad_prompts=self.pad_prompts,
+                step_tokens=self.step_tokens,
+            ),
         )
 
 

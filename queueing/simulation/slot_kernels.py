@@ -23,13 +23,15 @@ from queueing.simulation.kernels import (
 
 
 class Slots(NamedTuple):
-    """A row for each server; of each request the tokens that are `left`.
+    """A row for each server; of each request the tokens that are `left`, of its answer and of its
+    prompt.
 
     changes_at  the next change of its composition
     real        the end of the last step, the start of the stretch, the end of its first step, what
                 each other step takes, the factor on the server's times
-    whole       counts: active, pending, entered with the stretch, tokens of their prompts; whether
-                the composition changed; steps done in the stretch, all in service
+    whole       counts: active, pending, entered with the stretch, tokens of prompts in its first
+                step; whether the composition changed; steps done in the stretch, all in service,
+                ended; tokens that a step may have, those active whose prompt takes another step
     entry       when each pending request may enter
     ended       those that ended with the last change, of one server at a time
     held        tokens of memory that the requests of each server hold
@@ -42,6 +44,7 @@ class Slots(NamedTuple):
     pending: Ints
     entry: Floats
     left: Ints
+    prompt_left: Ints
     ended: Ints
     held: Ints
 
@@ -61,32 +64,38 @@ def run_slots(
     law: tuple[float, ...],
     turnaround: float,
     bounds: Bounds,
-    paces: Floats,
+    state: Slots,
     memory: Memory = UNLIMITED,
 ) -> RequestPath:
     """Continuous batching, `bounds.batch_size` in service per server, fewer where the first that
-    waits does not fit into the memory. `paces`: of each server, how many times as long as the law's
-    its steps take.
+    waits does not fit into the memory. `state`: of empty ones.
     """
     path = new_path(len(requests.arrived_at))
     limits = bounds.batch_size, turnaround, memory
-    _run_slots(requests, law, limits, new_slots(requests, bounds, paces), path)
+    _run_slots(requests, law, limits, state, path)
     path.server_free_at[:] = path.released_at
     return path
 
 
-def new_slots(requests: Requests, bounds: Bounds, paces: Floats) -> Slots:
-    """Nobody in service."""
+def new_slots(
+    requests: Requests, bounds: Bounds, paces: Floats, step_tokens: int = UNBOUNDED
+) -> Slots:
+    """Nobody in service. `paces`: of each server, how many times as long as the law's its steps
+    take; `step_tokens`: that a step computes, at most.
+    """
     real = np.full((bounds.servers, 5), -np.inf)
     real[:, 2:4] = np.inf
     real[:, 4] = paces
-    whole = np.zeros((bounds.servers, 8), dtype=np.int64)
-    whole[:, 4] = 1
+    whole = np.zeros((bounds.servers, 10), dtype=np.int64)
+    whole[:, 4], whole[:, 8] = 1, step_tokens
     active, pending = np.zeros((2, bounds.servers, bounds.batch_size), dtype=np.int64)
     entry = np.zeros((bounds.servers, bounds.batch_size))
     idle, left = np.full(bounds.servers, np.inf), requests.output_tokens.copy()
+    prompt_left = np.zeros(0, dtype=np.int64)
+    if step_tokens < UNBOUNDED:
+        prompt_left = requests.prompt_tokens.copy()
     ended, held = np.zeros_like(active[0]), np.zeros_like(whole[:, 0])
-    return Slots(idle, real, whole, active, pending, entry, left, ended, held)
+    return Slots(idle, real, whole, active, pending, entry, left, prompt_left, ended, held)
 
 
 @inner
@@ -125,7 +134,7 @@ def _run_slots(requests, law, bounds, state, path):  # type: ignore[no-untyped-d
 @inner
 def _free(s, leaving, bounds, state, requests):  # type: ignore[no-untyped-def]
     """The first of those who are leaving gives back its slot and its memory."""
-    whole, ended, held = state[2], state[7], state[8]
+    whole, ended, held = state[2], state[8], state[9]
     whole[s, 6] -= 1
     first = ended[whole[s, 7] - leaving]
     held[s] -= requests[2][first] + bounds[2][1]
@@ -136,7 +145,7 @@ def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
     """The server with the most free slots, among those with memory for the first that waits; -1:
     none.
     """
-    (slots, _, (memory, limit)), whole, held = bounds, state[2], state[8]
+    (slots, _, (memory, limit)), whole, held = bounds, state[2], state[9]
     best, needed = -1, requests[2][first] + limit
     for s in range(len(whole)):
         taken = whole[s, 6]
@@ -153,7 +162,7 @@ def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
 def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; where the queue begins then, and how many batches there were."""
     (now, head, tail, batches), (slots, turnaround, (memory, limit)) = queue, bounds
-    _, real, whole, _, pending, entry, _, _, held = state
+    _, real, whole, _, pending, entry, _, _, _, held = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
         best = _with_room(head, bounds, state, requests)
@@ -184,7 +193,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
 @inner
 def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
     """When the composition changes next."""
-    changes_at, real, whole, _, _, _, _, _, _ = state
+    changes_at, real, whole, _, _, _, _, _, _, _ = state
     if whole[s, 0] + whole[s, 1] == 0:
         changes_at[s] = np.inf
     else:
@@ -212,7 +221,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
     """Begin a new stretch where the composition changed or someone may enter now
     (ServiceProcess._open).
     """
-    _, real, whole, _, _, entry, _, _, _ = state
+    _, real, whole, _, _, entry, _, _, _, _ = state
     now = real[s, 0]
     if whole[s, 0] == 0:
         real[s, 2] = real[s, 3] = np.inf
@@ -233,17 +242,39 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
         real[s, 1] = at
         whole[s, 2] = whole[s, 3] = 0
     _enter(s, at, state, requests)
+    if len(state[7]) > 0:
+        whole[s, 3], whole[s, 9] = _parts(s, state, False)
     k1, _, k3, k4, kp, speed = law
     speed *= real[s, 4]
-    real[s, 3] = 1.0 * (speed * (k3 * whole[s, 0] + k4))
+    real[s, 3] = 1.0 * (speed * (k3 * max(1, whole[s, 0] - whole[s, 9]) + k4))
     real[s, 2] = at + (1.0 * (speed * (k1 * whole[s, 2] + kp * whole[s, 3])) + real[s, 3])
     whole[s, 4] = whole[s, 5] = 0
 
 
 @inner
+def _parts(s, state, over):  # type: ignore[no-untyped-def]
+    """Tokens of prompts in the next step, and how many active ones' prompts it does not end
+    (ServiceProcess._divide_prompts); `over`: it is done.
+    """
+    whole, active, prompt_left = state[2], state[3], state[7]
+    room, tokens, unready = whole[s, 8], 0, 0
+    for i in range(whole[s, 0]):
+        room -= prompt_left[active[s, i]] == 0
+    for i in range(whole[s, 0]):
+        left = prompt_left[active[s, i]]
+        part = min(left, max(room, 0))
+        room -= part
+        tokens += part
+        unready += part < left
+        if over:
+            prompt_left[active[s, i]] -= part
+    return tokens, unready
+
+
+@inner
 def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
     """Who is pending and may enter by `at` becomes active."""
-    (_, _, whole, active, pending, entry, _, _, _), prompts, kept = state, requests[2], 0
+    (_, _, whole, active, pending, entry, _, _, _, _), prompts, kept = state, requests[2], 0
     for i in range(whole[s, 1]):
         if entry[s, i] <= at:
             active[s, whole[s, 0]] = pending[s, i]
@@ -260,7 +291,9 @@ def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
 @inner
 def _target(s, state):  # type: ignore[no-untyped-def]
     """The step of the next end or entry."""
-    _, real, whole, active, _, entry, left, _, _ = state
+    _, real, whole, active, _, entry, left, _, _, _ = state
+    if whole[s, 9] > 0:
+        return whole[s, 5] + 1
     least = -1
     for i in range(whole[s, 0]):
         remaining = left[active[s, i]]
@@ -279,7 +312,7 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
-    _, real, whole, active, _, _, left, gone, _ = state
+    _, real, whole, active, _, _, left, prompt_left, gone, _ = state
     (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
     done = whole[s, 5]
     steps = _target(s, state) - done
@@ -287,8 +320,15 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     now = _instant(real[s, 2], real[s, 3], done + steps)
     real[s, 0] = now
     kept = ended = 0
+    unready = whole[s, 9] > 0
+    if len(prompt_left) > 0 and done == 0:
+        _parts(s, state, True)
     for i in range(whole[s, 0]):
         member = active[s, i]
+        if unready and prompt_left[member] > 0:
+            active[s, kept] = member
+            kept += 1
+            continue
         if left[member] == lengths[member]:
             first_token_at[member] = _instant(real[s, 2], real[s, 3], done + 1)
         left[member] -= steps
@@ -300,7 +340,7 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
             active[s, kept] = member
             kept += 1
     whole[s, 0] = kept
-    whole[s, 7] = ended
-    if ended:
+    whole[s, 7], whole[s, 9] = ended, 0
+    if ended or unready:
         whole[s, 4] = 1
     return ended

@@ -3,13 +3,14 @@ last bit, and H obeys the law.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.service import Member, ServiceProcess
 
@@ -38,10 +39,17 @@ schedules = st.lists(st.one_of(admissions, removals), min_size=1, max_size=14)
 
 
 def play(
-    schedule: list[Event], *, jump: bool, joining: bool, padded: bool
+    schedule: list[Event],
+    *,
+    jump: bool,
+    joining: bool,
+    padded: bool,
+    law: LatencyModel = LAW,
+    step_tokens: int = UNBOUNDED,
 ) -> list[tuple[str, float, float | None, float | None]]:
     """Ends as (id, instant, first token, last token)."""
-    process, now, names, ends = ServiceProcess(LAW, np.random.default_rng(5)), 0.0, 0, []
+    process = ServiceProcess(law, np.random.default_rng(5), step_tokens=step_tokens)
+    now, names, ends = 0.0, 0, []
 
     def due() -> float:
         return process.next_change_at() if jump else process.next_step_at()
@@ -75,6 +83,49 @@ def test_jumping_equals_stepping_for_a_continuous_engine(schedule: list[Event]) 
     ends = play(schedule, jump=True, joining=True, padded=False)
     assert ends == play(schedule, jump=False, joining=True, padded=False)
     assert all(at == last for _, at, _, last in ends)
+
+
+@pytest.mark.parametrize("law", [LAW, replace(LAW, turnaround=0.0), replace(LAW, k4=0.0)])
+@given(schedules, st.integers(1, 60))
+def test_jumping_equals_stepping_where_prompts_take_several_steps(
+    law: LatencyModel, schedule: list[Event], step_tokens: int
+) -> None:
+    ends = play(schedule, jump=True, joining=True, padded=False, law=law, step_tokens=step_tokens)
+    assert ends == play(
+        schedule, jump=False, joining=True, padded=False, law=law, step_tokens=step_tokens
+    )
+    assert all(at == last for _, at, _, last in ends)
+
+
+@given(schedules)
+def test_a_step_with_room_for_all_prompts_is_as_one_without_a_bound(schedule: list[Event]) -> None:
+    assert play(schedule, jump=True, joining=True, padded=False) == play(
+        schedule, jump=True, joining=True, padded=False, step_tokens=10_000
+    )
+
+
+def test_a_prompt_that_does_not_fit_one_step_takes_several() -> None:
+    """Of 10 tokens a step: one that decodes takes one of them, the prompts the others in order."""
+    law = LatencyModel(k1=100.0, k3=1.0, k4=10.0, kp=1.0)
+    process = ServiceProcess(law, np.random.default_rng(0), step_tokens=10)
+    process.admit(0.0, [Member("short", 4, 30)], padded=False, joining=True)
+    first, _ = process.step()
+    assert ([each.id for each in first], process.next_step_at()) == (["short"], 115.0 + 11.0)
+    process.admit(115.0, [Member("long", 14, 2), Member("next", 5, 1)], padded=False, joining=True)
+    ends, prompts = [process.next_step_at()], []
+    for _ in range(4):
+        running, _ = process.step()
+        prompts.append([each.id for each in running])
+        ends.append(process.next_step_at())
+    assert prompts == [
+        ["short"],  # 9 tokens of the long prompt
+        ["short", "long"],  # its last 5, 4 of the next one
+        ["short", "long", "next"],  # 1
+        ["short"],
+    ]
+    # two admissions in the first of these steps; 9, 9 and 1 prompt tokens
+    assert np.diff(ends).tolist() == [12.0 + 9.0, 13.0 + 1.0, 11.0, 11.0]
+    assert ends[0] == 115.0 + 11.0 + 200.0 + 9.0
 
 
 @given(schedules)

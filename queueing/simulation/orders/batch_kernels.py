@@ -35,7 +35,7 @@ from queueing.simulation.orders.waiting_kernels import (
     ready,
     take,
 )
-from queueing.simulation.slot_kernels import advance, new_slots, plan
+from queueing.simulation.slot_kernels import Slots, advance, plan
 
 
 class Members(NamedTuple):
@@ -83,11 +83,10 @@ def run_ordered_slots(
     turnaround: float,
     bounds: Bounds,
     queue: OrderedQueue,
-    paces: Floats,
+    state: Slots,
 ) -> RequestPath:
-    """Continuous batching, `bounds.batch_size` in service per server."""
+    """Continuous batching, `bounds.batch_size` in service per server; `state`: of empty ones."""
     path = new_path(len(requests.arrived_at))
-    state = new_slots(requests, bounds, paces)
     _run_slots(requests, law, (bounds.batch_size, turnaround), (state, queue), path)
     path.server_free_at[:] = path.released_at
     return path
@@ -236,7 +235,7 @@ def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
         system,
         served,
     )
-    _, real, whole, _, pending, entry, _, _, _ = state
+    _, real, whole, _, pending, entry, _, _, _, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while queue[8][1] > 0:
         best = 0

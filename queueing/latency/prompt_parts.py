@@ -1,0 +1,83 @@
+"""Chunked prefill: how many steps of a continuous engine a request takes where a step computes T
+tokens at most. Means, an approximation.
+
+Each sequence that makes tokens takes one of them, d all together; prompts take the room R = T - d
+in the order of their entry, and a prompt P that does not fit takes further steps. With a others in
+steps, x steps a request, l = E[N] of them with a token:
+
+    d = a l / x,   b = l + E[ceil(P / R)] - 1                  steps of a request on its own
+    x = b + W,     W = g a E[P^2] / (2 R^2 (x - a E[P] / R))   those that it waits for other prompts
+    g = (t(d) + kp R) / t(d)                                   a full step over one without prompts
+
+(a single server, M/G/1, whose work is prompts, R tokens a step; full steps are longer, and more
+come in them). So a / x is less than R / E[P]: prompts bound the rate too, at T / (E[N] + E[P])
+requests a step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from queueing.distributions.token_distribution import TokenDistribution
+from queueing.latency.law import LatencyModel
+
+_ROUNDS = 8  # until the room is known: tokens and room move each other little
+
+
+class InParts(NamedTuple):
+    """Of one request: its steps; of those, the ones in which others' prompts leave no room, and
+    those with parts of its own prompt but the last. Others that make tokens in a step. Room for
+    prompts in a step, and E of the sum of the squares of the parts of a prompt.
+    """
+
+    steps: float
+    waiting: float
+    further: float
+    decoding: float
+    room: float
+    square: float
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """`step_tokens`: T; `tokens`: l."""
+
+    law: LatencyModel
+    prompts: TokenDistribution
+    step_tokens: int
+    tokens: float
+
+    def with_others(self, others: float) -> InParts:
+        """So many others are in steps, on average."""
+        steps, decoding, square, further, room = self.tokens, others, 0.0, 0.0, 1
+        for _ in range(_ROUNDS):
+            decoding = others * self.tokens / steps
+            room = max(1, math.floor(self.step_tokens - decoding))
+            further, square, left = self._alone(room)
+            alone, busy = self.tokens + further, others * self.prompts.mean / room
+            longer = 1 + self.law.admission(0, room) / self.law.step(max(1.0, decoding))
+            waiting = 2 * longer * others * left
+            steps = (alone + busy + math.sqrt((alone - busy) ** 2 + waiting)) / 2
+        waiting = steps - self.tokens - further
+        return InParts(steps, waiting, further, decoding, float(room), square)
+
+    def _alone(self, room: int) -> tuple[float, float, float]:
+        """E[ceil(P / R)] - 1, E of the sum of the squares of its parts, and E[q (q - 1)+]."""
+        if room not in self._known:
+            pmf = self.prompts.pmf
+            whole, rest = np.divmod(np.arange(len(pmf)), room)
+            steps = np.maximum(whole + (rest > 0), 1)
+            squares = whole * float(room) ** 2 + rest.astype(float) ** 2
+            q = np.arange(len(pmf)) / room
+            left = float((q * np.maximum(q - 1, 0)) @ pmf)
+            self._known[room] = float(steps @ pmf) - 1, float(squares @ pmf), left
+        return self._known[room]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[float, float, float]]:
+        return {}
