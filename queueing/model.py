@@ -483,6 +483,16 @@ def reserved_tokens(model: Model) -> int:
     return UNBOUNDED if model.reserved_tokens is None else model.reserved_tokens
 
 
+def step_bound(policy: Policy, max_num_seqs: int | None, tokens: int | None) -> int | None:
+    """The bound of an engine's step as `Model.step_tokens`: None where the model has none, of a
+    policy that forms batches, or of no more tokens than slots.
+    """
+    if tokens is None or max_num_seqs is None or not policy.joins_running:
+        return None
+    slots = min(max_num_seqs, policy_batch_size(policy) or max_num_seqs)
+    return tokens if tokens > slots else None
+
+
 def step_tokens(model: Model) -> int:
     """That a step of an engine computes, at most; UNBOUNDED: as many as there are."""
     return UNBOUNDED if model.step_tokens is None else model.step_tokens
@@ -574,7 +584,7 @@ def _check_step(model: Model) -> None:
         )
 
 
-def _step_bound(model: Model) -> str:
+def _bound_of_a_step(model: Model) -> str:
     if model.step_tokens is None:
         return _TOKEN_BOUNDS
     return (
@@ -587,7 +597,7 @@ def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
     memory = reservations(model)
     if memory is None:
         if model.step_tokens is not None:
-            return (_step_bound(model), "memory bounds of the engine do not bind")
+            return (_bound_of_a_step(model), "memory bounds of the engine do not bind")
         return ("token and memory bounds of the engine do not bind",)
     holds = f"KV memory of {memory.memory:,} tokens"
     if model.servers > 1:
@@ -596,12 +606,12 @@ def _bounds_of_the_engine(model: Model) -> tuple[str, ...]:
         most = (model.bound or 0) * memory.largest
         return (
             f"{holds} does not bind: those in service hold {most:,} at most",
-            _step_bound(model),
+            _bound_of_a_step(model),
         )
     return (
         f"{holds}: a request holds its prompt and {_held(model)} from "
         "its dispatch to its end; the first in the queue waits until it fits",
-        _step_bound(model),
+        _bound_of_a_step(model),
     )
 
 

@@ -48,7 +48,7 @@ from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog
 from queueing.estimation.window.snapshot import Snapshot
 from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.prediction import predict_model
 from queueing.result import Prediction, Quantiles
@@ -70,6 +70,8 @@ class Limits:
     patience: float | None = None
     servers: int = 1
     pads: bool = True  # the engine can pad a batch; else a padded policy is served as elastic
+    # that the engine computes in one step, where it computes long prompts in parts
+    step_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def assess(
     """
     policy = served_as(parse_policy(seen.policy), pads=limits.pads)
     seen = while_requests_came(seen)
-    speeds = Speeds.of(policy, seen, shape)
+    speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
     slow = None if history is None else history.add(speeds, seen.epoch)
     estimates = estimate(seen, policy, shape, speeds=speeds, slow=slow)
     if not estimates.count or not estimates.arrival_rate.value > 0:
@@ -310,10 +312,11 @@ def _model(
     limits: Limits,
     estimates: Estimates,
 ) -> Model:
-    prompts = (
-        estimates.prompt_tokens.law() if law.kp and estimates.prompt_tokens.counts.size else None
-    )
+    step = step_bound(policy, limits.max_num_seqs, limits.step_tokens)
+    matter = (law.kp or step is not None) and estimates.prompt_tokens.counts.size
+    prompts = estimates.prompt_tokens.law() if matter else None
     given: dict[str, Any] = {
+        "step_tokens": step,
         "max_num_seqs": limits.max_num_seqs,
         "servers": limits.servers,
         "patience": limits.patience,

@@ -142,6 +142,20 @@ class SlotTime:
         prompts = self.prompt_tokens
         return 0.0 if prompts is None else prompts.variance + prompts.mean**2
 
+    def prompt_shares(self, arrival_rate: float, slots: int) -> tuple[float, float]:
+        """Share of time in which the steps are full of prompts, and the share of a request's steps,
+        while all slots are taken, in which it waits for other prompts. Both 0 without a bound.
+        """
+        if self._parts is None or self.prompt_tokens is None:
+            return 0.0, 0.0
+        share = self.parts(slots, refilled=True)[1]
+        found = self._in_steps((slots - 1) * share)
+        full = self._without_own(found) + self.law.admission(0, found.room)
+        return (
+            arrival_rate * self.prompt_tokens.mean / found.room * full,
+            found.waiting / found.steps,
+        )
+
     @cached_property
     def admitted(self) -> float:
         """a, the engine time of one admission."""

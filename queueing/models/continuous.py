@@ -18,6 +18,11 @@ traffic, exact for c = 1.
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid,
 exact: queueing.models.processor_sharing.
 
+Where a step computes a bounded number of tokens (chunked prefill, queueing.latency.prompt_parts) and
+`doubt` is silent, in 288 cells (8 and 64 slots, steps of 128, 512 and 2,048 tokens, prompts of means
+100, 640 and 4,500, load .3 to .85, 1e5 requests a cell): sojourn -3 to +4 %, time to first token -7
+to +10 %.
+
 Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1
 .3 ms, k3 25 us, k4 .92 ms with turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6,
 .85, .95; 6e5 requests a cell (2e6 at .95, 1e5 at .3 and c >= 16; standard error of the delay 1 to
@@ -64,6 +69,9 @@ _ALL_FOLLOWED = 256  # slots; of more, only as many as matter
 _FEW_TOKENS, _ADMISSIONS, _ALIKE, _NEAR = 8.0, 0.35, 0.05, 0.88  # where the measured errors begin
 _THIRD, _MANY = 7.0, 16  # E[N^3] / E[N]^3; slots
 _SHORT, _RARE, _LONG = 0.02, 0.05, 0.66  # the delay's share of the sojourn
+# shares: of steps in which prompts wait for each other while all slots are taken: they bound the
+# rate, or do not matter; of time in which the steps are full of prompts
+_BOUND, _SHARED, _FULL = 0.25, 0.05, 0.35
 _SPREAD = 0.2  # SCV of the lengths from which on the delay of those who wait is near exponential
 
 
@@ -126,6 +134,8 @@ def doubt(
             f"admissions take {admissions:.0%} of the engine's time; the approximation holds "
             f"up to {_ADMISSIONS:.0%}"
         )
+    if slots is not None and (reason := _doubtful_prompts(time, arrival_rate, slots)):
+        return reason
     if tokens.mean < _FEW_TOKENS and most > tokens.mean:
         room = "slots" if slots is None else f"{slots} slots"
         return (
@@ -144,6 +154,17 @@ def doubt(
     if slots is None or slots == 1:
         return None
     return _doubtful_lengths(time, arrival_rate, slots, queue)
+
+
+def _doubtful_prompts(time: SlotTime, arrival_rate: float, slots: int) -> str | None:
+    """Where they wait for each other in the engine's steps, not only for slots."""
+    full, waiting = time.prompt_shares(arrival_rate, slots)
+    if waiting > _BOUND or (waiting > _SHARED and full > _FULL):
+        return (
+            f"prompts fill the engine's steps for {full:.0%} of the time and wait for each other: "
+            "the mean delay and the time to first token are off by 10 % and more"
+        )
+    return None
 
 
 def _doubtful_lengths(

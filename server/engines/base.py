@@ -263,6 +263,11 @@ class Capabilities:
         return max(1, self.kv_cache_tokens // (2 * self.max_num_seqs))
 
     @property
+    def step_tokens(self) -> int | None:
+        """That one step computes at most, where long prompts take several."""
+        return self.max_num_batched_tokens if self.chunked_prefill else None
+
+    @property
     def largest_context(self) -> int:
         """Tokens of one prompt and its answer."""
         length, memory = self.max_model_len, self.kv_cache_tokens

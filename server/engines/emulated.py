@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from policies import SpecError
+from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel
 from queueing.latency.service import Member, ServiceProcess
 from server.engines.base import (
@@ -40,6 +41,7 @@ BOUNDS = {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 131072,
     "kv_cache_tokens": 131072,
+    "enable_chunked_prefill": 0,
 }
 # tokens, about, before others have their turn on the loop: a fraction of a millisecond
 MOST_AT_ONCE = 32
@@ -79,6 +81,12 @@ class EmulatedEngine:
         self._lengths, self._mean = rngs[0], mean_output_tokens
         self._servers = [_EmulatedServer(self, index, rng) for index, rng in enumerate(rngs[1:])]
 
+    def new_process(self, rng: np.random.Generator) -> ServiceProcess:
+        """One that holds nothing."""
+        chunked = self._bounds["enable_chunked_prefill"]
+        tokens = self._bounds["max_num_batched_tokens"] if chunked else UNBOUNDED
+        return ServiceProcess(self.law, rng, step_tokens=tokens)
+
     async def start(self) -> Capabilities:
         """Ready at once; holds nothing."""
         for server in self._servers:
@@ -96,6 +104,7 @@ class EmulatedEngine:
             max_num_seqs=self._bounds["max_num_seqs"],
             max_num_batched_tokens=self._bounds["max_num_batched_tokens"],
             kv_cache_tokens=self._bounds["kv_cache_tokens"],
+            chunked_prefill=bool(self._bounds["enable_chunked_prefill"]),
         )
 
     async def stop(self) -> None:
@@ -231,7 +240,7 @@ class _EmulatedServer:
         self.engine = engine
         self.index = index
         self._rng = rng
-        self.process = ServiceProcess(engine.law, rng)
+        self.process = engine.new_process(rng)
         self._answers: dict[str, _Answer] = {}
         self._padded = False
         self._timer: asyncio.TimerHandle | None = None
@@ -268,7 +277,7 @@ class _EmulatedServer:
 
     def drop(self) -> None:
         self._answers.clear()
-        self.process = ServiceProcess(self.engine.law, self._rng)
+        self.process = self.engine.new_process(self._rng)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

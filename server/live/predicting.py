@@ -343,6 +343,7 @@ def _limits(question: Question) -> Limits:
         patience=question.patience,
         servers=setting.servers,
         pads=question.pads,
+        step_tokens=question.step_tokens,
     )
 
 

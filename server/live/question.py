@@ -27,6 +27,7 @@ class Question:
     max_num_seqs: int
     longest: int  # answer that the engine can give, tokens
     pads: bool = True  # the engine can pad a batch
+    step_tokens: int | None = None  # of one step, where long prompts are computed in parts
     patience: float | None = None  # seconds
     bounds: Bounds | None = None  # of the autopilot; None: those it has
     # largest batch and longest answer that the law was measured on
@@ -81,6 +82,7 @@ class Window:
             max_num_seqs=capabilities.max_num_seqs,
             longest=capabilities.max_model_len,
             pads=capabilities.pads,
+            step_tokens=capabilities.step_tokens,
             patience=gateway.limits.patience,
             bounds=bounds,
             reach=_reach(gateway),

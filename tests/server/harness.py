@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, Request, parse_policy
+from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
@@ -154,19 +155,28 @@ def driven_by_both(
     servers: int = 1,
     deaths: Sequence[tuple[float, float]] = (),
     fragile: Collection[str] = (),
+    step_tokens: int | None = None,
     **options: Any,
 ) -> tuple[list[Record], list[Record]]:
-    """The records of a trace in the gateway on virtual time, and in the simulator; cancellations,
-    switches and deaths are `options`.
+    """The records of a trace in the gateway on virtual time, and in the simulator; cancellations
+    and switches are `options`. `step_tokens`: of an engine that computes long prompts in parts.
     """
-    parsed = parse_policy(policy)
+    parsed, bounds = parse_policy(policy), dict[str, int]()
+    if step_tokens is not None:
+        bounds = {"max_num_batched_tokens": step_tokens, "enable_chunked_prefill": 1}
     of_engine = {"servers": servers, "seed": 3, "deaths": deaths, "fragile": fragile}
-    live = run_virtual(replay(parsed, jobs, law, **of_engine, **options))
+    live = run_virtual(replay(parsed, jobs, law, **of_engine, **bounds, **options))
     children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
     simulated = simulate_trace(
         parse_policy(policy),
         [Job(request, tokens, request.id not in fragile) for request, tokens in jobs],
-        SimulatedEngine(law, max_batch_size=64, deaths=deaths),
+        SimulatedEngine(
+            law,
+            max_batch_size=64,
+            max_prompt_tokens=bounds.get("max_num_batched_tokens", 2**31),
+            step_tokens=UNBOUNDED if step_tokens is None else step_tokens,
+            deaths=deaths,
+        ),
         [np.random.default_rng(child) for child in children],
         **options,
     )

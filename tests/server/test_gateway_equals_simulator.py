@@ -116,6 +116,24 @@ def test_same_with_cancellations_and_switches(policy: str) -> None:
     assert len({record.policy for record in live}) > 5
 
 
+@pytest.mark.parametrize("order", ["", ",order=sprpt", ",order=vtc"])
+@pytest.mark.parametrize("step_tokens", [9, 40])
+def test_same_where_long_prompts_take_several_steps(step_tokens: int, order: str) -> None:
+    """With cancellations, and deaths of the engine."""
+    jobs, policy = trace(60.0, seed=7), f"continuous:max_batch_size=4{order}"
+    cancellations = {job.id: job.arrived_at + 0.03 for job, _ in jobs[::20]}
+    live, simulated = both(
+        policy,
+        60.0,
+        step_tokens=step_tokens,
+        cancellations=cancellations,
+        deaths=[(jobs[700][0].arrived_at, 0.5), (jobs[1500][0].arrived_at, 1.0)],
+    )
+    assert_equal(live, simulated)
+    assert {record.outcome for record in live} == {"completed", "cancelled"}
+    assert sum(record.interruptions > 0 for record in live) > 4
+
+
 def test_same_on_two_servers() -> None:
     assert_equal(*both("capped:max_batch_size=4", 150.0, servers=2))
 

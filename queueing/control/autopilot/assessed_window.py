@@ -12,6 +12,7 @@ from queueing.estimation.assumptions.assumption import Assumption
 from queueing.estimation.assumptions.verdict import ENOUGH, judged
 from queueing.estimation.estimates import Estimates, estimate
 from queueing.estimation.interval import UNKNOWN, Estimate, symmetric
+from queueing.estimation.speed.speeds import Speeds
 from queueing.estimation.window.window import Snapshot
 from queueing.latency.law import LatencyModel
 from queueing.measurement.statistics import FloatArray, batch_means_interval
@@ -75,11 +76,15 @@ def assessed_window(
     lengths are known for).
     """
     delays, sojourns = judged(seen), judged(seen, sojourn=True)
+    if found is None:
+        policy = served_as(parse_policy(seen.policy), pads=limits.pads)
+        speeds = Speeds.of(policy, seen, shape, limits.step_tokens)
+        estimates = estimate(seen, policy, shape, speeds=speeds)
+    else:
+        estimates = found.estimates
     return AssessedWindow(
         now=seen.now,
-        estimates=estimate(seen, served_as(parse_policy(seen.policy), pads=limits.pads), shape)
-        if found is None
-        else found.estimates,
+        estimates=estimates,
         shape=shape,
         current=current,
         limits=limits,

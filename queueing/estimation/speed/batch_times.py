@@ -138,11 +138,15 @@ def _batches(seen: Snapshot, law: LatencyModel, *, padded: bool) -> BatchTimes:
     return times.part(whole & ~np.isnan(times.measured))
 
 
-def slot_times(seen: Snapshot, law: LatencyModel) -> list[BatchTimes]:
-    """One entry a request, for each continuous server, in the order of their ids."""
+def slot_times(
+    seen: Snapshot, law: LatencyModel, step_tokens: int | None = None
+) -> list[BatchTimes]:
+    """One entry a request, for each continuous server, in the order of their ids; `step_tokens`:
+    that a step computes at most, where long prompts take several.
+    """
     servers = seen.column("server_id")
     return [
-        _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0))
+        _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0), step_tokens)
         for server in np.unique(servers)
     ]
 
@@ -156,18 +160,20 @@ def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
     )
 
 
-def _slots_of(seen: Snapshot, law: LatencyModel) -> BatchTimes:
+def _slots_of(seen: Snapshot, law: LatencyModel, step_tokens: int | None) -> BatchTimes:
     """Rows at the window's edges miss some of their batch mates and are left out."""
     seen = seen.having(picked(seen.rows, np.isfinite(seen.column("server_free_at"))))
-    rough = _slots_at(seen, law, 1.0)
+    rough = _slots_at(seen, law, 1.0, step_tokens)
     return (
-        _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum()))
+        _slots_at(seen, law, float(rough.measured.sum() / rough.fitted.sum()), step_tokens)
         if rough.count
         else rough
     )
 
 
-def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
+def _slots_at(
+    seen: Snapshot, law: LatencyModel, pace: float, step_tokens: int | None
+) -> BatchTimes:
     """`pace`: roughly the speed, at which turnarounds and the waits for a step went by."""
     start, end, tokens, size = (
         seen.column(name)
@@ -191,7 +197,8 @@ def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     stopped = np.cumsum(stop) - stop
     begins, ends = np.searchsorted(at, enter, "left"), np.searchsorted(at, end, "left")
     share = (steps[ends] - steps[begins]) / np.maximum(end - enter, 1e-12)  # steps per second
-    decoding = tokens / np.where(share > 0, share, np.inf)
+    steps_needed = tokens + _without_a_token(seen, enter, law, pace, step_tokens)
+    decoding = steps_needed / np.where(share > 0, share, np.inf)
     fitted = law.turnaround + wait + decoding + stopped[ends] - stopped[begins]
     held = end - start
     whole = (
@@ -202,6 +209,26 @@ def _slots_at(seen: Snapshot, law: LatencyModel, pace: float) -> BatchTimes:
     return BatchTimes(
         start, held, fitted, size, tokens, decoding / np.where(fitted > 0, fitted, 1.0)
     ).part(whole)
+
+
+def _without_a_token(
+    seen: Snapshot, enter: Vector, law: LatencyModel, pace: float, step_tokens: int | None
+) -> Vector:
+    """Steps of each request before its first token's: prompts take the room beside those that make
+    tokens, one after the other in the order of their entry.
+    """
+    if step_tokens is None:
+        return np.zeros(enter.size)
+    size, prompts = seen.column("batch_size"), seen.column("prompt_tokens")
+    room = np.maximum(step_tokens - (size - 1), 1.0)
+    full = pace * (law.k3 * size + law.k4 + law.kp * room)
+    order = np.argsort(enter, kind="stable")
+    work = np.cumsum((prompts / room * full)[order])
+    before = work - (prompts / room * full)[order]
+    begins = before + np.maximum.accumulate(enter[order] - before)
+    waits = np.empty(enter.size)
+    waits[order] = begins - enter[order]
+    return np.maximum(np.ceil(prompts / room) - 1, 0.0) + np.floor(waits / full)
 
 
 def _together(start: Vector) -> Vector:

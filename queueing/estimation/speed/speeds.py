@@ -46,9 +46,11 @@ class Speeds:
     factors: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, policy: Policy, seen: Snapshot, shape: LatencyModel) -> Speeds:
-        """Of the snapshot's own rows."""
-        slots = slot_times(seen.mine, shape) if policy.joins_running else []
+    def of(
+        cls, policy: Policy, seen: Snapshot, shape: LatencyModel, step_tokens: int | None = None
+    ) -> Speeds:
+        """Of the snapshot's own rows; `step_tokens` as for `slot_times`."""
+        slots = slot_times(seen.mine, shape, step_tokens) if policy.joins_running else []
         if seen.servers == 1:
             return cls(batch_times(policy, seen.mine, shape, slots), tuple(slots))
         by_server = times_by_server(policy, seen.mine, shape, slots)

@@ -24,7 +24,7 @@ from queueing.estimation.assess import Limits
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import parse_predictor
 from queueing.optimization.answer import precise, searched
 from queueing.optimization.forecast import Setting
@@ -93,7 +93,11 @@ class WindowModel:
         """
         law = self.law if law is None else law
         prompts = self.estimates.prompt_tokens
+        policy = served_as(parse_policy(setting.policy), pads=self.limits.pads)
+        step = step_bound(policy, self.limits.max_num_seqs, self.limits.step_tokens)
+        matter = (law.kp or step is not None) and prompts.counts.size
         given: dict[str, Any] = {
+            "step_tokens": step,
             "max_num_seqs": self.limits.max_num_seqs,
             "servers": setting.servers,
             "patience": self.limits.patience,
@@ -102,12 +106,12 @@ class WindowModel:
             assert self.lengths is not None
             whole = self.lengths.whole
         return Model(
-            policy=served_as(parse_policy(setting.policy), pads=self.limits.pads),
+            policy=policy,
             output_tokens=whole
             if setting.max_output_tokens is None
             else whole.clip(setting.max_output_tokens),
             law=law,
-            prompt_tokens=prompts.law() if law.kp and prompts.counts.size else None,
+            prompt_tokens=prompts.law() if matter else None,
             sequences=self.estimates.call_sizes,
             predictor=parse_predictor(self.estimates.predictor or "none"),
             **given,
