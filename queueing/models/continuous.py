@@ -18,10 +18,10 @@ traffic, exact for c = 1.
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid,
 exact: queueing.models.processor_sharing.
 
-Where a step computes a bounded number of tokens (chunked prefill, queueing.latency.prompt_parts) and
-`doubt` is silent, in 288 cells (8 and 64 slots, steps of 128, 512 and 2,048 tokens, prompts of means
-100, 640 and 4,500, load .3 to .85, 1e5 requests a cell): sojourn -3 to +4 %, time to first token -7
-to +10 %.
+Where a step computes a bounded number of tokens (chunked prefill, queueing.latency.prompt_parts)
+and `doubt` is silent, in 288 cells (8 and 64 slots, steps of 128, 512 and 2,048 tokens, prompts of
+means 100, 640 and 4,500, load .3 to .85, 1e5 requests a cell): sojourn -3 to +4 %, time to first
+token -7 to +10 %.
 
 Measured against simulation of the same model (not an engine), model / simulation - 1 in %. Laws: k1
 .3 ms, k3 25 us, k4 .92 ms with turnaround 0 and 1.55 ms; k1 .3 ms, k3 = k4 = .5 ms. Load .3, .6,
