@@ -5,13 +5,14 @@ Each sequence that makes tokens takes one of them, d all together; prompts take 
 in the order of their entry, and a prompt P that does not fit takes further steps. With a others in
 steps, x steps a request, l = E[N] of them with a token:
 
-    d = a l / x,   b = l + E[ceil(P / R)] - 1                  steps of a request on its own
-    x = b + W,     W = g a E[P^2] / (2 R^2 (x - a E[P] / R))   those that it waits for other prompts
-    g = (t(d) + kp R) / t(d)                                   a full step over one without prompts
+    d = a l / x,   q = P / R
+    b = l + E[ceil(q)] - 1                              steps of a request on its own
+    x = b + W,     W = g a E[q (q - 1)+] / (2 (x - a E[q]))    those in which others leave no room
+    g = (t(d) + kp R) / t(d)                            a full step over one without prompts
 
-(a single server, M/G/1, whose work is prompts, R tokens a step; full steps are longer, and more
-come in them). So a / x is less than R / E[P]: prompts bound the rate too, at T / (E[N] + E[P])
-requests a step.
+W is the wait at a single server, M/G/1, whose work is prompts, R tokens a step, without the step in
+which a request comes; full steps are longer, and more come in them. So a / x is less than R / E[P]:
+prompts bound the rate too, at T / (E[N] + E[P]) requests a step.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ _ROUNDS = 8  # until the room is known: tokens and room move each other little
 
 class InParts(NamedTuple):
     """Of one request: its steps; of those, the ones in which others' prompts leave no room, and
-    those with parts of its own prompt but the last. Others that make tokens in a step. Room for
-    prompts in a step, and E of the sum of the squares of the parts of a prompt.
+    those with parts of its own prompt but the last. Seconds of a step in which it makes no token,
+    without prompts and full of them. Others that make tokens in a step; room for prompts; E of the
+    sum of the squares of the parts of a prompt.
     """
 
     steps: float
     waiting: float
     further: float
+    between: float
+    full: float
     decoding: float
     room: float
     square: float
@@ -45,29 +49,35 @@ class InParts(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptParts:
-    """`step_tokens`: T; `tokens`: l."""
+    """`step_tokens`: T, None: as many as there are; `tokens`: l."""
 
     law: LatencyModel
-    prompts: TokenDistribution
-    step_tokens: int
+    prompts: TokenDistribution | None
+    step_tokens: int | None
     tokens: float
 
     def with_others(self, others: float) -> InParts:
         """So many others are in steps, on average."""
-        steps, decoding, square, further, room = self.tokens, others, 0.0, 0.0, 1
+        between = self.law.step(max(1.0, others))
+        if self.step_tokens is None or self.prompts is None:
+            return InParts(self.tokens, 0.0, 0.0, between, between, others, 0.0, self._whole)
+        steps, decoding, room, full = self.tokens, others, 1, between
+        further = square = 0.0
         for _ in range(_ROUNDS):
             decoding = others * self.tokens / steps
             room = max(1, math.floor(self.step_tokens - decoding))
             further, square, left = self._alone(room)
+            between = self.law.step(max(1.0, decoding))
+            full = between + self.law.admission(0, room)
             alone, busy = self.tokens + further, others * self.prompts.mean / room
-            longer = 1 + self.law.admission(0, room) / self.law.step(max(1.0, decoding))
-            waiting = 2 * longer * others * left
+            waiting = 2 * full / between * others * left
             steps = (alone + busy + math.sqrt((alone - busy) ** 2 + waiting)) / 2
         waiting = steps - self.tokens - further
-        return InParts(steps, waiting, further, decoding, float(room), square)
+        return InParts(steps, waiting, further, between, full, decoding, float(room), square)
 
     def _alone(self, room: int) -> tuple[float, float, float]:
-        """E[ceil(P / R)] - 1, E of the sum of the squares of its parts, and E[q (q - 1)+]."""
+        """E[ceil(q)] - 1, E of the sum of the squares of the parts, and E[q (q - 1)+]."""
+        assert self.prompts is not None
         if room not in self._known:
             pmf = self.prompts.pmf
             whole, rest = np.divmod(np.arange(len(pmf)), room)
@@ -77,6 +87,11 @@ class PromptParts:
             left = float((q * np.maximum(q - 1, 0)) @ pmf)
             self._known[room] = float(steps @ pmf) - 1, float(squares @ pmf), left
         return self._known[room]
+
+    @cached_property
+    def _whole(self) -> float:
+        """E[P^2]."""
+        return 0.0 if self.prompts is None else self.prompts.variance + self.prompts.mean**2
 
     @cached_property
     def _known(self) -> dict[int, tuple[float, float, float]]:

@@ -42,7 +42,7 @@ from scipy.special import gammaln, pdtr
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.errors import NotConvergedError, OutOfReachError
 from queueing.latency.law import LatencyModel
-from queueing.latency.prompt_parts import InParts, PromptParts
+from queueing.latency.prompt_parts import PromptParts
 
 _MANY = 256  # slots from which on only the likely numbers of active ones are followed
 _MOST_STEPS = 20_000_000  # within the turnaround, over all numbers of active slots
@@ -120,41 +120,20 @@ class SlotTime:
         """E[N]."""
         return self.output_tokens.mean
 
-    def steps(self, slots: int, share: float) -> float:
-        """Mean number of steps of a request with so many slots taken: those with a token, and
-        those before it in which its prompt is not whole.
-        """
-        return self._in_steps((slots - 1) * share).steps
-
-    def _in_steps(self, others: float) -> InParts:
-        if self._parts is None:
-            return InParts(self.mean_tokens, 0.0, 0.0, others, 0.0, self._prompt_square)
-        return self._parts.with_others(others)
-
     @cached_property
-    def _parts(self) -> PromptParts | None:
-        if self.step_tokens is None or self.prompt_tokens is None:
-            return None
+    def _prompts(self) -> PromptParts:
         return PromptParts(self.law, self.prompt_tokens, self.step_tokens, self.mean_tokens)
-
-    @cached_property
-    def _prompt_square(self) -> float:
-        prompts = self.prompt_tokens
-        return 0.0 if prompts is None else prompts.variance + prompts.mean**2
 
     def prompt_shares(self, arrival_rate: float, slots: int) -> tuple[float, float]:
         """Share of time in which the steps are full of prompts, and the share of a request's steps,
         while all slots are taken, in which it waits for other prompts. Both 0 without a bound.
         """
-        if self._parts is None or self.prompt_tokens is None:
+        if self.step_tokens is None or self.prompt_tokens is None:
             return 0.0, 0.0
         share = self.parts(slots, refilled=True)[1]
-        found = self._in_steps((slots - 1) * share)
-        full = self._without_own(found) + self.law.admission(0, found.room)
-        return (
-            arrival_rate * self.prompt_tokens.mean / found.room * full,
-            found.waiting / found.steps,
-        )
+        found = self._prompts.with_others((slots - 1) * share)
+        busy = arrival_rate * self.prompt_tokens.mean / found.room * found.full
+        return busy, found.waiting / found.steps
 
     @cached_property
     def admitted(self) -> float:
@@ -167,9 +146,10 @@ class SlotTime:
         """
         if not others or not share:
             return 0.0, 0.0, 0.0
-        found, law = self._in_steps(others * share), self.law
+        found, law = self._prompts.with_others(others * share), self.law
         entering = others * share / found.steps
-        step = law.step(1 + found.decoding * (others - 1) / others) + self.admitted * entering
+        decoding = share * (found.decoding / (others * share))
+        step = law.step(1 + (others - 1) * decoding) + self.admitted * entering
         mean = 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean
         spread = (law.speed * law.kp) ** 2 * (found.square - mean**2)
         return entering, step, (self.admitted**2 + spread) * entering / step
@@ -186,11 +166,9 @@ class SlotTime:
         that step, and in those before in which the prompt is not whole.
         """
         others = (slots - 1) * share
-        found = self._in_steps(others)
-        full = self.law.speed * self.law.kp * found.room
+        found = self._prompts.with_others(others)
         entry = self.admitted * (1 + others / found.steps) + self.law.step(1 + found.decoding)
-        entry += found.waiting * (self._without_own(found) + full)
-        entry += found.further * self._without_own(found)
+        entry += found.waiting * found.full + found.further * found.between
         behind = 0.0 if refilled else self._followed(slots - 1, share)
         return self.gap(slots, share, refilled=refilled) + entry + behind
 
@@ -211,7 +189,7 @@ class SlotTime:
         With Se the residual slot time and s the seconds per token, admissions of others included: s
         (sum_{k>=0} P(Se > k s)^c - 1/2).
         """
-        pace = (mean * share - self.admitted) / self.steps(slots, share)
+        pace = (mean * share - self.admitted) / self._prompts.with_others((slots - 1) * share).steps
         fixed = mean - pace * self.mean_tokens
         survival = self.output_tokens.survival
         knots = np.append(
@@ -223,14 +201,10 @@ class SlotTime:
 
     def _active(self, slots: int, share: float) -> float:
         others = (slots - 1) * share
-        found = self._in_steps(others)
+        found = self._prompts.with_others(others)
         own = self.mean_tokens * self.law.step(1 + found.decoding)
-        before = (found.steps - self.mean_tokens) * self._without_own(found)
+        before = (found.waiting + found.further) * found.between
         return self.admitted * (1 + others) + own + before
-
-    def _without_own(self, found: InParts) -> float:
-        """A step in which a request makes no token."""
-        return self.law.step(max(1.0, found.decoding))
 
     def _aligned(self, turnaround: float, active: int) -> float:
         """E[end of the first step at or after the turnaround], steps with `active` others,
