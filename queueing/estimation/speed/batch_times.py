@@ -228,7 +228,8 @@ def _without_a_token(
     begins = before + np.maximum.accumulate(enter[order] - before)
     waits = np.empty(enter.size)
     waits[order] = begins - enter[order]
-    return np.maximum(np.ceil(prompts / room) - 1, 0.0) + np.floor(waits / full)
+    steps: Vector = np.maximum(np.ceil(prompts / room) - 1, 0.0) + np.floor(waits / full)
+    return steps
 
 
 def _together(start: Vector) -> Vector:
