@@ -121,13 +121,14 @@ def test_same_with_cancellations_and_switches(policy: str) -> None:
 def test_same_where_long_prompts_take_several_steps(step_tokens: int, order: str) -> None:
     """With cancellations, and deaths of the engine."""
     jobs, policy = trace(60.0, seed=7), f"continuous:max_batch_size=4{order}"
+    span = jobs[-1][0].arrived_at
     cancellations = {job.id: job.arrived_at + 0.03 for job, _ in jobs[::20]}
     live, simulated = both(
         policy,
         60.0,
         step_tokens=step_tokens,
         cancellations=cancellations,
-        deaths=[(jobs[700][0].arrived_at, 0.5), (jobs[1500][0].arrived_at, 1.0)],
+        deaths=[(span / 3, 0.5), (span / 2, 1.0)],
     )
     assert_equal(live, simulated)
     assert {record.outcome for record in live} == {"completed", "cancelled"}
