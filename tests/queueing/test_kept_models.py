@@ -16,7 +16,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.service_time import ServiceTime
-from queueing.latency.slot_time import SlotTime
+from queueing.latency.slots.slot_time import SlotTime
 from queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
 from queueing.models.batches import calls as groups
 from queueing.models.batches.batch_chain import (

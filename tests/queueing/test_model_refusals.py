@@ -21,7 +21,7 @@ from queueing.errors import (
 from queueing.latency.batch_time import BatchTime
 from queueing.latency.law import LatencyModel, parse_law
 from queueing.latency.service_time import ServiceTime
-from queueing.latency.slot_time import SlotTime
+from queueing.latency.slots.slot_time import SlotTime
 from queueing.models import gg1, mg1, mg1d, mgc, mm1, mm1d, printed, tandem
 from queueing.models.batches import batch_chain
 from queueing.models.batches import calls as groups

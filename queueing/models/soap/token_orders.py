@@ -33,7 +33,7 @@ from policies.errors import SpecError
 from policies.orders.order import Order as PolicyOrder
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.latency.slot_time import SlotTime
+from queueing.latency.slots.slot_time import SlotTime
 from queueing.models.soap.orders import (
     Fifo,
     LeastAttained,

@@ -26,7 +26,7 @@ delay up to 30 % too long at c = 32). Measured: with a turnaround the refilled X
 of simulation; outputs of 1 to 4 tokens 1.2 %, of one length 2 %.
 
 Where a step computes a bounded number of tokens (chunked prefill), a request takes more steps than
-tokens: queueing.latency.prompt_parts.
+tokens: queueing.latency.slots.prompt_parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from scipy.special import gammaln, pdtr
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.errors import NotConvergedError, OutOfReachError
 from queueing.latency.law import LatencyModel
-from queueing.latency.prompt_parts import PromptParts
+from queueing.latency.slots.prompt_parts import PromptParts
 
 _MANY = 256  # slots from which on only the likely numbers of active ones are followed
 _MOST_STEPS = 20_000_000  # within the turnaround, over all numbers of active slots

@@ -1,0 +1,1 @@
+"""How long a slot of a continuously batching engine is taken."""
