@@ -246,8 +246,8 @@ POINTS = [
         ("uniform:low=1,high=32", 4, 0.85),
         ("uniform:low=1,high=32", 16, 0.6),
         ("lognormal:mu=2.5,sigma=0.7", 8, 0.85),
-        ("lognormal:mu=2.5,sigma=0.9", 4, 0.6),
-        ("lognormal:mu=2.5,sigma=0.9", 16, 0.85),
+        ("lognormal:mu=2.5,sigma=0.8", 4, 0.6),
+        ("lognormal:mu=2.5,sigma=0.8", 16, 0.85),
         ("deterministic:value=16", 2, 0.6),
         ("deterministic:value=16", 8, 0.85),
     )
