@@ -125,11 +125,12 @@ async def _send(
 
 def _replaced(path: Path | None, header: Header, records: list[Record]) -> tuple[str, ...]:
     """Why the whole run could not be written."""
+    if path is None:
+        return ()
     try:
-        if path is not None:
-            replace_run(path, header, records)
+        replace_run(path, header, records)
     except OSError as error:
-        why = cannot_write(path or "", error)
+        why = cannot_write(path, error)
         already = any(why in sentence for sentence in header.configuration["missing"])
         return () if already else (why,)
     return ()

@@ -103,7 +103,7 @@ class Service:
         self.ledger, self.ask, self._fail = ledger, ask, fail
         # to the head of the queue, in this order
         self.requeue: Callable[[Sequence[SequenceState]], None]
-        self.preempts = False  # the policy in force may take sequences out again
+        self.preempts: bool  # the policy in force may take sequences out again
 
     @property
     def size(self) -> int:

@@ -574,3 +574,19 @@ def test_a_cell_is_sent_as_the_plan_says_and_stopped_where_it_is_not_to_grow(
     }
     assert rig.speed is None, "something was run since"
     assert given["stop_unstable"] == stopped
+
+
+def test_an_interrupt_before_the_first_cell_says_what_the_same_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Sweep, "run", interrupted)
+    status, _ = swept(tmp_path, latency=str(LAW))
+    assert status == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith(
+        "interrupted before a cell was measured; the same command, or another plan in "
+        f"{tmp_path / 'sweep'}/, starts anew"
+    )

@@ -115,6 +115,23 @@ def test_slots_wait_by_the_live_model_whatever_was_seen(served: tuple[float, ...
     assert found.until_gone(3) == pytest.approx(0.3)
 
 
+def test_an_estimate_is_good_for_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same question: thousands arrive at one instant."""
+    found, gateway = waits(ahead=SLOTS, in_service=4)
+    asked: list[float] = []
+
+    def service() -> SlotService:
+        asked.append(gateway.at)
+        return SLOTS
+
+    monkeypatch.setattr(found, "service", service)
+    for gateway.at in (5.0, 5.0, 5.0009, 5.0011, 5.002, 5.0022):
+        assert found.wait(3, joining=0) == SLOTS.wait(3, 4)
+    assert asked == [5.0, 5.0011, 5.0022]
+    found.wait(4, joining=0)
+    assert asked == [5.0, 5.0011, 5.0022, 5.0022], "another question"
+
+
 def test_batches_wait_by_the_live_model_whatever_was_seen() -> None:
     policy = "capped:max_batch_size=2"
     found, gateway = waits(policy=policy, ahead=BATCHES)
