@@ -24,7 +24,7 @@ from pathlib import Path
 from queueing.distributions.token_distribution import TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.models.continuous import doubt, solve_continuous
+from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.result import Prediction
 from queueing.simulation.experiment import simulate_steady_state
 

@@ -53,8 +53,8 @@ from queueing.latency.law import LatencyModel
 from queueing.latency.profile import load_law
 from queueing.latency.service_time import ServiceTime
 from queueing.models.batches.binned import binned_rate
-from queueing.models.continuous import SlotTime
 from queueing.models.gg1 import LARGEST_SCV
+from queueing.models.slots.continuous import SlotTime
 from queueing.models.soap.predictor_text import NO_PREDICTION, PredictorText, parse_predictor
 from queueing.models.tandem import phase_means, phases
 from queueing.result import LoadBound

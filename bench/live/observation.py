@@ -40,7 +40,7 @@ from queueing.estimation.window.window import Snapshot, snapshot_of
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
 from queueing.model import Model
-from queueing.models.continuous import solve_continuous
+from queueing.models.slots.continuous import solve_continuous
 from queueing.prediction import predict_model
 from queueing.simulation.experiment import simulate_run
 

@@ -20,7 +20,7 @@ import math
 from queueing.errors import NotConvergedError
 from queueing.estimation.speed.speed_process import Stalls
 from queueing.model import Model
-from queueing.models.continuous import solve_continuous
+from queueing.models.slots.continuous import solve_continuous
 from queueing.result import Prediction
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SIMULATED, ROUGH = 100_000, 30_000  # requests
 LARGEST_EXACT = 64
 # relative standard errors of the continuous approximation where it is not in doubt (table in
-# queueing.models.continuous)
+# queueing.models.slots.continuous)
 APPROXIMATE, APPROXIMATE_SERVICE = 0.04, 0.015  # of the delay; of all that follows the dispatch
 SHORT, APPROXIMATE_SHORT = 0.02, 0.8  # a delay below this share of the sojourn is up to 80 % off
 NOTE = f"simulated with {SIMULATED:,} requests: an exact answer takes longer than this may"

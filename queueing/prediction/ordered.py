@@ -34,7 +34,7 @@ from queueing.models.batches.batch_chain import BatchQueue, solve_batch_chain
 from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.bin_chain import BinnedQueue, solve_bin_chain
 from queueing.models.batches.binned import bins_of
-from queueing.models.continuous import doubt, solve_continuous
+from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.models.soap.several_servers import order_doubt
 from queueing.models.soap.token_orders import (

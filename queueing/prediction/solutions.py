@@ -43,11 +43,11 @@ from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.calls import Calls
 from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.continuous import doubt, solve_continuous
 from queueing.models.gg1 import best_estimate
 from queueing.models.mg1 import solve_mg1
 from queueing.models.mg1d import solve_mg1d
 from queueing.models.mgc import solve_mgc
+from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.models.tandem import is_exact, solve_tandem
 from queueing.prediction.bounds import (
     delay_bound,

@@ -5,7 +5,7 @@ formula trusts is off by more than 5 %.
 import pytest
 
 from bench.continuous_grid import BORDER, FILE, LENGTHS, MEANS, cells, kept, table
-from queueing.models.continuous import solve_continuous
+from queueing.models.slots.continuous import solve_continuous
 
 ROWS = kept()
 

@@ -17,7 +17,7 @@ from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.models.continuous import doubt, solve_continuous
+from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.simulation.experiment import draw_jobs, simulate_run
 from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
 from queueing.simulation.reference import Driver, SimulatedEngine

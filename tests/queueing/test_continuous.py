@@ -14,9 +14,15 @@ from queueing.distributions.token_distribution import TokenDistribution, parse_d
 from queueing.errors import UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.model import Model
-from queueing.models.continuous import SlotTime, _general_lengths, doubt, solve_continuous, trusted
 from queueing.models.mg1 import solve_mg1
 from queueing.models.mgc import deterministic_ratio
+from queueing.models.slots.continuous import (
+    SlotTime,
+    _general_lengths,
+    doubt,
+    solve_continuous,
+    trusted,
+)
 from queueing.simulation.experiment import simulate_run
 from queueing.simulation.fast import Trace, replay
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace

@@ -28,10 +28,10 @@ from queueing.models.batches.batch_delay import batch_quantiles
 from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.ladder import solve_ladder
 from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.continuous import doubt, solve_continuous, trusted
 from queueing.models.erlang_series import ErlangSeries, renewal_of
-from queueing.models.processor_sharing import SharedEngine, solve_sharing, unbounded_states
 from queueing.models.renewal import renewal_function, settled, settling_time
+from queueing.models.slots.continuous import doubt, solve_continuous, trusted
+from queueing.models.slots.processor_sharing import SharedEngine, solve_sharing, unbounded_states
 from tests.kept_values import moved
 
 Calculations = Mapping[str, Callable[[], Any]]

@@ -27,10 +27,10 @@ from queueing.models.batches import batch_chain
 from queueing.models.batches import calls as groups
 from queueing.models.batches.call_chain import solve_call_chain
 from queueing.models.batches.mgb1 import solve_fixed_batches
-from queueing.models.continuous import doubt, solve_continuous
 from queueing.models.erlang_series import ErlangSeries
-from queueing.models.processor_sharing import SharedEngine, solve_sharing, unbounded_states
 from queueing.models.roots import bisected
+from queueing.models.slots.continuous import doubt, solve_continuous
+from queueing.models.slots.processor_sharing import SharedEngine, solve_sharing, unbounded_states
 from tests.kept_values import moved
 
 LAW = parse_law("k1=1e-3,k2=10e-3,k3=0.1e-3,k4=3e-3")

@@ -15,7 +15,7 @@ from numba import njit
 from policies.text import SpecError
 from queueing.errors import UnstableQueueError
 from queueing.models.mgc import ExponentialServers
-from queueing.models.processor_sharing import (
+from queueing.models.slots.processor_sharing import (
     SharedEngine,
     SharedQueue,
     solve_sharing,

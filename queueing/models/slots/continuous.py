@@ -16,7 +16,7 @@ traffic, exact for c = 1.
     inter-token latency = (sojourn - time to first token) / (E[N] - 1)
 
 Conditions: Poisson arrivals, one server. `load` = lam / refilled X(c). The same engine as a fluid,
-exact: queueing.models.processor_sharing.
+exact: queueing.models.slots.processor_sharing.
 
 Where a step computes a bounded number of tokens (chunked prefill,
 queueing.latency.slots.prompt_parts) and `doubt` is silent, in 288 cells (8 and 64 slots, steps of
@@ -59,7 +59,7 @@ from queueing.distributions.token_distribution import Vector
 from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.slots.slot_time import SlotTime
 from queueing.models.mgc import general_service
-from queueing.models.processor_sharing import log_weights
+from queueing.models.slots.processor_sharing import log_weights
 from queueing.result import LEVELS, Quantiles
 
 __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]

@@ -1,0 +1,1 @@
+"""Queues of a continuously batching engine."""
