@@ -4,6 +4,7 @@ was cut. About an hour on one core.
 
     .venv/bin/python bench/continuous_grid.py            simulate what is missing, then the table
     .venv/bin/python bench/continuous_grid.py --table    the table from the file
+    .venv/bin/python bench/continuous_grid.py --formula  the formula's columns anew, and the table
 
 Simulated means have the control variate of `simulate_steady_state`; a column of the file for the
 standard error of the mean delay. `doubt` in the table is that of the code, not of the file.
@@ -114,7 +115,6 @@ def measured(cell: Cell) -> dict[str, float | str]:
     """A line of the file, seconds."""
     model = cell.model
     rate = cell.load * model.largest_stable_rate
-    formula = solve_continuous(model.slot_time, rate, cell.slots)
     found = simulate_steady_state(model, rate, REQUESTS[cell.load])
     line: dict[str, float | str] = {
         "law": cell.law,
@@ -124,10 +124,30 @@ def measured(cell: Cell) -> dict[str, float | str]:
         "requests": REQUESTS[cell.load],
         "delay_standard_error": found.queueing_delay.standard_error or 0.0,
     }
-    for name in MEANS:
-        line[f"formula_{name}"] = getattr(formula, name)
+    for name, by_formula in formula_of(cell).items():
+        line[f"formula_{name}"] = by_formula
         line[f"simulated_{name}"] = mean_of(found, name)
     return line
+
+
+def formula_of(cell: Cell) -> dict[str, float]:
+    """Its means, seconds."""
+    rate = cell.load * cell.model.largest_stable_rate
+    found = solve_continuous(cell.model.slot_time, rate, cell.slots)
+    return {name: getattr(found, name) for name in MEANS}
+
+
+def renew_formula() -> None:
+    """Its columns by the code as it is; those of the simulations stay."""
+    with FILE.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    for row in rows:
+        cell = Cell(row["law"], int(row["slots"]), row["lengths"], float(row["load"]))
+        row |= {f"formula_{name}": f"{value:.6g}" for name, value in formula_of(cell).items()}
+    with FILE.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def mean_of(found: Prediction, name: str) -> float:
@@ -208,7 +228,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     flags.add_argument("--table", action="store_true", help="simulate nothing")
-    if not flags.parse_args().table:
+    flags.add_argument("--formula", action="store_true", help="compute the formula's columns anew")
+    options = flags.parse_args()
+    if options.formula:
+        renew_formula()
+    elif not options.table:
         simulate_missing()
     print(table(kept()))
 

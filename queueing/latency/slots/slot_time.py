@@ -182,6 +182,14 @@ class SlotTime:
         )
         return (own + prompts) / mean**2
 
+    def third(self, slots: int, mean: float, share: float) -> float:
+        """E[X^3] of the same, of mean 1."""
+        own = self.law.step(1 + (slots - 1) * share) ** 3 * _third_cumulant(self.output_tokens)
+        if self.prompt_tokens is not None and self.law.kp:
+            each = self.law.speed * self.law.kp * slots
+            own += each**3 * _third_cumulant(self.prompt_tokens)
+        return own / mean**3 + 3 * self.scv(slots, mean, share) + 1
+
     def smallest_of(self, slots: int, mean: float, share: float) -> float:
         """g: from a random instant to the first end among c taken slots. Ends fall on the ends of
         steps, the same for all slots.
@@ -236,6 +244,10 @@ class SlotTime:
     @cached_property
     def _taken_steps(self) -> list[int]:
         return []
+
+
+def _third_cumulant(tokens: TokenDistribution) -> float:
+    return float(tokens.pmf @ (np.arange(len(tokens.pmf)) - tokens.mean) ** 3)
 
 
 def _binomial(n: int, p: float) -> Vector:

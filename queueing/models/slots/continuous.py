@@ -60,6 +60,7 @@ from queueing.errors import NotConvergedError, UnstableQueueError
 from queueing.latency.slots.slot_time import SlotTime
 from queueing.models.mgc import general_service
 from queueing.models.slots.processor_sharing import log_weights
+from queueing.models.slots.two_phases import delay_ratio, fitted
 from queueing.result import LEVELS, Quantiles
 
 __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
@@ -67,8 +68,9 @@ __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
 _LARGEST = 20_000
 _ALL_FOLLOWED = 256  # slots; of more, only as many as matter
 _FEW_TOKENS, _ADMISSIONS, _ALIKE, _NEAR = 8.0, 0.35, 0.05, 0.88  # where the measured errors begin
-_THIRD, _MANY = 7.0, 16  # E[N^3] / E[N]^3; slots
-_SHORT, _RARE, _LONG = 0.02, 0.05, 0.66  # the delay's share of the sojourn
+# E[N^3] / E[N]^3 with an SCV up to 1, and above; E[N^4] over that of the two phases; slots
+_THIRD, _HEAVY, _KINDS, _MANY = 7.0, 60.0, 0.85, 16
+_SHORT, _RARE, _SOME, _LARGE = 0.02, 0.06, 0.35, 0.6  # the delay's share of the sojourn
 # shares: of steps in which prompts wait for each other while all slots are taken: they bound the
 # rate, or do not matter; of time in which the steps are full of prompts
 _BOUND, _SHARED, _FULL = 0.25, 0.05, 0.35
@@ -103,7 +105,7 @@ def solve_continuous(time: SlotTime, arrival_rate: float, slots: int | None) -> 
         delay = (
             found.waiting
             / (time.throughput(slots, refilled=True) - arrival_rate)
-            * _general_lengths(time, slots, load)
+            * _general_lengths(time, arrival_rate, slots, found)
         )
     sojourn, first = delay + found.taken(0) / arrival_rate, delay + found.first_token(time)
     later = time.output_tokens.mean - 1
@@ -172,16 +174,23 @@ def _doubtful_lengths(
 ) -> str | None:
     """Where a delay that is not short is off by more than 5 % because of the lengths."""
     tokens = time.output_tokens
-    third = float(tokens.pmf @ (np.arange(len(tokens.pmf)) / tokens.mean) ** 3)
-    long, alike = third > _THIRD, tokens.scv < _ALIKE and slots >= _MANY
-    if not (long or alike):
+    lengths = np.arange(len(tokens.pmf)) / tokens.mean
+    second, third, fourth = (float(tokens.pmf @ lengths**power) for power in (2, 3, 4))
+    phases = fitted(second - 1, third) if second > 2 else None
+    kinds = phases is not None and fourth < _KINDS * phases.fourth
+    long = third > (_THIRD if phases is None else _HEAVY)
+    alike = tokens.scv < _ALIKE and slots >= _MANY
+    if not (kinds or long or alike):
         return None
     found = queue or solve_continuous(time, arrival_rate, slots)
     share = found.queueing_delay / found.sojourn_time
-    if long and _SHORT < share < _LONG:
+    if kinds and _SHORT < share < _LARGE:
+        return "answers of two kinds, each of nearly one length: the delay is up to 20 % long"
+    if long and _SHORT < share < (_RARE if phases is None else _SOME):
+        wrong = "8 % long" if phases is None else "20 % short"
         return (
             f"a few long answers take much of the slots' time (E[N^3] is {third:.3g} times "
-            f"E[N]^3; the approximation holds up to {_THIRD:.0f}): its delay is off by up to 25 %"
+            f"E[N]^3): the delay is up to {wrong}"
         )
     if alike and _SHORT < share < _RARE:
         return "answers of one length in many slots: the delay of the few that wait is 7 % short"
@@ -280,10 +289,14 @@ def _stays(time: SlotTime, arrival_rate: float, slots: int | None) -> list[tuple
     )
 
 
-def _general_lengths(time: SlotTime, slots: int, load: float) -> float:
+def _general_lengths(time: SlotTime, arrival_rate: float, slots: int, found: _Occupancy) -> float:
     """Wq / Wq_M."""
     mean, share = time.parts(slots, refilled=True)
     scv = time.scv(slots, mean, share)
     if slots == 1:
         return (1 + scv) / 2
+    if scv > 1 and slots <= _ALL_FOLLOWED:
+        stays = [stay for stay, _ in found.stays[:-1]] + [mean]
+        return delay_ratio(arrival_rate, stays, fitted(scv, time.third(slots, mean, share)))
+    load = arrival_rate * mean / slots
     return general_service(slots, load, scv, time.smallest_of(slots, mean, share) / mean)
