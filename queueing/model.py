@@ -290,7 +290,7 @@ class Model:
                 "max_context_tokens", limits.get("max_context_tokens")
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
-            step_tokens=_optional_whole("step_tokens", limits.get("step_tokens")),
+            step_tokens=_step_tokens(_policy(policy), limits.get("step_tokens")),
         )
 
     @cached_property
@@ -485,12 +485,12 @@ def reserved_tokens(model: Model) -> int:
 
 def step_bound(policy: Policy, max_num_seqs: int | None, tokens: int | None) -> int | None:
     """The bound of an engine's step as `Model.step_tokens`: None where the model has none, of a
-    policy that forms batches, or of no more tokens than slots.
+    policy that forms batches, or of fewer tokens than slots.
     """
     if tokens is None or max_num_seqs is None or not policy.joins_running:
         return None
     slots = min(max_num_seqs, policy_batch_size(policy) or max_num_seqs)
-    return tokens if tokens > slots else None
+    return tokens if tokens >= slots else None
 
 
 def step_tokens(model: Model) -> int:
@@ -568,25 +568,35 @@ def _check_memory(model: Model) -> None:
 
 
 def _check_step(model: Model) -> None:
-    if model.step_tokens is None:
+    """A batch computes all its prompts in one step: there the bound changes nothing."""
+    if model.step_tokens is None or not model.policy.joins_running:
         return
     given = f"step_tokens={model.step_tokens}"
-    if not model.policy.joins_running:
-        raise SpecError(
-            f"got {given} for policy {model.text}; expected policy continuous: a batch computes "
-            "all its prompts in one step"
-        )
-    if model.bound is None or model.step_tokens <= model.bound:
+    if model.step_tokens > LARGEST_COUNT:
+        raise SpecError(f"got {given}; expected at most {int(LARGEST_COUNT):,}, or no limit")
+    if model.bound is None or model.step_tokens < model.bound:
         slots = "slots without a bound" if model.bound is None else f"{model.bound} slots"
         raise SpecError(
-            f"got {given} for {slots}; expected more tokens than slots, so that prompts find room "
-            "beside those that make tokens: give more, or fewer slots (max_num_seqs)"
+            f"got {given} for {slots}; expected at least as many tokens as slots, one for each: "
+            "give more, or fewer slots (max_num_seqs)"
         )
+
+
+def _step_tokens(policy: Policy, given: int | None) -> int | None:
+    tokens = _optional_whole("step_tokens", given)
+    if tokens is not None and not policy.joins_running:
+        raise SpecError(
+            f"got step_tokens={tokens} for policy {format_policy(policy)}; expected policy "
+            "continuous: a batch computes all its prompts in one step"
+        )
+    return tokens
 
 
 def _bound_of_a_step(model: Model) -> str:
-    if model.step_tokens is None:
+    if model.step_tokens is None or not model.policy.joins_running:
         return _TOKEN_BOUNDS
+    if model.prompt_tokens is None:
+        return f"{_TOKEN_BOUNDS}: no prompts are given"
     return (
         f"an engine step computes at most {model.step_tokens:,} tokens: longer prompts take "
         "several steps"

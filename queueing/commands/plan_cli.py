@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,9 +109,7 @@ def plan(
         _check_picture(plot)
     choices = Choices(
         kinds=_kinds(latency, check_costs(latency, cost or [])),
-        slots=list(
-            dict.fromkeys(_whole("--max-num-seqs", each) for each in max_num_seqs.split(","))
-        ),
+        slots=_slots(max_num_seqs, step_tokens),
         limits=_limits(max_output_tokens),
         largest=whole_number("largest", largest),
     )
@@ -213,6 +212,24 @@ def _lengths(asked: Asked, text: str | None) -> TokenDistribution:
         return TokenDistribution.from_counts(asked.trace.output_tokens)
     assert text is not None
     return parse_distribution(text, SUPPORT_LIMIT)
+
+
+def _slots(given: str, step_tokens: int | None) -> list[int]:
+    """Raises SpecError."""
+    asked = list(dict.fromkeys(_whole("--max-num-seqs", each) for each in given.split(",")))
+    kept = [slots for slots in asked if step_tokens is None or slots <= step_tokens]
+    if not kept:
+        raise SpecError(
+            f"got --step-tokens {step_tokens} with --max-num-seqs {given}; expected at least as "
+            "many tokens as slots, one for each"
+        )
+    if left := [str(slots) for slots in asked if slots not in kept]:
+        say(
+            console(sys.stderr),
+            f"kendall: left out: {', '.join(left)} slots, more than the {step_tokens} tokens of a "
+            "step",
+        )
+    return kept
 
 
 def print_plan(found: Plan, to: Console) -> None:

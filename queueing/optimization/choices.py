@@ -45,6 +45,8 @@ def best_batch_size(
     """
     if largest < 1:
         raise SpecError(f"got largest={largest}; expected at least 1")
+    if model.policy.joins_running and model.step_tokens is not None:
+        largest = min(largest, model.step_tokens)  # each sequence takes a token of a step
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 

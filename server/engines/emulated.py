@@ -74,6 +74,7 @@ class EmulatedEngine:
                 f"has: {', '.join(BOUNDS)}"
             )
         self._bounds = BOUNDS | bounds
+        _check(self._bounds)
         rngs = [
             np.random.default_rng(child)
             for child in np.random.SeedSequence(seed).spawn(servers + 1)
@@ -320,6 +321,22 @@ class _EmulatedServer:
         fresh = [member for member in running if member.produced == 1]
         prompts = sum(member.prompt_tokens for member in fresh)
         on_step(Step(self._now(), len(running), len(fresh), prompts, self.index))
+
+
+def _check(bounds: Mapping[str, int]) -> None:
+    """Raises SpecError."""
+    switch = "enable_chunked_prefill"
+    for name, value in bounds.items():
+        if name != switch and value < 1:
+            raise SpecError(f"got engine argument {name}={value}; expected a whole number >= 1")
+    if bounds[switch] not in (0, 1):
+        raise SpecError(f"got engine argument {switch}={bounds[switch]}; expected true or false")
+    tokens, slots = bounds["max_num_batched_tokens"], bounds["max_num_seqs"]
+    if bounds[switch] and tokens < slots:
+        raise SpecError(
+            f"got engine arguments max_num_batched_tokens={tokens} and max_num_seqs={slots}; "
+            "expected at least as many tokens as sequences, one for each"
+        )
 
 
 def _text(content: Any) -> str:

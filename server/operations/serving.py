@@ -133,6 +133,9 @@ def _check_parsers(settings: Settings, engine: str) -> None:
 
 
 def _whole(key: str, value: Any) -> int:
+    """An argument of the emulated engine; a switch is 0 or 1. Raises SpecError."""
+    if str(value).lower() in ("true", "false"):
+        value = str(value).lower() == "true"
     try:
         return int(value)
     except (TypeError, ValueError):

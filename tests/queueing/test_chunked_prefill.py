@@ -4,15 +4,19 @@ that does not fit takes several.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import kendall
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.commands.optimize_cli import app as optimize
+from queueing.commands.plan_cli import app as plan
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.latency.law import LatencyModel
@@ -78,19 +82,29 @@ def test_a_step_with_room_for_all_prompts_is_as_one_without_a_bound(
     assert same(*(run(queue, 0.9, generic=generic) for queue in (unbounded, wide)))
 
 
-def test_a_bound_of_the_step_is_refused_where_it_says_nothing() -> None:
+def test_a_bound_of_the_step_is_refused_where_it_cannot_be_kept() -> None:
     for policy, given, said in (
-        ("dynamic", {}, "for policy dynamic; expected policy continuous"),
-        ("continuous", {}, "for slots without a bound; expected more tokens than slots"),
-        (SLOTS, {"step_tokens": 8}, "step_tokens=8 for 8 slots; expected more tokens than slots"),
-        (SLOTS, {"max_num_seqs": 4, "step_tokens": 4}, "step_tokens=4 for 4 slots"),
+        ("continuous", {}, "for slots without a bound; expected at least as many tokens as slots"),
+        (SLOTS, {"step_tokens": 7}, "step_tokens=7 for 8 slots; expected at least as many tokens"),
+        (SLOTS, {"max_num_seqs": 4, "step_tokens": 3}, "step_tokens=3 for 4 slots"),
+        (SLOTS, {"step_tokens": 2**53 + 1}, "expected at most 9,007,199,254,740,992, or no limit"),
     ):
         with pytest.raises(SpecError, match=re.escape(said)):
             model(**({"step_tokens": 64} | given), policy=policy)
-    model(9)
-    model(5, max_num_seqs=4)
-    with pytest.raises(SpecError, match=r"got step_tokens=1\.5; expected a whole number"):
-        kendall.predict(SLOTS, 1.0, "geometric:mean=16", "a=0.001,c=0", step_tokens=1.5)
+    model(8)
+    model(4, max_num_seqs=4)
+    for policy, given in ((SLOTS, 1.5), (SLOTS, 2**70), ("single", 64)):
+        with pytest.raises(SpecError, match="got step_tokens="):
+            kendall.predict(policy, 1.0, "geometric:mean=16", "a=0.001,c=0", step_tokens=given)
+
+
+def test_of_batches_a_bound_of_the_step_changes_nothing() -> None:
+    """They compute their prompts in one step: candidates beside a continuous engine."""
+    bounded, free = (model(tokens, "capped:max_batch_size=8") for tokens in (16, None))
+    assert bounded.largest_stable_rate == free.largest_stable_rate
+    assert "token and memory bounds of the engine do not bind" in free.assumptions
+    for generic in (False, True):
+        assert same(run(bounded, 0.7, generic=generic), run(free, 0.7, generic=generic))
 
 
 LONG = parse_distribution("lognormal:mu=4,sigma=0.8", 600)
@@ -147,20 +161,45 @@ def test_where_prompts_wait_for_each_other_the_formula_is_in_doubt_and_simulatio
     assert doubt(replace(queue, step_tokens=None).slot_time, rate, 8) is None
 
 
-def test_prompts_bound_the_rate_where_steps_have_little_room() -> None:
-    """T / (E[N] + E[P]) requests a step, full steps one after the other."""
-    prompts = parse_distribution("deterministic:value=4000")
-    queue = model(
-        128, "continuous:max_batch_size=64", law=GPU, output_tokens=LONG, prompt_tokens=prompts
-    )
-    each = 128 / (LONG.mean + 4000)
-    step = GPU.step(LONG.mean * each) + GPU.admission(each, 4000 * each)
-    assert queue.largest_stable_rate == pytest.approx(each / step, rel=0.03)
-    held, broken = (
-        np.polyfit(np.arange(4000), run(queue, load, generic=False, count=4000).sojourn_time, 1)[0]
-        for load in (0.9, 1.1)
-    )
-    assert held < 0.1 * broken
+def saturated(queue: Model) -> float:
+    """Requests/s of an engine that always has some waiting."""
+    found = run(queue, 3.0, generic=False, count=20_000).released_at
+    return float(15_000 / (np.sort(found)[-1_000] - np.sort(found)[3_999]))
+
+
+@pytest.mark.parametrize(
+    ("slots", "outputs", "prompts"),
+    [
+        (64, "geometric:mean=40", "deterministic:value=16"),
+        (64, "geometric:mean=200", "lognormal:mu=5,sigma=0.8"),
+        (16, "geometric:mean=20", "uniform:low=1,high=40"),
+        (128, "geometric:mean=200", "geometric:mean=200"),
+    ],
+)
+def test_less_room_in_a_step_never_serves_more(slots: int, outputs: str, prompts: str) -> None:
+    """Down to as many tokens as slots: T / (E[N] + E[P]) requests a step."""
+    law = LatencyModel(k1=1e-3, k2=5e-3, k3=1e-4, k4=8e-3, kp=1e-6)
+    sizes = (slots, slots + 1, slots * 5 // 4, slots * 3 // 2, slots * 2, slots * 8, None)
+    rates = []
+    for tokens in sizes:
+        queue = model(
+            tokens,
+            f"continuous:max_batch_size={slots}",
+            law=law,
+            output_tokens=parse_distribution(outputs, 800),
+            prompt_tokens=parse_distribution(prompts, 2000),
+        )
+        rates.append(queue.largest_stable_rate)
+        assert rates[-1] == pytest.approx(saturated(queue), rel=0.05), tokens
+    assert rates == sorted(rates)
+
+
+def test_a_bound_that_does_not_bind_changes_no_formula() -> None:
+    free, wide = model(None, law=FULL), model(10**9, law=FULL)
+    for load in (0.3, 0.9):
+        rate = load * free.largest_stable_rate
+        found, same_as = (solve_continuous(each.slot_time, rate, 8) for each in (free, wide))
+        assert found == same_as
 
 
 def assessed(step_tokens: int | None, *, told: bool) -> tuple[Assessment, float, float]:
@@ -194,3 +233,38 @@ def test_the_live_model_knows_the_speed_and_the_first_token_of_an_engine_with_ch
 def test_without_the_bound_the_live_model_finds_a_slow_engine() -> None:
     found, _, _ = assessed(64, told=False)
     assert found.estimates.speed.value > 1.02
+
+
+GIVEN = (
+    *("--output-tokens", "geometric:mean=40", "--max-output-tokens", "100"),
+    *("--prompt-tokens", "geometric:mean=30", "--latency", "k1=1e-3,k2=5e-3,k3=1e-4,k4=8e-3"),
+    *("--step-tokens", "16"),
+)
+
+
+def test_candidates_have_no_more_slots_than_a_step_has_tokens() -> None:
+    policy = ("--policy", "continuous:max_batch_size=8")
+    rate = ("--arrival-rate", "2", "--json")
+    command = ["--target", "batch-size", *policy, *rate, *GIVEN]
+    found = CliRunner().invoke(optimize, command)
+    assert found.exit_code == 0, found.stderr
+    sizes = [each["batch_size"] for each in json.loads(found.stdout)["curve"]]
+    assert max(sizes) == 16
+    command = ["--target", "policy", *policy, *rate, *GIVEN]
+    found = CliRunner().invoke(optimize, command)
+    assert found.exit_code == 0, found.stderr
+    assert "single" in {each["policy"] for each in json.loads(found.stdout)["curve"]}
+
+
+def test_a_plan_leaves_out_slots_that_a_step_cannot_serve_and_says_so() -> None:
+    command = ["--arrival-rate", "2", "--slo", "mean_sojourn_time<=5s", "--json", *GIVEN]
+    command += ["--max-clipped-fraction", "1"]
+    found = CliRunner().invoke(plan, [*command, "--max-num-seqs", "8,16,32,64"])
+    assert found.exit_code == 0, found.stderr
+    assert found.stderr == "kendall: left out: 32, 64 slots, more than the 16 tokens of a step\n"
+    assert [each["max_num_seqs"] for each in json.loads(found.stdout)["options"]] == [8, 16]
+    found = CliRunner().invoke(plan, [*command, "--max-num-seqs", "32,64"])
+    assert isinstance(found.exception, SpecError)
+    assert str(found.exception).startswith(
+        "got --step-tokens 16 with --max-num-seqs 32,64; expected at least as many tokens as slots"
+    )

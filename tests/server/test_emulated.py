@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from policies import Request
+from policies import Request, SpecError
 from queueing.latency.law import LatencyModel
 from server.engines.base import Step, Token
 from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
@@ -211,6 +211,27 @@ def test_what_an_engine_has_that_nobody_bounds() -> None:
         capabilities.max_num_batched_tokens,
         capabilities.kv_cache_tokens,
     ) == (2048, 64, 131072, 131072)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0; expected a whole number >= 1"),
+        ({"kv_cache_tokens": -5}, "kv_cache_tokens=-5; expected a whole number >= 1"),
+        ({"enable_chunked_prefill": 2}, "enable_chunked_prefill=2; expected true or false"),
+        (
+            {"enable_chunked_prefill": 1, "max_num_batched_tokens": 63},
+            "max_num_batched_tokens=63 and max_num_seqs=64; expected at least as many tokens",
+        ),
+    ],
+)
+def test_bounds_that_nothing_could_be_served_within_are_refused(
+    bounds: dict[str, int], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        EmulatedEngine(LAW, **bounds)
+    EmulatedEngine(LAW, enable_chunked_prefill=1, max_num_batched_tokens=64)
+    EmulatedEngine(LAW, max_num_batched_tokens=1)
 
 
 def test_a_token_is_the_word_of_its_number() -> None:

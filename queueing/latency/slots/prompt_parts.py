@@ -23,11 +23,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq
 
 from queueing.distributions.token_distribution import TokenDistribution
 from queueing.latency.law import LatencyModel
-
-_ROUNDS = 8  # until the room is known: tokens and room move each other little
 
 
 class InParts(NamedTuple):
@@ -61,19 +60,38 @@ class PromptParts:
         between = self.law.step(max(1.0, others))
         if self.step_tokens is None or self.prompts is None:
             return InParts(self.tokens, 0.0, 0.0, between, between, others, 0.0, self._whole)
-        steps, decoding, room, full = self.tokens, others, 1, between
-        further = square = 0.0
-        for _ in range(_ROUNDS):
-            decoding = others * self.tokens / steps
-            room = max(1, math.floor(self.step_tokens - decoding))
-            further, square, left = self._alone(room)
-            between = self.law.step(max(1.0, decoding))
-            full = between + self.law.admission(0, room)
-            alone, busy = self.tokens + further, others * self.prompts.mean / room
+        least = max(1.0, self.step_tokens - others)
+        found = self._in_room(least, others)
+        if found.steps < self.tokens * (1 + 1e-12):  # they all make tokens
+            return found._replace(steps=self.tokens, waiting=0.0, further=0.0, decoding=others)
+        # more room takes fewer steps, in which more of the others make tokens and leave less room
+        room = brentq(
+            lambda room: self.step_tokens - self._in_room(room, others).decoding - room,
+            least,
+            float(self.step_tokens),
+            xtol=1e-11,
+        )
+        return self._in_room(room, others)
+
+    def _in_room(self, room: float, others: float) -> InParts:
+        """With so much of it for prompts in a step."""
+        assert self.prompts is not None
+        low = math.floor(room)
+        below, above = self._alone(low), self._alone(low + 1)
+        further, square, left = (
+            one + (room - low) * (other - one) for one, other in zip(below, above, strict=True)
+        )
+        alone, busy = self.tokens + further, others * self.prompts.mean / room
+        steps = decoding = 0.0
+        between = full = self.law.step(max(1.0, others))
+        for _ in range(2):  # a full step is longer by its prompts, whoever makes tokens
             waiting = 2 * full / between * others * left
             steps = (alone + busy + math.sqrt((alone - busy) ** 2 + waiting)) / 2
-        waiting = steps - self.tokens - further
-        return InParts(steps, waiting, further, between, full, decoding, float(room), square)
+            decoding = others * self.tokens / steps
+            between = self.law.step(max(1.0, decoding))
+            full = between + self.law.admission(0, room)
+        waits = steps - alone
+        return InParts(steps, waits, further, between, full, decoding, room, square)
 
     def _alone(self, room: int) -> tuple[float, float, float]:
         """E[ceil(q)] - 1, E of the sum of the squares of the parts, and E[q (q - 1)+]."""
