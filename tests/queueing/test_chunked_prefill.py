@@ -258,7 +258,7 @@ def test_candidates_have_no_more_slots_than_a_step_has_tokens() -> None:
 
 def test_a_plan_leaves_out_slots_that_a_step_cannot_serve_and_says_so() -> None:
     command = ["--arrival-rate", "2", "--slo", "mean_sojourn_time<=5s", "--json", *GIVEN]
-    command += ["--max-clipped-fraction", "1"]
+    command += ["--max-clipped-fraction", "0.99"]
     found = CliRunner().invoke(plan, [*command, "--max-num-seqs", "8,16,32,64"])
     assert found.exit_code == 0, found.stderr
     assert found.stderr == "kendall: left out: 32, 64 slots, more than the 16 tokens of a step\n"

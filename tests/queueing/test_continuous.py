@@ -19,6 +19,7 @@ from queueing.models.mgc import deterministic_ratio
 from queueing.models.slots.continuous import (
     SlotTime,
     _general_lengths,
+    _occupancy,
     doubt,
     solve_continuous,
     trusted,
@@ -192,8 +193,13 @@ def test_general_lengths_lie_where_equal_and_exponential_ones_do(slots: int, loa
         for text in ("deterministic:value=400", "geometric:mean=400")
     )
     alone = 0.5 if slots == 1 else deterministic_ratio(slots, load)
-    assert _general_lengths(equal, slots, load) == pytest.approx(alone, rel=0.01)
-    assert _general_lengths(spread, slots, load) == pytest.approx(1.0, rel=0.01)
+
+    def ratio(time: SlotTime) -> float:
+        rate = load * time.throughput(slots, refilled=True)
+        return _general_lengths(time, rate, slots, _occupancy(time, rate, slots, load))
+
+    assert ratio(equal) == pytest.approx(alone, rel=0.01)
+    assert ratio(spread) == pytest.approx(1.0, rel=0.01)
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ __all__ = ["SlotQueue", "SlotTime", "doubt", "solve_continuous", "trusted"]
 _LARGEST = 20_000
 _ALL_FOLLOWED = 256  # slots; of more, only as many as matter
 _FEW_TOKENS, _ADMISSIONS, _ALIKE, _NEAR = 8.0, 0.35, 0.05, 0.88  # where the measured errors begin
-# E[N^3] / E[N]^3 with an SCV up to 1, and above; E[N^4] over that of the two phases; slots
-_THIRD, _HEAVY, _KINDS, _MANY = 7.0, 60.0, 0.85, 16
-_SHORT, _RARE, _SOME, _LARGE = 0.02, 0.06, 0.35, 0.6  # the delay's share of the sojourn
+# E[N^3] / E[N]^3 with an SCV near 1 or less, and above; E[N^4] over that of two phases; slots
+_SPREAD_OUT, _THIRD, _HEAVY, _KINDS, _MANY = 1.2, 7.0, 60.0, 0.85, 16
+_SHORT, _RARE, _SOME, _LARGE = 0.015, 0.06, 0.35, 0.6  # the delay's share of the sojourn
 # shares: of steps in which prompts wait for each other while all slots are taken: they bound the
 # rate, or do not matter; of time in which the steps are full of prompts
 _BOUND, _SHARED, _FULL = 0.25, 0.05, 0.35
@@ -174,7 +174,7 @@ def _doubtful_lengths(
     tokens = time.output_tokens
     lengths = np.arange(len(tokens.pmf)) / tokens.mean
     second, third, fourth = (float(tokens.pmf @ lengths**power) for power in (2, 3, 4))
-    phases = fitted(second - 1, third) if second > 2 else None
+    phases = fitted(second - 1, third) if tokens.scv > _SPREAD_OUT else None
     kinds = phases is not None and fourth < _KINDS * phases.fourth
     long = third > (_THIRD if phases is None else _HEAVY)
     alike = tokens.scv < _ALIKE and slots >= _MANY
