@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,22 @@ def test_only_a_last_line_that_was_cut_is_left_out(
     path.write_bytes(data)
     _, records, found = read_cut_run(path)
     assert ([each.request_id for each in records], found) == (ids, cut)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"model,rate\n", "line 1: got 'model,rate'; expected a run file, as `kendall load`"),
+        (b"".join([HEADER, b"[1]\n", LINES[0]]), "line 2: got '[1]'; expected a record (Expected"),
+    ],
+)
+def test_a_line_that_is_none_is_named_with_what_was_expected(
+    data: bytes, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {said}")):
+        read_cut_run(path)
 
 
 def test_a_header_is_given_by_name_and_neither_it_nor_a_record_changes() -> None:

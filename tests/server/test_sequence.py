@@ -211,7 +211,7 @@ def test_an_engine_that_ends_by_itself_gives_back_the_text_that_was_held(
 @pytest.mark.parametrize(
     "how", ["cancelled by the engine", "lost by the engine", "a consumer that fails"]
 )
-def test_an_answer_that_is_lost_fails_once(how: str) -> None:
+def test_an_answer_that_is_lost_fails_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
     def act(served: Served) -> None:
         sequence, consumer, _ = served
         pushed(FIVE[:1])(served)
@@ -232,6 +232,10 @@ def test_an_answer_that_is_lost_fails_once(how: str) -> None:
     assert consumer.text == "a"
     assert [record.outcome for record in collector.records] == ["failed"]
     assert sequence.outcome == "failed"
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [record.getMessage() for record in logged] == (
+        ["internal error while handling a token of an answer"] if code == "internal_error" else []
+    )
 
 
 def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the_others() -> None:
