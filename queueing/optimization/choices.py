@@ -43,10 +43,7 @@ def best_batch_size(
 
     Raises SpecError for a policy without a size, NoStableChoiceError.
     """
-    if largest < 1:
-        raise SpecError(f"got largest={largest}; expected at least 1")
-    if model.policy.joins_running and model.step_tokens is not None:
-        largest = min(largest, model.step_tokens)  # each sequence takes a token of a step
+    largest = _largest(model, largest)
     points: dict[int, Point] = {}
     quantity = compared_by([model.policy], objective.slo)
 
@@ -73,6 +70,15 @@ def best_batch_size(
     return dataclasses.replace(
         found, note=note, compared=None if objective.name == "throughput" else quantity
     )
+
+
+def _largest(model: Model, asked: int) -> int:
+    """No more sequences than an engine step has tokens."""
+    if asked < 1:
+        raise SpecError(f"got largest={asked}; expected at least 1")
+    if model.step_tokens is None or not model.policy.joins_running:
+        return asked
+    return min(asked, model.step_tokens)
 
 
 def batch_size_by_rate(
