@@ -164,6 +164,7 @@ def driven_by_both(
     parsed, bounds = parse_policy(policy), dict[str, int]()
     if step_tokens is not None:
         bounds = {"max_num_batched_tokens": step_tokens, "enable_chunked_prefill": 1}
+        bounds["max_num_seqs"] = min(64, step_tokens)
     of_engine = {"servers": servers, "seed": 3, "deaths": deaths, "fragile": fragile}
     live = run_virtual(replay(parsed, jobs, law, **of_engine, **bounds, **options))
     children = np.random.SeedSequence(3).spawn(servers + 1)[1:]  # the first draws lengths
