@@ -20,6 +20,7 @@ from queueing.commands.plan_cli import app as plan
 from queueing.distributions.token_distribution import parse_distribution
 from queueing.estimation.assess import Assessment, Limits, assess
 from queueing.latency.law import LatencyModel
+from queueing.latency.slots.prompt_parts import PromptParts
 from queueing.model import Model
 from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.simulation.experiment import draw_jobs, simulate_run
@@ -268,3 +269,16 @@ def test_a_plan_leaves_out_slots_that_a_step_cannot_serve_and_says_so() -> None:
     assert str(found.exception).startswith(
         "got --step-tokens 16 with --max-num-seqs 32,64; expected at least as many tokens as slots"
     )
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 16, 39, 40, 41, 500])
+@pytest.mark.parametrize("text", ["uniform:low=1,high=40", "geometric:mean=30"])
+def test_parts_of_prompts_by_hand(text: str, room: int) -> None:
+    prompts = parse_distribution(text, 300)
+    counts = np.arange(len(prompts.pmf))
+    whole, rest = np.divmod(counts, room)
+    further = (whole + (rest > 0)).clip(1) @ prompts.pmf - 1
+    squares = (whole * room**2 + rest**2) @ prompts.pmf
+    left = (counts / room * (counts / room - 1).clip(0)) @ prompts.pmf
+    found = PromptParts(PLAIN, prompts, 64, 10.0)._alone(room)
+    assert found == pytest.approx((further, squares, left), abs=1e-9)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from queueing.distributions.token_distribution import TokenDistribution
+from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
 
 
@@ -75,13 +75,12 @@ class PromptParts:
 
     def _in_room(self, room: float, others: float) -> InParts:
         """With so much of it for prompts in a step."""
-        assert self.prompts is not None
         low = math.floor(room)
         below, above = self._alone(low), self._alone(low + 1)
         further, square, left = (
             one + (room - low) * (other - one) for one, other in zip(below, above, strict=True)
         )
-        alone, busy = self.tokens + further, others * self.prompts.mean / room
+        alone, busy = self.tokens + further, others * self.mean / room
         steps = decoding = 0.0
         between = full = self.law.step(max(1.0, others))
         for _ in range(2):  # a full step is longer by its prompts, whoever makes tokens
@@ -95,21 +94,35 @@ class PromptParts:
 
     def _alone(self, room: int) -> tuple[float, float, float]:
         """E[ceil(q)] - 1, E of the sum of the squares of the parts, and E[q (q - 1)+]."""
-        assert self.prompts is not None
         if room not in self._known:
-            pmf = self.prompts.pmf
-            whole, rest = np.divmod(np.arange(len(pmf)), room)
-            steps = np.maximum(whole + (rest > 0), 1)
-            squares = whole * float(room) ** 2 + rest.astype(float) ** 2
-            q = np.arange(len(pmf)) / room
-            left = float((q * np.maximum(q - 1, 0)) @ pmf)
-            self._known[room] = float(steps @ pmf) - 1, float(squares @ pmf), left
+            chance, first, second = self._from
+            size = len(chance) - 2  # the longest prompt
+            ends = np.arange(room, size + 1, room)  # the k-th part is whole from here on
+            whole = np.arange(1, len(ends) + 1) @ chance[ends]
+            squares = second[0] + 2 * room * (room * whole - first[ends].sum())
+            beyond = min(room + 1, size + 1)
+            left = (second[beyond] / room - first[beyond]) / room
+            self._known[room] = float(chance[ends + 1].sum()), float(squares), float(left)
         return self._known[room]
+
+    @cached_property
+    def _from(self) -> tuple[Vector, Vector, Vector]:
+        """E[P^0], E[P] and E[P^2] over prompts of n tokens and more, for each n; 0 at last."""
+        assert self.prompts is not None
+        pmf = np.append(self.prompts.pmf, 0.0)
+        counts = np.arange(len(pmf), dtype=float)
+        zeroth, first, second = (np.cumsum((pmf * counts**power)[::-1])[::-1] for power in range(3))
+        return zeroth, first, second
+
+    @cached_property
+    def mean(self) -> float:
+        """E[P], 0 without prompts."""
+        return 0.0 if self.prompts is None else self.prompts.mean
 
     @cached_property
     def _whole(self) -> float:
         """E[P^2]."""
-        return 0.0 if self.prompts is None else self.prompts.variance + self.prompts.mean**2
+        return 0.0 if self.prompts is None else self.prompts.variance + self.mean**2
 
     @cached_property
     def _known(self) -> dict[int, tuple[float, float, float]]:

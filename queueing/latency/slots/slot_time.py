@@ -132,7 +132,7 @@ class SlotTime:
             return 0.0, 0.0
         share = self.parts(slots, refilled=True)[1]
         found = self._prompts.with_others((slots - 1) * share)
-        busy = arrival_rate * self.prompt_tokens.mean / found.room * found.full
+        busy = arrival_rate * self._prompts.mean / found.room * found.full
         return busy, found.waiting / found.steps
 
     @cached_property
@@ -150,8 +150,7 @@ class SlotTime:
         entering = others * share / found.steps
         decoding = share * (found.decoding / (others * share))
         step = law.step(1 + (others - 1) * decoding) + self.admitted * entering
-        mean = 0.0 if self.prompt_tokens is None else self.prompt_tokens.mean
-        spread = (law.speed * law.kp) ** 2 * (found.square - mean**2)
+        spread = (law.speed * law.kp) ** 2 * (found.square - self._prompts.mean**2)
         return entering, step, (self.admitted**2 + spread) * entering / step
 
     def _followed(self, others: int, share: float) -> float:
