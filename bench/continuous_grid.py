@@ -142,8 +142,8 @@ def renew_formula() -> None:
     with FILE.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     for row in rows:
-        cell = Cell(row["law"], int(row["slots"]), row["lengths"], float(row["load"]))
-        row |= {f"formula_{name}": f"{value:.6g}" for name, value in formula_of(cell).items()}
+        found = formula_of(cell_of(row))
+        row |= {f"formula_{name}": f"{value:.6g}" for name, value in found.items()}
     with FILE.open("w", newline="") as lines:
         writer = csv.DictWriter(lines, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -164,10 +164,14 @@ def kept() -> list[Row]:
         return [row_of(line) for line in csv.DictReader(lines)]
 
 
+def cell_of(line: dict[str, str]) -> Cell:
+    """Which it is of."""
+    return Cell(line["law"], int(line["slots"]), line["lengths"], float(line["load"]))
+
+
 def row_of(line: dict[str, str]) -> Row:
     """As read. A time to first token is as uncertain as the delay that it holds."""
     values = {key: float(text) for key, text in line.items() if key not in ("law", "lengths")}
-    cell = Cell(line["law"], int(values["slots"]), line["lengths"], values["load"])
     simulated = {name: values[f"simulated_{name}"] for name in MEANS}
     error, least = values["delay_standard_error"], SHORT * simulated["sojourn_time"]
     judging = [
@@ -175,7 +179,9 @@ def row_of(line: dict[str, str]) -> Row:
         for name, seconds in simulated.items()
         if (name == MEANS[-1] or error < ROUGH * seconds) and (name != MEANS[0] or seconds > least)
     ]
-    return Row(cell, {name: values[f"formula_{name}"] / simulated[name] - 1 for name in judging})
+    return Row(
+        cell_of(line), {name: values[f"formula_{name}"] / simulated[name] - 1 for name in judging}
+    )
 
 
 def simulate_missing() -> None:

@@ -270,9 +270,9 @@ class Model:
         scv = real_number("arrival_scv", limits.get("arrival_scv", 1.0))
         process, scv = process_and_scv(limits.get("arrivals"), scv)
         patience = limits.get("patience")
-        servers = whole_number("servers", limits.get("servers", 1))
+        servers, parsed = whole_number("servers", limits.get("servers", 1)), _policy(policy)
         return cls(
-            policy=_policy(policy),
+            policy=parsed,
             output_tokens=_lengths("output_tokens", output_tokens, tokens, tail=True),
             **_servers(_law(latency), servers, limits.get("server_speeds")),
             prompt_tokens=_optional_lengths("prompt_tokens", limits.get("prompt_tokens")),
@@ -290,7 +290,7 @@ class Model:
                 "max_context_tokens", limits.get("max_context_tokens")
             ),
             reserved_tokens=_optional_whole("reserved_tokens", limits.get("reserved_tokens")),
-            step_tokens=_step_tokens(_policy(policy), limits.get("step_tokens")),
+            step_tokens=_step_tokens(parsed, limits.get("step_tokens")),
         )
 
     @cached_property
@@ -474,13 +474,13 @@ def reservations(model: Model) -> Reservations | None:
     """
     if model.max_context_tokens is None:
         return None
-    held = min(token_limit(model), reserved_tokens(model))
+    held = min(token_limit(model), or_unbounded(model.reserved_tokens))
     return Reservations(model.max_context_tokens, held, model.prompt_tokens)
 
 
-def reserved_tokens(model: Model) -> int:
-    """Of each request's answer; UNBOUNDED: its limit."""
-    return UNBOUNDED if model.reserved_tokens is None else model.reserved_tokens
+def or_unbounded(tokens: int | None) -> int:
+    """A bound of an engine where one is given."""
+    return UNBOUNDED if tokens is None else tokens
 
 
 def step_bound(policy: Policy, max_num_seqs: int | None, tokens: int | None) -> int | None:
@@ -491,11 +491,6 @@ def step_bound(policy: Policy, max_num_seqs: int | None, tokens: int | None) -> 
         return None
     slots = min(max_num_seqs, policy_batch_size(policy) or max_num_seqs)
     return tokens if tokens >= slots else None
-
-
-def step_tokens(model: Model) -> int:
-    """That a step of an engine computes, at most; UNBOUNDED: as many as there are."""
-    return UNBOUNDED if model.step_tokens is None else model.step_tokens
 
 
 def memory_limited(model: Model) -> bool:

@@ -11,7 +11,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -145,7 +144,7 @@ def assess(
     if not estimates.count or not estimates.arrival_rate.value > 0:
         return _nothing(seen, estimates, policy)
     lengths = estimates.output_tokens.law(limits.max_output_tokens)
-    model = _model(policy, lengths, estimates.law(shape), limits, estimates)
+    model = model_of(policy, lengths, estimates.law(shape), limits, estimates)
     model = _at_their_speeds(model, speeds.factors)
     load = _load(model, estimates)
     forecast = _forecast(model, load.value, estimates, limits, known or Known())
@@ -305,30 +304,27 @@ def _nothing(seen: Snapshot, estimates: Estimates, policy: Policy) -> Assessment
     )
 
 
-def _model(
+def model_of(
     policy: Policy,
     lengths: TokenDistribution,
     law: LatencyModel,
     limits: Limits,
     estimates: Estimates,
 ) -> Model:
+    """The queue of the estimates under this policy, with these lengths and this law."""
     step = step_bound(policy, limits.max_num_seqs, limits.step_tokens)
     matter = (law.kp or step is not None) and estimates.prompt_tokens.counts.size
-    prompts = estimates.prompt_tokens.law() if matter else None
-    given: dict[str, Any] = {
-        "step_tokens": step,
-        "max_num_seqs": limits.max_num_seqs,
-        "servers": limits.servers,
-        "patience": limits.patience,
-    }
     return Model(
         policy=policy,
         output_tokens=lengths,
         law=law,
-        prompt_tokens=prompts,
+        prompt_tokens=estimates.prompt_tokens.law() if matter else None,
+        max_num_seqs=limits.max_num_seqs,
+        step_tokens=step,
+        servers=limits.servers,
+        patience=limits.patience,
         sequences=estimates.call_sizes,
         predictor=parse_predictor(estimates.predictor or "none"),
-        **given,
     )
 
 
@@ -373,7 +369,7 @@ def _asking(policy: Policy, limits: Limits, estimates: Estimates) -> Ask:
         law: LatencyModel,
         sequences: TokenDistribution | None = None,
     ) -> float:
-        model = _model(policy, lengths, law, limits, estimates)
+        model = model_of(policy, lengths, law, limits, estimates)
         model = model if sequences is None else dataclasses.replace(model, sequences=sequences)
         if model.load(rate) >= 1 and limits.patience is None:
             return math.inf

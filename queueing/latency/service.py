@@ -245,7 +245,7 @@ class ServiceProcess:
         included, and those whose own end it is.
         """
         self._open()
-        running = [each for each in self._active.values() if each.id not in self._unready]
+        running = list(self._making())
         return running, self._depart(self._complete(1))
 
     def _depart(self, ended: list[Member]) -> list[Member]:
@@ -264,9 +264,7 @@ class ServiceProcess:
         self._steps += steps
         self._target = None
         self._now = self._stretch.instant(self._steps)
-        for member in self._active.values():
-            if member.id in self._unready:
-                continue
+        for member in self._making():
             if not member.produced:
                 member.first_token_at = self._stretch.instant(done + 1)
             left = member.output_tokens - member.produced
@@ -277,6 +275,12 @@ class ServiceProcess:
         if self._parts:
             self._compute_parts()
         return ended
+
+    def _making(self) -> Iterable[Member]:
+        """Those who make a token in the step in flight."""
+        if not self._unready:  # nearly always
+            return self._active.values()
+        return [each for each in self._active.values() if each.id not in self._unready]
 
     def _compute_parts(self) -> None:
         """The step that had them is over."""

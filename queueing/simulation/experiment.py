@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.arguments import whole_number
-from policies.core import UNBOUNDED, Request
+from policies.core import Request
 from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
@@ -33,8 +33,7 @@ from queueing.model import (
     has_queues,
     load_bound,
     one_of_several,
-    reserved_tokens,
-    step_tokens,
+    or_unbounded,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -289,12 +288,11 @@ def driven_run(
     from queueing.simulation import fast
 
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
-    memory = UNBOUNDED if model.max_context_tokens is None else model.max_context_tokens
     engine = SimulatedEngine(
         model.law,
         max_batch_size=bound,
-        max_context_tokens=memory,
-        step_tokens=step_tokens(model),
+        max_context_tokens=or_unbounded(model.max_context_tokens),
+        step_tokens=or_unbounded(model.step_tokens),
         pad_prompts=model.pads_prompts,
         speeds=model.server_speeds,
     )
@@ -332,7 +330,7 @@ def draw_jobs(
         instants, flows = np.repeat(instants, sizes).tolist(), np.repeat(flows, sizes).tolist()
     outputs = model.output_tokens.sample(lengths, num_requests).tolist()
     inputs = _inputs(model, prompts, num_requests)
-    limit, reserved = token_limit(model), reserved_tokens(model)
+    limit, reserved = token_limit(model), or_unbounded(model.reserved_tokens)
     predicted = _predictions(model, outputs, stream)
     patience = math.inf if model.patience is None else model.patience
     jobs = [

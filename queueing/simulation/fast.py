@@ -31,8 +31,8 @@ from queueing.model import (
     at_mean_rate,
     has_queues,
     memory_limited,
+    or_unbounded,
     reservations,
-    step_tokens,
     token_limit,
 )
 from queueing.models.batches.calls import draw_calls
@@ -282,7 +282,8 @@ def _slots(model: Model) -> int | None:
 def _empty_slots(
     model: Model, requests: kernels.Requests, bounds: kernels.Bounds
 ) -> slot_kernels.Slots:
-    return slot_kernels.new_slots(requests, bounds, paces_of(model), step_tokens(model))
+    tokens = or_unbounded(model.step_tokens)
+    return slot_kernels.new_slots(requests, bounds, paces_of(model), tokens)
 
 
 def _memory(model: Model) -> slot_kernels.Memory:

@@ -24,7 +24,7 @@ from queueing.arrivals.timetable import Timetable
 from queueing.distributions.laws import LONGEST
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
-from queueing.model import Limits, Model, reserved_tokens, token_limit
+from queueing.model import Limits, Model, or_unbounded, token_limit
 from queueing.models.soap.predictor_text import NO_PREDICTION
 from queueing.result import Prediction
 from queueing.simulation.experiment import by_flow, check_draws, driven_run, summary
@@ -159,7 +159,7 @@ def _jobs(
         names = model.flows.names
         flows = [names[place] for place in model.flows.of_run(stream, len(trace)).tolist()]
     told = predicted.tolist() or [None] * len(trace)
-    reserved = reserved_tokens(model)
+    reserved = or_unbounded(model.reserved_tokens)
     patience = math.inf if model.patience is None else model.patience
     rows = zip(
         trace.intended_at.tolist(), trace.prompt_tokens.tolist(), outputs.tolist(), strict=True

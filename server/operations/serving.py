@@ -134,10 +134,8 @@ def _check_parsers(settings: Settings, engine: str) -> None:
 
 def _whole(key: str, value: Any) -> int:
     """An argument of the emulated engine; a switch is 0 or 1. Raises SpecError."""
-    if str(value).lower() in ("true", "false"):
-        value = str(value).lower() == "true"
     try:
-        return int(value)
+        return int({"true": 1, "false": 0}.get(str(value).lower(), value))
     except (TypeError, ValueError):
         raise SpecError(
             f"got --engine-arg {key}={value}; expected a whole number, as the emulated engine's "

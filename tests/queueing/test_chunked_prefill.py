@@ -24,9 +24,10 @@ from queueing.latency.slots.prompt_parts import PromptParts
 from queueing.model import Model
 from queueing.models.slots.continuous import doubt, solve_continuous
 from queueing.simulation.experiment import draw_jobs, simulate_run
-from queueing.simulation.fast import COLUMNS, SimulatedRun, is_compiled
+from queueing.simulation.fast import SimulatedRun, is_compiled
 from queueing.simulation.reference import Driver, SimulatedEngine
 from tests.queueing.estimation_runs import seen
+from tests.queueing.test_kernels import assert_same
 
 PLAIN = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6)
 FULL = LatencyModel(k1=0.3e-3, k3=25e-6, k4=0.92e-3, kp=5e-6, turnaround=1.55e-3, speed=1.1)
@@ -46,13 +47,6 @@ def run(queue: Model, load: float, *, generic: bool, count: int = 1200) -> Simul
     return simulate_run(queue, rate, count, np.random.SeedSequence(5), generic=generic)
 
 
-def same(found: SimulatedRun, expected: SimulatedRun) -> bool:
-    return np.array_equal(found.lost, expected.lost) and all(
-        np.array_equal(getattr(found, name)[~found.lost], getattr(expected, name)[~expected.lost])
-        for name in COLUMNS
-    )
-
-
 @pytest.mark.parametrize(
     "given", [{}, {"patience": 0.05}, {"servers": 3}, {"max_context_tokens": 3000}]
 )
@@ -64,14 +58,14 @@ def test_the_kernel_is_the_policys_own_sample_path(
     queue = model(step_tokens, law=law, **given)
     assert is_compiled(queue)
     for load in (0.5, 1.1):
-        assert same(run(queue, load, generic=False), run(queue, load, generic=True))
+        assert_same(run(queue, load, generic=False), run(queue, load, generic=True))
 
 
 @pytest.mark.parametrize("order", ["spjf", "hrrn", "ljf,aging=0.01", "priority"])
 def test_the_kernel_of_an_order_is_the_policys_own_sample_path(order: str) -> None:
     queue = model(64, f"{SLOTS},order={order}", law=FULL)
     assert is_compiled(queue)
-    assert same(run(queue, 0.9, generic=False), run(queue, 0.9, generic=True))
+    assert_same(run(queue, 0.9, generic=False), run(queue, 0.9, generic=True))
 
 
 @pytest.mark.parametrize("generic", [False, True])
@@ -80,7 +74,7 @@ def test_a_step_with_room_for_all_prompts_is_as_one_without_a_bound(
     law: LatencyModel, generic: bool
 ) -> None:
     unbounded, wide = model(None, law=law), model(8 * 1001, law=law)
-    assert same(*(run(queue, 0.9, generic=generic) for queue in (unbounded, wide)))
+    assert_same(*(run(queue, 0.9, generic=generic) for queue in (unbounded, wide)))
 
 
 def test_a_bound_of_the_step_is_refused_where_it_cannot_be_kept() -> None:
@@ -105,7 +99,7 @@ def test_of_batches_a_bound_of_the_step_changes_nothing() -> None:
     assert bounded.largest_stable_rate == free.largest_stable_rate
     assert "token and memory bounds of the engine do not bind" in free.assumptions
     for generic in (False, True):
-        assert same(run(bounded, 0.7, generic=generic), run(free, 0.7, generic=generic))
+        assert_same(run(bounded, 0.7, generic=generic), run(free, 0.7, generic=generic))
 
 
 LONG = parse_distribution("lognormal:mu=4,sigma=0.8", 600)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from policies import Policy, Request, parse_policy
-from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record, call_of
+from queueing.model import or_unbounded
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from server.engines.base import EngineRequest, Sampling, Token
 from server.engines.emulated import EmulatedEngine
@@ -175,7 +175,7 @@ def driven_by_both(
             law,
             max_batch_size=64,
             max_prompt_tokens=bounds.get("max_num_batched_tokens", 2**31),
-            step_tokens=UNBOUNDED if step_tokens is None else step_tokens,
+            step_tokens=or_unbounded(step_tokens),
             deaths=deaths,
         ),
         [np.random.default_rng(child) for child in children],

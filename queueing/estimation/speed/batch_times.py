@@ -223,8 +223,8 @@ def _without_a_token(
     room = np.maximum(step_tokens - (size - 1), 1.0)
     full = pace * (law.k3 * size + law.k4 + law.kp * room)
     order = np.argsort(enter, kind="stable")
-    work = np.cumsum((prompts / room * full)[order])
-    before = work - (prompts / room * full)[order]
+    work = (prompts / room * full)[order]
+    before = np.cumsum(work) - work
     begins = before + np.maximum.accumulate(enter[order] - before)
     waits = np.empty(enter.size)
     waits[order] = begins - enter[order]

@@ -33,7 +33,7 @@ class InParts(NamedTuple):
     """Of one request: its steps; of those, the ones in which others' prompts leave no room, and
     those with parts of its own prompt but the last. Seconds of a step in which it makes no token,
     without prompts and full of them. Others that make tokens in a step; room for prompts; E of the
-    sum of the squares of the parts of a prompt.
+    sum of the squares of the parts of a prompt. Without a bound no seconds and no room.
     """
 
     steps: float
@@ -57,9 +57,8 @@ class PromptParts:
 
     def with_others(self, others: float) -> InParts:
         """So many others are in steps, on average."""
-        between = self.law.step(max(1.0, others))
         if self.step_tokens is None or self.prompts is None:
-            return InParts(self.tokens, 0.0, 0.0, between, between, others, 0.0, self._whole)
+            return InParts(self.tokens, 0.0, 0.0, 0.0, 0.0, others, 0.0, self._whole)
         least = max(1.0, self.step_tokens - others)
         found = self._in_room(least, others)
         if found.steps < self.tokens * (1 + 1e-12):  # they all make tokens

@@ -41,9 +41,8 @@ Time to first token: the delay's error, else within 3 %; inter-token latency -1 
 cells with up to 256 slots and lengths of SCV 0 to 7, bimodal ones too (bench/continuous_grid.py,
 docs/continuous-grid.csv), `doubt` names every one where a mean is off by more than 5 %, the delay
 where it is above 2 % of the sojourn, beyond two standard errors: the sojourn is within 5 % in all
-of them. Quantiles where given: p50 to p95 within 10 %, p99 within
-13 %; at load .95 17 %, noise included, and -28 % in one cell whose delay has a standard error of
-25 %.
+of them. Quantiles where given: p50 to p95 within 10 %, p99 within 13 %; at load .95 17 %, noise
+included, and -28 % in one cell whose delay has a standard error of 25 %.
 """
 
 from __future__ import annotations
@@ -172,8 +171,7 @@ def _doubtful_lengths(
 ) -> str | None:
     """Where a delay that is not short is off by more than 5 % because of the lengths."""
     tokens = time.output_tokens
-    lengths = np.arange(len(tokens.pmf)) / tokens.mean
-    second, third, fourth = (float(tokens.pmf @ lengths**power) for power in (2, 3, 4))
+    second, third, fourth = (tokens.moment(k) / tokens.mean**k for k in (2, 3, 4))
     phases = fitted(second - 1, third) if tokens.scv > _SPREAD_OUT else None
     kinds = phases is not None and fourth < _KINDS * phases.fourth
     long = third > (_THIRD if phases is None else _HEAVY)

@@ -15,17 +15,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from policies import parse_policy, served_as
 from policies.text import counted
 from queueing.distributions.token_distribution import TokenDistribution
-from queueing.estimation.assess import Limits
+from queueing.estimation.assess import Limits, model_of
 from queueing.estimation.estimates import Estimates
 from queueing.estimation.stall_backlog import behind_stalls, stall_backlog, utilisation_of
 from queueing.latency.law import LatencyModel
-from queueing.model import Model, step_bound
-from queueing.models.soap.predictor_text import parse_predictor
+from queueing.model import Model
 from queueing.optimization.answer import precise, searched
 from queueing.optimization.forecast import Setting
 from queueing.optimization.gain.known_lengths import FEWEST, KnownLengths, known_lengths
@@ -91,30 +89,15 @@ class WindowModel:
         """The queue of a setting; `whole` and `law` in place of the estimated ones. Where
         `refusal` has nothing to say.
         """
-        law = self.law if law is None else law
-        prompts = self.estimates.prompt_tokens
-        policy = served_as(parse_policy(setting.policy), pads=self.limits.pads)
-        step = step_bound(policy, self.limits.max_num_seqs, self.limits.step_tokens)
-        matter = (law.kp or step is not None) and prompts.counts.size
-        given: dict[str, Any] = {
-            "step_tokens": step,
-            "max_num_seqs": self.limits.max_num_seqs,
-            "servers": setting.servers,
-            "patience": self.limits.patience,
-        }
         if whole is None:
             assert self.lengths is not None
             whole = self.lengths.whole
-        return Model(
-            policy=policy,
-            output_tokens=whole
-            if setting.max_output_tokens is None
-            else whole.clip(setting.max_output_tokens),
-            law=law,
-            prompt_tokens=prompts.law() if matter else None,
-            sequences=self.estimates.call_sizes,
-            predictor=parse_predictor(self.estimates.predictor or "none"),
-            **given,
+        return model_of(
+            served_as(parse_policy(setting.policy), pads=self.limits.pads),
+            whole if setting.max_output_tokens is None else whole.clip(setting.max_output_tokens),
+            self.law if law is None else law,
+            dataclasses.replace(self.limits, servers=setting.servers),
+            self.estimates,
         )
 
     def predicted(self, setting: Setting, predict: Predict | None = None) -> Prediction:
