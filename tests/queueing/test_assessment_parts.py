@@ -18,11 +18,11 @@ from queueing.estimation.assess import (
     _effect,
     _load,
     _mean,
-    _model,
     _relaxation,
     _settled,
     _stalled,
     assess,
+    model_of,
     while_requests_came,
 )
 from queueing.estimation.assumptions.assumption import Assumption
@@ -299,17 +299,17 @@ def test_a_model_has_the_prompts_where_the_law_charges_for_them() -> None:
     charged = replace(LAW, kp=1e-6)
     asked = estimates(prompt_tokens=lengths([7, 9]), sequences=lengths([1, 2]))
     limits = Limits(max_num_seqs=4, patience=3.0, servers=2)
-    found = _model(*given, charged, limits, asked)
+    found = model_of(*given, charged, limits, asked)
     assert found.prompt_tokens is not None
     assert found.prompt_tokens.mean == 8.0
     assert found.sequences is not None
     assert (found.max_num_seqs, found.patience, found.servers) == (4, 3.0, 2)
-    assert _model(*given, LAW, limits, asked).prompt_tokens is None
+    assert model_of(*given, LAW, limits, asked).prompt_tokens is None
     assert (
-        _model(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens
+        model_of(*given, charged, Limits(), estimates(prompt_tokens=lengths([]))).prompt_tokens
         is None
     )
-    assert _model(*given, charged, Limits(), estimates()).sequences is None
+    assert model_of(*given, charged, Limits(), estimates()).sequences is None
 
 
 def test_a_slow_machine_with_less_than_a_request_a_second_is_predicted_too() -> None:
