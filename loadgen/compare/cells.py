@@ -203,7 +203,13 @@ def theory_for(law: LatencyModel, configured: Mapping[str, Any], asked: Asked) -
     text = configured.get("predictor")
     predictor = asked.predictor or (parse_predictor(text) if isinstance(text, str) else None)
     theory = theory_of(
-        law, lengths, rate, bound, predictor, process=_process(configured.get("arrivals"))
+        law,
+        lengths,
+        rate,
+        bound,
+        predictor,
+        process=_process(configured.get("arrivals")),
+        step_tokens=configured.get("step_tokens"),
     )
     return dataclasses.replace(theory, pads=configured.get("pads") is not False)
 

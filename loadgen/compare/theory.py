@@ -24,7 +24,7 @@ from queueing.errors import PredictionError, UnstableQueueError
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.measurement.recursion import Served
-from queueing.model import Model
+from queueing.model import Model, or_unbounded, step_bound
 from queueing.models.soap.predictor_text import PredictorText
 from queueing.prediction import predict_model
 from queueing.prediction.by_length import ByLength, durations_by_length
@@ -45,11 +45,13 @@ def theory_of(
     predictor: PredictorText | None = None,
     *,
     process: Process | None = None,
+    step_tokens: int | None = None,
 ) -> Theory:
     """Everything a law can say about a run. Lengths, rate and predictor default to the run's
     own. Predictions are those of Poisson arrivals; `process`: what was asked for instead.
+    `step_tokens`: of an engine that computes long prompts in parts.
     """
-    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor, process)
+    asked = _Asked(law, output_tokens, asked_rate, max_num_seqs, predictor, process, step_tokens)
     return Theory(
         law=law,
         replay=asked.replay,
@@ -74,11 +76,14 @@ class _Asked:
     max_num_seqs: int | None
     predictor: PredictorText | None
     process: Process | None = None
+    step_tokens: int | None = None
 
     def replay(
         self, policy: Policy, requests: Sequence[Served], at: LatencyModel
     ) -> dict[str, tuple[float, float]]:
-        return replay_arrivals(policy, requests, at, self.max_num_seqs)
+        return replay_arrivals(
+            policy, requests, at, self.max_num_seqs, step_tokens=self.step_tokens
+        )
 
     def predict(
         self, policy: Policy, rate: float, requests: Sequence[Served], at: LatencyModel
@@ -124,12 +129,14 @@ class _Asked:
         return self._model(policy, requests, self.law)
 
     def _model(self, policy: Policy, requests: Sequence[Served], at: LatencyModel) -> Model:
+        step = step_bound(policy, self.max_num_seqs, self.step_tokens)
         return Model(
             policy=policy,
             output_tokens=self.output_tokens or lengths_of(requests),
             law=at,
-            prompt_tokens=prompts_of(requests) if at.kp else None,
+            prompt_tokens=prompts_of(requests) if at.kp or step is not None else None,
             max_num_seqs=self.max_num_seqs,
+            step_tokens=step,
             servers=servers_of(requests),
             predictor=self.predictor or predictor_of(requests),
         )
@@ -155,6 +162,8 @@ def replay_arrivals(
     requests: Sequence[Served],
     law: LatencyModel,
     max_num_seqs: int | None = None,
+    *,
+    step_tokens: int | None = None,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
     """Start and release of every request had the law served it: means over draws of the residuals,
@@ -168,6 +177,7 @@ def replay_arrivals(
         output_tokens=ONE_TOKEN,
         law=law,
         max_num_seqs=max_num_seqs,
+        step_tokens=step_bound(policy, max_num_seqs, step_tokens),
         servers=servers_of(requests),
     )
     draws = REPLICATIONS if law.cv and not policy.joins_running else 1
@@ -205,7 +215,8 @@ def _replay_generic(
 ) -> Any:
     found = np.empty((len(requests), 2))
     bound = model.max_num_seqs or UNBOUNDED
-    engine = SimulatedEngine(model.law, max_batch_size=bound)
+    tokens = or_unbounded(model.step_tokens)
+    engine = SimulatedEngine(model.law, max_batch_size=bound, step_tokens=tokens)
     for record in simulate_trace(model.policy, jobs_of(requests), engine, rngs):
         found[int(record.request_id)] = _instants(record)
     return found

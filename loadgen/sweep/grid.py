@@ -27,7 +27,7 @@ from queueing.arrivals.processes import Deterministic, Poisson
 from queueing.arrivals.timetable import Timetable, draw_timetable, with_predictions
 from queueing.distributions.token_distribution import SHORTER, TokenDistribution, parse_distribution
 from queueing.latency.law import LatencyModel
-from queueing.model import Model
+from queueing.model import Model, step_bound
 from queueing.models.soap.predictor_text import PredictorText, parse_predictor
 from queueing.simulation.run_length import advise_model
 
@@ -37,14 +37,16 @@ ENDLESS = 10**9  # requests of a point without a steady state: only its limit of
 ORDER_STREAM = 2**31  # spawn key of the order's generator, far from those of the requests
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the engine says of itself."""
 
     max_num_seqs: int
     max_model_len: int
+    step_tokens: int | None = None  # of one step, where it computes long prompts in parts
 
     def __str__(self) -> str:
-        return f"max_num_seqs={self.max_num_seqs}, max_model_len={self.max_model_len}"
+        text = f"max_num_seqs={self.max_num_seqs}, max_model_len={self.max_model_len}"
+        return text if self.step_tokens is None else f"{text}, step_tokens={self.step_tokens}"
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,12 +114,14 @@ class Basis:
 
     def model(self, policy: str, limit: int | None) -> Model:
         """The queue of a cell, but for its rate."""
+        parsed, bounds = parse_policy(policy), self.bounds
         return Model(
-            policy=parse_policy(policy),
+            policy=parsed,
             output_tokens=self.limited(limit),
             law=self.law,
             prompt_tokens=self.prompt_tokens,
-            max_num_seqs=self.bounds.max_num_seqs,
+            max_num_seqs=bounds.max_num_seqs,
+            step_tokens=step_bound(parsed, bounds.max_num_seqs, bounds.step_tokens),
             predictor=self.predictor,
         )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class Member:
     produced: int = 0
     prompt_left: int = 0  # tokens that are still to be computed, where a step has a bound
     enters_at: float = 0.0
+    left_off_at: float | None = None  # its last token before it was interrupted, also earlier
     first_token_at: float | None = None
     last_token_at: float | None = None  # its own end
 
@@ -44,6 +46,15 @@ class Member:
     def ended(self) -> bool:
         """Whether it has met its own end."""
         return self.produced >= self.output_tokens
+
+
+class GapsBetweenTokens(Protocol):
+    """Counts the seconds between two tokens of the members that it contains."""
+
+    def __contains__(self, member_id: str, /) -> bool: ...
+
+    def add(self, seconds: float, times: int) -> None:
+        """So many gaps of so many seconds."""
 
 
 class _Stretch:
@@ -106,6 +117,17 @@ class _Stretch:
             step += 1
         return step
 
+    def count_gaps(self, gaps: GapsBetweenTokens, steps: range, members: int) -> None:
+        """Of so many members at each of these steps, none of which is the first; no two stalls are
+        in one step.
+        """
+        number, stalled, stall = len(steps), 0, self._residual * self.law.stall
+        if self._each and stall and number:
+            over = self.instant(steps[-1]) - self.instant(steps[0] - 1) - number * self.rest
+            stalled = min(number, int(over / stall + 0.5))
+            gaps.add(self.rest + stall, members * stalled)
+        gaps.add(self.rest, members * (number - stalled))
+
     def serve(self, steps: int) -> None:
         """So much of it is over."""
         self._clock.pass_by(self._seconds(steps))
@@ -137,8 +159,10 @@ class ServiceProcess:
         *,
         pad_prompts: bool = False,
         step_tokens: int = UNBOUNDED,
+        gaps: GapsBetweenTokens | None = None,
     ) -> None:
         self.law = law
+        self._gaps = gaps
         self._pad_prompts = pad_prompts  # of a batch, to its longest one
         self._step_tokens = step_tokens  # that a continuous engine computes in one step, at most
         self._parts: dict[str, int] = {}  # tokens of prompts in the first step of this stretch
@@ -196,7 +220,9 @@ class ServiceProcess:
         else:
             self._open()
         self._target = None
-        del self._active[member_id]
+        removed = self._active.pop(member_id)
+        if removed.produced:
+            removed.left_off_at = self._now
         self._unready.discard(member_id)
         if all(member.ended for member in self._active.values()):
             self._active.clear()  # nobody is left who needs another token
@@ -261,6 +287,8 @@ class ServiceProcess:
     def _complete(self, steps: int) -> list[Member]:
         """Go on by so many steps; returns the members whose own end is among them."""
         done, ended = self._steps, []
+        if self._gaps is not None and not self._padded:
+            self._count_gaps(self._gaps, done, steps)
         self._steps += steps
         self._target = None
         self._now = self._stretch.instant(self._steps)
@@ -275,6 +303,18 @@ class ServiceProcess:
         if self._parts:
             self._compute_parts()
         return ended
+
+    def _count_gaps(self, gaps: GapsBetweenTokens, done: int, steps: int) -> None:
+        """Of the next `steps`, of those that count."""
+        making = [member for member in self._making() if member.id in gaps]
+        first_end = self._stretch.instant(done + 1)
+        for member in making:
+            if not member.produced and member.left_off_at is not None:
+                gaps.add(first_end - member.left_off_at, 1)
+        if not done:
+            gaps.add(first_end - self._now, sum(member.produced > 0 for member in making))
+        of = range(max(done, 1) + 1, done + steps + 1)
+        self._stretch.count_gaps(gaps, of, len(making))
 
     def _making(self) -> Iterable[Member]:
         """Those who make a token in the step in flight."""

@@ -26,8 +26,12 @@ from queueing.optimization.objective import Slo
 from queueing.optimization.search import Predict
 from queueing.prediction import best_method, infinite_mean, predict_model, without_means
 from queueing.result import LEVELS, Prediction, Quantiles, Quantity
-from queueing.simulation.experiment import simulate_model, simulate_run, token_gaps
-from queueing.simulation.simulated_means import weighted_quantiles
+from queueing.simulation.experiment import (
+    mean_gaps,
+    quantiles_of_gaps,
+    simulate_model,
+    simulate_run,
+)
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
@@ -61,9 +65,9 @@ def rough(
     model: Model, arrival_rate: float, slos: Sequence[Slo] = (), requests: int = ROUGH
 ) -> Prediction:
     """Mean delays and loss, and the quantiles that `slos` bound. A queue with a steady state."""
-    run = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0)).after(
-        requests // 10
-    )
+    warm_up = requests // 10
+    whole = simulate_run(model, arrival_rate, requests, np.random.SeedSequence(0), since=warm_up)
+    run = whole.after(warm_up)
     served = ~run.lost
     own = run.queueing_delay[served]
     lost = 1 - own.size / served.size
@@ -167,10 +171,10 @@ def _between_tokens(model: Model, run: SimulatedRun, slos: Sequence[Slo]) -> Qua
     """Where an SLO bounds it, and there are gaps."""
     if model.policy.padded or all(slo.field != "inter_token_latency" for slo in slos):
         return Quantiles()
-    _, means, gaps = token_gaps(run)
+    _, means, gaps = mean_gaps(run)
     if not means.size:
         return Quantiles()
-    every = dict(zip(LEVELS, weighted_quantiles(means, gaps).tolist(), strict=True))
+    every = quantiles_of_gaps([run])
     found = {name: every[name] for name in _asked(slos, "inter_token_latency")}
     return Quantiles(float(np.average(means, weights=gaps)), **found)
 

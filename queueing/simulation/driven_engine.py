@@ -90,6 +90,12 @@ def _continued(started: Started, length: int) -> Member:
     return started.member
 
 
-def member_behind(request: Request, made: int, length: int) -> Member:
-    """The rest of an answer of `length` tokens: what was made is a part of its prompt now."""
-    return Member(request.id, request.prompt_tokens + made, length - made, resumed=made > 0)
+def member_behind(
+    request: Request, made: int, length: int, last_token_at: float | None = None
+) -> Member:
+    """The rest of an answer of `length` tokens: what was made, the last one at `last_token_at`, is
+    a part of its prompt now.
+    """
+    member = Member(request.id, request.prompt_tokens + made, length - made, resumed=made > 0)
+    member.left_off_at = last_token_at
+    return member

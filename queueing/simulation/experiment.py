@@ -38,7 +38,7 @@ from queueing.model import (
 )
 from queueing.models.batches.calls import draw_calls
 from queueing.models.gg1 import unit_gaps
-from queueing.result import Mean, Prediction, Quantiles
+from queueing.result import LEVELS, Mean, Prediction, Quantiles
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.scenarios.routed import FewestRequests, simulate_routed
 from queueing.simulation.simulated_means import (
@@ -53,8 +53,10 @@ from queueing.simulation.simulated_means import (
     mean_of_runs,
     summary_of_runs,
     tail_notes,
+    weighted_quantiles,
     without_unsettled,
 )
+from queueing.simulation.token_gaps import GapCounter, Gaps, found
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun
@@ -95,7 +97,8 @@ def simulate_model(
         )
         return without_unsettled(tandem, model)
     runs = [
-        simulate_run(model, arrival_rate, num_requests, stream).after(warm_up) for stream in streams
+        simulate_run(model, arrival_rate, num_requests, stream, since=warm_up).after(warm_up)
+        for stream in streams
     ]
     flows = by_flow(model, runs, streams, warm_up)
     answer = dataclasses.replace(summary(runs, model, load, notes), flows=flows)
@@ -109,7 +112,7 @@ def simulate_steady_state(model: Model, arrival_rate: float, num_requests: int) 
         return simulate_model(model, arrival_rate, num_requests=num_requests)
     _check(model, num_requests, 1, 0)
     (stream,), warm_up = np.random.SeedSequence(0).spawn(1), int(WARM_UP * num_requests)
-    whole = simulate_run(model, arrival_rate, num_requests, stream)
+    whole = simulate_run(model, arrival_rate, num_requests, stream, since=warm_up)
     beside = companion.delays(whole.arrived_at, whole.output_tokens)[warm_up:]
     control = Controlled(beside, companion.exact)
     return summary([whole.after(warm_up)], model, model.load(arrival_rate), (), control)
@@ -234,7 +237,7 @@ def _to_first_token(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Q
     return of([(run.first_token_at - run.arrived_at)[~run.lost] for run in runs], kept)
 
 
-def token_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
+def mean_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
     """Which answers have several tokens, which leave one by one; of these the mean time from one
     token to the next, and how many such gaps.
     """
@@ -243,10 +246,19 @@ def token_gaps(run: SimulatedRun) -> tuple[Mask, Vector, Vector]:
     return several, (run.released_at - run.first_token_at)[several] / gaps, gaps
 
 
+def quantiles_of_gaps(runs: Sequence[SimulatedRun]) -> dict[str, float]:
+    """By their names, of all gaps between tokens; none where no answer has several tokens."""
+    counted_gaps = [run.gaps or Gaps(*mean_gaps(run)[1:]) for run in runs]
+    seconds, times = map(np.concatenate, zip(*counted_gaps, strict=True))
+    if not len(seconds):
+        return {}
+    return dict(zip(LEVELS, weighted_quantiles(seconds, times).tolist(), strict=True))
+
+
 def _between_tokens(runs: Sequence[SimulatedRun], of: Sampled | Controlled) -> Quantiles:
-    """Each answer's mean counts once for each of its gaps."""
-    several, means, gaps = zip(*map(token_gaps, runs), strict=True)
-    return of(means, several, gaps)
+    """The mean: each answer's counts once for each of its gaps."""
+    several, means, gaps = zip(*map(mean_gaps, runs), strict=True)
+    return dataclasses.replace(of(means, several, gaps), **quantiles_of_gaps(runs))
 
 
 def _cautions(runs: Sequence[SimulatedRun], *, together: bool) -> Iterator[str]:
@@ -269,24 +281,28 @@ def simulate_run(
     num_requests: int,
     stream: np.random.SeedSequence,
     *,
+    since: int = 0,
     generic: bool = False,
 ) -> SimulatedRun:
-    """One replication as arrays, warm-up included."""
+    """One replication as arrays, warm-up included; gaps between tokens are those of the requests
+    from `since` on.
+    """
     from queueing.simulation import fast
 
     if fast.is_compiled(model) and not generic:
         trace = fast.draw_trace(model, arrival_rate, num_requests, stream)
-        return fast.replay(model, trace) if len(trace.arrived_at) else fast.nothing_served()
+        return fast.replay(model, trace, since) if len(trace.arrived_at) else fast.nothing_served()
     jobs, residuals = draw_jobs(model, arrival_rate, num_requests, stream)
-    return driven_run(model, jobs, residuals) if jobs else fast.nothing_served()
+    return driven_run(model, jobs, residuals, since) if jobs else fast.nothing_served()
 
 
 def driven_run(
-    model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator]
+    model: Model, jobs: Sequence[Job], residuals: Sequence[np.random.Generator], since: int = 0
 ) -> SimulatedRun:
     """The policy object itself, driven by these jobs; their order is kept."""
     from queueing.simulation import fast
 
+    gaps = None if model.policy.padded else GapCounter({job.request.id for job in jobs[since:]})
     bound = 2**31 if model.max_num_seqs is None else model.max_num_seqs
     engine = SimulatedEngine(
         model.law,
@@ -295,6 +311,7 @@ def driven_run(
         step_tokens=or_unbounded(model.step_tokens),
         pad_prompts=model.pads_prompts,
         speeds=model.server_speeds,
+        gaps=gaps,
     )
     if has_queues(model):
         records = simulate_routed(model.policy, jobs, engine, residuals, FewestRequests())
@@ -309,7 +326,10 @@ def driven_run(
         )
     whole = {name: _column(records, name, -1) for name in fast.COLUMNS if name not in instants}
     return fast.SimulatedRun(
-        _column(records, "arrived_at"), _column(records, "output_tokens"), instants | whole
+        _column(records, "arrived_at"),
+        _column(records, "output_tokens"),
+        instants | whole,
+        gaps=None if gaps is None else found(gaps.counts),
     )
 
 

@@ -47,6 +47,7 @@ from queueing.simulation.orders.batch_kernels import (
 )
 from queueing.simulation.orders.policy_order import has_queue, queue_of
 from queueing.simulation.orders.waiting_kernels import RANKED
+from queueing.simulation.token_gaps import GapCounts, Gaps, found
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator
@@ -81,6 +82,7 @@ class SimulatedRun:
         str, npt.NDArray[Any]
     ]  # those of COLUMNS, one value a request or, where `sizes` are given, one a batch
     sizes: Ints | None = None  # of batches of consecutive requests on one server
+    gaps: Gaps | None = None  # between tokens; None where all of an answer are alike, or padded
 
     @cached_property
     def dispatched_at(self) -> Vector:
@@ -133,9 +135,11 @@ class SimulatedRun:
         return self.released_at - self.arrived_at
 
     def after(self, first: int) -> SimulatedRun:
-        """Without the first requests (the warm-up)."""
+        """Without the first requests (the warm-up); gaps are those that were counted."""
         kept = {name: getattr(self, name)[first:] for name in COLUMNS}
-        return SimulatedRun(self.arrived_at[first:], self.output_tokens[first:], kept)
+        return SimulatedRun(
+            self.arrived_at[first:], self.output_tokens[first:], kept, gaps=self.gaps
+        )
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         values = self.columns[name] if name in self.columns else self._implied(name)
@@ -208,8 +212,10 @@ def draw_predictions(model: Model, outputs: Ints, stream: np.random.SeedSequence
     return predicted_tokens(model.predictor, rng, outputs.astype(float), token_limit(model))
 
 
-def replay(model: Model, trace: Trace) -> SimulatedRun:
-    """The policy on the trace. The queue closes with the last arrival."""
+def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
+    """The policy on the trace. The queue closes with the last arrival. Gaps between tokens are
+    those of the requests from `since` on.
+    """
     law, bound = model.law, _slots(model) or 2**31
     wait_for, max_wait = (
         (bound, model.policy.max_wait) if isinstance(model.policy, Fixed) else (1, math.inf)
@@ -217,35 +223,52 @@ def replay(model: Model, trace: Trace) -> SimulatedRun:
     bounds = kernels.Bounds(model.servers, bound, wait_for, max_wait, model.policy.padded)
     continuous = isinstance(model.policy, Continuous)
     if not in_arrival_order(model.policy):
-        return _in_order(model, trace, bounds)
+        return _in_order(model, trace, bounds, since)
     alone = model.servers == 1 and model.patience is None and not continuous
-    if alone and (bound == 1 or (model.policy.padded and max_wait == math.inf)):
+    alike = bound == 1 and not law.stall_share
+    if alone and (alike or (model.policy.padded and max_wait == math.inf)):
         return _from_batch_to_batch(model, trace, bounds)
     requests = _requests(model, trace)
     if continuous:
-        given = _coefficients(law), law.turnaround, bounds, _empty_slots(model, requests, bounds)
-        found = slot_kernels.run_slots(requests, *given, _memory(model))
+        slots = _empty_slots(model, requests, bounds, since)
+        given = _coefficients(law), law.turnaround, bounds, slots
+        path, gaps = slot_kernels.run_slots(requests, *given, _memory(model)), slots.gaps
     else:
-        drawn = _drawn(law, trace)
-        found = kernels.run_batches(requests, _of_batches(model), drawn, bounds, paces_of(model))
-    return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
+        servers = kernels.new_servers(paces_of(model), min(bound, len(trace.arrived_at)), since)
+        given = _of_batches(model), _drawn(law, trace), bounds, servers
+        path, gaps = kernels.run_batches(requests, *given), servers.gaps
+    return _run(model, trace, path, gaps)
 
 
-def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds) -> SimulatedRun:
+def _run(
+    model: Model, trace: Trace, path: kernels.RequestPath, gaps: GapCounts | None
+) -> SimulatedRun:
+    return SimulatedRun(
+        trace.arrived_at,
+        trace.output_tokens,
+        path._asdict(),
+        gaps=None if gaps is None or model.policy.padded else found(gaps),
+    )
+
+
+def _in_order(model: Model, trace: Trace, bounds: kernels.Bounds, since: int) -> SimulatedRun:
     """Under an order that interrupts nobody."""
     requests, drawn, law = _requests(model, trace), _drawn(model.law, trace), model.law
     count, limit = len(trace.arrived_at), float(token_limit(model))
     predicted = trace.predicted if len(trace.predicted) else np.full(count, limit)
     queue = queue_of(model.policy, trace.arrived_at, predicted, limit, bounds.batch_size)
-    plain, paces = not (len(trace.call_ends) or len(requests.deadlines)), paces_of(model)
+    plain = not (len(trace.call_ends) or len(requests.deadlines) or law.stall_share)
     if isinstance(model.policy, Continuous):
+        slots = _empty_slots(model, requests, bounds, since)
         given = _coefficients(law), law.turnaround, bounds, queue
-        found = run_ordered_slots(requests, *given, _empty_slots(model, requests, bounds))
-    elif plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
-        found = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
-    else:
-        found = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue, paces)
-    return SimulatedRun(trace.arrived_at, trace.output_tokens, found._asdict())
+        path = run_ordered_slots(requests, *given, slots)
+        return _run(model, trace, path, slots.gaps)
+    if plain and bounds.servers == bounds.batch_size == 1 and queue.kind == RANKED:
+        path = run_ordered_single(requests, _of_batches(model), drawn, queue.rank)
+        return _run(model, trace, path, None)
+    servers = kernels.new_servers(paces_of(model), len(queue.chosen), since)
+    path = run_ordered_batches(requests, _of_batches(model), drawn, bounds, queue, servers)
+    return _run(model, trace, path, servers.gaps)
 
 
 def paces_of(model: Model) -> Vector:
@@ -280,10 +303,10 @@ def _slots(model: Model) -> int | None:
 
 
 def _empty_slots(
-    model: Model, requests: kernels.Requests, bounds: kernels.Bounds
+    model: Model, requests: kernels.Requests, bounds: kernels.Bounds, since: int
 ) -> slot_kernels.Slots:
     tokens = or_unbounded(model.step_tokens)
-    return slot_kernels.new_slots(requests, bounds, paces_of(model), tokens)
+    return slot_kernels.new_slots(requests, bounds, paces_of(model), tokens, since)
 
 
 def _memory(model: Model) -> slot_kernels.Memory:

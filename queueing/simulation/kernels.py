@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from queueing.simulation.token_gaps import GapCounts, bin_of, no_gaps
+
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
 
@@ -41,6 +43,7 @@ def compiled(**options: Any) -> Any:
 # Numba counts references to each array in a tuple that is passed on or unpacked: in a loop, more
 # work than the loop's own. What is compiled so counts none, and may allocate nothing.
 inner = compiled(_nrt=False, forceinline=True)
+_bin_of = inner(bin_of)
 
 
 class Requests(NamedTuple):
@@ -101,8 +104,8 @@ class RequestPath(NamedTuple):
 
 class Servers(NamedTuple):
     """Of each server: the end of the batch in service (infinite where there is none), whether it is
-    busy, the residuals it has used, the factor on its times; and room to sort the lengths of a
-    batch.
+    busy, the residuals it has used, the factor on its times; room to sort the lengths of a batch;
+    the gaps between tokens of all.
     """
 
     ends: Floats
@@ -111,10 +114,11 @@ class Servers(NamedTuple):
     paces: Floats
     ordered: Ints
     ordered_ends: Floats
+    gaps: GapCounts
 
 
-def new_servers(paces: Floats, largest: int) -> Servers:
-    """All idle, for batches of at most `largest`."""
+def new_servers(paces: Floats, largest: int, since: int = 0) -> Servers:
+    """All idle, for batches of at most `largest`; gaps count from request `since` on."""
     count = len(paces)
     return Servers(
         np.full(count, np.inf),
@@ -123,6 +127,7 @@ def new_servers(paces: Floats, largest: int) -> Servers:
         paces,
         np.empty(largest, dtype=np.int64),
         np.empty(largest),
+        no_gaps(since),
     )
 
 
@@ -252,20 +257,45 @@ def sort_lengths(members, lengths, ordered):  # type: ignore[no-untyped-def]
 
 
 @inner
+def count_gaps(gaps, seconds, times):  # type: ignore[no-untyped-def]
+    """So many gaps of so many seconds."""
+    if times > 0:
+        place = _bin_of(seconds)
+        gaps[0][place] += times
+        gaps[1][place] = max(gaps[1][place], seconds)
+
+
+@inner
+def count_steps(gaps, members, steps, rest, stalls):  # type: ignore[no-untyped-def]
+    """A gap of `rest` seconds for each of the members at each of these steps. `stalls`: what these
+    took together, and one of them; no two are in one step.
+    """
+    together, each = stalls
+    stalled = min(steps, int(together / each + 0.5)) if each > 0 else 0
+    count_gaps(gaps, rest, members * (steps - stalled))
+    count_gaps(gaps, rest + each, members * stalled)
+
+
+@inner
 def release_one_by_one(started, members, lengths, law, chance, out):  # type: ignore[no-untyped-def]
     """Members leave at their last token; the instant at which the last one does. `started`: what
     `first_step` returned.
     """
     _, _, k3, k4, _, speed, share, _, _ = law
     residual, gaps, clock = chance
-    released_at, ordered, ends = out
+    released_at, ordered, ends, counts, counted = out
     first, last = members
     sort_lengths(members, lengths, ordered)
-    size = last - first
+    size, stall = last - first, residual * law[7] if share > 0 else 0.0
     (first_end, rest, step), now, done, at = started, 0.0, 0, 0
     while at < size:
-        now = last_step(first_end, ordered[at] - done, rest, step, law, chance)
+        making, steps = (size - at) * counted, ordered[at] - done
+        if done > 0:
+            count_gaps(counts, first_end - now, making)
+        now = last_step(first_end, steps, rest, step, law, chance)
         done = ordered[at]
+        over = now - (first_end + (steps - 1) * rest)
+        count_steps(counts, making, steps - 1, rest, (over, stall))
         while at < size and ordered[at] == done:
             ends[at] = now
             at += 1
@@ -291,7 +321,10 @@ def serve_batch(start, members, requests, law, chance, out):  # type: ignore[no-
     """Service of the requests members[0] .. members[1] - 1 from `start`; the instant at which the
     server is free.
     """
-    (padded, first_token_at, released_at, ordered, ends), (first, last) = out, members
+    (padded, first_token_at, released_at, ordered, ends, gaps, counted), (first, last) = (
+        out,
+        members,
+    )
     lengths, inputs = requests[1], inputs_of(requests[2], members, law)
     started = first_step(start, last - first, inputs, law, chance)
     longest = 0
@@ -299,9 +332,13 @@ def serve_batch(start, members, requests, law, chance, out):  # type: ignore[no-
         first_token_at[i] = started[0]
         longest = max(longest, lengths[i])
     if not padded and last - first > 1:
-        room = released_at, ordered, ends
+        room = released_at, ordered, ends, gaps, counted
         return release_one_by_one(started, members, lengths, law, chance, room)
     end = last_step(started[0], longest, started[1], started[2], law, chance)
+    if counted and not padded:
+        over = end - (started[0] + (longest - 1) * started[1])
+        stall = chance[0] * law[7] if law[6] > 0 else 0.0
+        count_steps(gaps, 1, longest - 1, started[1], (over, stall))
     for i in range(first, last):
         released_at[i] = end
     return end
@@ -392,13 +429,12 @@ def spread(values, sizes, out):  # type: ignore[no-untyped-def]
 
 
 def run_batches(
-    requests: Requests, law: tuple[float, ...], drawn: Drawn, bounds: Bounds, paces: Floats
+    requests: Requests, law: tuple[float, ...], drawn: Drawn, bounds: Bounds, servers: Servers
 ) -> RequestPath:
-    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size). `paces`:
-    of each server, how many times as long as the law's its services take.
+    """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size). The
+    `servers`: idle ones.
     """
     path = new_path(len(requests.arrived_at))
-    servers = new_servers(paces, min(bounds.batch_size, len(requests.arrived_at)))
     _run_batches(requests, law, drawn, bounds, servers, path)
     return path
 
@@ -461,14 +497,15 @@ def _run_batches(requests, law, drawn, bounds, servers, path):  # type: ignore[n
 @inner
 def _start_batch(now, members, place, requests, engine, path):  # type: ignore[no-untyped-def]
     (free, number, padded), (first, last) = place, members
-    law, (residuals, gaps, clocks), (ends, busy, used, paces, ordered, ordered_ends) = engine
+    law, (residuals, stalls, clocks), servers = engine
+    ends, busy, used, paces, ordered, ordered_ends, gaps = servers
     dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of = path
     residual = 1.0
     if residuals.shape[1] > 0:
         residual = residuals[free, used[free]]
         used[free] += 1
-    chance = residual, gaps[free], clocks[free]
-    out = padded, first_token_at, released_at, ordered, ordered_ends
+    chance = residual, stalls[free], clocks[free]
+    out = padded, first_token_at, released_at, ordered, ordered_ends, gaps, first >= gaps[2]
     end = serve_batch(now, members, requests, at_pace(law, paces[free]), chance, out)
     for i in range(first, last):
         dispatched_at[i] = now

@@ -32,6 +32,7 @@ class Stints:
     first_dispatched_at: float | None = None
     dispatched_at: float | None = None  # the last time
     first_token_at: float | None = None
+    last_token_at: float | None = None
     served: float = 0.0  # seconds
     output_tokens: int = 0
     preemptions: int = 0
@@ -81,6 +82,7 @@ def stopped(started: Started, now: float) -> Stints:
         first_dispatched_at=started.first_dispatched_at,
         dispatched_at=started.batch.at,
         first_token_at=started.first_token_at,
+        last_token_at=member.left_off_at,
         served=before.served + (now - started.batch.at),
         output_tokens=before.output_tokens + member.produced,
         preemptions=before.preemptions + 1,

@@ -35,7 +35,7 @@ from policies.ordered import counts, order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
-from queueing.latency.service import ServiceProcess
+from queueing.latency.service import GapsBetweenTokens, ServiceProcess
 from queueing.measurement.record import Outcome, Record, call_of
 from queueing.simulation.driven_engine import DrivenEngine, member_behind
 from queueing.simulation.ledger import (
@@ -71,6 +71,7 @@ class SimulatedEngine:
     deaths     when all of them die: instants, and seconds until others serve
     in_use     which servers take work from an instant on; at 0 from the beginning, and all of them
                where nothing is said of that
+    gaps       what counts the gaps between tokens
     """
 
     law: LatencyModel
@@ -82,6 +83,7 @@ class SimulatedEngine:
     speeds: Sequence[float] = ()
     deaths: Sequence[tuple[float, float]] = ()
     in_use: Sequence[tuple[float, Collection[int]]] = ()
+    gaps: GapsBetweenTokens | None = None
 
     def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
         """One server of them, which takes its residuals from `rng`."""
@@ -96,6 +98,7 @@ class SimulatedEngine:
                 rng,
                 pad_prompts=self.pad_prompts,
                 step_tokens=self.step_tokens,
+                gaps=self.gaps,
             ),
         )
 
@@ -289,8 +292,9 @@ class Driver:
         for waiting in taken:
             request = waiting.request
             made = waiting.output_tokens_so_far
-            member = member_behind(request, made, self.lengths[request.id])
             before = self.stints.pop(request.id, NO_STINTS)
+            length, last = self.lengths[request.id], before.last_token_at
+            member = member_behind(request, made, length, last)
             started = Started(
                 request,
                 now,

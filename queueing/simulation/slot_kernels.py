@@ -16,10 +16,12 @@ from queueing.simulation.kernels import (
     Ints,
     RequestPath,
     Requests,
+    count_gaps,
     earliest,
     inner,
     new_path,
 )
+from queueing.simulation.token_gaps import GapCounts, no_gaps
 
 
 class Slots(NamedTuple):
@@ -35,6 +37,7 @@ class Slots(NamedTuple):
     entry       when each pending request may enter
     ended       those that ended with the last change, of one server at a time
     held        tokens of memory that the requests of each server hold
+    gaps        between the tokens of all
     """
 
     changes_at: Floats
@@ -47,6 +50,7 @@ class Slots(NamedTuple):
     prompt_left: Ints
     ended: Ints
     held: Ints
+    gaps: GapCounts
 
 
 class Memory(NamedTuple):
@@ -78,10 +82,14 @@ def run_slots(
 
 
 def new_slots(
-    requests: Requests, bounds: Bounds, paces: Floats, step_tokens: int = UNBOUNDED
+    requests: Requests,
+    bounds: Bounds,
+    paces: Floats,
+    step_tokens: int = UNBOUNDED,
+    since: int = 0,
 ) -> Slots:
     """Nobody in service. `paces`: of each server, how many times as long as the law's its steps
-    take; `step_tokens`: that a step computes, at most.
+    take; `step_tokens`: that a step computes, at most; gaps count from request `since` on.
     """
     real = np.full((bounds.servers, 5), -np.inf)
     real[:, 2:4] = np.inf
@@ -95,7 +103,8 @@ def new_slots(
     if step_tokens < UNBOUNDED:
         prompt_left = requests.prompt_tokens.copy()
     ended, held = np.zeros_like(active[0]), np.zeros_like(whole[:, 0])
-    return Slots(idle, real, whole, active, pending, entry, left, prompt_left, ended, held)
+    gaps = no_gaps(since)
+    return Slots(idle, real, whole, active, pending, entry, left, prompt_left, ended, held, gaps)
 
 
 @inner
@@ -162,7 +171,7 @@ def _with_room(first, bounds, state, requests):  # type: ignore[no-untyped-def]
 def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Fill the free slots; where the queue begins then, and how many batches there were."""
     (now, head, tail, batches), (slots, turnaround, (memory, limit)) = queue, bounds
-    _, real, whole, _, pending, entry, _, _, _, held = state
+    _, real, whole, _, pending, entry, _, _, _, held, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while head < tail:
         best = _with_room(head, bounds, state, requests)
@@ -193,7 +202,7 @@ def _dispatch(queue, bounds, state, requests, law, path):  # type: ignore[no-unt
 @inner
 def plan(s, state, requests, law):  # type: ignore[no-untyped-def]
     """When the composition changes next."""
-    changes_at, real, whole, _, _, _, _, _, _, _ = state
+    changes_at, real, whole, _, _, _, _, _, _, _, _ = state
     if whole[s, 0] + whole[s, 1] == 0:
         changes_at[s] = np.inf
     else:
@@ -221,7 +230,7 @@ def _open(s, state, requests, law):  # type: ignore[no-untyped-def]
     """Begin a new stretch where the composition changed or someone may enter now
     (ServiceProcess._open).
     """
-    _, real, whole, _, _, entry, _, _, _, _ = state
+    _, real, whole, _, _, entry, _, _, _, _, _ = state
     now = real[s, 0]
     if whole[s, 0] == 0:
         real[s, 2] = real[s, 3] = np.inf
@@ -274,7 +283,7 @@ def _parts(s, state, over):  # type: ignore[no-untyped-def]
 @inner
 def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
     """Who is pending and may enter by `at` becomes active."""
-    (_, _, whole, active, pending, entry, _, _, _, _), prompts, kept = state, requests[2], 0
+    (_, _, whole, active, pending, entry, _, _, _, _, _), prompts, kept = state, requests[2], 0
     for i in range(whole[s, 1]):
         if entry[s, i] <= at:
             active[s, whole[s, 0]] = pending[s, i]
@@ -291,7 +300,7 @@ def _enter(s, at, state, requests):  # type: ignore[no-untyped-def]
 @inner
 def _target(s, state):  # type: ignore[no-untyped-def]
     """The step of the next end or entry."""
-    _, real, whole, active, _, entry, left, _, _, _ = state
+    _, real, whole, active, _, entry, left, _, _, _, _ = state
     if whole[s, 9] > 0:
         return whole[s, 5] + 1
     least = -1
@@ -312,14 +321,15 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
-    _, real, whole, active, _, _, left, prompt_left, gone, _ = state
+    _, real, whole, active, _, _, left, prompt_left, gone, _, gaps = state
     (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
     done = whole[s, 5]
     steps = _target(s, state) - done
     whole[s, 5] = done + steps
     now = _instant(real[s, 2], real[s, 3], done + steps)
+    before = real[s, 0]
     real[s, 0] = now
-    kept = ended = 0
+    kept = ended = making = going_on = 0
     unready = whole[s, 9] > 0
     if len(prompt_left) > 0 and done == 0:
         _parts(s, state, True)
@@ -329,8 +339,11 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
             active[s, kept] = member
             kept += 1
             continue
+        making += member >= gaps[2]
         if left[member] == lengths[member]:
             first_token_at[member] = _instant(real[s, 2], real[s, 3], done + 1)
+        else:
+            going_on += member >= gaps[2]
         left[member] -= steps
         if left[member] <= 0:
             released_at[member] = now
@@ -339,6 +352,9 @@ def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
         else:
             active[s, kept] = member
             kept += 1
+    if done == 0:
+        count_gaps(gaps, real[s, 2] - before, going_on)
+    count_gaps(gaps, real[s, 3], making * (steps - (done == 0)))
     whole[s, 0] = kept
     whole[s, 7], whole[s, 9] = ended, 0
     if ended or unready:

@@ -282,7 +282,7 @@ class Capabilities:
 
 def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[str, Any]:
     """What serves, for `/v1/models`, the run file and the state file: what a law is good for."""
-    return {
+    described: dict[str, Any] = {
         "engine": capabilities.engine,
         "emulated": capabilities.engine == "emulated",
         "model": served_model_name,
@@ -291,7 +291,12 @@ def describe_engine(capabilities: Capabilities, served_model_name: str) -> dict[
         "max_num_batched_tokens": capabilities.max_num_batched_tokens,
         "kv_cache_tokens": capabilities.kv_cache_tokens,
         "servers": capabilities.servers,
-    } | ({} if capabilities.pads else {"pads": False})
+    }
+    if not capabilities.pads:
+        described["pads"] = False
+    if capabilities.step_tokens is not None:
+        described["step_tokens"] = capabilities.step_tokens
+    return described
 
 
 class PromptReader(Protocol):

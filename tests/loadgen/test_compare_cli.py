@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -14,9 +15,13 @@ from typer.testing import CliRunner
 from loadgen.commands.compare_cli import app
 from policies import parse_policy
 from policies.text import SpecError
+from queueing.latency.law import parse_law
 from queueing.latency.profile import load_profile
 from queueing.measurement.record import Header, Record, write_run
+from queueing.model import Model
 from queueing.result import LEVELS
+from queueing.simulation.experiment import draw_jobs
+from queueing.simulation.reference import SimulatedEngine, simulate_trace
 from tests.loadgen.driver import LAW, drive
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +116,37 @@ def test_padded_batches_of_an_engine_that_cannot_pad_are_elastic(
         assert abs(deviations[1]) > 0.001
     else:
         assert deviations == pytest.approx((0, 0), abs=1e-6)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_an_engine_that_computes_long_prompts_in_parts_is_compared_as_one(
+    said: bool, tmp_path: Path
+) -> None:
+    """Where the header says so; else its machine seems slower than it is."""
+    law = parse_law("k1=0.0003,k2=0,k3=0.000025,k4=0.00092,kp=0.000005")
+    queue = Model.read(
+        "continuous:max_batch_size=8", LENGTHS, law, prompt_tokens="uniform:low=100,high=500"
+    )
+    jobs, rngs = draw_jobs(queue, 80.0, 1500, np.random.SeedSequence(1))
+    engine = SimulatedEngine(law, max_batch_size=64, step_tokens=64)
+    path = tmp_path / "run.jsonl"
+    configuration = {"max_num_seqs": 64} | ({"step_tokens": 64} if said else {})
+    header = Header(writer="gateway", configuration=configuration)
+    write_run(path, header, simulate_trace(queue.policy, jobs, engine, rngs))
+    result = invoke(str(path), "--latency", str(law), "--output-tokens", LENGTHS, "--json")
+    assert result.exit_code == 0, result.output
+    (comparison,) = json.loads(result.stdout)["comparisons"]
+    delay, sojourn = comparison["queueing_delay"], comparison["sojourn_time"]
+    found = (
+        comparison["speed"]["factor"],
+        delay["same_arrivals"]["deviation"],
+        sojourn["a_priori"]["deviation"],
+    )
+    if said:
+        assert found == pytest.approx((1.0, 0.0, 0.0), abs=0.05)
+        assert found[:2] == pytest.approx((1.0, 0.0), abs=1e-6)
+    else:
+        assert found[0] > 1.1
 
 
 def test_a_profile_that_fits_poorly_is_named_on_stderr(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ from queueing.arrivals.timetable import draw_prompts
 from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.simulation.run_length import advise_model
+from server.engines.base import describe_engine
+from server.engines.emulated import EmulatedEngine
+from tests.virtual_time import run_virtual
 
 LAW = LatencyModel(k1=0.0003, k2=0.0014, k3=0.000025, k4=0.00092)
 BOUNDS = Bounds(max_num_seqs=16, max_model_len=512)
@@ -268,6 +271,19 @@ def test_cells_that_differ_in_their_order_are_equally_long() -> None:
         policies=ORDERED["policies"], num_prompts=None, precision=0.2, loads=(0.6,), cell_limit=1e9
     )
     assert [cell.count for cell in found] == [cell.count for cell in plain for _ in range(3)]
+
+
+def test_the_model_of_a_cell_has_the_bound_of_the_engines_step() -> None:
+    engine = EmulatedEngine(LAW, enable_chunked_prefill=1, max_num_batched_tokens=256)
+    bounds = msgspec.convert(describe_engine(run_virtual(engine.start()), "tiny"), Bounds)
+    assert bounds == Bounds(max_num_seqs=64, max_model_len=2048, step_tokens=256)
+    assert str(bounds) == "max_num_seqs=64, max_model_len=2048, step_tokens=256"
+    assert msgspec.convert(msgspec.to_builtins(bounds), Bounds) == bounds
+    assert "step_tokens" not in msgspec.to_builtins(BOUNDS)
+    chunked = Basis(Plan(loads=(0.3,)), LAW, bounds)
+    assert chunked.model("continuous:max_batch_size=4", None).step_tokens == 256
+    assert chunked.model("capped:max_batch_size=4", None).step_tokens is None
+    assert basis().model("continuous:max_batch_size=4", None).step_tokens is None
 
 
 def test_the_model_of_a_cell_has_the_plans_predictor() -> None:

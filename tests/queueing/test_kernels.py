@@ -75,6 +75,9 @@ def assert_same(fast: SimulatedRun, slow: SimulatedRun) -> None:
     kept = ~fast.lost
     for name in ("server_id", "batch_id", "batch_size"):
         assert np.array_equal(getattr(fast, name)[kept], getattr(slow, name)[kept]), name
+    if fast.gaps is not None and slow.gaps is not None:
+        assert np.array_equal(fast.gaps.seconds, slow.gaps.seconds)
+        assert np.array_equal(fast.gaps.times, slow.gaps.times)
 
 
 def both(

@@ -12,7 +12,7 @@ import pytest
 
 from policies import Request, SpecError
 from queueing.latency.law import LatencyModel
-from server.engines.base import Step, Token
+from server.engines.base import Step, Token, describe_engine
 from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
 from tests.eventually import eventually
 from tests.server.harness import engine_request_of
@@ -211,6 +211,12 @@ def test_what_an_engine_has_that_nobody_bounds() -> None:
         capabilities.max_num_batched_tokens,
         capabilities.kv_cache_tokens,
     ) == (2048, 64, 131072, 131072)
+    assert "step_tokens" not in describe_engine(capabilities, "tiny")
+
+
+def test_an_engine_says_that_it_computes_long_prompts_in_parts() -> None:
+    engine = EmulatedEngine(LAW, enable_chunked_prefill=1, max_num_batched_tokens=512)
+    assert describe_engine(run_virtual(engine.start()), "tiny")["step_tokens"] == 512
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ def compare_cell(
         basis.limited(cell.max_output_tokens),
         asked_rate=cell.rate,
         max_num_seqs=basis.bounds.max_num_seqs,
+        step_tokens=basis.bounds.step_tokens,
         predictor=basis.predictor,
     )
     try:

@@ -16,6 +16,7 @@ from queueing.simulation.kernels import (
     Ints,
     RequestPath,
     Requests,
+    Servers,
     at_pace,
     earliest,
     first_step,
@@ -23,7 +24,6 @@ from queueing.simulation.kernels import (
     inner,
     last_step,
     new_path,
-    new_servers,
     serve_batch,
 )
 from queueing.simulation.orders.kernels import pop, push
@@ -53,11 +53,10 @@ def run_ordered_batches(
     drawn: Drawn,
     bounds: Bounds,
     queue: OrderedQueue,
-    paces: Floats,
+    servers: Servers,
 ) -> RequestPath:
     """Single, dynamic, capped, elastic (`wait_for` = 1) and fixed (`wait_for` = its size)."""
     path, largest = new_path(len(requests.arrived_at)), len(queue.chosen)
-    servers = new_servers(paces, largest)
     room = Members(
         np.empty(largest, np.int64), np.empty(largest, np.int64), *np.empty((2, largest))
     )
@@ -139,7 +138,7 @@ def _lost_at(deadlines, queue):  # type: ignore[no-untyped-def]
 
 @inner
 def _run_batches(requests, engine, bounds, queue, path):  # type: ignore[no-untyped-def]
-    arrived_at, deadlines, (ends, busy, _, _, _, _) = requests[0], requests[4], engine[2]
+    arrived_at, deadlines, (ends, busy, _, _, _, _, _) = requests[0], requests[4], engine[2]
     count, timer, tail, batches = len(arrived_at), np.inf, 0, 0
     while True:
         first = earliest(ends)
@@ -172,7 +171,10 @@ def _run_batches(requests, engine, bounds, queue, path):  # type: ignore[no-unty
 @inner
 def _start_batch(now, members, place, requests, engine, path):  # type: ignore[no-untyped-def]
     (free, number, padded), (law, drawn, servers, room) = place, engine
-    (residuals, gaps, clocks), (ends, busy, used, paces, ordered, ordered_ends) = drawn, servers
+    (residuals, stalls, clocks), (ends, busy, used, paces, ordered, ordered_ends, gaps) = (
+        drawn,
+        servers,
+    )
     dispatched_at, released_at, first_token_at, free_at, batch, sizes, server_of = path
     lengths, prompts, firsts, releases = room
     size, residual = len(members), 1.0
@@ -181,8 +183,8 @@ def _start_batch(now, members, place, requests, engine, path):  # type: ignore[n
     if residuals.shape[1] > 0:
         residual = residuals[free, used[free]]
         used[free] += 1
-    chance = residual, gaps[free], clocks[free]
-    out = padded, firsts, releases, ordered, ordered_ends
+    chance = residual, stalls[free], clocks[free]
+    out = padded, firsts, releases, ordered, ordered_ends, gaps, members[0] >= gaps[2]
     side_by_side = requests[0], lengths, prompts, requests[3], requests[4]
     own = at_pace(law, paces[free])
     end = serve_batch(now, (0, size), side_by_side, own, chance, out)
@@ -235,7 +237,7 @@ def _fill(at, bounds, system, served, path):  # type: ignore[no-untyped-def]
         system,
         served,
     )
-    _, real, whole, _, pending, entry, _, _, _, _ = state
+    _, real, whole, _, pending, entry, _, _, _, _, _ = state
     dispatched_at, _, _, _, batch, sizes, server_of = path
     while queue[8][1] > 0:
         best = 0
