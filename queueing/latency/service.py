@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from policies.core import UNBOUNDED
 from queueing.latency.law import LatencyModel
+from queueing.latency.slots.token_gaps import GapCounter
 from queueing.latency.stalls import StallClock
 
 
@@ -46,15 +46,6 @@ class Member:
     def ended(self) -> bool:
         """Whether it has met its own end."""
         return self.produced >= self.output_tokens
-
-
-class GapsBetweenTokens(Protocol):
-    """Counts the seconds between two tokens of the members that it contains."""
-
-    def __contains__(self, member_id: str, /) -> bool: ...
-
-    def add(self, seconds: float, times: int) -> None:
-        """So many gaps of so many seconds."""
 
 
 class _Stretch:
@@ -117,16 +108,22 @@ class _Stretch:
             step += 1
         return step
 
-    def count_gaps(self, gaps: GapsBetweenTokens, steps: range, members: int) -> None:
-        """Of so many members at each of these steps, none of which is the first; no two stalls are
-        in one step.
-        """
-        number, stalled, stall = len(steps), 0, self._residual * self.law.stall
-        if self._each and stall and number:
-            over = self.instant(steps[-1]) - self.instant(steps[0] - 1) - number * self.rest
+    def count_gaps(
+        self, gaps: GapCounter, members: list[Member], before: float, steps: range
+    ) -> None:
+        """Of these members at these steps, the one before which ended at `before`."""
+        first_end, first = self.instant(steps[0]), steps[0] == 1
+        for member in members:
+            if not member.produced and member.left_off_at is not None:
+                gaps.add(first_end - member.left_off_at, 1)
+        if first:  # the others are equal steps
+            gaps.add(first_end - before, sum(member.produced > 0 for member in members))
+        number, stalled, stall = len(steps) - first, 0, self._residual * self.law.stall
+        if self._each and stall and number:  # no two stalls are in one step
+            over = self.instant(steps[-1]) - self.instant(steps[-1] - number) - number * self.rest
             stalled = min(number, int(over / stall + 0.5))
-            gaps.add(self.rest + stall, members * stalled)
-        gaps.add(self.rest, members * (number - stalled))
+            gaps.add(self.rest + stall, len(members) * stalled)
+        gaps.add(self.rest, len(members) * (number - stalled))
 
     def serve(self, steps: int) -> None:
         """So much of it is over."""
@@ -159,7 +156,7 @@ class ServiceProcess:
         *,
         pad_prompts: bool = False,
         step_tokens: int = UNBOUNDED,
-        gaps: GapsBetweenTokens | None = None,
+        gaps: GapCounter | None = None,
     ) -> None:
         self.law = law
         self._gaps = gaps
@@ -288,7 +285,10 @@ class ServiceProcess:
         """Go on by so many steps; returns the members whose own end is among them."""
         done, ended = self._steps, []
         if self._gaps is not None and not self._padded:
-            self._count_gaps(self._gaps, done, steps)
+            making = [member for member in self._making() if member.id in self._gaps.of]
+            self._stretch.count_gaps(
+                self._gaps, making, self._now, range(done + 1, done + steps + 1)
+            )
         self._steps += steps
         self._target = None
         self._now = self._stretch.instant(self._steps)
@@ -303,18 +303,6 @@ class ServiceProcess:
         if self._parts:
             self._compute_parts()
         return ended
-
-    def _count_gaps(self, gaps: GapsBetweenTokens, done: int, steps: int) -> None:
-        """Of the next `steps`, of those that count."""
-        making = [member for member in self._making() if member.id in gaps]
-        first_end = self._stretch.instant(done + 1)
-        for member in making:
-            if not member.produced and member.left_off_at is not None:
-                gaps.add(first_end - member.left_off_at, 1)
-        if not done:
-            gaps.add(first_end - self._now, sum(member.produced > 0 for member in making))
-        of = range(max(done, 1) + 1, done + steps + 1)
-        self._stretch.count_gaps(gaps, of, len(making))
 
     def _making(self) -> Iterable[Member]:
         """Those who make a token in the step in flight."""

@@ -25,6 +25,7 @@ from policies.ordered import counts, order_of
 from policies.text import SpecError, counted
 from queueing.arrivals.notation import Ending, has_end, span
 from queueing.distributions.token_distribution import Vector
+from queueing.latency.slots.token_gaps import GapCounter, Gaps, found
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.measurement.record import Record
 from queueing.model import (
@@ -56,7 +57,6 @@ from queueing.simulation.simulated_means import (
     weighted_quantiles,
     without_unsettled,
 )
-from queueing.simulation.token_gaps import GapCounter, Gaps, found
 
 if TYPE_CHECKING:
     from queueing.simulation.fast import SimulatedRun

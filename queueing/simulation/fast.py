@@ -25,6 +25,7 @@ from policies.ordered import in_arrival_order, order_of
 from queueing.arrivals.notation import has_end
 from queueing.distributions.token_distribution import TokenDistribution, Vector
 from queueing.latency.law import LatencyModel
+from queueing.latency.slots.token_gaps import GapCounts, Gaps, found
 from queueing.latency.stalls import SPARE_GAPS
 from queueing.model import (
     Model,
@@ -47,7 +48,6 @@ from queueing.simulation.orders.batch_kernels import (
 )
 from queueing.simulation.orders.policy_order import has_queue, queue_of
 from queueing.simulation.orders.waiting_kernels import RANKED
-from queueing.simulation.token_gaps import GapCounts, Gaps, found
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 MOST_SLOTS = 4096  # of a continuous server; beyond, the generic simulator

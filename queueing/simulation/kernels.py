@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from queueing.simulation.token_gaps import GapCounts, bin_of, no_gaps
+from queueing.latency.slots.token_gaps import GapCounts, bin_of, no_gaps
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]

@@ -35,7 +35,8 @@ from policies.ordered import counts, order_of, wants_steps
 from policies.text import counted, format_policy
 from queueing.errors import PredictionError
 from queueing.latency.law import LatencyModel
-from queueing.latency.service import GapsBetweenTokens, ServiceProcess
+from queueing.latency.service import ServiceProcess
+from queueing.latency.slots.token_gaps import GapCounter
 from queueing.measurement.record import Outcome, Record, call_of
 from queueing.simulation.driven_engine import DrivenEngine, member_behind
 from queueing.simulation.ledger import (
@@ -83,7 +84,7 @@ class SimulatedEngine:
     speeds: Sequence[float] = ()
     deaths: Sequence[tuple[float, float]] = ()
     in_use: Sequence[tuple[float, Collection[int]]] = ()
-    gaps: GapsBetweenTokens | None = None
+    gaps: GapCounter | None = None
 
     def driven(self, server_id: int, rng: np.random.Generator) -> DrivenEngine:
         """One server of them, which takes its residuals from `rng`."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from policies.core import UNBOUNDED
+from queueing.latency.slots.token_gaps import GapCounts, no_gaps
 from queueing.simulation.kernels import (
     Bounds,
     Floats,
@@ -21,7 +22,6 @@ from queueing.simulation.kernels import (
     inner,
     new_path,
 )
-from queueing.simulation.token_gaps import GapCounts, no_gaps
 
 
 class Slots(NamedTuple):
@@ -318,17 +318,25 @@ def _target(s, state):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _complete(s, state):  # type: ignore[no-untyped-def]
+    """The steps up to the next change: how many of the stretch were done before, how many these
+    are, the end of the step before them and of the last.
+    """
+    real, whole = state[1], state[2]
+    done, before = whole[s, 5], real[s, 0]
+    steps = _target(s, state) - done
+    whole[s, 5] = done + steps
+    real[s, 0] = _instant(real[s, 2], real[s, 3], done + steps)
+    return done, steps, before, real[s, 0]
+
+
+@inner
 def advance(s, state, requests, law, path):  # type: ignore[no-untyped-def]
     """Complete the steps up to the next change; how many ended."""
     _open(s, state, requests, law)
     _, real, whole, active, _, _, left, prompt_left, gone, _, gaps = state
     (_, released_at, first_token_at, _, _, _, _), lengths = path, requests[1]
-    done = whole[s, 5]
-    steps = _target(s, state) - done
-    whole[s, 5] = done + steps
-    now = _instant(real[s, 2], real[s, 3], done + steps)
-    before = real[s, 0]
-    real[s, 0] = now
+    done, steps, before, now = _complete(s, state)
     kept = ended = making = going_on = 0
     unready = whole[s, 9] > 0
     if len(prompt_left) > 0 and done == 0:

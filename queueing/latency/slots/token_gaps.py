@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from queueing.distributions.token_distribution import Vector
+Vector = npt.NDArray[np.float64]
 
 _PARTS = 512  # bins between a number of seconds and twice as many
 _LEAST, _MOST = -40, 24  # powers of two of `frexp`: 5e-13 s, three months
@@ -63,9 +63,6 @@ class GapCounter:
 
     def __init__(self, of: Container[str]) -> None:
         self.of, self.counts = of, no_gaps()
-
-    def __contains__(self, member_id: Any) -> bool:
-        return member_id in self.of
 
     def add(self, seconds: float, times: int) -> None:
         """So many gaps of so many seconds."""
