@@ -1,5 +1,5 @@
-"""The gaps between the tokens of an answer, each counted once, as clients and vLLM's
-`inter_token_latency_seconds` count them.
+"""The gaps between the tokens of an answer, each counted once, as clients and
+`vllm:inter_token_latency_seconds` count them.
 
 In a step everyone in service has the same gap, but for those whose first token it brings. So a run
 counts them by length, in bins of 0.2 %; of each bin the longest gap is kept.
