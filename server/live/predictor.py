@@ -3,7 +3,8 @@ first asked.
 
 It is spoken to over a socket that the event loop reads and writes, so that no thread of the gateway
 ever waits for it: a process that was stopped, or that computes without end, costs a question its
-time limit and is killed.
+time limit and is killed. Seconds in which it waits for a processor, as on a machine whose engine
+takes them all, do not count.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
+MOST = 10  # times as long, with all waits for a processor
+LOOKS = 20  # at these waits, within the time limit
 REAPED = 2.0  # seconds that a killed process may take to go
 Ask = Callable[..., Awaitable[Any]]  # a function's name and its arguments
 SIZE_BYTES = 8  # of a message's length, before the message
@@ -75,7 +80,7 @@ class Predictor:
     async def _within(self, work: Callable[[_Process], Awaitable[Any]]) -> Any:
         async with self._one:
             try:
-                async with asyncio.timeout(self.longest):
+                async with asyncio.timeout(self.longest) as limit, self._starved(limit):
                     return await work(self._process or await self._new())
             except PredictorLostError:
                 await self.close()
@@ -86,6 +91,26 @@ class Predictor:
                     f"the predicting process did not answer within {self.longest:g} s; it is "
                     "being restarted"
                 ) from None
+
+    @asynccontextmanager
+    async def _starved(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Meanwhile the limit moves by what the process waits for a processor."""
+        extending = asyncio.create_task(self._extend(limit))
+        try:
+            yield
+        finally:
+            extending.cancel()
+
+    async def _extend(self, limit: asyncio.Timeout) -> None:
+        loop, first = asyncio.get_running_loop(), self.process_id
+        began, before = loop.time(), waited_for_processor(first)
+        while True:
+            await asyncio.sleep(max(self.longest / LOOKS, POLL))
+            if self.process_id != first:  # started for this question
+                first, before = self.process_id, 0.0
+            waited = waited_for_processor(first) - before
+            with suppress(RuntimeError):  # it is over
+                limit.reschedule(began + min(self.longest + waited, MOST * self.longest))
 
     async def _new(self) -> _Process:
         process = self._process = await _Process.start()
@@ -101,6 +126,15 @@ class Predictor:
         process, self._process = self._process, None
         if process is not None:
             await process.kill()
+
+
+def waited_for_processor(pid: int | None) -> float:
+    """Seconds that the process's main thread waited for one (Linux); 0 where nobody says."""
+    try:
+        _, waited, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return 0.0
+    return int(waited) * 1e-9
 
 
 async def _nothing(_: object) -> None:

@@ -36,7 +36,9 @@ from queueing.errors import CommandError
 from server.operations.advice_table import show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-TIMEOUT = 120.0  # seconds: an advice for several servers is simulated
+# seconds: an advice for several servers is simulated, on a machine that may have other work; the
+# gateway itself gives up earlier
+TIMEOUT = 1500.0
 
 
 @app.command()

@@ -25,13 +25,21 @@ from queueing.estimation.window.producer import WindowProducer
 from queueing.optimization.forecast import Setting
 from server.calibration.idle_probes import _niced
 from server.live import predicting
-from server.live.predictor import SIZE_BYTES, Ask, Predictor, PredictorLostError
+from server.live import predictor as predictor_module
+from server.live.predictor import (
+    SIZE_BYTES,
+    Ask,
+    Predictor,
+    PredictorLostError,
+    waited_for_processor,
+)
 from server.live.predictor_process import _failure
 from server.live.question import Question
 from server.runtime.pools import end_at_once
 from tests.eventually import eventually, eventually_here
 from tests.queueing.estimation_runs import LAW, Engine, poisson, seen, serve
 from tests.queueing.speed_hours import SIGMA, TAU, cells
+from tests.virtual_time import run_virtual
 
 ASKS = """
 import asyncio
@@ -139,6 +147,75 @@ def test_an_answer_that_takes_too_long_ends_the_process_and_the_next_question_ha
         await eventually(lambda: not any(runs(pid) for pid in (first, second) if pid is not None))
 
     asyncio.run(main())
+
+
+class Elsewhere:
+    """A process that is not there."""
+
+    pid = 1
+
+    async def kill(self) -> None:
+        """Nothing is left to do."""
+
+
+@pytest.mark.parametrize(
+    ("share", "takes", "ends"),
+    [
+        (0.0, 119.0, 119.0),
+        (0.0, 121.0, None),
+        (0.7, 380.0, 380.0),  # of which it computed 114
+        (0.7, 420.0, None),
+        (1.0, 1190.0, 1190.0),
+        (1.0, 1210.0, None),
+    ],
+)
+def test_seconds_in_which_the_process_waits_for_a_processor_do_not_count(
+    share: float, takes: float, ends: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(
+            predictor_module, "waited_for_processor", lambda _: 50 + share * loop.time()
+        )
+        predictor = Predictor()
+        predictor._process = Elsewhere()  # type: ignore[assignment]
+        began = loop.time()
+        asking = predictor._within(lambda _: asyncio.sleep(takes, "answer"))
+        if ends is None:
+            with pytest.raises(PredictorLostError, match="did not answer within 120 s"):
+                await asking
+        else:
+            assert await asking == "answer"
+            assert loop.time() - began == pytest.approx(ends)
+
+    run_virtual(main())
+
+
+def test_of_a_process_that_is_started_for_a_question_every_wait_counts_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        waits = {None: 0.0, 1: 300.0}
+        monkeypatch.setattr(predictor_module, "waited_for_processor", lambda pid: waits[pid])
+        predictor = Predictor()
+
+        async def new(_: object = None) -> Any:
+            await asyncio.sleep(1)
+            predictor._process = Elsewhere()  # type: ignore[assignment]
+            return predictor._process
+
+        monkeypatch.setattr(predictor, "_new", new)
+        assert await predictor._within(lambda _: asyncio.sleep(400, "answer")) == "answer"
+        with pytest.raises(PredictorLostError):
+            await predictor._within(lambda _: asyncio.sleep(400, "answer"))
+
+    run_virtual(main())
+
+
+def test_what_a_process_waited_is_known_on_linux_and_0_elsewhere() -> None:
+    assert waited_for_processor(os.getpid()) >= 0.0
+    assert waited_for_processor(None) == 0.0
+    assert waited_for_processor(2**22 + 1) == 0.0
 
 
 class Busy:
