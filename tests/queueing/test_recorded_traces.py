@@ -16,6 +16,7 @@ from policies import Request, SpecError, parse_policy
 from queueing.arrivals.timetable import Timetable, save_timetable
 from queueing.arrivals.traces import read_trace
 from queueing.latency.law import parse_law
+from queueing.latency.slots.token_gaps import GapCounter, found
 from queueing.prediction.asked import Asked
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.simulated_means import TOO_SHORT
@@ -58,7 +59,9 @@ def by_events(policy: str, path: Path, limit: int | None = None, seed: int = 0) 
         for i in range(len(table))
     ]
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0].spawn(1)[0])
-    records = simulate_trace(parse_policy(policy), jobs, SimulatedEngine(parse_law(LAW)), [rng])
+    gaps = GapCounter({job.request.id for job in jobs})
+    engine = SimulatedEngine(parse_law(LAW), gaps=gaps)
+    records = simulate_trace(parse_policy(policy), jobs, engine, [rng])
     assert {record.outcome for record in records} == {"completed"}
     several = [r for r in records if (r.output_tokens or 0) > 1]
     return {
@@ -71,6 +74,7 @@ def by_events(policy: str, path: Path, limit: int | None = None, seed: int = 0) 
             for gap in [(r.released_at - r.first_token_at) / (r.output_tokens - 1)]
             * (r.output_tokens - 1)
         ],
+        "single gaps": np.repeat(*found(gaps.counts)).tolist(),
     }
 
 
@@ -80,23 +84,24 @@ def test_every_mean_and_quantile_is_that_of_the_same_requests_simulated_by_event
     policy: str, file: str
 ) -> None:
     options = {"predictor": "exact"} if "order" in policy else {}
-    found = kendall.predict(policy, latency=LAW, trace=SAMPLES / file, **options)
+    answer = kendall.predict(policy, latency=LAW, trace=SAMPLES / file, **options)
     expected = by_events(policy, SAMPLES / file)
-    assert found.method == "simulation"
+    assert answer.method == "simulation"
     for name in DURATIONS:
-        duration = getattr(found, name)
+        duration = getattr(answer, name)
         interrupted = "sprpt" in policy and name == "time_to_first_token"
         if name == "inter_token_latency" and parse_policy(policy).padded:
             assert duration.mean is None
         if duration.mean is None and (interrupted or parse_policy(policy).padded):
             continue  # not given, as for drawn arrivals
         values = np.array(expected[name])
+        singly = np.array(expected["single gaps"]) if name == "inter_token_latency" else values
         assert duration.mean == pytest.approx(values.mean(), abs=1e-9), name
         assert duration.standard_error is None, "one path has none"
         for level, share in LEVELS.items():
             told = getattr(duration, level)
             how = "inverted_cdf" if name == "inter_token_latency" else "linear"
-            least = np.quantile(values, share, method=how)
+            least = np.quantile(singly, share, method=how)
             assert told == pytest.approx(least, abs=1e-9), (name, level)
 
 
