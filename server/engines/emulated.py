@@ -243,7 +243,7 @@ class _EmulatedServer:
         self._rng = rng
         self.process = engine.new_process(rng)
         self._answers: dict[str, _Answer] = {}
-        self._padded = False
+        self._padded: bool  # of the last dispatch
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 

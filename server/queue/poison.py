@@ -66,7 +66,7 @@ class Trials:
         self._now = clock_of(self._loop)
         self._suspects: deque[SequenceState] = deque()
         self._others: list[SequenceState] = []
-        self._made = 0  # tokens that the suspect had when its trial began
+        self._made: int  # tokens that the suspect had when its trial began
         self._timer: asyncio.TimerHandle | None = None
         self._deaths = first_death  # the number of the last one
         self._died_at = 0.0

@@ -47,7 +47,7 @@ class Timing(Protocol):
         """A stage has ended that began at `since`."""
 
 
-class Instants(msgspec.Struct, eq=False):
+class Instants(msgspec.Struct):
     """When things happened to a sequence, on the event loop's clock."""
 
     first_dispatched: float | None = None

@@ -28,7 +28,10 @@ from server.engines.base import EngineRequest, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
-from tests.server.harness import Collector, Immediate, engine_request_of, submitted
+from server.queue.poison import LOOK
+from server.queue.proof import LIMIT
+from server.queue.sequence import SequenceState
+from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, submitted
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
@@ -251,7 +254,11 @@ def test_the_queue_is_read_as_a_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    "event", ["submit", "pause_dispatch", "close", "fail_all", "interrupt", "revoke"]
+    "event",
+    [
+        *("submit", "pause_dispatch", "close", "fail_all", "interrupt", "interrupt_server"),
+        *("withdraw_server", "revoke"),
+    ],
 )
 def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
     """Its holder hears it at once and once; what waits afterwards is served."""
@@ -261,7 +268,7 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
         batcher = Batcher(engine, await engine.start(), Single())
         blocked: list[bool] = []
         batcher.lease.acquire(lambda: blocked.append(batcher.lease.blocks))
-        assert (batcher.lease.blocks, blocked) == (True, [])
+        assert (batcher.lease.active, batcher.lease.blocks, blocked) == (True, True, [])
         act = {
             "submit": lambda: submitted(
                 batcher, [engine_request_of(request(f"{len(blocked)}", 0.0), 3)]
@@ -270,11 +277,16 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
             "close": batcher.close,
             "fail_all": lambda: batcher.fail_all("engine_unavailable", "gone"),
             "interrupt": lambda: batcher.recovery.interrupt("gone", 3),
+            "interrupt_server": lambda: batcher.recovery.interrupt_server(
+                0, "gone", 3, comes_back=True
+            ),
+            "withdraw_server": lambda: batcher.recovery.withdraw_server(0),
             "revoke": batcher.lease.revoke,
         }[event]
         act()
         assert blocked == [False]
         assert batcher.lease.blocks is (event == "fail_all")
+        assert batcher.lease.active is False
         act()
         assert blocked == [False]
 
@@ -445,6 +457,306 @@ def test_a_batch_that_goes_on_begins_anew_and_a_part_of_it_joins_the_rest() -> N
 
     run_virtual(main())
     assert given == [(2, False), (2, False), (1, True)]
+
+
+def test_an_answer_that_is_handed_over_again_has_each_token_once() -> None:
+    """The engine first lets go of what it has of it."""
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Continuous(max_batch_size=2))
+        asked = submitted(
+            batcher, [engine_request_of(request(name, 0.0), 50) for name in ("again", "other")]
+        )
+        await asyncio.sleep(0.0205)  # in the middle of a step
+        again = asked[0].sequence
+        assert again is not None
+        assert detach(again) is None
+        batcher.recovery.renew(again)
+        await batcher.answered()
+        assert [consumer.tokens for consumer in asked] == [50, 50]
+        assert asked[0].text == asked[1].text
+
+    run_virtual(main())
+
+
+def test_a_member_that_is_whole_when_its_engine_dies_is_not_made_again() -> None:
+    given.clear()
+
+    async def main() -> None:
+        engine = Noting(LAW)
+        batcher = Batcher(engine, await engine.start(), Dynamic())
+        asked = submitted(
+            batcher,
+            [
+                engine_request_of(request(name, 0.0), tokens)
+                for name, tokens in (("a", 3), ("b", 50))
+            ],
+        )
+        await asyncio.sleep(0.02)
+        assert await replaced(batcher, engine) is None
+        await batcher.answered()
+        assert [consumer.tokens for consumer in asked] == [3, 50]
+
+    run_virtual(main())
+    assert given == [(2, False), (1, False)]
+
+
+STATISTICS = {"on_trial": False, "proving": False, "convicted": 0}
+
+
+async def replaced(batcher: Batcher, engine: EmulatedEngine) -> SequenceState | None:
+    """The engine dies and the next one serves; returns who is certain to have killed it."""
+    guilty = batcher.recovery.interrupt("gone", 3)
+    assert batcher.resting
+    await engine.stop()
+    batcher.recovery.resume(await engine.start())
+    return guilty
+
+
+async def tried() -> tuple[Batcher, list[Immediate]]:
+    """Two have seen two engines die: the first is on trial, and the queue waits."""
+    engine = EmulatedEngine(LAW)
+    batcher = Batcher(engine, await engine.start(), Continuous(max_batch_size=3))
+    asked = submitted(batcher, [engine_request_of(request(name, 0.0), 100) for name in "ab"])
+    for _ in range(2):
+        await asyncio.sleep(0.01)
+        assert await replaced(batcher, engine) is None
+    asked += submitted(batcher, [engine_request_of(request("later", 0.02), 5)])
+    assert (batcher.queue_length, batcher.in_service) == (1, 2)
+    assert (batcher.resting, batcher.recovery.tries) == (False, True)
+    assert batcher.recovery.statistics() == STATISTICS | {"on_trial": True}
+    return batcher, asked
+
+
+def test_the_queue_goes_on_when_the_trials_are_over() -> None:
+    async def main() -> None:
+        batcher, asked = await tried()
+        await asyncio.sleep(2.5 * LOOK)
+        assert (batcher.queue_length, batcher.recovery.tries) == (0, False)
+        assert batcher.recovery.statistics() == STATISTICS
+        await batcher.answered()
+        assert [consumer.tokens for consumer in asked] == [100, 100, 5]
+
+    run_virtual(main())
+
+
+def test_a_gateway_that_ends_tries_nobody_any_more() -> None:
+    async def main() -> None:
+        batcher, asked = await tried()
+        batcher.fail_all("shutting_down", "the gateway ends")
+        assert not batcher.recovery.tries
+        assert (batcher.unanswered, batcher.in_service) == (0, 0)
+        assert [consumer.failed for consumer in asked] == [("failed", "shutting_down")] * 3
+
+    run_virtual(main())
+
+
+class Mute(EmulatedEngine):
+    """Makes no token of the gateway's own request."""
+
+    def dispatch(
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
+    ) -> list[TokenStream]:
+        if requests[0].request.id.startswith("proof"):
+            return [TokenStream(requests[0].request.id)]
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
+
+
+def test_a_proof_keeps_the_engine_until_it_fails_and_an_answer_is_as_good() -> None:
+    """Who waits for an idle engine is woken when it is over."""
+
+    async def main() -> None:
+        engine = Mute(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        given_back: list[int] = []
+        batcher.recovery.trials.on_sound = given_back.append
+        (deadly,) = submitted(batcher, [engine_request_of(request("deadly", 0.0), 200)])
+        await asyncio.sleep(0.01)
+        assert await replaced(batcher, engine) is None
+        await asyncio.sleep(0.01)
+        assert await replaced(batcher, engine) is deadly.sequence
+        assert batcher.recovery.statistics() == STATISTICS | {"proving": True, "convicted": 1}
+        served = asyncio.ensure_future(batcher.served())
+        await asyncio.sleep(LIMIT - 0.1)
+        assert (batcher.resting, batcher.idle, served.done()) == (True, False, False)
+        await asyncio.sleep(0.2)
+        assert (batcher.resting, batcher.idle, served.done()) == (False, True, True)
+        assert given_back == []
+        submitted(batcher, [engine_request_of(request("later", LIMIT), 5)])
+        await batcher.answered()
+        assert given_back == [2]
+
+    run_virtual(main())
+
+
+# one of two servers
+
+
+async def on_two(
+    policy: Policy, consumers: dict[str, Immediate], *, fragile: str = "", suspect_after: int = 2
+) -> tuple[Batcher, EmulatedEngine]:
+    """Requests of these names, one after the other; `fragile`: one that cannot go on elsewhere."""
+    engine = EmulatedEngine(LAW, servers=2)
+    batcher = Batcher(engine, await engine.start(), policy, suspect_after=suspect_after)
+    for name, consumer in consumers.items():
+        sampling = FRAGILE if name == fragile else {}
+        (consumer.sequence,) = batcher.submit(
+            [engine_request_of(request(name, 0.0), 30, **sampling)], [consumer]
+        )
+    await asyncio.sleep(0.01)
+    return batcher, engine
+
+
+def served_on(batcher: Batcher) -> list[str]:
+    """Names of those in service on each server; each has one letter."""
+    return ["".join(each.request.id for each in server) for server in batcher.running()]
+
+
+class Leading(Immediate):
+    """One choice of a call: if it fails, so does the other one."""
+
+    other: Immediate
+
+    def on_failed(self, outcome: str, code: str, message: str) -> None:
+        super().on_failed(outcome, code, message)
+        assert self.other.sequence is not None
+        self.other.sequence.cancel()
+
+
+def test_what_a_lost_server_had_goes_before_those_who_wait_whatever_ends_with_it() -> None:
+    """A choice that cannot go on ends the other choice of its call, on the other server: that place
+    is for the one that has lost its own.
+    """
+
+    async def main() -> None:
+        leading, other, waits = Leading(), Immediate(), Immediate()
+        leading.other = other
+        consumers = {"f": leading, "o": other, "g": Immediate(), "h": Immediate(), "w": waits}
+        batcher, _ = await on_two(Continuous(max_batch_size=2), consumers, fragile="f")
+        assert (served_on(batcher), batcher.queue_length) == (["fg", "oh"], 1)
+        assert batcher.recovery.interrupt_server(0, "gone", 3, comes_back=True) is None
+        assert (served_on(batcher), batcher.queue_length) == (["", "hg"], 1)
+        assert leading.failed == ("failed", "engine_unavailable")
+        assert waits.sequence is not None
+        waits.sequence.cancel()
+        assert (waits.sequence.outcome, batcher.queue_length) == ("cancelled", 0)
+        await batcher.answered()
+        assert (consumers["g"].tokens, consumers["h"].tokens) == (30, 30)
+
+    run_virtual(main())
+
+
+def test_suspects_wait_for_the_server_that_they_were_on_unless_it_is_lost_for_good() -> None:
+    async def main() -> None:
+        consumers = {name: Immediate() for name in "abc"}
+        batcher, engine = await on_two(Continuous(max_batch_size=2), consumers, suspect_after=1)
+        assert served_on(batcher) == ["ac", "b"]
+        assert batcher.recovery.interrupt_server(0, "gone", 3, comes_back=True) is None
+        engine.cancel(["a", "c"])
+        assert (served_on(batcher), batcher.queue_length) == (["ac", "b"], 0)
+        assert batcher.recovery.interrupt_server(0, "it was removed", 3, comes_back=False) is None
+        assert (served_on(batcher), batcher.queue_length) == (["", "ba"], 1)
+        await batcher.answered()
+        assert [consumer.tokens for consumer in consumers.values()] == [30, 30, 30]
+        assert len({consumer.text for consumer in consumers.values()}) == 1
+
+    run_virtual(main())
+
+
+def test_a_server_that_comes_back_takes_work_at_once_also_where_it_had_been_removed() -> None:
+    async def main() -> None:
+        consumers = {name: Immediate() for name in "abc"}
+        batcher, _ = await on_two(Single(), consumers)
+        assert served_on(batcher) == ["a", "b"]
+        batcher.recovery.interrupt_server(0, "gone", 3, comes_back=True)
+        assert (served_on(batcher), batcher.servers_in_use) == (["", "b"], {1})
+        batcher.recovery.resume_server(0)
+        assert (served_on(batcher), batcher.servers_in_use) == (["a", "b"], {0, 1})
+        batcher.recovery.withdraw_server(0)
+        emptied = asyncio.ensure_future(batcher.emptied(0))
+        await asyncio.sleep(0.01)
+        assert (served_on(batcher)[0], batcher.servers_in_use) == ("a", {1})
+        assert not emptied.done()
+        await batcher.answered()
+        await asyncio.sleep(0)
+        assert emptied.done()
+        assert [consumer.tokens for consumer in consumers.values()] == [30, 30, 30]
+        last = consumers["c"].sequence
+        assert last is not None
+        assert last.batch is not None
+        assert last.batch.server_id == 1
+        batcher.use_only({0, 1})
+        batcher.recovery.interrupt_server(0, "gone", 3, comes_back=True)
+        batcher.recovery.resume_server(0)
+        assert batcher.servers_in_use == {0, 1}
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("patience", [5.0, 0.012])
+def test_who_leaves_the_queue_makes_way_for_the_next_where_no_place_became_free(
+    patience: float,
+) -> None:
+    """By itself, or because its patience ran out: the next one needs less memory."""
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW, kv_cache_tokens=420)
+        batcher = Batcher(engine, await engine.start(), Continuous())
+        served, large, small = (
+            request(name, 0.0, deadline=deadline)._replace(max_output_tokens=limit)
+            for name, limit, deadline in (
+                ("s", 200, 9.0),
+                ("l", 300, patience),
+                ("n", 100, 9.0),
+            )
+        )
+        asked = [
+            submitted(batcher, [engine_request_of(each, 50)])[0] for each in (served, large, small)
+        ]
+        await asyncio.sleep(0.01)
+        assert (served_on(batcher), batcher.queue_length) == (["s"], 2)
+        if patience > 1:
+            assert asked[1].sequence is not None
+            asked[1].sequence.cancel()
+        await asyncio.sleep(0.005)
+        assert (served_on(batcher), batcher.queue_length) == (["sn"], 0)
+        await batcher.answered()
+        assert [consumer.tokens for consumer in asked] == [50, 0, 50]
+
+    run_virtual(main())
+
+
+class Broken(Immediate):
+    """A bug in it shows when it is told that its request failed."""
+
+    def on_failed(self, outcome: str, code: str, message: str) -> None:
+        raise KeyError(outcome)
+
+
+def test_a_fault_of_one_who_is_told_of_a_failure_is_logged_and_the_next_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        engine, collector, broken = EmulatedEngine(LAW), Collector(), Broken()
+        batcher = Batcher(engine, await engine.start(), Single(), [collector])
+        (sequence,) = batcher.submit([engine_request_of(request("a", 0.0), 9)], [broken])
+        submitted(batcher, [engine_request_of(request("b", 0.0), 9)])
+        batcher.fail(sequence, "failed", "engine_error", "no")
+        await batcher.answered()
+        assert [(record.request_id, record.outcome) for record in collector.records] == [
+            ("a", "failed"),
+            ("b", "completed"),
+        ]
+
+    run_virtual(main())
+    (said,) = (record for record in caplog.records if record.exc_info)
+    assert said.getMessage() == "internal error while telling a client that its request failed"
 
 
 class WhileOpen(Unpadded):

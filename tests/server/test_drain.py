@@ -54,6 +54,19 @@ def test_a_partial_batch_waits_for_others_again_after_a_drain_was_undone() -> No
     run_virtual(main())
 
 
+def test_a_partial_batch_is_served_once_the_process_is_about_to_end() -> None:
+    async def main() -> None:
+        async with running("fixed:batch_size=2") as (app, gateway):
+            asked = Call(app, "POST", PATH, completion())
+            await asyncio.sleep(10)
+            assert gateway.batcher.queue_length == 1
+            gateway.begin_drain()
+            await asyncio.sleep(1)
+            assert (asked.status, asked.whole) == (200, True)
+
+    run_virtual(main())
+
+
 def test_a_drain_at_the_end_of_the_process_cannot_be_undone() -> None:
     async def main() -> None:
         async with running() as (app, gateway):

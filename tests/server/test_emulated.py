@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import math
+import statistics
 import time
 import weakref
 
+import msgspec
 import pytest
 
 from policies import Request, SpecError
 from queueing.latency.law import LatencyModel
-from server.engines.base import Step, Token, describe_engine
-from server.engines.emulated import MOST_AT_ONCE, TOKENS, EmulatedEngine, token_ids_of
+from server.engines.base import InvalidSamplingError, Sampling, Step, Token, describe_engine
+from server.engines.emulated import (
+    MOST_AT_ONCE,
+    TOKENS,
+    UNIFORM,
+    EmulatedEngine,
+    token_ids_of,
+)
 from tests.eventually import eventually
 from tests.server.harness import engine_request_of
 from tests.virtual_time import run_virtual
@@ -96,6 +105,77 @@ def test_a_step_tells_how_many_began_in_it() -> None:
     ]
 
 
+def test_a_step_tells_its_server_and_when_it_ended() -> None:
+    async def main() -> list[Step]:
+        engine = EmulatedEngine(LAW, servers=2)
+        await engine.start()
+        steps: list[Step] = []
+        engine.on_step = steps.append
+        await asyncio.sleep(0.5)
+        engine.dispatch(1, [engine_request_of(request("a", 2), 2)], padded=False, joining=True)
+        await asyncio.sleep(0.5)
+        return steps
+
+    steps = run_virtual(main())
+    assert [step.server_id for step in steps] == [1, 1]
+    assert [step.at for step in steps] == [pytest.approx(0.501), pytest.approx(0.502)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("hi there", "hi there"),
+        ([{"type": "text", "text": "hi"}, {"type": "text", "text": "there you"}], "hi there you"),
+        (None, ""),
+        ("", ""),
+        ([], ""),
+    ],
+)
+def test_a_message_is_its_role_and_its_words(content: object, words: str) -> None:
+    said = [{"role": "user", "content": content}, {"role": "assistant", "content": "yes"}]
+    read = run_virtual(EmulatedEngine(LAW).encode_chat(said, {}))
+    assert read == token_ids_of(f"user: {words} assistant: yes")
+
+
+@pytest.mark.parametrize(
+    ("token", "accepted"), [(0, True), (2**31 - 1, True), (-1, False), (2**31, False)]
+)
+@pytest.mark.parametrize("name", ["stop_token_ids", "logit_bias"])
+def test_token_ids_are_of_any_clients_tokenizer(name: str, token: int, *, accepted: bool) -> None:
+    given = {"stop_token_ids": (5, token), "logit_bias": {5: 1.0, token: 1.0}}
+    asked, engine = Sampling(max_tokens=4, **{name: given[name]}), EmulatedEngine(LAW)
+    if accepted:
+        assert run_virtual(engine.check_sampling(asked)) is asked
+        return
+    with pytest.raises(InvalidSamplingError, match="expected 0 to 2147483647") as refused:
+        run_virtual(engine.check_sampling(asked))
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(("asked", "named"), [(0, 1), (1, 1), (3, 3)])
+def test_a_token_comes_with_as_many_candidates_as_were_asked_for_itself_first(
+    asked: int, named: int
+) -> None:
+    async def main() -> list[Token]:
+        engine, listener = EmulatedEngine(LAW), Listener()
+        await engine.start()
+        engine_request = engine_request_of(request("a", 2), 2, logprobs=asked)
+        (stream,) = engine.dispatch(0, [engine_request], padded=False, joining=True)
+        stream.listener = listener
+        await asyncio.sleep(1.0)
+        return listener.tokens
+
+    tokens = run_virtual(main())
+    assert len(tokens) == 2
+    for token in tokens:
+        assert token.logprobs is not None
+        found = list(token.logprobs.items())
+        assert found[0][0] == token.id
+        assert [each.rank for _, each in found] == list(range(1, named + 1))
+        assert [each.token for _, each in found] == [TOKENS[number].text for number, _ in found]
+        assert {each.logprob for _, each in found} == {UNIFORM}
+
+
 def test_a_client_that_leaves_a_late_loop_takes_no_token_of_others_with_it() -> None:
     """A cancellation that comes while 20 steps are due and not yet told: the other answer still
     gets each of its tokens.
@@ -131,6 +211,7 @@ def test_an_answer_that_ends_by_itself_ends_with_the_engines_own_token_which_is_
             assert [token.id for token in listener.tokens[:-1]] == list(
                 range(2, 1 + len(listener.tokens))
             )
+            assert not any(token.ends for token in listener.tokens), "that marks a forced end"
 
     run_virtual(main())
 
@@ -201,6 +282,29 @@ def test_lengths_follow_from_the_seed_alone() -> None:
     of_a_steady_one = run_virtual(lengths(LAW, 3))
     assert run_virtual(lengths(dataclasses.replace(LAW, cv=0.3), 3)) == of_a_steady_one
     assert run_virtual(lengths(LAW, 4)) != of_a_steady_one
+
+
+@pytest.mark.parametrize(("options", "mean"), [({}, 64.0), ({"mean_output_tokens": 8.0}, 8.0)])
+def test_answers_are_as_long_on_average_as_those_of_the_model(
+    options: dict[str, float], mean: float
+) -> None:
+    engine = EmulatedEngine(LAW, **options)  # type: ignore[arg-type]
+    asked = engine_request_of(request("a", 10**6), None)
+    lengths = [engine.natural_length(asked) for _ in range(4000)]
+    error = statistics.stdev(lengths) / math.sqrt(len(lengths))
+    assert abs(statistics.mean(lengths) - mean) < 4 * error
+    assert error < 0.05 * mean
+
+
+def test_an_answer_that_goes_on_ends_as_far_behind_what_it_has_as_a_new_one_from_nothing() -> None:
+    """A length without memory, and no answer below `min_tokens`."""
+    new, continued = (EmulatedEngine(LAW, seed=5) for _ in range(2))
+    asked = engine_request_of(request("a", 10**6), None)
+    begun = msgspec.structs.replace(asked, output_token_ids=(7,) * 40)
+    for _ in range(20):
+        assert continued.natural_length(begun) == 40 + new.natural_length(asked)
+    least = engine_request_of(request("a", 10**6), None, min_tokens=10**5)
+    assert new.natural_length(least) == 10**5
 
 
 def test_what_an_engine_has_that_nobody_bounds() -> None:

@@ -237,6 +237,30 @@ def test_an_engine_that_dies_the_moment_it_is_up_has_failed_to_start() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("timeout", "lives"), [(0.0, 1), (0.5, 2)])
+def test_an_engine_that_makes_no_token_is_replaced_unless_nobody_is_to_watch_it(
+    timeout: float, lives: int
+) -> None:
+    """--stuck-timeout, 0: never."""
+
+    async def main() -> None:
+        async with faulty("single", Stubborn(), supervision=supervision(stuck_timeout=timeout)) as (
+            app,
+            _,
+            engine,
+            _,
+        ):
+            made = ask(app)
+            await asyncio.sleep(0.01)
+            engine.hang()
+            await asyncio.sleep(60.0)
+            assert (engine.life, made.task.done()) == (lives, lives == 2)
+            made.leave()
+            await made.task
+
+    run_virtual(main())
+
+
 def first_start(engine: Stubborn, failures: list[BaseException]) -> tuple[Any, Gateway]:
     settings = Settings(
         model="tiny",

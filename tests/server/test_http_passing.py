@@ -486,6 +486,27 @@ def test_another_number_of_servers_begins_an_epoch() -> None:
     play(test, stubs=2)
 
 
+def test_what_a_server_that_came_back_gets_at_once_belongs_to_the_new_epoch() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = answers(after=100)
+        async with before(one, other, policy="single") as kendall:
+            epoch = kendall.gateway.batcher.epoch
+            calls = [kendall.call(PROMPT) for _ in range(2)]
+            await asyncio.sleep(1)
+            one.down()
+            await asyncio.sleep(12)
+            assert (kendall.gateway.batcher.servers, kendall.gateway.batcher.queue_length) == (1, 1)
+            await one.up()
+            await asyncio.sleep(12)
+            assert (kendall.gateway.batcher.servers, kendall.gateway.batcher.queue_length) == (2, 0)
+            await asyncio.gather(*(call.task for call in calls))
+            assert [call.status for call in calls] == [200, 200]
+            found = {record.interruptions: record.epoch for record in kendall.records}
+            assert found == {0: epoch, 1: epoch + 2}
+
+    play(test, stubs=2)
+
+
 def test_a_server_that_is_not_there_at_the_start_gets_no_call_until_it_is() -> None:
     async def test(one: Stub, other: Stub) -> None:
         async with before(one, of=(one, other)) as kendall:

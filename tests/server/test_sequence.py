@@ -167,6 +167,16 @@ def test_clipped_is_what_the_gateway_ended_before_the_clients_own_limit(
     assert sequence.clipped is clipped
 
 
+def test_the_record_of_one_in_service_has_no_end_and_no_duration_yet() -> None:
+    def act(served: Served) -> None:
+        pushed(FIVE[:2])(served)
+        record = served[0].record()
+        assert (record.dispatched_at, record.output_tokens) == (0.0, 2)
+        assert (record.server_free_at, record.service_time, record.sojourn_time) == (None,) * 3
+
+    serving(act, limit=9)
+
+
 def test_policies_see_how_far_it_is() -> None:
     seen: list[int] = []
 
@@ -342,6 +352,7 @@ def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(
     assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], (
         "how far the new engine is"
     )
+    assert all(consumer.pushes), "it hears nothing where nothing is new"
 
 
 @pytest.mark.parametrize("how", ["another token", "an early end", "lost again"])

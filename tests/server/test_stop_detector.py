@@ -39,6 +39,11 @@ def test_min_tokens_holds_off_end_of_sequence_and_stop_strings() -> None:
     assert fed(["x", "x", "x"], min_tokens=2, stop=("x",))[1].output_tokens == 2
 
 
+def test_a_stop_string_before_min_tokens_is_shown_at_once_and_ends_nothing_later() -> None:
+    text, detector = fed(["x", "y", "x"], min_tokens=2, stop=("x",))
+    assert (text, detector.finish_reason, detector.output_tokens) == ("xy", "stop", 3)
+
+
 def test_a_stop_token_ends_from_the_last_of_min_tokens_on() -> None:
     for made, ends in ((2, False), (3, True)):
         detector = StopDetector(Sampling(max_tokens=100, min_tokens=3, stop_token_ids=(7,)), EOS)

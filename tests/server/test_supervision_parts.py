@@ -20,6 +20,7 @@ from server.queue import poison, proof
 from server.queue.continuing import DIFFERS, Replay, listener, prepare
 from server.queue.poison import LOOK, MOST_REFUSED, TRIAL_TOKENS, RejectedPrompts, Trials
 from server.queue.proof import Proof
+from server.queue.recovery import LOSSES, ServerTrials
 from server.runtime.errors import ApiError
 from server.supervision import progress, restarts, supervisor
 from server.supervision.bounded import OverdueError, UnendingError, within
@@ -420,6 +421,75 @@ def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
         of.died(Suspect("d"), Suspect("e"))
         assert of.done[2:] == ["proof stopped"]
         assert not of.trials.pauses_dispatch
+
+    runs(main)
+
+
+def test_a_suspect_that_passes_its_trial_shows_what_a_failed_proof_did_not() -> None:
+    async def main() -> None:
+        of, suspect = Tried(), Suspect("b", 4, (1, 2))
+        assert of.died(Suspect("a", deaths=(7,))) is not None
+        of.resume(suspect)
+        of.proofs[0](False)
+        suspect.output_token_ids += [0] * TRIAL_TOKENS
+        assert (of.done, of.given_back) == ([["b"]], [])
+        await asyncio.sleep(1.5 * LOOK)
+        assert (of.done, of.given_back) == ([["b"], [], "over"], [2])
+
+    runs(main)
+
+
+def test_a_suspect_is_looked_at_from_its_own_trial_on() -> None:
+    """Not when the one before it, which a death ended, would have been."""
+
+    async def main() -> None:
+        of, first, second = Tried(), Suspect("a", 0, (1, 2)), Suspect("b", 0, (1, 2))
+        of.resume(first)
+        await asyncio.sleep(0.6 * LOOK)
+        assert of.died(first) is first
+        of.resume(second)
+        of.proofs[0](True)
+        second.output_token_ids += [0] * TRIAL_TOKENS
+        await asyncio.sleep(0.6 * LOOK)
+        assert of.done == [["a"], ["b"]]
+        await asyncio.sleep(0.6 * LOOK)
+        assert of.done == [["a"], ["b"], [], "over"]
+
+    runs(main)
+
+
+def test_an_operator_reads_who_killed_how_many_engines_and_that_a_proof_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        of = Tried()
+        of.died(Suspect("poison", deaths=(1, 2)))
+        of.resume()
+        of.proofs[0](False)
+
+    runs(main)
+    assert caplog.messages == [
+        "request poison killed the engine 3 times; it fails, and its prompt is refused for a while",
+        "the engine did not complete the gateway's own request",
+    ]
+
+
+def test_losses_by_a_request_that_kills_are_given_back_each_to_the_server_that_was_lost() -> None:
+    async def main() -> None:
+        proofs, given_back = list[Callable[[bool], None]](), list[tuple[int, int]]()
+
+        def prove(over: Callable[[bool], None]) -> Any:
+            proofs.append(over)
+            return SimpleNamespace()
+
+        trials = ServerTrials(3, lambda _: None, lambda: None, prove, first_death=LOSSES)
+        trials.on_forgiven = lambda *about: given_back.append(about)
+        guilty: Any = Suspect("a", deaths=(LOSSES + 9, 3 * LOSSES + 1))
+        assert trials.died([guilty]) is guilty, "on server 0, which is lost for the second time"
+        trials.resume([])
+        assert given_back == []
+        proofs[0](True)
+        assert sorted(given_back) == [(0, 2), (2, 1)]
 
     runs(main)
 
