@@ -49,9 +49,10 @@ def with_asked_predictions(sample: EpochSample, theory: Theory, planned: FloatAr
     """Mean of the planned values, seconds, had the predictions been drawn from the predictor that
     was asked for; the half width is that of one draw about it.
     """
-    predictor = theory.predictor
-    if predictor is None or not may_err_otherwise(sample, theory):
+    if not may_err_otherwise(sample, theory):
         return Ratio(float(planned.mean()), 0.0)
+    predictor = theory.predictor
+    assert predictor is not None
     at = _intended(sample) or {r.id: r.arrived_at for r in sample.requests}
     draws = 1 if predictor.name in ("none", "exact") else DRAWS
     means = []

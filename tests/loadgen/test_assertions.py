@@ -130,6 +130,9 @@ def test_broken_conditions_are_one_line_each_in_the_unit_they_were_written_in() 
     assert broken_lines([parse_assertion("duration < 1m30s")], {"duration": 100.0}) == [
         "got duration 100 s; expected < 90 s"
     ]
+    assert broken_lines([parse_assertion("completed == 3")], {"completed": 2.0}) == [
+        "got completed 2; expected == 3"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from kendall import cli
 from loadgen.report.audit import asked, streams_of
+from queueing.commands.terminal import LEAST_SENTENCE
 from queueing.measurement.record import (
     SCHEMA_VERSION,
     Header,
@@ -313,3 +314,20 @@ def test_a_gateways_file_with_a_cut_last_line_is_said_to_be_cut(tmp_path, capsys
     assert audit["incomplete"] == [
         "the file was cut: its last line is incomplete and left out; 599 records before it"
     ]
+
+
+def test_on_a_narrow_terminal_every_block_names_the_test_and_its_p_value(
+    tmp_path, capsys, monkeypatch
+):
+    path = load_run(tmp_path / "load.jsonl", [100 + i / RATE for i in range(300)])
+    (audit,) = audits(capsys, path)
+    tests = {test["name"]: f"{test['p_value']:.3g}" for test in audit["tests"]}
+    names, values = (max(map(len, column)) for column in (tests, ("p-value", *tests.values())))
+    monkeypatch.setenv("COLUMNS", str(names + 2 + values + 2 + LEAST_SENTENCE))
+    run(path)
+    lines = capsys.readouterr().out.splitlines()
+    headings = [line.split() for line in lines if line.startswith("test ")]
+    assert headings == [["test", "p-value"], ["test", "p-value", "finding"]]
+    for name, value in tests.items():
+        rows = [line for line in lines if line.startswith(f"{name}  ")]
+        assert [line.removeprefix(name).split()[0] for line in rows] == [value] * 2

@@ -319,7 +319,7 @@ def test_results_are_appended_one_to_a_line_and_read_one_by_one(tmp_path: Path) 
         for _, records in bench_runs(tmp_path / "summary.json")
         for record in records
     ]
-    assert len(set(ids)) == 48
+    assert ids == [f"{name}-{row}" for name in ("summary", "summary-1") for row in range(24)]
     with pytest.raises(ValueError, match="got 3 results; expected one"):
         from_bench_json(path)
 

@@ -103,6 +103,8 @@ def test_the_use_of_a_server_counts_stints_where_they_are_known() -> None:
     assert math.isnan(EpochSample(served(slots), {}).utilisation)
     kept = records("continuous:max_batch_size=2,order=spjf", jobs(RATE, 40))
     assert EpochSample(served(kept), {}).utilisation > 0.1
+    at_once = msgspec.structs.replace(kept[0], server_free_at=kept[0].dispatched_at)
+    assert math.isnan(EpochSample(served([at_once]), {}).utilisation), "nothing took any time"
 
 
 def test_the_ratio_is_that_of_the_requests_that_both_served() -> None:

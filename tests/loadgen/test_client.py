@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
 
-from loadgen.sending.client.client import LoadError, Target, timing
+from loadgen.sending.client.client import LoadError, Target, run_prefix, timing
 from loadgen.sending.client.endpoint import look_at
 from loadgen.sending.client.stream import Answer
 from loadgen.sending.in_flight import InFlightRequests
@@ -453,6 +454,13 @@ def test_progress_sees_every_request_and_the_header_no_key() -> None:
     assert "secret" not in repr(result.header)
     assert result.header.hardware["cores"] >= 1
     assert result.header.configuration["max_tokens"] == 6
+
+
+def test_every_run_has_a_short_name_of_its_own() -> None:
+    """Two runs of one seed beside one another must not share ids of requests."""
+    names = {run_prefix() for _ in range(20)}
+    assert len(names) == 20
+    assert all(re.fullmatch(r"load-[0-9a-f]{8}", name) for name in names)
 
 
 def test_the_model_is_asked_for_and_a_silent_server_named() -> None:

@@ -9,12 +9,14 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
 
+from loadgen.compare.cells import Asked, RunFile, cells_of_files
 from loadgen.compare.compare import (
     Comparison,
     Estimate,
@@ -28,7 +30,7 @@ from loadgen.report.report import as_object, notes, show
 from policies import Policy, parse_policy
 from queueing.arrivals.timetable import Timetable
 from queueing.latency.law import LatencyModel
-from queueing.measurement.record import Record
+from queueing.measurement.record import Header, Record
 from queueing.measurement.recursion import Served, measured_starts, served
 from queueing.measurement.statistics import Interval
 from tests.loadgen.driver import LAW, Driver, drive, timetable
@@ -334,6 +336,26 @@ def test_the_first_epoch_of_a_file_is_whole_only_where_nothing_came_before_it() 
     assert _compared(records(0)) == [["waits", "after"]]
     assert _compared(records(1)) == [["after"]]
     assert _compared(records(1), began_idle=True) == [["waits", "after"]]
+
+
+@pytest.mark.parametrize(
+    ("header", "began_idle"),
+    [
+        (Header(writer="gateway"), False),
+        (Header(writer="gateway", configuration={"request_rate": 1.0}), True),
+        (Header(writer="simulator"), True),
+    ],
+)
+def test_nothing_came_before_a_simulation_or_a_cell_of_a_sweep(
+    header: Header, began_idle: bool
+) -> None:
+    """The first of ten requests waited for the first dispatch of epoch 1."""
+    records = [
+        _at("waits", 1.0, 4.0, 1, 0),
+        *(_at(f"own {i}", 5.0 + i, 5.0 + i, 1, 1 + i) for i in range(9)),
+    ]
+    (cell,) = cells_of_files([RunFile(Path("run.jsonl"), header, records)], Asked())
+    assert cell.comparison.arrival_rate == (9 / 12 if began_idle else 8 / 8)
 
 
 def test_the_table_says_why_nothing_is_predicted_and_has_no_infinite_deviation() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import math
 import os
 import re
@@ -32,6 +33,7 @@ from queueing.latency.profile import Profile
 from queueing.latency.speed import Speed
 from queueing.measurement.statistics import Interval
 from tests.eventually import eventually_here
+from tests.golden_files import is_as_kept
 from tests.loadgen.sweeping import is_alive
 from tests.virtual_time import VirtualTimeLoop, run_virtual
 
@@ -461,3 +463,13 @@ def test_the_report_fits_eighty_columns_and_cuts_nothing() -> None:
         "deviation",
     ]  # so wide that the verdicts are a block of their own
     assert sum(line.split() == ["policy", "load", "verdict"] for line in lines) == 1
+
+
+def test_the_report_is_as_kept() -> None:
+    """With a cell whose sojourn is compared and that is too short, and with neither."""
+    to = io.StringIO()
+    console = Console(file=to, width=80)
+    print_report([cell(), cell("continuous", 0.6, **WIDE), disturbed(cell("dynamic"), 3)], console)
+    to.write("==\n")
+    print_report([cell("dynamic", **OFF)], console)
+    assert is_as_kept("demo-report.txt", to.getvalue())

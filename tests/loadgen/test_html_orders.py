@@ -16,6 +16,7 @@ from loadgen.report.html.page import page
 from policies import parse_policy
 from queueing.measurement.record import Header, Record, write_run
 from queueing.models.soap.predictor_text import parse_predictor
+from tests.kept_values import moved
 from tests.loadgen.driver import drive
 from tests.loadgen.ordered_runs import AGING, FIRST_COME, LAW, SHORTEST, jobs, records
 
@@ -176,3 +177,13 @@ def test_runs_of_one_timetable_under_two_orders_are_set_beside_one_another(
     given = cells_of_files(files, Asked(law=LAW, rate=10.0, predictor=parse_predictor("exact")))
     assert given[1].comparison.predictor == "exact"
     assert given[1].comparison.predictor_measured == "exact"
+
+
+def test_figure_and_table_are_as_kept(cells: list[ReportCell]) -> None:
+    """Of three panels in two rows."""
+    third = dataclasses.replace(cells[3], load=0.3)
+    found = {
+        "figure": lambda: orders_figure([*cells, third]),
+        "table": lambda: order_table([*cells, third]),
+    }
+    assert moved("report-orders.json", found) == []

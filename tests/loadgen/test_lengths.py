@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from typer.testing import CliRunner
 
+import loadgen.sending.plan
 from loadgen.commands.load_cli import app
 from loadgen.gateway.gateway_process import GatewayProcess, free_port
 from loadgen.sending.client.endpoint import UNKNOWN, Endpoint, with_lengths
@@ -256,3 +257,30 @@ def test_a_sweep_of_a_given_gateway_asks_it_too(gateways: tuple[str, str]) -> No
     assert (lengths, model) == ("ignore_eos", "tiny")
     assert "--allow-forced-lengths" in said
     assert asyncio.run(target_at(gateways[1]))[0] == "forced"
+
+
+@pytest.mark.parametrize(
+    ("options", "looks"),
+    [
+        ({"ready_check_timeout": 0.0, "model": "m"}, False),
+        ({"ready_check_timeout": 1.0, "model": "m"}, True),
+        ({"model": "m"}, True),
+        # only the server knows its model, and how the length of an answer is set
+        ({"ready_check_timeout": 0.0}, True),
+        ({"ready_check_timeout": 0.0, "model": "m", "output_tokens": LENGTHS}, True),
+    ],
+)
+def test_a_server_of_which_everything_is_known_is_not_asked_where_the_check_is_off(
+    options: dict[str, Any], looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    async def look_at(_: Target, timeout: float | None) -> Endpoint:
+        asked.append(timeout)
+        return Endpoint(models=("served", "other"), length_fields=frozenset({FORCED_FIELD}))
+
+    monkeypatch.setattr(loadgen.sending.plan, "look_at", look_at)
+    plan = plan_load(LoadOptions(base_url="http://x", request_rate=5.0, num_prompts=2, **options))
+    found, note = asyncio.run(plan.for_server())
+    assert asked == ([options.get("ready_check_timeout")] if looks else [])
+    assert (found.target.model, note) == (options.get("model", "served"), None)

@@ -25,6 +25,7 @@ import loadgen.report.files.result_files
 import loadgen.sending.plan
 from loadgen.commands.flags import spelled_out
 from loadgen.commands.load_cli import app
+from loadgen.report.files.result_files import ResultOptions
 from loadgen.sending.client.target import LoadError
 from loadgen.sending.options import LoadOptions
 from loadgen.sending.plan import plan_load
@@ -251,6 +252,21 @@ def test_every_option_is_a_flag_with_a_help_text_and_an_environment_twin() -> No
     assert (
         "KENDALL_REQUEST_RATE"
         in CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
+    )
+
+
+def test_who_calls_from_python_gets_the_defaults_of_the_command() -> None:
+    """But for the longest wait for answers."""
+    defaults = {each.name: each.default for each in get_command(app).params}
+
+    def of_command(kind: type, *others: str) -> dict[str, Any]:
+        names = {field.name for field in dataclasses.fields(kind)} - {*others}
+        return {name: defaults[name] for name in names}
+
+    assert ResultOptions() == ResultOptions(**of_command(ResultOptions, "metadata"))
+    others = ("base_url", "drain_limit")
+    assert LoadOptions(base_url="x") == LoadOptions(
+        base_url="x", **of_command(LoadOptions, *others)
     )
 
 

@@ -294,3 +294,19 @@ def test_the_address_of_a_host() -> None:
     assert _url("::1", 81) == "http://[::1]:81"
     with pytest.raises(SpecError, match="; --base-url takes a URL"):
         _url("http://h", 80)
+
+
+def test_a_conversation_that_the_endpoint_cannot_take_is_refused_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text('{"messages":[{"role":"user","content":"hello"}],"output_tokens":3}\n')
+    about: dict[str, Any] = {"dataset_name": "custom", "dataset_path": path, "num_prompts": 1}
+    with pytest.raises(SpecError, match="expected --chat"):
+        plan_load(LoadOptions(base_url=URL, request_rate=5.0, **about))
+    plan_load(LoadOptions(base_url=URL, request_rate=5.0, chat=True, **about))
+
+
+def test_a_port_that_there_is_not_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(SpecError, match="99999"):
+        plan_load(LoadOptions(base_url="http://127.0.0.1:99999", model="m", request_rate=5.0))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import gc
 import os
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,3 +211,58 @@ def test_the_kernel_wakes_the_sender_shortly_before_the_instant(
     ahead = asyncio.run(main())
     assert ahead
     assert all(-0.005 < each < 0 for each in ahead)
+
+
+def test_alarms_wait_on_their_clock_one_at_a_time() -> None:
+    """An earlier instant takes the place of a later one, which is waited for again."""
+
+    class Counted(Sleep):
+        waiting = most = 0
+
+        async def until(self, instant: float) -> None:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+            try:
+                await super().until(instant)
+            finally:
+                self.waiting -= 1
+
+    async def main() -> tuple[int, int, list[float]]:
+        loop, clock = asyncio.get_running_loop(), Counted()
+        alarms, woken = Alarms(clock), list[float]()
+
+        async def wait(instant: float) -> None:
+            await alarms.until(instant)
+            woken.append(loop.time())
+
+        waiters = []
+        for instant in (3.0, 2.0, 1.0, 2.5):
+            waiters.append(asyncio.create_task(wait(instant)))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*waiters)
+        return clock.most, clock.waiting, woken
+
+    assert run_virtual(main()) == (1, 0, [1.0, 2.0, 2.5, 3.0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
+def test_a_timer_that_the_kernel_refuses_is_an_error_and_any_descriptor_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Number 0 is free where a program has closed its standard input."""
+
+    async def watched(number: int) -> list[int]:
+        found = list[int]()
+        libc = SimpleNamespace(timerfd_create=lambda *_: number)
+        with monkeypatch.context() as patch:
+            patch.setattr(loadgen.sending.pacing.ctypes, "CDLL", lambda *_, **__: libc)
+            patch.setattr(
+                asyncio.get_running_loop(), "add_reader", lambda each, _: found.append(each)
+            )
+            ctypes.set_errno(errno.EMFILE)
+            TimerFd()
+        return found
+
+    assert [asyncio.run(watched(number)) for number in (0, 7)] == [[0], [7]]
+    with pytest.raises(OSError, match="Too many open files"):
+        asyncio.run(watched(-1))

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import kendall
-from loadgen.compare import sampling_error
+from loadgen.compare import residual, sampling_error
 from loadgen.compare.cells import Asked, theory_for
 from loadgen.compare.compare import (
     Comparison,
@@ -23,6 +23,7 @@ from loadgen.compare.compare import (
     Split,
     Theory,
     compare,
+    compare_samples,
 )
 from loadgen.compare.comparison import SamplingError
 from loadgen.compare.residual import (
@@ -239,6 +240,17 @@ def test_the_speed_of_a_steady_machine_leaves_no_doubt(policy: str, factor: floa
     speed = split.part("speed")
     assert speed.seconds * (factor - 1) > 0
     assert speed.half_width < 0.02 * abs(speed.seconds)
+
+
+def test_at_the_calibrated_speed_itself_nothing_is_left_to_doubt() -> None:
+    """A part over a change of the speed is no slope where the speed has not changed."""
+    (found,) = compare_samples(run("single", timetable(RATES["single"], 200, 3)))
+    predicted = Predicted(load=0.5, queueing_delay=0.1, sojourn_time=0.2)
+    theory, sampling = replayed(RATES["single"]), SamplingError(0.1, 0.0, 0.05)
+    speed = Speed(LAW.speed, LAW.cv, 200)
+    made = residual.split(found.sample, theory, predicted, speed, sampling)
+    assert made is not None
+    assert made.part("speed") == Part("speed", 0.0, 0.0)
 
 
 @pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=4"])

@@ -17,7 +17,12 @@ from typing import Any
 
 import pytest
 
-from loadgen.gateway.gateway_process import GatewayLostError, GatewayProcess, free_port
+from loadgen.gateway.gateway_process import (
+    GatewayError,
+    GatewayLostError,
+    GatewayProcess,
+    free_port,
+)
 from loadgen.sweep.gateway import GivenGateway, stop_left_behind
 from loadgen.sweep.journal import Progress
 from loadgen.sweep.plan import Plan
@@ -43,6 +48,7 @@ from tests.loadgen.sweeping import (
     start,
     wait_for,
 )
+from tests.virtual_time import run_virtual
 
 GRID = ("single", "dynamic", "--request-rates", "60,9000", "--duration", "2")
 LONG = (*GRID[:-1], "8")  # to be caught in mid-cell
@@ -355,6 +361,51 @@ def test_a_server_that_is_no_gateway_is_told_apart_from_nobody() -> None:
         assert "is no Kendall gateway, or is not ready" in asyncio.run(
             why(f"http://127.0.0.1:{port}")
         )
+
+
+async def given(file: Path | None, *ready_at: float) -> tuple[Path, float]:
+    """The run file of a gateway that writes this one, after as many starts, before each of which
+    it is ready from an instant on; and when the last of them was over.
+    """
+    gateway, loop = GivenGateway("http://127.0.0.1:9"), asyncio.get_running_loop()
+
+    async def ask(*_: object) -> dict[str, object]:
+        return {"record_file": None if file is None else str(file)}
+
+    async def begin(at: float) -> None:
+        async def is_ready() -> bool:
+            return loop.time() >= at
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gateway.client, "ask", ask)
+            patch.setattr(gateway.client, "is_ready", is_ready)
+            await gateway.start()
+
+    try:
+        for at in ready_at:
+            await begin(at)
+    finally:
+        await gateway.stop()
+    return gateway.record_file, loop.time()
+
+
+def test_a_given_gateway_must_write_a_run_file_that_can_be_read_here(tmp_path: Path) -> None:
+    here = tmp_path / "here.jsonl"
+    here.touch()
+    assert run_virtual(given(here, 0.0)) == (here, 0.0)
+    for file in (None, tmp_path / "gone.jsonl", tmp_path):
+        with pytest.raises(GatewayError, match=r"no run file that can be read here; .*--record"):
+            run_virtual(given(file, 0.0))
+
+
+def test_a_given_gateway_that_was_lost_is_waited_for_a_minute(tmp_path: Path) -> None:
+    """It is looked for once a second. One that was never there is not waited for."""
+    (here := tmp_path / "here.jsonl").touch()
+    for back in (3.0, 61.0):
+        assert run_virtual(given(here, 0.0, back)) == (here, back)
+    for instants in ((0.0, 61.5), (0.5,)):
+        with pytest.raises(GatewayLostError, match=r"the gateway at \S+ is not ready"):
+            run_virtual(given(here, *instants))
 
 
 @pytest.mark.parametrize("r2", [-0.0075, 0.95])

@@ -211,6 +211,42 @@ def test_the_reserve_is_there_before_the_first_request_and_grows_again(
     asyncio.run(main())
 
 
+def test_the_reserve_is_filled_again_once_less_than_half_of_it_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loadgen.sending.client.pool, "KEEPALIVE", math.inf)
+
+    async def main() -> list[int]:
+        async with (
+            raw(writes(SIZED)) as server,
+            Pool(Address(f"http://127.0.0.1:{server.port}", {}), 4) as pool,
+        ):
+            tasks = []
+            for _ in range(4):
+                before = len(asyncio.all_tasks())
+                assert pool.take() is not None
+                tasks.append(len(asyncio.all_tasks()) - before)
+            return tasks
+
+    assert asyncio.run(main()) == [0, 0, 1, 0], "once"
+
+
+def test_a_pool_that_is_left_has_closed_its_connections_already() -> None:
+    """Idle ones, and one whose answer has not come."""
+
+    async def main() -> list[int]:
+        async with raw(writes(b"")) as server:
+            async with Pool(Address(f"http://127.0.0.1:{server.port}", {}), 3) as pool:
+                taken = [each for _ in range(3) if (each := pool.take()) is not None]
+                taken[0].send(pool.address.message(b"{}", "id-1"), Told())
+                pool.put(taken[1], 0.0)
+                sockets = [each.transport.get_extra_info("socket") for each in taken]
+                assert min(each.fileno() for each in sockets) >= 0
+            return [each.fileno() for each in sockets]
+
+    assert asyncio.run(main()) == [-1] * 3
+
+
 def test_nobody_there_is_the_requests_own_failure() -> None:
     async def main() -> None:
         async with Pool(Address("http://127.0.0.1:9", {}), 2) as pool:

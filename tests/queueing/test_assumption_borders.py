@@ -28,7 +28,7 @@ from queueing.estimation.assumptions.engine_assumptions import (
 )
 from queueing.estimation.change import Change, burstiness
 from queueing.estimation.identifiability import _trades, _vague, beyond
-from queueing.estimation.interval import Estimate
+from queueing.estimation.interval import UNKNOWN, Estimate
 from queueing.estimation.lengths.lengths import lengths
 from queueing.estimation.lengths.same_lengths import differ
 from queueing.estimation.speed.batch_times import BatchTimes
@@ -127,6 +127,12 @@ def test_a_queue_is_unstable_by_its_load_or_by_its_growth(
     assert (found.holds, found.measure) == (holds, value)
     assert stable_queue(load, delays, patience=True).holds
     assert ("grows without bound" in found.says) != holds
+
+
+def test_without_a_load_nothing_is_said_of_stability() -> None:
+    found = stable_queue(UNKNOWN, np.arange(1000.0))
+    assert (found.name, found.holds, found.says) == ("stable_queue", None, "no law, or no arrivals")
+    assert stable_queue(UNKNOWN, np.arange(1000.0), patience=True).holds
 
 
 @pytest.mark.parametrize(

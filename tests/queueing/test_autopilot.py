@@ -679,6 +679,21 @@ def test_between_two_settings_without_a_steady_state_the_loads_are_compared() ->
         assert gain_of(operating_point, before, after, Measure()) == UNKNOWN
 
 
+def test_where_either_setting_can_be_forecast_the_gain_is_that_of_the_forecasts() -> None:
+    """With patience far above saturation, and where only the lower limit has a steady state."""
+    impatient = Limits(max_num_seqs=SEQS, patience=0.05)
+    for rate, limits in (
+        (2 * capacity(CLIPPED), impatient),
+        (1.01 * capacity(FREE), Limits(max_num_seqs=SEQS)),
+    ):
+        shown = seen(0.0, FREE, rate, relative=0.1, limits=limits)
+        operating_point = OperatingPoint(estimates=shown.estimates, shape=LAW, limits=limits)
+        gain = _gain_in(operating_point, FREE, Ranked(CLIPPED, math.nan, math.inf))
+        measure = Measure(Objective(name="delay"))
+        assert gain == gain_of(operating_point, FREE, CLIPPED, measure)
+        assert gain.low < gain.value
+
+
 def test_a_steady_state_gains_all_over_none_and_none_gains_nothing_that_could_be_told() -> None:
     """At the lower end of the rate both have one: there the gain is a part only."""
     rate = 1.01 * capacity(FREE)

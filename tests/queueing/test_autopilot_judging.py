@@ -271,6 +271,22 @@ def test_a_gain_is_worth_a_new_epoch_from_five_per_cent_and_a_millisecond_on(
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "threshold"),
+    [
+        (weighed(1.0), weighed(0.5), {"threshold": 0.5}),
+        (weighed(1.0), weighed(0.5), {"floor": 0.5}),
+        (weighed(None, 1.5), weighed(None, 0.75), {"safer": 0.5}),
+    ],
+)
+def test_a_gain_as_large_as_a_threshold_is_worth_it(
+    before: Ranked, after: Ranked, threshold: dict[str, float]
+) -> None:
+    assert _worth(before, after, Rules(**threshold))
+    ((name, value),) = threshold.items()
+    assert not _worth(before, after, Rules(**{name: value + 1e-9}))
+
+
+@pytest.mark.parametrize(
     ("own", "age", "value"),
     [
         # the earlier rate of 10 +- 0.1, sharper than this epoch's, stands in as long as it is fresh

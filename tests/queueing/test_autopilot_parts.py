@@ -629,3 +629,12 @@ def test_a_state_on_another_clock_is_the_same_later() -> None:
         (),
         None,
     )
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 3])
+def test_what_was_carried_over_a_restart_is_of_before_in_any_epoch(epoch: int) -> None:
+    rate, speed = symmetric(10.0, 1.0, 50.0), symmetric(1.0, 0.1, 50.0)
+    state = State(rate=Carried(rate, 6.0, 3), speed=Carried(speed, 8.0, 3)).shifted(100.0)
+    known(seen(110.0, ELASTIC, 11.0, epoch=epoch), state)
+    assert (state.rate_before, state.speed_before) == (Carried(rate, 106.0), Carried(speed, 108.0))
+    assert (state.rate.epoch, state.speed.epoch) == (epoch, epoch)

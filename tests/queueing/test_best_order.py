@@ -17,7 +17,7 @@ from policies.text import SpecError
 from queueing.commands.optimize_cli import app, print_optimum
 from queueing.errors import NoStableChoiceError
 from queueing.model import Model
-from queueing.optimization.orders import PREDICTORS, WORST, best_order
+from queueing.optimization.orders import PREDICTORS, WORST, _Search, best_order
 from queueing.optimization.search import Optimum, Point
 from queueing.optimization.words import order_lines
 from queueing.prediction import predict_model
@@ -133,6 +133,40 @@ def test_the_usual_candidates_are_the_orders_of_the_analysis_with_their_best_thr
         assert delays[best] == min(delays.values())
     batches = best_order(queue("capped:max_batch_size=4"), 20.0, ["fcfs"], ["exact"])
     assert [each["order"] for each in batches.curve] == ["fcfs"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "about", "load", "searched"),
+    [
+        ("single", {}, 0.8, True),
+        ("continuous:max_batch_size=4", {}, 0.8, True),
+        # simulated, or without a steady state: the median
+        ("single", {"server_speeds": [1.0, 2.0]}, 0.8, False),
+        ("single", {}, 1.0, False),
+    ],
+)
+def test_a_threshold_is_the_best_of_nine_or_the_median(
+    policy: str, about: dict[str, object], load: float, searched: bool
+) -> None:
+    model = queue(policy, **about)
+    rate = load * model.largest_stable_rate
+    tried = [model.output_tokens.quantile(share) for share in np.arange(0.1, 1.0, 0.1)]
+    best = model.output_tokens.quantile(0.5)
+    if searched:
+        join = "," if ":" in policy else ":"
+        delays = {
+            threshold: predict_model(
+                queue(
+                    f"{policy}{join}order=threshold,threshold={threshold}",
+                    predictor=f"onebit:threshold={threshold}",
+                ),
+                rate,
+            ).queueing_delay.mean
+            for threshold in tried
+        }
+        median, best = best, min(delays, key=lambda each: delays[each])
+        assert best != median
+    assert f"threshold:threshold={best}" in _Search(model, rate, {}).usual()
 
 
 def test_an_order_without_analysis_is_simulated_beside_fcfs_on_the_same_requests() -> None:

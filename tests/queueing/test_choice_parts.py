@@ -138,6 +138,21 @@ def test_a_grid_that_is_refined_finds_the_valley(valley: int) -> None:
     assert len(set(tried)) == len(tried) < 60
 
 
+def test_a_grid_is_refined_between_the_neighbours_of_its_best_in_six_parts() -> None:
+    """Eight numbers; then 19 to 139 about 52, 19 to 52 about 39, 30 to 39 about 36, 36 to 39."""
+    tried: list[int] = []
+
+    def score(number: int) -> float:
+        tried.append(number)
+        return abs(number - 37.2)
+
+    refined(1, 1000, score, first=8)
+    assert tried[:8] == [1, 3, 7, 19, 52, 139, 373, 1000]
+    assert tried[8:13] == [39, 59, 79, 99, 119]
+    assert tried[13:18] == [24, 30, 36, 41, 46]
+    assert tried[18:] == [32, 33, 34, 38, 37]
+
+
 def test_a_short_range_is_tried_whole_and_one_without_a_choice_once() -> None:
     assert list(refined(3, 9, lambda number: abs(number - 8.0))) == [3, 4, 5, 6, 7, 8, 9]
     assert list(refined(1, 1000, lambda _: None, first=8)) == [1, 3, 7, 19, 52, 139, 373, 1000]
@@ -309,6 +324,25 @@ def test_limits_that_are_predicted_one_by_one_score_by_their_objective(name: str
     assert found.compared == ("queueing_delay" if name in ("delay", "clipped") else None)
     bounded = best_token_limit(queue, 1.0, objective, 30, told)
     assert max(each["max_output_tokens"] for each in bounded.curve) == 30
+
+
+@pytest.mark.parametrize("policy", ["single", "capped:max_batch_size=2"])
+@pytest.mark.parametrize(("most", "least"), [(0.5, 2), (0.499, 3), (0.25, 3), (0.0, 4)])
+def test_a_limit_may_cut_as_many_answers_as_are_allowed(
+    policy: str, most: float, least: int
+) -> None:
+    """Of 1 to 4 tokens: limits of 1 to 4 cut three quarters, a half, a quarter and none."""
+    queue = Model(
+        policy=parse_policy(policy),
+        output_tokens=parse_distribution("uniform:low=1,high=4"),
+        law=LAW,
+    )
+    rate = 0.5 * queue.largest_stable_rate
+    found = best_token_limit(queue, rate, Objective(name="clipped", max_clipped_fraction=most))
+    assert found.best["max_output_tokens"] == least
+    assert [each["max_output_tokens"] for each in found.curve if each["score"] is not None] == list(
+        range(least, 5)
+    )
 
 
 def test_a_bisection_of_the_rate_is_as_precise_as_it_is_asked_to_be() -> None:
@@ -601,6 +635,21 @@ def test_an_slo_changes_the_sentence() -> None:
         "delay 2 s with capped:max_batch_size=8, 1.2 s with capped:max_batch_size=6; the gain is "
         "uncertain and may be none"
     )
+
+
+def test_a_limit_that_cuts_too_much_is_said_where_the_limit_is_what_is_chosen() -> None:
+    """A fifth of the answers, where a twentieth may be."""
+    now = forecast(cut=0.2, max_output_tokens=8)
+    cuts = "cuts 20.0% of the answers, more than 5.0%"
+    assert said("max-output-tokens", now, forecast(cut=0.03, max_output_tokens=96)).startswith(
+        f"set the token limit 96: the current the token limit 8 {cuts}; "
+    )
+    assert said("max-output-tokens", now, now).startswith(
+        f"the token limit 8 is the best choice already, though it {cuts}: "
+    )
+    six = forecast("capped:max_batch_size=6", cut=0.2, max_output_tokens=8)
+    for target in ("batch-size", "policy"):
+        assert said(target, now, six).startswith("set capped:max_batch_size=6 instead of ")
 
 
 def test_delays_stand_beside_sojourns_and_notes_behind_all() -> None:

@@ -271,7 +271,9 @@ def test_a_group_is_every_so_manieth_and_a_file_keeps_them_apart() -> None:
         "number": [2, 1, 1],
         "weights": [1.5, 1.0, 0.25],
     }
-    assert lengths([]).to_dict()["counts"] == []
+    empty = lengths([]).to_dict()
+    assert (empty.pop("effective_n"), list(empty.values())) == (0.0, [[], [], [], []])
+    assert Lengths.from_dict(lengths([]).to_dict()).counts.size == 0
 
 
 def test_an_extrapolated_mean_has_the_interval_of_a_jackknife_and_says_what_it_rests_on() -> None:

@@ -105,6 +105,8 @@ def test_the_share_by_hand() -> None:
     assert waits_beside_free_slots(taken, 1) == pytest.approx(0.0)
     assert waits_beside_free_slots(seen, 2) == pytest.approx((3 - 0.002) / 10)
     assert waits_beside_free_slots(seen, 3) == pytest.approx((4 - 2 * 0.002) / 10)
+    at_once = rows((0, 0, 6), (1, 4, 7), (2, 2, 3))
+    assert waits_beside_free_slots(at_once, 3) == pytest.approx((3 - 0.002) / 10), "b alone waits"
     assert waits_beside_free_slots(rows((0, 0, 6), (1, 4, 7), epoch=1), 2) == 0
     for shortest, lag in ((0.0009, 0.002), (0.25, 0.5)):
         slow = changed(taken, shortest_delay=shortest)

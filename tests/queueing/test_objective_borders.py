@@ -71,6 +71,8 @@ def test_an_slo_on_a_quantile_that_is_missing_is_broken_only_by_a_mean_beyond_it
         Slo("p99", "queueing_delay", 1.01).kept(lacking)
     with pytest.raises(SpecError, match="p50_queueing_delay"):
         Slo("p50", "queueing_delay", 0.5).kept(lacking)  # a median may lie below the mean
+    with pytest.raises(SpecError, match="which exact does not give"):
+        Slo("p99", "queueing_delay", 1.0).kept(lacking)  # the mean is within it
     objective = parse_objective({"slo": "p99_queueing_delay=2s"})
     found = forecast(prediction=lacking)
     assert forbidden(objective, found, limits_tokens=False, simulated=[2.0]) is None

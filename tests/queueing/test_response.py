@@ -75,6 +75,21 @@ def test_several_estimates_move_it_in_the_direction_in_which_it_moves_most() -> 
     assert (found.low, found.high) == pytest.approx((math.exp(-0.5), math.exp(0.5)))
 
 
+def test_where_either_step_moves_a_delay_one_way_its_interval_ends_at_the_value() -> None:
+    """At load 0.5 a tenth more or less work moves 1 / (1 - load) by 11.1 or -9.1 %; what is
+    smooth takes 10 % back.
+    """
+    valley = response(0.5, smooth=-0.0999)
+    up, down = (math.log(0.5 / (1 - 0.5 * math.exp(by))) - 0.999 * by for by in (0.1, -0.1))
+    assert min(up, down) > 0
+    found = valley.interval(2.0, 77.0)
+    assert (found.low, found.high) == (2.0, pytest.approx(2.0 * math.exp(max(up, down))))
+    flat = response(0.5, pole=False, rate=0.0)
+    gain = flat.gain(1.0, valley, 2.0, 77.0)
+    assert gain.low == gain.value == pytest.approx(0.5)
+    assert gain.high == pytest.approx(1 - 0.5 * math.exp(-max(up, down)))
+
+
 def test_a_setting_gains_surely_nothing_over_itself() -> None:
     found = response(0.8).gain(2.0, response(0.8), 2.0, 77.0)
     assert (found.value, found.low, found.high) == (0.0, 0.0, 0.0)

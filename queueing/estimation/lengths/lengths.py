@@ -185,8 +185,8 @@ class Lengths:
     def to_dict(self) -> dict[str, Any]:
         """Distinct (count, censored) with their weight: small."""
         keys, index = np.unique(2 * self.counts + self.censored, return_inverse=True)
-        weights = np.bincount(index, self.weights, len(keys)) if self.counts.size else np.empty(0)
-        number = np.bincount(index, minlength=len(keys)) if self.counts.size else np.empty(0)
+        weights = np.bincount(index, self.weights, len(keys))
+        number = np.bincount(index, minlength=len(keys))
         columns = {"counts": keys // 2, "censored": keys % 2, "weights": weights, "number": number}
         return {name: column.tolist() for name, column in columns.items()} | {
             "effective_n": self.effective_n

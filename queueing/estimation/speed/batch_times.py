@@ -154,7 +154,7 @@ def slot_times(
 def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
     return BatchTimes(
         *(
-            np.concatenate([getattr(p, n) for p in parts] or [np.empty(0)])
+            np.concatenate([[], *(getattr(p, n) for p in parts)])
             for n in BatchTimes.__dataclass_fields__
         )
     )

@@ -107,8 +107,5 @@ def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
 def _joined(parts: list[BatchTimes]) -> BatchTimes:
     names = BatchTimes.__dataclass_fields__
     return BatchTimes(
-        *(
-            np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)])
-            for name in names
-        )
+        *(np.concatenate([[], *(getattr(part, name) for part in parts)]) for name in names)
     )

@@ -105,13 +105,9 @@ def slot_stalls(slots: Sequence[BatchTimes]) -> Stalls:
     """
     busy = sum(_busy(each) for each in slots)
     found = [_episodes(each) for each in slots if each.count]
-    excess, at = (
-        (np.concatenate(parts) for parts in zip(*found, strict=True))
-        if found
-        else (np.empty(0), np.empty(0))
-    )
-    if not excess.size:
+    if not any(excess.size for excess, _ in found):
         return Stalls(0, 0.0, 0.0, None)
+    excess, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
     longest, last, total = float(excess.max()), float(at.max()), float(excess.sum())
     return Stalls(excess.size, total / busy, longest, last, size=float(excess @ excess) / total)
 
@@ -122,7 +118,7 @@ def _episodes(slots: BatchTimes) -> tuple[FloatArray, FloatArray]:
     """
     slow = slots.part(stalled(slots))
     if not slow.count:
-        return np.empty(0), np.empty(0)
+        return slow.measured, slow.at
     excess = slow.measured - float(np.median(slots.ratio)) * slow.fitted
     ends = np.maximum.accumulate(slow.at + slow.measured)
     first = np.flatnonzero(np.append(True, slow.at[1:] > ends[:-1]))
