@@ -143,13 +143,10 @@ def repeated_gaps(gaps: FloatArray, step: float) -> Finding:
     """Pairs of equal gaps over the number that pairs a little less alike lead to expect; `step`:
     resolution of the gaps, seconds.
     """
-    m, near = gaps.size, NEAR * step / float(gaps.mean())
+    near = NEAR * step / float(gaps.mean())
     equal, alike = pairs_within(gaps, EQUAL * step), pairs_within(gaps, NEAR * step)
     share = math.expm1(-near * EQUAL / NEAR) / math.expm1(-near)
-    return Finding(
-        equal / (alike * share) if alike else 0.0,
-        float(bdtrc(equal - 1, alike, share)) if equal and m > 1 else 1.0,
-    )
+    return Finding(equal / (alike * share) if alike else 0.0, float(bdtrc(equal - 1, alike, share)))
 
 
 def pairs_within(gaps: FloatArray, tolerance: float) -> int:

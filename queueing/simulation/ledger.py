@@ -107,11 +107,7 @@ def ended(
     """The record of a request that was dispatched."""
     request, batch, member = started.request, started.batch, started.member
     before = started.before
-    forming = (
-        0.0
-        if batch.formed_at is None or batch.formed_at < request.arrived_at
-        else batch.formed_at - request.arrived_at
-    )
+    formed = request.arrived_at if batch.formed_at is None else batch.formed_at
     produced = before.output_tokens + min(member.produced, member.output_tokens)
     return Record(
         request_id=request.id,
@@ -129,7 +125,7 @@ def ended(
         released_at=released_at,
         server_free_at=free_at,
         queueing_delay=batch.at - request.arrived_at - before.served,
-        batch_forming_delay=forming,
+        batch_forming_delay=max(0.0, formed - request.arrived_at),
         service_time=None if free_at is None else before.served + (free_at - batch.at),
         sojourn_time=None if released_at is None else released_at - request.arrived_at,
         prompt_tokens=request.prompt_tokens,

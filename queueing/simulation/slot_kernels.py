@@ -303,15 +303,10 @@ def _target(s, state):  # type: ignore[no-untyped-def]
     _, real, whole, active, _, entry, left, _, _, _, _ = state
     if whole[s, 9] > 0:
         return whole[s, 5] + 1
-    least = -1
-    for i in range(whole[s, 0]):
-        remaining = left[active[s, i]]
-        if least < 0 or remaining < least:
-            least = remaining
-    steps = whole[s, 5]
-    if least < 0:
-        return steps + 1
-    steps += least
+    least = left[active[s, 0]]
+    for i in range(1, whole[s, 0]):
+        least = min(least, left[active[s, i]])
+    steps = whole[s, 5] + least
     for i in range(whole[s, 1]):
         steps = min(steps, _step_at_or_after(entry[s, i], real[s, 2], real[s, 3]))
     return max(steps, whole[s, 5] + 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+import numpy as np
 import pytest
 
 from policies import Decision, Dispatch, Policy, QueueState, Running, Server, WaitUntil, is_built_in
 from policies.contract import CONTRACTS
 from policies.decision import RULES, DecisionError, decide
-from queueing.simulation.policy_check import RUN, check_policy
+from queueing.simulation.policy_check import FLOWS, RUN, check_policy, random_states
 from tests.policies.broken import (
     BREAKS,
     Broken,
@@ -27,6 +29,43 @@ from tests.policies.states import waiting
 EMPTY = Server(0)
 NAMES = [contract.name for contract in CONTRACTS]
 STATES = 300
+
+
+def test_the_states_are_of_every_kind_and_two_in_five_of_what_may_bind_do() -> None:
+    drawn = list(random_states(2000, seed=1))
+    queued = [(each, now) for state, now in drawn for each in state.waiting]
+    servers = [server for state, _ in drawn for server in state.servers]
+    served = [each for server in servers for each in server.in_service]
+    requests = [each.request for each, _ in queued]
+    assert {len(state.waiting) for state, _ in drawn} == set(range(11))
+    assert {len(state.servers) for state, _ in drawn} == set(range(4))
+    assert {len(server.in_service) for server in servers} == set(range(5))
+    assert {request.priority for request in requests} == set(range(-5, 6))
+    assert {request.flow for request in requests} == set(FLOWS)
+    assert all(set(state.virtual_tokens) == set(FLOWS) for state, _ in drawn)
+    for state, now in drawn:
+        instants = [each.request.arrived_at for each in state.waiting]
+        assert instants == sorted(instants)
+        assert all(0 <= at <= now <= 100 for at in instants)
+        assert len({server.id for server in state.servers}) == len(state.servers)
+    assert all(now <= each.request.deadline for each, now in queued)
+    assert all(each.started_at == each.request.arrived_at for each in served)
+    sizes = [server.max_batch_size for server in servers if server.max_batch_size < 2**31]
+    assert set(sizes) == set(range(1, 13))
+    shares = {
+        "closes": [state.closing for state, _ in drawn],
+        "has tokens": [each.output_tokens_so_far > 0 for each, _ in queued],
+        "is predicted": [request.predicted_output_tokens is not None for request in requests],
+        "is urgent or not": [request.priority != 0 for request in requests],
+        "is impatient": [request.deadline < math.inf for request in requests],
+        "is at work": [len(server.in_service) > 0 for server in servers],
+        "bounds batches": [server.max_batch_size < 2**31 for server in servers],
+        "bounds prompts": [server.max_prompt_tokens < 2**31 for server in servers],
+        "bounds memory": [server.max_context_tokens < 2**62 for server in servers],
+    }
+    for name, true in shares.items():
+        assert np.mean(true) == pytest.approx(0.4, abs=0.05), name
+    assert np.mean([each.preemptible for each in served]) == pytest.approx(0.5, abs=0.05)
 
 
 def first_broken(policy: Policy) -> str | None:

@@ -14,7 +14,13 @@ from scipy import stats
 
 from policies.text import counted
 from queueing.measurement import arrival_tests
-from queueing.measurement.arrival_audit import Budget, _judge, audit_arrivals, resolution
+from queueing.measurement.arrival_audit import (
+    Budget,
+    _judge,
+    above_dead_time,
+    audit_arrivals,
+    resolution,
+)
 from queueing.measurement.arrival_tests import Finding
 from queueing.measurement.arrival_words import disease
 
@@ -366,9 +372,12 @@ def test_too_few_arrivals_are_not_judged(instants):
 
 
 def test_all_at_one_instant_is_not_poisson():
-    audit = audit_arrivals(np.full(100, 7.0))
-    assert audit.verdict == "not poisson: all arrive at one instant"
-    assert math.isnan(audit.rate)
+    for n in (50, 100):
+        audit = audit_arrivals(np.full(n, 7.0))
+        assert audit.verdict == "not poisson: all arrive at one instant"
+        assert audit.poisson is False
+        assert math.isnan(audit.rate)
+    assert audit_arrivals(np.full(49, 7.0)).verdict.startswith("too few to say: 49 arrivals")
 
 
 def test_lateness_is_held_against_a_budget_and_does_not_change_the_verdict():
@@ -418,6 +427,36 @@ def test_a_sender_may_be_as_late_as_its_budget_says(
     assert (audit.valid, audit.good) == (within, within)
 
 
+@pytest.mark.parametrize(("late", "within"), [(0.0049, True), (0.0051, False)])
+def test_by_default_one_in_a_hundred_may_be_five_milliseconds_late(
+    late: float, within: bool
+) -> None:
+    intended = poisson(np.random.default_rng(2), 50, 1000)
+    sent = intended + np.where(np.arange(1000) % 50 == 0, late, 0.0)
+    assert audit_arrivals(sent, intended=intended).valid is within
+
+
+@pytest.mark.parametrize(
+    ("asked", "held"), [(0.3, True), (1.0, True), (0.0, False), (-1.0, False), (math.inf, False)]
+)
+def test_a_rate_of_any_size_is_held_against_the_arrivals(asked: float, held: bool) -> None:
+    """Unless nobody can keep it; it is told all the same."""
+    audit = audit_arrivals(poisson(np.random.default_rng(3), 0.5, 200), asked_rate=asked)
+    names = {test.name for test in audit.tests} & {"rate", "span too exact"}
+    assert names == ({"rate", "span too exact"} if held else set())
+    assert audit.asked_rate == asked
+
+
+@pytest.mark.parametrize(("n", "lags"), [(60, 2), (61, 3), (200, 9), (201, 10), (400, 10)])
+def test_gaps_are_correlated_over_up_to_ten_lags_a_twentieth_of_them_at_most(
+    n: int, lags: int
+) -> None:
+    names = {test.name for test in audit_arrivals(poisson(np.random.default_rng(3), 10, n)).tests}
+    assert {"correlation, lag 1", f"correlation, lags 1-{lags}"} == {
+        name for name in names if name.startswith("correlation")
+    }
+
+
 @pytest.mark.parametrize(("n", "poisson_or_not"), [(49, None), (50, True)])
 def test_fifty_arrivals_are_judged_and_fewer_are_not(n: int, poisson_or_not: bool | None) -> None:
     audit = audit_arrivals(poisson(np.random.default_rng(3), 10, n))
@@ -444,6 +483,8 @@ def test_what_was_not_asked_to_be_poisson_is_compared_with_its_timetable():
         "timetable kept (mean 0.4 ms, p99 0.4 ms late); not tested: the distribution of the "
         "gaps (asked: gamma)"
     )
+    digits = audit_arrivals(intended + 0.00043219, intended=intended, process="gamma")
+    assert digits.verdict.startswith("timetable kept (mean 0.432 ms, p99 0.432 ms late)")
     assert broken.verdict.startswith("timetable not kept (mean 100 ms")
     assert early.verdict.startswith("timetable not kept (mean -100 ms")
     assert (
@@ -497,6 +538,55 @@ def test_the_clocks_step_is_found_in_the_instants(stamps: Stamps, step: float) -
     assert resolution(stamps(poisson(np.random.default_rng(0), 6000, 4096))) == pytest.approx(
         step, rel=0.1
     )
+
+
+@pytest.mark.parametrize("step", [1.0, 0.5, 1e-4, 2.0**-20, 1e-8, 2.0**-29])
+def test_a_clock_counts_in_decimal_or_binary_steps(step: float) -> None:
+    stamps = whole(step)(poisson(np.random.default_rng(0), 0.02 / step, 4096))
+    assert resolution(stamps) == pytest.approx(step, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tick", "told"), [(4.2, 4), (9.7, 10), (10.3, 10), (63.3, 63), (64.3, 1)])
+def test_a_tick_of_up_to_63_steps_is_told_to_the_nearest_one(tick: float, told: int) -> None:
+    """Nanoseconds, in which such a counter is stamped."""
+    instants = poisson(np.random.default_rng(0), 6000, 10_000)
+    ticks = np.round(np.floor(instants / (tick * 1e-9)) * (tick * 1e-9), 9)
+    assert resolution(ticks) == pytest.approx(told * 1e-9, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("equal", "between", "apart", "told"),
+    [(20, 2, 10, 10.0), (20, 3, 10, 1.0), (20, 2, 9, 1.0)],
+)
+def test_a_tick_has_a_valley_before_it_and_half_as_many_pairs_as_are_equal(
+    equal: int, between: int, apart: int, told: float
+) -> None:
+    """A clock of whole seconds. Pairs of gaps, far from all others: so many equal, so many that
+    differ by two steps, a tenth of those at most, and by a tick of ten, give or take one.
+    """
+    ticks = [9, *[10] * (apart - 2), 11]
+    pairs = enumerate([*[0] * equal, *[2] * between, *ticks], start=1)
+    gaps = [gap for place, apart_by in pairs for gap in (1000 * place, 1000 * place + apart_by)]
+    assert resolution(np.cumsum([0.0, *gaps])) == told
+
+
+@pytest.mark.parametrize(
+    ("least", "taken_off"), [(0.999e-5, False), (1.001e-5, True), (4.99e-5, True), (5.01e-5, False)]
+)
+def test_the_time_of_a_write_is_taken_off_the_gaps(least: float, taken_off: bool) -> None:
+    """From ten mean gaps over their number, here a thousand, up to what a sleep adds."""
+    gaps = np.linspace(least, 2e-3 - least, 1000)
+    expected = gaps[gaps > 8 * least] - 8 * least if taken_off else gaps
+    assert above_dead_time(gaps).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("above", "taken_off"), [(49, False), (50, True)])
+def test_the_time_of_a_write_is_left_where_it_leaves_too_few_gaps(
+    above: int, taken_off: bool
+) -> None:
+    gaps = np.append(np.full(100, 4e-5), np.full(above, 1e-3))
+    expected = np.full(above, 1e-3 - 8 * 4e-5) if taken_off else gaps
+    assert above_dead_time(gaps).tolist() == pytest.approx(expected.tolist(), rel=1e-12)
 
 
 def written_one_by_one(instants: FloatArray, rng: np.random.Generator, least: float) -> FloatArray:
@@ -615,9 +705,10 @@ def test_more_than_one_in_a_hundred_at_one_instant_are_groups(
 
 @pytest.mark.parametrize(("half", "said"), [(0.199, True), (0.201, False)])
 def test_gaps_within_a_fifth_of_their_mean_are_nearly_constant(half: float, said: bool) -> None:
-    assert (
-        "gaps are nearly constant" in told(np.tile([1 + half, 1 - half], 500), "gap law")
-    ) == said
+    """Else something adds to every one of these, as the least is 0.8 of the mean."""
+    found = told(np.tile([1 + half, 1 - half], 500), "gap law")
+    assert ("gaps are nearly constant" in found) == said
+    assert ("something adds to every gap" in found) == (not said)
 
 
 @pytest.mark.parametrize(
@@ -665,6 +756,76 @@ def test_gaps_like_the_one_before_are_of_one_seed_from_three_in_ten_on(
 ) -> None:
     gaps = np.append(np.ones(alike + 1), np.resize([3.0, 1.0], 1000 - alike))
     assert ("of gaps are like the one before them" in told(gaps, "correlation, lag 1")) == said
+
+
+@pytest.mark.parametrize(("apart", "said"), [(0.1630, True), (0.1632, False)])
+def test_gaps_are_alike_that_differ_by_less_than_a_tenth_of_their_mean(
+    apart: float, said: bool
+) -> None:
+    """That is 1.63."""
+    gaps = np.append(np.resize([1.0, 1.0 + apart], 402), np.resize([3.0, 1.0], 598))
+    assert ("of gaps are like the one before them" in told(gaps, "correlation, lag 1")) == said
+
+
+@pytest.mark.parametrize(("short", "said"), [(0.1245, False), (0.1247, True)])
+def test_gaps_below_a_tenth_of_their_mean_say_nothing_of_a_seed(short: float, said: bool) -> None:
+    """That is 1.246: they are of requests sent at once."""
+    gaps = np.append(np.full(402, short), np.resize([3.0, 1.0], 598))
+    assert ("of gaps are like the one before them" in told(gaps, "correlation, lag 1")) == said
+
+
+def of_pauses(gaps: FloatArray, *failed: str) -> str:
+    """What is said of gaps at an asked rate of 1, where the longest one is too long."""
+    names = dict.fromkeys(("longest gap", *failed), 0.5)
+    return "; ".join(disease(np.cumsum(gaps), gaps, names, 1.0, 1e-9))
+
+
+@pytest.mark.parametrize(("beyond", "said"), [(-0.1, False), (0.1, True)])
+def test_a_pause_is_longer_than_the_usual_longest_gap_by_four_mean_gaps(
+    beyond: float, said: bool
+) -> None:
+    """Of the logarithm of their number in all. Twenty that are shorter are no pauses but of gaps
+    that are uneven.
+    """
+    usual = -np.log1p(-(np.arange(980) + 0.5) / 980)
+    gaps = np.append(usual, np.full(20, np.log(1000) + 4 + beyond))
+    assert ("pauses of up to 11 s (11 mean gaps): the sender" in of_pauses(gaps)) == said
+
+
+@pytest.mark.parametrize(("variation", "said"), [(0.87, False), (0.88, True), (1.0, True)])
+def test_pauses_stand_out_from_gaps_that_vary_as_poisson_ones_do(
+    variation: float, said: bool
+) -> None:
+    """Within four over the root of their number, 0.126."""
+    gaps = np.append(np.tile([1 + variation, 1 - variation], 500), 31.234)
+    assert ("pauses of up to 31.2 s (31 mean gaps)" in of_pauses(gaps)) == said
+
+
+@pytest.mark.parametrize(("usual", "lost"), [(1 / 1.126, True), (1 / 1.127, False)])
+def test_a_schedule_is_lost_where_all_but_the_pauses_is_at_the_asked_rate(
+    usual: float, lost: bool
+) -> None:
+    """Within four over the root of their number, 0.1265; else more is wrong than the pauses."""
+    gaps = np.append(usual * np.tile([1.95, 0.05], 500), 600.0)
+    found = of_pauses(gaps, "rate")
+    assert ("per second asked: the sender fell behind and never caught up" in found) == lost
+    assert ("(600 mean gaps): the sender or the network stalled" in found) == (not lost)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.99, "arrivals are too regular"), (1.01, "arrivals come in bursts")]
+)
+def test_counts_vary_more_or_less_than_by_chance(value: float, words: str) -> None:
+    found = told(GAPS, "dispersion, 5 per window", statistic=value)
+    assert found == f"{words}: variance over mean of counts is {value} (5 per window)"
+
+
+def test_counts_are_of_two_windows_at_least() -> None:
+    """Three and none."""
+    assert arrival_tests.dispersion(np.array([0.0, 1.0, 2.0, 4.0, 10.0]), 5) == (
+        pytest.approx(3.0),
+        pytest.approx(2 * stats.chi2.sf(3.0, 1)),
+    )
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,12 @@ def test_everything_else_is_simulated_and_leaves_out_the_means_that_do_not_settl
         assert_means(answer, settled=alpha > 2, patient="patience" not in limits)
 
 
+def test_a_tail_of_index_two_has_no_second_moment() -> None:
+    queue = model(2.0, "capped:max_batch_size=8", MANY)
+    found = simulate_model(queue, 0.4 * queue.largest_stable_rate, num_requests=2000)
+    assert_means(found, settled=False, patient=True)
+
+
 def assert_means(answer: Prediction, *, settled: bool, patient: bool) -> None:
     given = (
         set(TIMES)

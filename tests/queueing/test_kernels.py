@@ -361,6 +361,7 @@ def test_every_request_waits_for_service_or_is_lost_and_none_is_served_twice() -
         ),  # a larger batch would be sooner over
         (LatencyModel(k1=1.0, k2=9.0, k3=0.0, k4=1.0, kp=-1e-6), False),
         (LatencyModel(k1=0.0, k2=0.0, k3=0.0, k4=1.0), True),
+        (LatencyModel(k1=-0.5, k2=1.0, k3=0.5, k4=0.0), False),  # on slots, which do not pay k2
     ],
 )
 def test_kernels_cover_laws_under_which_every_step_takes_time(

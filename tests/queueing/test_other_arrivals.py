@@ -22,7 +22,7 @@ from queueing.model import Model
 from queueing.prediction import methods, predict_model
 from queueing.simulation.budget import enough_slots
 from queueing.simulation.experiment import number_of_spans, simulate_model, simulate_run
-from queueing.simulation.simulated_means import TOO_SHORT, mean_of_runs
+from queueing.simulation.simulated_means import TOO_SHORT, brevity, mean_of_runs
 
 LAW = "k1=3e-4,k2=1.4e-3,k3=25e-6,k4=9.2e-4,cv=0.12"
 LENGTHS = "uniform:low=1,high=32"
@@ -257,6 +257,19 @@ def test_a_state_longer_than_the_run_is_named() -> None:
     assert any(each.startswith(f"{TOO_SHORT}0.3") for each in found.assumptions), found.assumptions
     predicted = kendall.predict("single", None, LENGTHS, LAW, arrivals=text)
     assert any(each.startswith(TOO_SHORT) for each in predicted.assumptions)
+
+
+@pytest.mark.parametrize(("lasts", "said"), [(199.0, "99.5 cycles of the states"), (200.0, None)])
+def test_a_hundred_cycles_of_the_states_are_enough(lasts: float, said: str | None) -> None:
+    """Of two seconds each, in one run or in two."""
+    arrivals = "mmpp:rates=5/30,durations=1.5/0.5"
+    model = Model.read("single", LENGTHS, LAW, arrivals=arrivals)
+    alike = np.ones(1000)
+    for runs in ([lasts], [0.25 * lasts, 0.75 * lasts]):
+        instants = [np.array([3.0, 3.0 + seconds]) for seconds in runs]
+        found = brevity(model, instants, [alike] * len(runs))
+        assert (found is None) == (said is None)
+        assert found is None or found.startswith(f"{TOO_SHORT}{said}")
 
 
 def test_a_run_whose_mean_is_not_settled_is_named_and_a_longer_one_is_not() -> None:

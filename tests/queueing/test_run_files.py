@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from queueing.measurement.record import Header, Record, read_cut_run, to_line
+from queueing.measurement.record import (
+    SCHEMA_VERSION,
+    Header,
+    Record,
+    read_cut_run,
+    read_run,
+    to_line,
+    write_run,
+)
 
 HEADER = to_line(Header(writer="gateway"))
 LINES = [to_line(Record(request_id=name, outcome="completed")) for name in ("a", "b")]
@@ -39,6 +47,10 @@ def test_only_a_last_line_that_was_cut_is_left_out(
     [
         (b"model,rate\n", "line 1: got 'model,rate'; expected a run file, as `kendall load`"),
         (b"".join([HEADER, b"[1]\n", LINES[0]]), "line 2: got '[1]'; expected a record (Expected"),
+        (b"x" * 81 + b"\n", f"line 1: got '{'x' * 80}'; expected a run file"),
+        (b"a\tb\n", r"line 1: got 'a\tb'; expected a run file"),
+        (b"\x07\n", "line 1: got 1 bytes that are no text; expected a run file"),
+        (b"\xff\xfe\x00\n", "line 1: got 3 bytes that are no text; expected a run file"),
     ],
 )
 def test_a_line_that_is_none_is_named_with_what_was_expected(
@@ -48,6 +60,25 @@ def test_a_line_that_is_none_is_named_with_what_was_expected(
     path.write_bytes(data)
     with pytest.raises(ValueError, match=re.escape(f"{path}, {said}")):
         read_cut_run(path)
+
+
+def test_a_run_is_written_into_folders_that_are_made_and_read_as_it_was(tmp_path: Path) -> None:
+    path, header = tmp_path / "not" / "yet" / "run.jsonl", Header(writer="simulator", seed=3)
+    records = [Record(request_id=name, outcome="completed", policy="single") for name in ("a", "b")]
+    for given in (records, records[:1]):
+        write_run(path, header, given)
+        assert read_run(path) == (header, given)
+
+
+def test_files_of_this_schema_and_of_older_ones_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    assert Header(writer="gateway").schema_version == SCHEMA_VERSION == 2
+    for version in (1, 2):
+        write_run(path, Header(writer="gateway", schema_version=version), [])
+        assert read_run(path)[0].schema_version == version
+    write_run(path, Header(writer="gateway", schema_version=3), [])
+    with pytest.raises(ValueError, match="got schema version 3; this Kendall reads up to 2"):
+        read_run(path)
 
 
 def test_a_header_is_given_by_name_and_neither_it_nor_a_record_changes() -> None:

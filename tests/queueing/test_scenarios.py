@@ -91,6 +91,30 @@ def test_phases_follow_a_path_made_one_event_at_a_time(order, gpus, seed):
         assert mine == pytest.approx(np.array(theirs), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("order", "prefilled", "ended"),
+    [
+        ("fcfs", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
+        ("prefill-first", [2.0, 3.0, 4.0], [7.0, 8.0, 11.0]),
+        # none is prefilled while an earlier one waits for it: as first come, first served
+        ("decode-first", [2.0, 6.0, 8.0], [5.0, 7.0, 11.0]),
+        ("shortest-phase", [2.0, 3.0, 5.0], [8.0, 4.0, 11.0]),
+        ("shortest-left", [2.0, 3.0, 8.0], [7.0, 4.0, 11.0]),
+    ],
+)
+def test_each_order_of_phases_on_one_server_by_hand(order, prefilled, ended):
+    """Prefills of 2, 1 and 1 s, decodes of 3, 1 and 3 s; the second and the third come while the
+    first is prefilled.
+    """
+    work = Phases(
+        np.array([0.0, 0.5, 1.0]),
+        np.array([[2.0, 1.0, 1.0], [3.0, 1.0, 3.0]]),
+        np.zeros(3),
+    )
+    found = run_phases(work, phase_ranks(order, work.seconds), Gpus(servers=1))
+    assert [each.tolist() for each in found] == [prefilled, ended]
+
+
 def test_one_server_for_each_phase_is_a_tandem_queue():
     work = drawn_phases(4, 4000, 0.7)
     gpus = Gpus(servers=2, layout="dedicated", prefill=1)

@@ -19,7 +19,7 @@ from queueing.latency.law import LatencyModel
 from queueing.measurement.record import Record
 from queueing.model import Model
 from queueing.prediction import largest_stable_rate, predict
-from queueing.simulation.experiment import draw_jobs, simulate_model
+from queueing.simulation.experiment import check_draws, draw_jobs, simulate_model
 from queueing.simulation.fast import Trace, replay
 from queueing.simulation.reference import Job, SimulatedEngine, simulate_trace
 from queueing.simulation.waiting import WaitingQueue
@@ -106,6 +106,16 @@ def test_continuous_fills_a_slot_at_the_end_of_a_step() -> None:
     assert times(records, "dispatched_at") == [0, 0.5, 2]
     assert times(records, "released_at") == [3, 2, 3]
     assert times(records, "batch_size") == [1, 2, 2]
+
+
+def test_tokens_of_an_answer_under_way_count_to_its_flow() -> None:
+    """When the second ends, the first has made three tokens: its flow had more than the other."""
+    trace = [
+        dataclasses.replace(job, request=job.request._replace(flow=flow))
+        for job, flow in zip(jobs((0, 10), (0.1, 2), (0.5, 1), (0.6, 1)), "abab", strict=True)
+    ]
+    records = run("continuous:max_batch_size=2,order=vtc", trace)
+    assert times(records, "dispatched_at") == [0, 0.1, 4, 3]
 
 
 def test_a_completion_comes_before_an_arrival_at_the_same_instant() -> None:
@@ -426,6 +436,27 @@ def test_a_run_of_one_batch_says_that_it_saw_too_few() -> None:
         num_requests=1000,
     )
     assert not any("BATCHES" in line for line in many.assumptions)
+
+
+@pytest.mark.parametrize("replications", [1, 2])
+@pytest.mark.parametrize(("requests", "batches"), [(105, 19), (110, 20)])
+def test_a_run_says_that_it_saw_fewer_than_twenty_batches(
+    requests: int, batches: int, replications: int
+) -> None:
+    """Of five each; those of the first tenth of the requests are left out."""
+    model = Model.read("fixed:batch_size=5", "geometric:mean=8", "a=0.001,c=0.01")
+    found = simulate_model(model, 5.0, num_requests=requests, replications=replications)
+    said = f"TOO FEW BATCHES: only {batches} batches in a replication, expected at least 20: "
+    assert any(line.startswith(said) for line in found.assumptions) == (batches < 20)
+    assert any("BATCHES" in line for line in found.assumptions) == (batches < 20)
+
+
+def test_ten_million_requests_are_the_most() -> None:
+    model = Model.read("single", "geometric:mean=8", "a=0.001,c=0.01")
+    for requests, replications in ((10_000_000, 1), (5_000_000, 2)):
+        check_draws(model, requests, replications)
+        with pytest.raises(SpecError, match=f"got {requests + 1} requests in each of .* 10000000"):
+            check_draws(model, requests + 1, replications)
 
 
 def test_without_bounds_a_batch_is_as_large_as_the_queue() -> None:

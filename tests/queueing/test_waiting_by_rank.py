@@ -113,6 +113,22 @@ def test_those_taken_are_not_kept_while_others_wait(prioritised: bool) -> None:
     assert len(kept) == 100
 
 
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_a_queue_that_never_empties_does_not_grow_and_an_empty_one_keeps_nothing(
+    prioritised: bool,
+) -> None:
+    queue = aged(5.0) if prioritised else WaitingQueue()
+    queue.append(one("0", 0.0))
+    longest = 0
+    for number in range(1, 10_000):
+        queue.append(one(str(number), float(number)))
+        assert [taken.request.id for taken in queue.take([str(number - 1)])] == [str(number - 1)]
+        longest = max(longest, len(queue._items))
+    assert longest < 5000
+    queue.take(names(queue))
+    assert (len(queue), queue._items) == (0, [])
+
+
 changes = st.lists(
     st.tuples(
         st.sampled_from(["append", "take", "remove", "back"]), st.integers(0, 9), st.integers(1, 50)

@@ -111,8 +111,8 @@ def run_ranks_on_servers(arrived_at, totals, ranks, servers, rising):  # type: i
 def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
     """Two chains of jobs by increasing size into one; its first job."""
     first = last = -1
-    while one >= 0 or other >= 0:
-        if other < 0 or (one >= 0 and sizes[one] <= sizes[other]):
+    while min(one, other) >= 0:
+        if sizes[one] <= sizes[other]:
             job, one = one, following[one]
         else:
             job, other = other, following[other]
@@ -121,6 +121,7 @@ def merge(following, sizes, one, other):  # type: ignore[no-untyped-def]
         else:
             following[last] = job
         last = job
+    following[last] = max(one, other)
     return first
 
 
@@ -130,7 +131,8 @@ def next_of_groups(groups, totals, now, servers):  # type: ignore[no-untyped-def
     instant, group, whether a job ends. Sets `rate` of the groups that are served.
     """
     age, rate, first, count = groups
-    at, group, ends, free, g = np.inf, -1, True, servers, len(age) - 1
+    at, group, ends = np.inf, -1, True
+    free, g = servers, len(age) - 1
     while g >= 0 and free > 0:
         busy = min(free, count[g])
         free -= busy

@@ -47,16 +47,14 @@ def ordered_queue(
     """An empty queue, of which at most `largest` are taken at once."""
     count = len(rank)
     groups = int(group.max()) + 1 if kind == GROUPS and count else 1
-    ends = np.full((3, groups), -1, dtype=np.int64)
-    ends[2] = 0
     return OrderedQueue(
         kind,
         np.asarray(rank, float),
         np.asarray(group, np.int64),
         np.empty((count if kind == RANKED else 1, 4)),
         np.empty(count if kind == RATIO else 1, dtype=np.int64),
-        ends,
-        np.full(count if kind == GROUPS else 1, -1, dtype=np.int64),
+        np.zeros((3, groups), dtype=np.int64),
+        np.zeros(count if kind == GROUPS else 1, dtype=np.int64),
         np.zeros(count, dtype=np.bool_),
         np.zeros(3, dtype=np.int64),
         np.empty(min(largest, max(count, 1)), dtype=np.int64),
@@ -127,7 +125,7 @@ def highest_ratio(now, requests, queue):  # type: ignore[no-untyped-def]
     for k in range(counts[WAITING]):
         job = listed[k]
         ratio = (arrived_at[job] - now) / max(rank[job], 1e-9)
-        if best < 0 or ratio < least:
+        if ratio < least:
             best, least = job, ratio
     return best
 
@@ -177,7 +175,7 @@ def ready(bounds, now, closing, requests, queue):  # type: ignore[no-untyped-def
     if counts[WAITING] == 0:
         return 0, -1, np.inf
     first = oldest(queue)
-    group = queue[2][first] if kind == GROUPS else -1
+    group = queue[2][first]
     if wait_for > 1:
         full = full_group(wait_for, queue) if kind == GROUPS else -1
         if full >= 0:

@@ -83,7 +83,7 @@ def run_phases(work: Phases, ranks: PhaseRanks, gpus: Gpus) -> tuple[Vector, Vec
     ends = np.full((2, count), np.nan)
     queues = np.empty((2, count, 4))
     split = gpus.prefill if gpus.layout == "dedicated" else gpus.servers
-    servers = np.full(gpus.servers, np.inf), np.full((3, gpus.servers), -1, dtype=np.int64)
+    servers = np.full(gpus.servers, np.inf), np.zeros((2, gpus.servers), dtype=np.int64)
     home = np.full(count, -1, dtype=np.int64)
     places = split, gpus.layout == "together"
     _run(work, ranks, places, (queues, *servers, home, np.zeros(3, np.int64)), ends)

@@ -22,7 +22,7 @@ from queueing.models.soap.sizes import token_sizes
 from queueing.simulation.experiment import draw_jobs, simulate_run
 from queueing.simulation.fast import draw_trace, is_compiled, replay
 from queueing.simulation.orders.policy_order import queue_of
-from queueing.simulation.orders.waiting_kernels import GROUPS, RATIO
+from queueing.simulation.orders.waiting_kernels import GROUPS, RATIO, ordered_queue
 from tests.queueing.test_kernels import FULL, LENGTHS, NOISY, PLAIN, PROMPTS, assert_same, both
 
 RANKED = (
@@ -174,6 +174,27 @@ def test_groups_are_the_bins_of_the_order(bins: int) -> None:
     assert queue.kind == GROUPS
     bin_of = order_of(policy).bin_of
     assert queue.group.tolist() == [bin_of(each) - 1 for each in requests(arrived_at, predicted)]
+
+
+@pytest.mark.parametrize(
+    ("order", "heap", "listed", "following"),
+    [("spjf", 9, 1, 1), ("hrrn", 1, 9, 1), ("binned,bins=3", 1, 1, 9)],
+)
+def test_a_queue_has_room_for_all_requests_where_its_kind_puts_them(
+    order: str, heap: int, listed: int, following: int
+) -> None:
+    """Compiled code would write beyond it without a word."""
+    policy = parse_policy(f"capped:max_batch_size=4,order={order}")
+    queue = queue_of(policy, np.zeros(9), np.arange(1.0, 10.0), 9.0, 4)
+    assert [len(rows) for rows in (queue.heap, queue.listed, queue.following)] == [
+        heap,
+        listed,
+        following,
+    ]
+    assert queue.ends.shape[1] == (3 if order.startswith("binned") else 1)
+    assert (len(queue.waits), len(queue.chosen)) == (9, 4)
+    empty = ordered_queue(queue.kind, np.zeros(0), np.zeros(0), 4)
+    assert (empty.ends.shape[1], len(empty.waits), len(empty.chosen)) == (1, 0, 1)
 
 
 def test_ratios_are_by_predicted_tokens_up_to_the_limit() -> None:
