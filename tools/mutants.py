@@ -134,9 +134,7 @@ def killer(mutant: Mutant, place: Path, limit: float, before_others: Sequence[st
     target, ends_at = place / mutant.file, time.monotonic() + limit
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
-    others = [
-        each for each in tests_of(mutant.file, mutant.within) if each not in before_others
-    ]
+    others = [each for each in tests_of(mutant.file, mutant.within) if each not in before_others]
     # kernels of other files are not compiled again for a part of theirs that has changed
     compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
     parts = [

@@ -235,8 +235,8 @@ def replay(model: Model, trace: Trace, since: int = 0) -> SimulatedRun:
         path, gaps = slot_kernels.run_slots(requests, *given, _memory(model)), slots.gaps
     else:
         servers = kernels.new_servers(paces_of(model), min(bound, len(trace.arrived_at)), since)
-        given = _of_batches(model), _drawn(law, trace), bounds, servers
-        path, gaps = kernels.run_batches(requests, *given), servers.gaps
+        served = _of_batches(model), _drawn(law, trace), bounds, servers
+        path, gaps = kernels.run_batches(requests, *served), servers.gaps
     return _run(model, trace, path, gaps)
 
 
