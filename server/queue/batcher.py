@@ -52,6 +52,8 @@ class Batcher(QueueView):
     loop.
     """
 
+    _wants_predictions: bool  # of those that are submitted, until it was said that one has none
+
     def __init__(
         self,
         engine: Engine,
@@ -83,7 +85,6 @@ class Batcher(QueueView):
         self.withhold, self.use_only = self._service.withhold, self._service.use_only
         self.serve_within, self.emptied = self._service.serve_within, self._service.emptied
         self.recovery = Recovery(self._service, self.lease, ask, self.fail, suspect_after)
-        self._wants_predictions: bool  # of those that are submitted, until it was said
         self._queue, self._queue_for = WaitingQueue(), queue_for
         self.counters: FlowCounters | None = None  # of the flows, under an order that counts
         self._govern(policy)

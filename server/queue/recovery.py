@@ -161,10 +161,9 @@ class Recovery:
     def settled(self, sequence: SequenceState) -> None:
         """Its last token can show that the engine is sound."""
         self.trials.settled(sequence)
-        if self.servers and sequence.batch is not None:
-            trials = self.servers.get(sequence.batch.server_id)
-            if trials is not None:
-                trials.settled(sequence)
+        batch = sequence.batch
+        if batch is not None and (own := self.servers.get(batch.server_id)) is not None:
+            own.settled(sequence)
 
     def _all(self) -> tuple[Trials, ...]:
         return (self.trials, *self.servers.values())

@@ -222,9 +222,7 @@ class Service:
 
     def use_only(self, servers: Collection[int], *, ask: bool = True) -> None:
         """These take work from now on, no other does; one may be new. `ask` as for `withhold`."""
-        self.slots += [
-            Slot(index) for index in range(len(self.slots), max(servers, default=-1) + 1)
-        ]
+        self.slots += [Slot(index) for index in range(len(self.slots), max(servers, default=0) + 1)]
         for server_id in servers:
             self.slots[server_id].leaving = False
         self.withhold({slot.id for slot in self.slots} - set(servers), ask=ask)

@@ -88,7 +88,7 @@ class StopDetector:
                     if self._sampling.include_stop_str_in_output
                     else text[:at]
                 )
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

@@ -53,7 +53,7 @@ class QueueView:
     def effective_max_batch_size(self) -> int:
         """The least of the policy's own bound and the engine's."""
         own, bound = self.policy_batch_size, self._service.capabilities.max_num_seqs
-        return bound if own is None or own > bound else own
+        return bound if own is None else min(own, bound)
 
     @property
     def in_service(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,15 +23,19 @@ from policies import (
     Request,
     Single,
     WaitUntil,
+    parse_policy,
 )
 from queueing.latency.law import parse_law
+from queueing.measurement.record import Record
+from queueing.simulation.orders.waiting_by_rank import queue_for
 from server.engines.base import EngineRequest, TokenStream
 from server.engines.emulated import EmulatedEngine
 from server.queue.batcher import Batcher
 from server.queue.continuing import detach
+from server.queue.observers import Observer
 from server.queue.poison import LOOK
 from server.queue.proof import LIMIT
-from server.queue.sequence import SequenceState
+from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, submitted
 from tests.virtual_time import run_virtual
 
@@ -245,6 +250,7 @@ def test_the_queue_is_read_as_a_sequence() -> None:
         assert [waiting.request.id for waiting in view] == list("01234")
         assert [waiting.request.id for waiting in view[:2]] == ["0", "1"]
         assert (view[0].request.id, view[-1].request.id) == ("0", "4")
+        assert (batcher.place_of(request("5", 0.0)), batcher.waiting_tokens) == (5, 5 * 4)
         with pytest.raises(IndexError):
             view[5]
         with pytest.raises(ValueError, match="in use"):
@@ -284,7 +290,7 @@ def test_a_lent_engine_comes_back_with_whatever_happens(event: str) -> None:
             "revoke": batcher.lease.revoke,
         }[event]
         act()
-        assert blocked == [False]
+        assert (batcher.lease.active, blocked) == (False, [False])
         assert batcher.lease.blocks is (event == "fail_all")
         assert batcher.lease.active is False
         act()
@@ -376,7 +382,7 @@ def test_a_request_that_is_never_dispatched_has_policy_and_epoch_of_its_end() ->
             submitted(batcher, [engine_request_of(request(name, 0.0), 50)])[0]
             for name in ("served", "waiting")
         )
-        batcher.switch(Dynamic())
+        assert batcher.switch(Dynamic()) == batcher.epoch == 1
         assert waiting.sequence is not None
         waiting.sequence.cancel()
         await batcher.answered()
@@ -404,7 +410,9 @@ class Refusing(EmulatedEngine):
         return super().dispatch(server_id, requests, padded=padded, joining=joining)
 
 
-def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
+def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         engine, collector = Refusing(LAW), Collector()
         batcher = Batcher(engine, await engine.start(), Single(), [collector])
@@ -418,6 +426,9 @@ def test_a_batch_that_the_engine_refuses_fails_and_the_next_is_served() -> None:
         assert batcher.in_service == batcher.unrecorded == 0
 
     run_virtual(main())
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == [
+        "the engine rejected a batch"
+    ]
 
 
 class Noting(EmulatedEngine):
@@ -813,5 +824,323 @@ def test_servers_are_those_that_are_named_and_may_be_none() -> None:
         assert waiting.tokens == 5
         batcher.use_only({2})
         assert (batcher.running(), batcher.servers_in_use) == ([[], [], []], {2})
+
+    run_virtual(main())
+
+
+def test_a_call_has_a_consumer_for_each_of_its_requests() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        requests = [engine_request_of(request(name, 0.0), 5) for name in "ab"]
+        with pytest.raises(ValueError, match="shorter"):
+            batcher.submit(requests, [Immediate()])
+        assert batcher.unanswered == batcher.queue_length == 0
+
+    run_virtual(main())
+
+
+def test_a_pause_holds_what_waits_and_its_end_dispatches_it_at_once() -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Single())
+        batcher.pause_dispatch(True)
+        (waiting,) = submitted(batcher, [engine_request_of(request("one", 0.0), 5)])
+        await asyncio.sleep(1.0)
+        assert (batcher.in_service, batcher.queue_length, batcher.moved_at) == (0, 1, 0.0)
+        batcher.pause_dispatch(False)
+        assert (batcher.in_service, batcher.queue_length, batcher.moved_at) == (1, 0, 1.0)
+        await batcher.answered()
+        assert waiting.tokens == 5
+
+    run_virtual(main())
+
+
+def test_a_client_that_cannot_be_told_of_a_failure_has_its_outcome_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Gone(Immediate):
+        def on_failed(self, outcome: str, code: str, message: str) -> None:
+            raise RuntimeError("the transport is closed")
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Single(), [collector])
+        (sequence,) = batcher.submit([engine_request_of(request("gone", 0.0), 5)], [Gone()])
+        (after,) = submitted(batcher, [engine_request_of(request("after", 0.0), 5)])
+        batcher.fail(sequence, "failed", "engine_error", "no memory")
+        await batcher.answered()
+        assert [(each.outcome, each.error) for each in collector.records] == [
+            ("failed", "no memory"),
+            ("completed", None),
+        ]
+        assert (batcher.failures, after.tokens) == ({"engine_error": 1}, 5)
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(main())
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == [
+        "internal error while telling a client that its request failed"
+    ]
+
+
+def test_patience_is_for_the_first_dispatch() -> None:
+    """One that is preempted before it has run out waits for as long as it takes."""
+
+    async def main() -> None:
+        engine, collector = EmulatedEngine(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), YoungestFirst(), [collector])
+        (old,) = submitted(batcher, [engine_request_of(request("old", 0.0, deadline=0.025), 50)])
+        await asyncio.sleep(0.02)
+        submitted(batcher, [engine_request_of(request("young", 0.02), 50)])
+        assert batcher.queue_length == 1
+        await batcher.answered()
+        assert (old.failed, old.tokens) == (None, 50)
+        assert [(each.request_id, each.outcome) for each in collector.records] == [
+            ("young", "completed"),
+            ("old", "completed"),
+        ]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("event", ["the first one leaves", "priorities begin to count"])
+def test_one_that_had_no_place_behind_a_larger_one_is_dispatched_as_soon_as_it_is_first(
+    event: str,
+) -> None:
+    """Memory for 500 tokens: one in service holds 204, the larger one asks for 404."""
+
+    async def main() -> None:
+        engine, aging = EmulatedEngine(LAW, kv_cache_tokens=500), list[float]()
+        batcher = Batcher(
+            engine,
+            await engine.start(),
+            Continuous(max_batch_size=4),
+            queue_for=lambda policy: queue_for(policy, *aging),
+        )
+        submitted(batcher, [engine_request_of(request("served", 0.0), 50)])
+        larger = request("larger", 0.0, priority=1)._replace(max_output_tokens=400)
+        (first,) = submitted(batcher, [engine_request_of(larger, 50)])
+        submitted(batcher, [engine_request_of(request("small", 0.0), 50)])
+        assert [each.request.id for each in batcher.waiting] == ["larger", "small"]
+        if event == "the first one leaves":
+            assert first.sequence is not None
+            first.sequence.cancel()
+        else:
+            aging.append(60.0)
+            batcher.rank_again()
+        assert [each.request.id for each in batcher.running()[0]] == ["served", "small"]
+        await batcher.answered()
+
+    run_virtual(main())
+
+
+class Idle(Observer):
+    """Notes when a server holds nothing any more."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, float]] = []
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        self.events.append((server_id, at))
+
+
+@pytest.mark.parametrize(
+    ("policy", "last"),
+    [
+        (Single(), ["short", "long"]),
+        (Dynamic(), ["long"]),
+        (Elastic(), ["long"]),
+        (Continuous(max_batch_size=2), ["long"]),
+    ],
+)
+def test_a_server_is_idle_at_the_instant_at_which_the_last_one_leaves_it(
+    policy: Policy, last: list[str]
+) -> None:
+    """Between two batches, too."""
+
+    async def main() -> None:
+        engine, collector, idle = EmulatedEngine(LAW), Collector(), Idle()
+        batcher = Batcher(engine, await engine.start(), policy, [collector, idle])
+        lengths = {"short": 5, "long": 9}
+        submitted(
+            batcher,
+            [engine_request_of(request(name, 0.0), tokens) for name, tokens in lengths.items()],
+        )
+        await batcher.answered()
+        free = {record.request_id: record.server_free_at for record in collector.records}
+        assert idle.events == [(0, free[name]) for name in last]
+        assert free["long"] == asyncio.get_running_loop().time()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("policy", [Single(), Continuous(max_batch_size=1)])
+def test_who_waits_for_an_idle_engine_does_not_wait_until_answers_are_written(
+    policy: Policy,
+) -> None:
+    class Slow(Immediate):
+        def on_release(self) -> None: ...
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), policy)
+        (sequence,) = batcher.submit([engine_request_of(request("one", 0.0), 5)], [Slow()])
+        waiting = [asyncio.ensure_future(each) for each in (batcher.served(), batcher.emptied(0))]
+        await asyncio.sleep(0.001)
+        assert (batcher.in_service, [each.done() for each in waiting]) == (1, [False, False])
+        await asyncio.sleep(1.0)
+        assert (batcher.in_service, [each.done() for each in waiting]) == (0, [True, True])
+        assert (sequence.outcome, batcher.unanswered) == (None, 1)
+        sequence.released()
+
+    run_virtual(main())
+
+
+def test_one_that_the_engine_forgot_joins_the_rest_of_its_batch_again() -> None:
+    given.clear()
+
+    async def main() -> None:
+        engine, collector = Noting(LAW), Collector()
+        batcher = Batcher(engine, await engine.start(), Dynamic(), [collector])
+        asked = submitted(
+            batcher, [engine_request_of(request(name, 0.0), 50) for name in ("one", "other")]
+        )
+        await asyncio.sleep(0.01)
+        lost = asked[0].sequence
+        assert lost is not None
+        assert detach(lost) is None
+        with patch.object(engine, "cancel", wraps=engine.cancel) as cancelled:
+            batcher.recovery.renew(lost)
+        assert [call.args for call in cancelled.call_args_list] == [(["one"],)], (
+            "the engine may still have it"
+        )
+        await batcher.answered()
+        await asyncio.sleep(0)
+        assert [each.tokens for each in asked] == [50, 50]
+        assert [record.outcome for record in collector.records] == ["completed", "completed"]
+
+    run_virtual(main())
+    assert given == [(2, False), (1, True)]
+
+
+class Hearing(Observer):
+    """Notes each event, with the one whose it is."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def on_arrival(self, sequence: SequenceState) -> None:
+        self.events.append(("arrival", sequence.id))
+
+    def on_dispatch(self, batch: Batch) -> None:
+        self.events.append(("dispatch", *(sequence.id for sequence in batch.sequences)))
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        self.events.append(("idle", str(server_id)))
+
+    def on_settle(self, sequence: SequenceState) -> None:
+        self.events.append(("settle", sequence.id))
+
+    def on_record(self, record: Record) -> None:
+        self.events.append(("record", record.request_id))
+
+
+def test_observers_hear_of_a_request_from_its_arrival_to_its_record() -> None:
+    async def main() -> None:
+        engine, hearing = EmulatedEngine(LAW), Hearing()
+        batcher = Batcher(engine, await engine.start(), Single(), [hearing])
+        submitted(batcher, [engine_request_of(request("a", 0.0), 5)])
+        (left,) = submitted(batcher, [engine_request_of(request("b", 0.0), 5)])
+        assert left.sequence is not None
+        left.sequence.cancel()
+        batcher.turn_away(Record(request_id="c", outcome="rejected"))
+        await batcher.answered()
+        assert hearing.events == [
+            *(("arrival", "a"), ("dispatch", "a"), ("arrival", "b")),
+            *(("settle", "b"), ("record", "b"), ("record", "c")),
+            *(("idle", "0"), ("settle", "a"), ("record", "a")),
+        ]
+
+    run_virtual(main())
+
+
+def test_a_request_without_a_prediction_is_said_once_where_the_policy_orders_by_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), parse_policy("single:order=spjf"))
+        batcher.pause_dispatch(True)
+        names = iter("abcdefgh")
+
+        def said_of(*predictions: float | None) -> int:
+            caplog.clear()
+            submitted(
+                batcher,
+                [
+                    engine_request_of(
+                        request(next(names), 0.0, predicted_output_tokens=prediction), 5
+                    )
+                    for prediction in predictions
+                ],
+            )
+            return sum("(said once)" in text for text in caplog.messages)
+
+        assert [said_of(3.0, 9.0), said_of(3.0, None), said_of(None)] == [0, 1, 0]
+        batcher.switch(parse_policy("single:order=priority"))
+        assert said_of(None) == 0
+        batcher.switch(parse_policy("single:order=spjf"))
+        assert said_of(None) == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("policy", "size"),
+    [
+        (Single(), 1),
+        (Dynamic(), 5),
+        (Continuous(max_batch_size=4), 4),
+        (Continuous(max_batch_size=5), 5),
+        (Continuous(max_batch_size=6), 5),
+    ],
+)
+def test_the_largest_batch_is_within_the_bounds_of_policy_and_engine(
+    policy: Policy, size: int
+) -> None:
+    async def main() -> None:
+        engine = EmulatedEngine(LAW, max_num_seqs=5)
+        batcher = Batcher(engine, await engine.start(), policy)
+        assert batcher.effective_max_batch_size == size
+
+    run_virtual(main())
+
+
+class Turning(Unpadded):
+    """Takes whoever it has dispatched out again at once."""
+
+    name: ClassVar[str] = "turning"
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        (server,) = state.servers
+        if server.in_service:
+            return Preempt((server.in_service[0].request.id,))
+        return Dispatch((state.waiting[0].request.id,), 0)
+
+
+def test_a_policy_that_dispatches_and_preempts_without_end_is_stopped_at_the_second_dispatch() -> (
+    None
+):
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        batcher = Batcher(engine, await engine.start(), Turning())
+        submitted(batcher, [engine_request_of(request(name, 0.0), 5) for name in ("one", "other")])
+        assert batcher.decisions.failing == (
+            "policy turning: got a second dispatch of 'one' at one instant; expected a WaitUntil"
+        )
+        assert [waiting.request.id for waiting in batcher.waiting] == ["one", "other"]
+        batcher.switch(Single())
+        await batcher.answered()
+        assert batcher.decisions.failing is None
 
     run_virtual(main())

@@ -1,5 +1,5 @@
-"""A policy that cannot decide is asked again each second, given up after three, and logged now and
-then.
+"""A policy that cannot decide is asked again each second, and given up after three; what is carried
+out, refused and logged of its decisions.
 """
 
 from __future__ import annotations
@@ -8,12 +8,15 @@ import asyncio
 import itertools
 import logging
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 from unittest.mock import patch
 
 import pytest
 
+from policies import Decision, Dispatch, Policy, QueueState, WaitUntil
 from policies.decision import DecisionError
-from server.queue.decision_loop import FAULTY, RETRY, DecisionLoop
+from server.queue.decision_loop import FAULTY, RETRY, DecisionLoop, decided
 from tests.virtual_time import run_virtual
 
 
@@ -122,3 +125,145 @@ def test_a_policy_that_waits_for_the_next_event_is_not_asked_at_an_instant_named
         return [timer.args[0] for timer in timers.call_args_list]
 
     assert run_virtual(serve()) == [5.0]
+
+
+def test_a_question_from_within_a_decision_is_asked_after_it() -> None:
+    """Not in the middle of it, and once however often it was put."""
+
+    async def serve() -> list[str]:
+        said: list[str] = []
+
+        def step() -> float:
+            said.append("begins")
+            if said.count("begins") == 1:
+                decisions.ask()
+                decisions.ask()
+            said.append("ends")
+            return math.inf
+
+        decisions = DecisionLoop(step, lambda: "mine")
+        decisions.ask()
+        return said
+
+    assert run_virtual(serve()) == ["begins", "ends"] * 2
+
+
+def test_a_policy_that_never_waits_is_refused_after_five_thousand_decisions() -> None:
+    async def serve(waits_at: int) -> tuple[int, str | None]:
+        asked = 0
+
+        def step() -> float | None:
+            nonlocal asked
+            asked += 1
+            return math.inf if asked == waits_at else None
+
+        decisions = DecisionLoop(step, lambda: "mine")
+        decisions.ask()
+        return asked, decisions.failing
+
+    said = "policy mine: got 5,000 decisions at one instant; expected a WaitUntil"
+    assert run_virtual(serve(5001)) == (5001, None)
+    assert run_virtual(serve(5002)) == (5001, said)
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_a_request_is_dispatched_again_at_one_instant_only_where_the_engine_gave_it_back(
+    given_back: bool,
+) -> None:
+    async def serve() -> str | None:
+        decision = Dispatch(("a",), 0)
+
+        def step() -> float:
+            decisions.dispatches(decision)
+            if given_back:
+                decisions.put_back("a")
+            decisions.dispatches(decision)
+            return math.inf
+
+        decisions = DecisionLoop(step, lambda: "mine")
+        decisions.ask()
+        return decisions.failing
+
+    found = run_virtual(serve())
+    assert (found is None) == given_back
+    assert found is None or "got a second dispatch of 'a' at one instant" in found
+
+
+def test_the_first_failure_of_each_kind_is_logged_and_sixteen_kinds_in_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The others are counted: those of a kind that was logged with the next one of that kind, all
+    others with the next one that is logged.
+    """
+    words = [chr(ord("a") + number) for number in range(18)]
+
+    async def serve() -> None:
+        word = ""
+
+        def step() -> float:
+            raise ValueError(word)
+
+        decisions = DecisionLoop(step, lambda: "mine")
+        for word in words:  # noqa: B007 - `step` reads it
+            decisions.ask()
+        for word in ("a", "a", "b"):  # noqa: B007
+            decisions.ask()
+        assert len(caplog.messages) == 16
+        await asyncio.sleep(60.0)
+        for word in ("a", "b", "q"):  # noqa: B007
+            decisions.ask()
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(serve())
+    assert [str(each.exc_info[1]) for each in caplog.records if each.exc_info] == [
+        *words[:16],
+        *("a", "b", "q"),
+    ]
+    begin, end = "a dispatch decision failed", "; the queue continues with the next event"
+    assert caplog.messages == [
+        *[f"{begin}{end}"] * 16,
+        f"{begin} (and 4 times since the last traceback, not logged){end}",
+        f"{begin} (and 1 time since the last traceback, not logged){end}",
+        f"{begin}{end}",
+    ]
+
+
+def test_a_failure_that_was_logged_less_than_a_minute_ago_is_not_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def serve() -> None:
+        def step() -> float:
+            raise ValueError("the same")
+
+        decisions = DecisionLoop(step, lambda: "mine")
+        for seconds in (59.0, 0.9, 0.1):
+            decisions.ask()
+            await asyncio.sleep(seconds)
+        assert len(caplog.messages) == 1
+        decisions.ask()
+        assert len(caplog.messages) == 2
+
+    with caplog.at_level(logging.ERROR):
+        run_virtual(serve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patient(Policy):
+    """A policy from outside that waits for ever."""
+
+    name: ClassVar[str] = "patient"
+
+    def decide(self, state: QueueState, now: float) -> Decision:
+        return WaitUntil(math.inf)
+
+
+def test_a_decision_that_takes_over_a_second_is_refused() -> None:
+    policy, state, now = Patient(), QueueState([], []), 10.0
+    assert decided(policy, state, now, lambda: now + 1.0) == WaitUntil(math.inf)
+    with pytest.raises(DecisionError) as refused:
+        decided(policy, state, now, lambda: now + 1.25)
+    assert str(refused.value) == (
+        "policy patient took 1.2 s to decide; expected less than 1 s, as every request waits "
+        "meanwhile"
+    )
+    assert refused.value.seconds == 1.25

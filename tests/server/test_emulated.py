@@ -1,4 +1,6 @@
-"""The emulated engine beside a loop that is late, and its count of those who begin."""
+"""The emulated engine: beside a loop that is late, what it reads and draws, its words and their
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,29 @@ import dataclasses
 import gc
 import math
 import statistics
+import threading
 import time
 import weakref
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
+import numpy as np
 import pytest
 
 from policies import Request, SpecError
 from queueing.latency.law import LatencyModel
-from server.engines.base import InvalidSamplingError, Sampling, Step, Token, describe_engine
+from server.engines import emulated
+from server.engines.base import (
+    InvalidPromptError,
+    InvalidSamplingError,
+    Sampling,
+    Step,
+    Token,
+    TokenLogprob,
+    UnsupportedError,
+    describe_engine,
+)
 from server.engines.emulated import (
     MOST_AT_ONCE,
     TOKENS,
@@ -75,6 +91,7 @@ def test_steps_that_are_due_are_done_together_and_none_is_lost(padded: bool) -> 
     assert (
         max(after - before for before, after in zip([0, *counts], counts, strict=False))
         == MOST_AT_ONCE
+        == 32
     )
     assert [token.id for token in listener.tokens] == list(range(2, 72))
     assert [token.ends for token in listener.tokens] == [False] * 69 + [True]
@@ -208,6 +225,7 @@ def test_an_answer_that_ends_by_itself_ends_with_the_engines_own_token_which_is_
             await asyncio.sleep(1.1)
             last = listener.tokens[-1]
             assert ({last.id}, last.text) == (capabilities.eos_token_ids, "")
+            assert not last.ends, "it is no forced length"
             assert [token.id for token in listener.tokens[:-1]] == list(
                 range(2, 1 + len(listener.tokens))
             )
@@ -234,6 +252,8 @@ def test_an_engine_that_stops_or_begins_anew_has_dropped_what_it_served(end: str
                 0, [engine_request_of(request("a", 5), 5)], padded=False, joining=True
             )
             stream.listener = after
+            await asyncio.sleep(0.0007)
+            assert after.tokens == [], "the old step would have ended by now"
         await asyncio.sleep(1)
         assert (len(before.tokens), len(after.tokens)) == (20, 5 if end == "start" else 0)
 
@@ -315,6 +335,9 @@ def test_what_an_engine_has_that_nobody_bounds() -> None:
         capabilities.max_num_batched_tokens,
         capabilities.kv_cache_tokens,
     ) == (2048, 64, 131072, 131072)
+    assert not capabilities.chunked_prefill
+    chunked = run_virtual(EmulatedEngine(LAW, enable_chunked_prefill=1).start())
+    assert chunked.chunked_prefill
     assert "step_tokens" not in describe_engine(capabilities, "tiny")
 
 
@@ -359,3 +382,173 @@ def test_every_word_has_a_token_of_the_vocabulary_and_no_text_has_one_too() -> N
     assert len(ids) == 2 * 94**2
     assert set(ids) == set(range(1, 256))
     assert token_ids_of("  ") == [1]
+    one, other, alike = token_ids_of("12345678 12345679 12345678-and-more")
+    assert one == alike != other, "the first eight bytes tell"
+
+
+def served(output_tokens: int, **sampling: Any) -> list[Token]:
+    """A whole answer of so many tokens."""
+
+    async def main() -> list[Token]:
+        engine, listener = EmulatedEngine(LAW), Listener()
+        await engine.start()
+        asked = engine_request_of(request("a", output_tokens), output_tokens, **sampling)
+        (stream,) = engine.dispatch(0, [asked], padded=False, joining=False)
+        stream.listener = listener
+        await asyncio.sleep(10.0)
+        return listener.tokens
+
+    return run_virtual(main())
+
+
+def test_the_words_of_a_long_answer_come_round_again() -> None:
+    """And none of them is the end of an answer."""
+    made = served(600)
+    assert [token.id for token in made] == [1 + place % 255 for place in range(1, 601)]
+    assert [token.text for token in made] == [f" word{1 + place % 255}" for place in range(1, 601)]
+
+
+@pytest.mark.parametrize(("asked", "named"), [(0, 1), (1, 1), (2, 2), (5, 5)])
+def test_as_many_words_are_named_as_were_asked_for_the_one_that_came_first(
+    asked: int, named: int
+) -> None:
+    for token in served(300, logprobs=asked):
+        assert token.logprobs is not None
+        first, *others = token.logprobs
+        assert (first, len(others)) == (token.id, named - 1)
+        assert list(token.logprobs.values()) == [
+            TokenLogprob(TOKENS[number].text, -math.log(256), rank)
+            for rank, number in enumerate(token.logprobs, 1)
+        ]
+    assert {token.logprobs for token in served(3)} == {None}
+
+
+def test_an_idle_engine_has_no_timer() -> None:
+    """Nor is the event loop given an instant at infinity."""
+
+    async def main() -> list[float]:
+        loop, engine = asyncio.get_running_loop(), EmulatedEngine(LAW)
+        await engine.start()
+        with patch.object(loop, "call_at", wraps=loop.call_at) as timers:
+            for name in ("served", "left"):
+                asked = engine_request_of(request(name, 2), 2)
+                engine.dispatch(0, [asked], padded=False, joining=False)
+                if name == "left":
+                    engine.cancel([name])
+                else:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(1.0)
+        return [call.args[0] for call in timers.call_args_list if call.args[1].__name__ == "_due"]
+
+    assert run_virtual(main()) == pytest.approx([0.001, 0.002, 0.011])
+
+
+def test_a_length_is_forced_or_none_or_drawn_around_the_mean_of_64_tokens() -> None:
+    engine = EmulatedEngine(LAW, seed=1)
+    forced = engine_request_of(request("a", 1000), 70, ignore_eos=True, min_tokens=90)
+    assert engine.natural_length(forced) == 70
+    endless = engine_request_of(request("a", 1000), None, ignore_eos=True)
+    assert engine.natural_length(endless) > 1000
+    own = engine_request_of(request("a", 1000), None)
+    drawn = [engine.natural_length(own) for _ in range(10_000)]
+    assert min(drawn) == 1
+    assert np.mean(drawn) == pytest.approx(64, rel=0.04)  # four standard errors
+    at_least = engine_request_of(request("a", 1000), None, min_tokens=50)
+    assert min(engine.natural_length(at_least) for _ in range(1000)) == 50
+    behind = msgspec.structs.replace(own, output_token_ids=(5,) * 300)
+    more = [engine.natural_length(behind) - 300 for _ in range(10_000)]
+    assert min(more) == 1
+    assert np.mean(more) == pytest.approx(64, rel=0.04), "without memory"
+
+
+def test_a_conversation_is_read_word_by_word_with_its_roles() -> None:
+    messages = [
+        {"role": "user", "content": "one two"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": [{"text": "three"}, {"text": "four"}]},
+        {"role": "assistant"},
+    ]
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        assert await engine.encode_chat(messages, {}) == token_ids_of(
+            "user: one two assistant: user: three four assistant:"
+        )
+        with pytest.raises(InvalidPromptError, match="got no messages"):
+            await engine.encode_chat([], {})
+
+    run_virtual(main())
+
+
+def test_a_long_text_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def read(text: str) -> list[int]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return [len(text)]
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        assert [await engine.encode("x" * size) for size in (65_536, 65_537)] == [
+            [65_536],
+            [65_537],
+        ]
+
+    monkeypatch.setattr(emulated, "token_ids_of", read)
+    asyncio.run(main())
+    assert threads == [True, False]
+
+
+def test_token_ids_are_words_of_the_vocabulary_whatever_tokenizer_they_are_of() -> None:
+    assert EmulatedEngine(LAW).decode([1, 255, 256, 257, 0]) == " word1 word255 word1"
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+def test_token_ids_that_no_prompt_may_have_are_refused(name: str) -> None:
+    def asked(token: int) -> Sampling:
+        given: Any = {5: 1.0, token: 1.0} if name == "logit_bias" else (5, token)
+        return Sampling(max_tokens=3, **{name: given})
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW)
+        assert await engine.healthy()
+        assert (await engine.start()).vocab_size == 2**31
+        for token in (0, 2**31 - 1):
+            assert await engine.check_sampling(asked(token)) == asked(token)
+        for token in (-1, 2**31):
+            with pytest.raises(InvalidSamplingError) as refused:
+                await engine.check_sampling(asked(token))
+            said = f"{name}: got token id {token}; expected 0 to 2147483647"
+            assert (str(refused.value), refused.value.param) == (said, name)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("asked", [{"bad_words": ("no",)}, {"allowed_token_ids": (5,)}])
+def test_what_words_without_meaning_cannot_keep_to_is_refused(asked: dict[str, Any]) -> None:
+    async def main() -> None:
+        with pytest.raises(UnsupportedError, match="use --engine vllm") as refused:
+            await EmulatedEngine(LAW).check_sampling(Sampling(max_tokens=3, **asked))
+        assert [refused.value.param] == list(asked)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("chunked", "first_token_at"), [(0, 0.001), (1, 0.004)])
+def test_a_long_prompt_takes_several_steps_where_the_engine_computes_it_in_parts(
+    chunked: int, first_token_at: float
+) -> None:
+    """200 tokens, of 64 a step."""
+
+    async def main() -> None:
+        engine = EmulatedEngine(LAW, max_num_batched_tokens=64, enable_chunked_prefill=chunked)
+        await engine.start()
+        listener, loop = Listener(), asyncio.get_running_loop()
+        asked = engine_request_of(request("a", 3)._replace(prompt_tokens=200), 3)
+        (stream,) = engine.dispatch(0, [asked], padded=False, joining=True)
+        stream.listener = listener
+        while not listener.tokens:  # noqa: ASYNC110
+            await asyncio.sleep(0.0001)
+        assert loop.time() == pytest.approx(first_token_at, abs=0.0002)
+
+    run_virtual(main())

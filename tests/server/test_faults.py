@@ -472,7 +472,9 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("moment", ["on_dispatched", "on_text", "on_release"])
-def test_a_bug_in_one_answer_ends_that_answer_only(moment: str) -> None:
+def test_a_bug_in_one_answer_ends_that_answer_only(
+    moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with faulty("capped:max_batch_size=3") as (app, gateway, _, records):
             blocker = ask(app, 2)
@@ -502,6 +504,10 @@ def test_a_bug_in_one_answer_ends_that_answer_only(moment: str) -> None:
             assert (gateway.batcher.in_service, gateway.batcher.unanswered) == (0, 0)
 
     run_virtual(main())
+    what = "a token of an answer" if moment == "on_text" else "an answer"
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == [
+        f"internal error while handling {what}"
+    ]
 
 
 @pytest.mark.parametrize("made", range(8, 14))

@@ -507,6 +507,22 @@ def test_what_a_server_that_came_back_gets_at_once_belongs_to_the_new_epoch() ->
     play(test, stubs=2)
 
 
+def test_what_a_server_gets_when_it_is_there_belongs_to_the_epoch_that_begins_with_it() -> None:
+    async def test(one: Stub, other: Stub) -> None:
+        one.behave = other.behave = streams(tokens=30)
+        async with before(one, of=(one, other), policy="single") as kendall:
+            calls = [kendall.call(PROMPT | {"stream": True}) for _ in range(2)]
+            await asyncio.sleep(1)
+            epoch = kendall.gateway.batcher.epoch
+            assert kendall.gateway.batcher.queue_length == 1
+            await other.up()
+            await asyncio.gather(*(call.task for call in calls))
+            found = {record.server_id: record.epoch for record in kendall.records}
+            assert found == {0: epoch, 1: epoch + 1}
+
+    play(test, stubs=2)
+
+
 def test_a_server_that_is_not_there_at_the_start_gets_no_call_until_it_is() -> None:
     async def test(one: Stub, other: Stub) -> None:
         async with before(one, of=(one, other)) as kendall:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from server.engines.base import Token
 from server.engines.passing import Answered, Refused
 from server.queue.continuing import detach
+from server.queue.observers import Observer
 from server.queue.passing import BEGUN
 from tests.server.passed import Desk, Scripted, passed
 from tests.virtual_time import run_virtual
@@ -343,5 +345,73 @@ def test_nothing_in_service_is_preempted() -> None:
         desk = Desk("single:order=sprpt")
         desk.submit("a")
         assert not desk.batcher.running()[0][0].preemptible
+
+    run_virtual(run())
+
+
+class Idle(Observer):
+    """Notes when a server holds nothing any more."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, float]] = []
+
+    def on_idle(self, server_id: int, at: float) -> None:
+        self.events.append((server_id, at))
+
+
+@pytest.mark.parametrize("policy", ["continuous:max_batch_size=2", "elastic:max_batch_size=2"])
+def test_a_server_is_idle_when_its_last_call_returns(policy: str) -> None:
+    """Who waits for an idle engine hears of it, though the call has no outcome yet."""
+
+    async def run() -> None:
+        desk, idle = Desk(policy), Idle()
+        desk.batcher.observers.add(idle)
+        desk.submit("a")
+        waiting = asyncio.ensure_future(desk.batcher.served())
+        await asyncio.sleep(1)
+        desk.batcher.withhold({0})
+        assert (idle.events, waiting.done()) == ([], False)
+        desk.engine.answer("a").on_returned("gone")
+        assert idle.events == [(0, 1.0)]
+        await asyncio.sleep(0.001)
+        assert waiting.done()
+        assert desk.batcher.queue_length == 1
+
+    run_virtual(run())
+
+
+def test_what_a_lost_server_had_goes_on_at_once_and_what_waits_when_it_is_back() -> None:
+    async def run() -> None:
+        desk = Desk("single", Scripted(servers=2))
+        recovery = desk.batcher.recovery
+        desk.submit("a")
+        assert recovery.interrupt_server(0, "gone", 3, comes_back=True) is None
+        desk.submit("b")
+        assert desk.engine.dispatched == [(0, ["a"], False), (1, ["a"], False)]
+        recovery.resume_server(0)
+        assert desk.engine.dispatched[2:] == [(0, ["b"], False)]
+
+    run_virtual(run())
+
+
+def test_a_loss_is_forgiven_to_the_server_that_died_however_often_it_did() -> None:
+    """A hundred times before, of nothing."""
+
+    async def run() -> None:
+        desk = Desk("single", Scripted(servers=2))
+        recovery, forgiven = desk.batcher.recovery, list[tuple[int, int]]()
+        recovery.on_forgiven = lambda server_id, losses: forgiven.append((server_id, losses))
+        for _ in range(100):
+            recovery.interrupt_server(0, "gone", 3, comes_back=True)
+            recovery.resume_server(0)
+        desk.submit("deadly")
+        assert recovery.interrupt_server(0, "gone", 3, comes_back=True) is None
+        guilty = recovery.interrupt_server(1, "gone", 3, comes_back=True)
+        assert guilty is desk.clients["deadly"].sequence
+        recovery.resume_server(1)
+        server_id, (proof,), _ = desk.engine.dispatched[-1]
+        assert (server_id, forgiven) == (1, [])
+        desk.engine.streams[proof].push([Token(5, "x")] * 16)
+        assert sorted(forgiven) == [(0, 1), (1, 1)]
 
     run_virtual(run())

@@ -443,6 +443,23 @@ def test_who_waits_for_an_idle_engine_goes_on_when_the_proof_is_over() -> None:
     run_virtual(main())
 
 
+def test_a_proof_ends_where_every_unanswered_request_has_failed() -> None:
+    """The engine is gone for good, or the gateway ends."""
+
+    async def main() -> None:
+        async with faulty("single", Mute(parse_law(LAW))) as (app, gateway, _, _records):
+            await ask(app, [MARK]).task
+            recovery = gateway.batcher.recovery
+            while not recovery.tries:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            assert recovery.statistics()["proving"]
+            gateway.batcher.fail_all("engine_unavailable", "the engine is gone")
+            assert not recovery.tries
+            assert not recovery.statistics()["proving"]
+
+    run_virtual(main())
+
+
 def test_an_engine_that_dies_of_everything_is_given_up_all_the_same() -> None:
     """A convicted request counts for nothing as long as no engine has made tokens of something
     else, the gateway's own request included.

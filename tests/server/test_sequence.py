@@ -266,6 +266,7 @@ def test_a_member_of_a_padded_batch_that_ended_hears_no_more_and_leaves_with_the
         assert long.stream is not None
         short.stream.push(FIVE)
         short.stream.push(FIVE)
+        short.stream.end("cancelled")
         assert (consumers[0].text, short.stop_detector.finish_reason, short.outcome) == (
             "abc",
             "length",
@@ -348,6 +349,7 @@ def test_a_seeded_answer_is_made_again_and_only_what_is_new_is_shown(
         5,
         [10, 11, 12, 13, 14],
     )
+    assert 0 not in consumer.pushes, "nothing is shown where nothing is new"
     assert sequence.outcome == "completed"
     assert seen == [sum(map(len, pushes[: count + 1])) for count in range(len(pushes))], (
         "how far the new engine is"

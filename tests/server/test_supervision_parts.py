@@ -286,7 +286,9 @@ class Tried:
         self.trials.resume(sequences)  # type: ignore[arg-type]
 
 
-def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -> None:
+def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         of, one, other = Tried(), Suspect("a"), Suspect("b")
         assert of.died(one, other) is None
@@ -304,9 +306,14 @@ def test_the_first_death_makes_no_suspect_and_the_second_one_alone_a_culprit() -
         assert of.done[2:] == [["b"], "over"]
 
     runs(main)
+    assert caplog.messages == [
+        "request a killed the engine 2 times; it fails, and its prompt is refused for a while"
+    ]
 
 
-def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
+def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         of = Tried()
         suspects = [
@@ -336,6 +343,9 @@ def test_suspects_are_tried_one_at_a_time_the_fewest_tokens_first() -> None:
         assert (of.trials.suspect, by_name["a"].deaths) == (None, ())
 
     runs(main)
+    assert caplog.messages == [
+        "3 sequences in service each saw 2 engines die: they are tried one at a time"
+    ]
 
 
 def test_who_left_before_its_trial_is_passed_over() -> None:
@@ -410,7 +420,9 @@ def test_an_answer_made_since_the_last_death_proves_the_engine() -> None:
     runs(main)
 
 
-def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
+def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         of = Tried(1)
         of.died(Suspect("a"))
@@ -418,9 +430,49 @@ def test_a_failed_proof_gives_nothing_back_and_a_death_stops_it() -> None:
         of.proofs[0](False)
         assert (of.given_back, of.done, of.trials.explained) == ([], [["b"], "over"], {1})
         of.resume(Suspect("c"))
-        of.died(Suspect("d"), Suspect("e"))
+        assert of.died(Suspect("d"), Suspect("e")) is None, "either of them may be the cause"
         assert of.done[2:] == ["proof stopped"]
         assert not of.trials.pauses_dispatch
+
+    runs(main)
+    assert "the engine did not complete the gateway's own request" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("outcome", "given_back"), [(None, [1]), ("completed", [1]), ("cancelled", [])]
+)
+def test_a_suspect_that_passes_its_trial_proves_the_engine_where_its_own_proof_has_failed(
+    outcome: str | None, given_back: list[int]
+) -> None:
+    """Not one whose client has left: the engine may have made nothing for it."""
+
+    async def main() -> None:
+        of, suspect = Tried(1), Suspect("b", deaths=(9,))
+        of.died(Suspect("a"))
+        of.resume(suspect)
+        of.proofs[0](False)
+        assert (of.done, of.given_back) == ([["b"]], [])
+        suspect.output_token_ids += [0] * TRIAL_TOKENS
+        suspect.outcome = outcome
+        await asyncio.sleep(LOOK)
+        assert (of.done, of.given_back) == ([["b"], [], "over"], given_back)
+
+    runs(main)
+
+
+def test_a_trial_is_looked_at_after_its_own_time_and_not_after_that_of_one_that_ended() -> None:
+    async def main() -> None:
+        of, first, second = Tried(), Suspect("a", deaths=(1, 2)), Suspect("b", deaths=(1, 2))
+        of.resume(first)
+        await asyncio.sleep(0.6 * LOOK)
+        of.died(first, second)
+        of.resume(second)
+        of.proofs[0](True)
+        second.output_token_ids += [0] * TRIAL_TOKENS
+        await asyncio.sleep(0.6 * LOOK)
+        assert of.done == [["a"], ["b"]]
+        await asyncio.sleep(0.6 * LOOK)
+        assert of.done == [["a"], ["b"], [], "over"]
 
     runs(main)
 

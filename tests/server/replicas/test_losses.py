@@ -290,3 +290,35 @@ def test_prompts_are_read_by_a_replica_that_serves() -> None:
         assert (made.status, made.json()["usage"]["prompt_tokens"]) == (200, 3)
 
     play(test)
+
+
+@pytest.mark.parametrize("event", ["a server is lost", "a server is removed"])
+def test_a_lent_engine_comes_back_where(event: str) -> None:
+    async def test(pool: Pooled) -> None:
+        lease, ended = pool.gateway.batcher.lease, list[bool]()
+        lease.acquire(lambda: ended.append(True))
+        if event == "a server is lost":
+            pool.engines[1].kill()
+        else:
+            await pool.resize(1)
+        assert (ended, lease.active, lease.blocks) == ([True], False, False)
+
+    play(test)
+
+
+def test_who_waits_for_an_idle_engine_goes_on_when_the_proof_of_a_server_is_over() -> None:
+    """A calibration: no other request ends meanwhile that would wake it."""
+
+    async def test(pool: Pooled) -> None:
+        await pool.ask(20, prompt=[MARK]).task
+        batcher = pool.gateway.batcher
+        while not batcher.recovery.statistics()["proving"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        served = asyncio.ensure_future(batcher.served())
+        while batcher.recovery.tries:
+            assert not served.done()
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)
+        assert served.done()
+
+    play(test, policy="single", engine=Poisoned)

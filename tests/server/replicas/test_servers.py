@@ -103,10 +103,12 @@ def test_a_server_that_is_removed_during_a_trial_ends_it_and_gets_nothing_new() 
         await asyncio.sleep(2.1)
         assert pool.gateway.batcher.recovery.statistics()["on_trial"]
         await pool.resize(1)
+        epoch = pool.gateway.batcher.epoch
         assert await pool.states() == {0: "serving", 1: "draining"}
         while pool.gateway.batcher.recovery.tries:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert pool.gateway.batcher.servers_in_use == {0}
+        assert pool.gateway.batcher.epoch == epoch, "as many servers as before"
         more = [pool.ask(10, number) for number in range(4, 12)]
         await asyncio.gather(*(made.task for made in (*calls, *more)))
         assert [made.status for made in (*calls, *more)] == [200] * 12
