@@ -127,18 +127,19 @@ def failing(
     return next((test for test in tests if test in failed), tests[0])
 
 
-def killer(mutant: Mutant, place: Path, limit: float, before_others: Sequence[str]) -> str | None:
-    """The first file of tests that fails in a copy of the tree that has the fault, of those
-    `before_others`, which run in one process, and then of the nearest by imports and words.
+def killer(mutant: Mutant, place: Path, limit: float) -> str | None:
+    """The first file of tests that fails in a copy of the tree that has the fault: of those that
+    mutants.toml names as the nearest, in one process, and then of all by imports and words.
     """
     target, ends_at = place / mutant.file, time.monotonic() + limit
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.text, encoding="utf-8")
-    others = [each for each in tests_of(mutant.file, mutant.within) if each not in before_others]
+    nearest: list[str] = SETTINGS["nearest"].get(mutant.file, [])
+    others = [each for each in tests_of(mutant.file, mutant.within) if each not in nearest]
     # kernels of other files are not compiled again for a part of theirs that has changed
     compiled = f".numba-{mutant.file.replace('/', '-')}" if "@inner" in before else ".numba"
     parts = [
-        before_others,
+        nearest,
         others[:1],
         *(others[at : at + TOGETHER] for at in range(1, len(others), TOGETHER)),
     ]
@@ -175,11 +176,10 @@ def main() -> int:
     chosen, places = sample(groups, options.seed, options.count), SimpleQueue[Path]()
     results: dict[str, list[bool]] = {group: [] for group in groups}
     sound: dict[str, bool] = {}  # files of tests that killed a fault: whether they pass without one
-    nearest: dict[str, list[str]] = SETTINGS["nearest"]  # by file of code
 
     def judge(mutant: Mutant) -> None:
         place = places.get()
-        test = killer(mutant, place, options.limit, nearest.get(mutant.file, ()))
+        test = killer(mutant, place, options.limit)
         if test is not None and test not in sound:
             sound[test] = failing([test], place, 10 * options.limit) is None
         results[mutant.group].append(dead := test is not None and sound[test])

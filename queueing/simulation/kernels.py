@@ -266,14 +266,19 @@ def count_gaps(gaps, seconds, times):  # type: ignore[no-untyped-def]
 
 
 @inner
-def count_steps(gaps, members, steps, rest, stalls):  # type: ignore[no-untyped-def]
-    """A gap of `rest` seconds for each of the members at each of these steps. `stalls`: what these
-    took together, and one of them; no two are in one step.
+def make_steps(stretch, steps, law, chance, counting):  # type: ignore[no-untyped-def]
+    """End of the last of the first steps of a stretch, which is what `first_step` returns; counts
+    the gaps after the first one, for so many members. No two stalls are in one step.
     """
-    together, each = stalls
-    stalled = min(steps, int(together / each + 0.5)) if each > 0 else 0
-    count_gaps(gaps, rest, members * (steps - stalled))
-    count_gaps(gaps, rest + each, members * stalled)
+    (first_end, rest, step), (counts, members) = stretch, counting
+    end, stalled = last_step(first_end, steps, rest, step, law, chance), 0
+    stall = chance[0] * law[7] if law[6] > 0 else 0.0
+    if stall > 0:
+        over = end - (first_end + (steps - 1) * rest)
+        stalled = min(steps - 1, int(over / stall + 0.5))
+        count_gaps(counts, rest + stall, members * stalled)
+    count_gaps(counts, rest, members * (steps - 1 - stalled))
+    return end
 
 
 @inner
@@ -286,16 +291,14 @@ def release_one_by_one(started, members, lengths, law, chance, out):  # type: ig
     released_at, ordered, ends, counts, counted = out
     first, last = members
     sort_lengths(members, lengths, ordered)
-    size, stall = last - first, residual * law[7] if share > 0 else 0.0
+    size = last - first
     (first_end, rest, step), now, done, at = started, 0.0, 0, 0
     while at < size:
-        making, steps = (size - at) * counted, ordered[at] - done
+        counting = counts, (size - at) * counted
         if done > 0:
-            count_gaps(counts, first_end - now, making)
-        now = last_step(first_end, steps, rest, step, law, chance)
+            count_gaps(counts, first_end - now, counting[1])
+        now = make_steps((first_end, rest, step), ordered[at] - done, law, chance, counting)
         done = ordered[at]
-        over = now - (first_end + (steps - 1) * rest)
-        count_steps(counts, making, steps - 1, rest, (over, stall))
         while at < size and ordered[at] == done:
             ends[at] = now
             at += 1
@@ -334,11 +337,7 @@ def serve_batch(start, members, requests, law, chance, out):  # type: ignore[no-
     if not padded and last - first > 1:
         room = released_at, ordered, ends, gaps, counted
         return release_one_by_one(started, members, lengths, law, chance, room)
-    end = last_step(started[0], longest, started[1], started[2], law, chance)
-    if counted and not padded:
-        over = end - (started[0] + (longest - 1) * started[1])
-        stall = chance[0] * law[7] if law[6] > 0 else 0.0
-        count_steps(gaps, 1, longest - 1, started[1], (over, stall))
+    end = make_steps(started, longest, law, chance, (gaps, counted and not padded))
     for i in range(first, last):
         released_at[i] = end
     return end

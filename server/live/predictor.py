@@ -19,8 +19,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
+
+from server.runtime.pools import scheduled
 
 log = logging.getLogger("kendall.live")
 LONGEST = 120.0  # seconds that an answer may take, the start of the process included
@@ -129,12 +130,9 @@ class Predictor:
 
 
 def waited_for_processor(pid: int | None) -> float:
-    """Seconds that the process's main thread waited for one (Linux); 0 where nobody says."""
-    try:
-        _, waited, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return 0.0
-    return int(waited) * 1e-9
+    """Seconds that the process waited for one; 0 where nobody says."""
+    seconds = scheduled(pid)
+    return 0.0 if seconds is None else seconds[1]
 
 
 async def _nothing(_: object) -> None:

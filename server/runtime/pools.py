@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 POOL_END = 5.0  # seconds that the end of a pool whose processes were killed may take
@@ -35,6 +36,17 @@ def serve_the_gateway() -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def scheduled(pid: int | None) -> tuple[float, float] | None:
+    """Seconds that the process's main thread ran, and that it waited for a processor (Linux); None
+    where nobody says.
+    """
+    try:
+        ran, waited = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(ran) * 1e-9, int(waited) * 1e-9
 
 
 async def in_a_thread(work: Callable[[], _T], longest: float, name: str = "in-a-thread") -> _T:

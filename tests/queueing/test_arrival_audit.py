@@ -440,7 +440,7 @@ def test_by_default_one_in_a_hundred_may_be_five_milliseconds_late(
     ("asked", "held"), [(0.3, True), (1.0, True), (0.0, False), (-1.0, False), (math.inf, False)]
 )
 def test_a_rate_of_any_size_is_held_against_the_arrivals(asked: float, held: bool) -> None:
-    """Unless nobody can keep it; it is told all the same."""
+    """A rate of 0, below 0 or infinite is reported, but not tested."""
     audit = audit_arrivals(poisson(np.random.default_rng(3), 0.5, 200), asked_rate=asked)
     names = {test.name for test in audit.tests} & {"rate", "span too exact"}
     assert names == ({"rate", "span too exact"} if held else set())

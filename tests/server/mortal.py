@@ -24,6 +24,22 @@ from tests.server.asgi import FOR_THE_RUN, LAW
 from tests.server.harness import Collector
 
 
+class SilentOnProofs(EmulatedEngine):
+    """Makes no token of the gateway's own request."""
+
+    def dispatch(
+        self,
+        server_id: int,
+        requests: Sequence[EngineRequest],
+        *,
+        padded: bool,
+        joining: bool,
+    ) -> list[TokenStream]:
+        if requests[0].request.id.startswith("proof"):
+            return [TokenStream(requests[0].request.id)]
+        return super().dispatch(server_id, requests, padded=padded, joining=joining)
+
+
 @dataclass(frozen=True)
 class Given:
     """One dispatch as the engine saw it."""

@@ -37,6 +37,7 @@ from server.queue.poison import LOOK
 from server.queue.proof import LIMIT
 from server.queue.sequence import Batch, SequenceState
 from tests.server.harness import FRAGILE, Collector, Immediate, engine_request_of, submitted
+from tests.server.mortal import SilentOnProofs
 from tests.virtual_time import run_virtual
 
 LAW = parse_law("k1=0,k2=1e-3,k3=0,k4=1e-3")
@@ -517,7 +518,7 @@ STATISTICS = {"on_trial": False, "proving": False, "convicted": 0}
 
 
 async def replaced(batcher: Batcher, engine: EmulatedEngine) -> SequenceState | None:
-    """The engine dies and the next one serves; returns who is certain to have killed it."""
+    """Replace the engine after its death; returns the request that certainly caused it."""
     guilty = batcher.recovery.interrupt("gone", 3)
     assert batcher.resting
     await engine.stop()
@@ -563,27 +564,11 @@ def test_a_gateway_that_ends_tries_nobody_any_more() -> None:
     run_virtual(main())
 
 
-class Mute(EmulatedEngine):
-    """Makes no token of the gateway's own request."""
-
-    def dispatch(
-        self,
-        server_id: int,
-        requests: Sequence[EngineRequest],
-        *,
-        padded: bool,
-        joining: bool,
-    ) -> list[TokenStream]:
-        if requests[0].request.id.startswith("proof"):
-            return [TokenStream(requests[0].request.id)]
-        return super().dispatch(server_id, requests, padded=padded, joining=joining)
-
-
 def test_a_proof_keeps_the_engine_until_it_fails_and_an_answer_is_as_good() -> None:
     """Who waits for an idle engine is woken when it is over."""
 
     async def main() -> None:
-        engine = Mute(LAW)
+        engine = SilentOnProofs(LAW)
         batcher = Batcher(engine, await engine.start(), Single())
         given_back: list[int] = []
         batcher.recovery.trials.on_sound = given_back.append
@@ -744,7 +729,7 @@ def test_who_leaves_the_queue_makes_way_for_the_next_where_no_place_became_free(
 
 
 class Broken(Immediate):
-    """A bug in it shows when it is told that its request failed."""
+    """Raises when it is notified that its request failed."""
 
     def on_failed(self, outcome: str, code: str, message: str) -> None:
         raise KeyError(outcome)

@@ -249,7 +249,7 @@ def test_a_failure_that_was_logged_less_than_a_minute_ago_is_not_logged_again(
 
 @dataclass(frozen=True, kw_only=True)
 class Patient(Policy):
-    """A policy from outside that waits for ever."""
+    """A custom policy that never dispatches."""
 
     name: ClassVar[str] = "patient"
 

@@ -19,7 +19,7 @@ from server.supervision.restarts import RestartBudget
 from server.supervision.settings import SupervisionSettings
 from tests.server.asgi import LAW, Call, call, completion
 from tests.server.counts import tell
-from tests.server.mortal import MortalEngine, faulty, words
+from tests.server.mortal import MortalEngine, SilentOnProofs, faulty, words
 from tests.server.statuses import ADMIN_KEY, CLIENT_KEY, KEYS
 from tests.virtual_time import run_virtual
 
@@ -66,20 +66,8 @@ class Poisoned(MortalEngine):
             self.kill("poison")
 
 
-class Mute(Poisoned):
-    """Makes no token of the gateway's own request."""
-
-    def dispatch(
-        self,
-        server_id: int,
-        requests: Sequence[EngineRequest],
-        *,
-        padded: bool,
-        joining: bool,
-    ) -> list[TokenStream]:
-        if requests[0].request.id.startswith("proof"):
-            return [TokenStream(requests[0].request.id)]
-        return super().dispatch(server_id, requests, padded=padded, joining=joining)
+class Mute(SilentOnProofs, Poisoned):
+    """Makes no token of the gateway's own request either."""
 
 
 def ask(app: Any, prompt: list[int], tokens: int = 40, **fields: Any) -> Call:

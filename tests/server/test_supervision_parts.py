@@ -460,23 +460,6 @@ def test_a_suspect_that_passes_its_trial_proves_the_engine_where_its_own_proof_h
     runs(main)
 
 
-def test_a_trial_is_looked_at_after_its_own_time_and_not_after_that_of_one_that_ended() -> None:
-    async def main() -> None:
-        of, first, second = Tried(), Suspect("a", deaths=(1, 2)), Suspect("b", deaths=(1, 2))
-        of.resume(first)
-        await asyncio.sleep(0.6 * LOOK)
-        of.died(first, second)
-        of.resume(second)
-        of.proofs[0](True)
-        second.output_token_ids += [0] * TRIAL_TOKENS
-        await asyncio.sleep(0.6 * LOOK)
-        assert of.done == [["a"], ["b"]]
-        await asyncio.sleep(0.6 * LOOK)
-        assert of.done == [["a"], ["b"], [], "over"]
-
-    runs(main)
-
-
 def test_a_suspect_that_passes_its_trial_shows_what_a_failed_proof_did_not() -> None:
     async def main() -> None:
         of, suspect = Tried(), Suspect("b", 4, (1, 2))
@@ -491,14 +474,18 @@ def test_a_suspect_that_passes_its_trial_shows_what_a_failed_proof_did_not() -> 
     runs(main)
 
 
-def test_a_suspect_is_looked_at_from_its_own_trial_on() -> None:
-    """Not when the one before it, which a death ended, would have been."""
+@pytest.mark.parametrize("together", [False, True])
+def test_a_suspect_is_looked_at_from_its_own_trial_on(together: bool) -> None:
+    """Not when the one before it, which a death ended, would have been; `together`: the death has
+    both.
+    """
 
     async def main() -> None:
         of, first, second = Tried(), Suspect("a", 0, (1, 2)), Suspect("b", 0, (1, 2))
         of.resume(first)
         await asyncio.sleep(0.6 * LOOK)
-        assert of.died(first) is first
+        dead = (first, second) if together else (first,)
+        assert of.died(*dead) is first
         of.resume(second)
         of.proofs[0](True)
         second.output_token_ids += [0] * TRIAL_TOKENS

@@ -48,6 +48,14 @@ class BatchTimes:
     longest: Vector  # output tokens
     decoding: Vector  # share of the fitted time that depends on lengths
 
+    @classmethod
+    def chained(cls, parts: Sequence[BatchTimes]) -> BatchTimes:
+        """One part after the other."""
+        names = cls.__dataclass_fields__
+        return cls(
+            *(np.concatenate([[], *(getattr(part, name) for part in parts)]) for name in names)
+        )
+
     @cached_property
     def ratio(self) -> Vector:
         """Measured over fitted."""
@@ -77,7 +85,7 @@ def batch_times(
 
 def joined(parts: Sequence[BatchTimes]) -> BatchTimes:
     """All usable ones in order of start."""
-    found = _joined(parts)
+    found = BatchTimes.chained(parts)
     order = np.argsort(found.at, kind="stable")
     usable = (found.measured > 0) & (found.fitted > 0)
     return found.part(order[usable[order]])
@@ -149,15 +157,6 @@ def slot_times(
         _slots_of(seen.having(picked(seen.rows, servers == server)), law.at_speed(1.0), step_tokens)
         for server in np.unique(servers)
     ]
-
-
-def _joined(parts: Sequence[BatchTimes]) -> BatchTimes:
-    return BatchTimes(
-        *(
-            np.concatenate([[], *(getattr(p, n) for p in parts)])
-            for n in BatchTimes.__dataclass_fields__
-        )
-    )
 
 
 def _slots_of(seen: Snapshot, law: LatencyModel, step_tokens: int | None) -> BatchTimes:

@@ -68,7 +68,7 @@ class SpeedHistory:
             self._open.append(new)
             self._until = float(new.at[-1])
         now = _stretch(self._open)
-        if now is not None and now.end - float(_joined(self._open).at[0]) >= STRETCH:
+        if now is not None and now.end - float(BatchTimes.chained(self._open).at[0]) >= STRETCH:
             self._close()
             now = None
         while self._over and self._over[0].end < self._until - self.seconds:
@@ -92,7 +92,7 @@ def _process(stretches: list[_Stretch]) -> Wander | None:
 
 
 def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
-    times = _joined(parts)
+    times = BatchTimes.chained(parts)
     if times.count < FEWEST_BLOCKS:
         return None
     span = float(times.at[-1] - times.at[0])
@@ -101,11 +101,4 @@ def _stretch(parts: list[BatchTimes]) -> _Stretch | None:
         return None
     return _Stretch(
         float(times.at[-1]), blocks.likelihoods(TAUS), times.count * blocks.fast_cv**2, times.count
-    )
-
-
-def _joined(parts: list[BatchTimes]) -> BatchTimes:
-    names = BatchTimes.__dataclass_fields__
-    return BatchTimes(
-        *(np.concatenate([[], *(getattr(part, name) for part in parts)]) for name in names)
     )

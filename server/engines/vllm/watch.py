@@ -14,8 +14,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import NamedTuple
+
+from server.runtime.pools import scheduled
 
 PING_EVERY = 2.0  # seconds, while work is in flight
 # while there is none: nobody who comes then has to find out that the engine hangs
@@ -136,11 +137,8 @@ def processor_seconds(pid: int) -> float | None:
     """Seconds that the process's main thread ran or waited for a processor (Linux); None where
     nobody says.
     """
-    try:
-        ran, waited = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[:2]
-    except (OSError, ValueError):
-        return None
-    return (int(ran) + int(waited)) * 1e-9
+    seconds = scheduled(pid)
+    return None if seconds is None else sum(seconds)
 
 
 def _open(pid: int) -> int | None:
